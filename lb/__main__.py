@@ -1,0 +1,209 @@
+"""`python -m lb`: one load balancer agent, alone or under a controller.
+
+Alone, `--target` lists what to balance over. Under a controller the table is pushed to the admin port. Standard
+output carries one line of JSON when the ports listen: {"host", "port", "admin_port", "pid"}; talk goes to
+standard error. Exit code 0 after SIGTERM, 1 if it cannot run, 2 for wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import uvloop
+
+from lb import tablefile
+from lb.server import ServerOptions, serve
+from lb.wire import Limits, Table, Target, url_problem
+from policies.routing.registry import DEFAULT_POLICY, POLICIES
+
+TOKEN_VARIABLE = "SKYSERVE_LB_TOKEN"  # noqa: S105 (a name, not a token)
+
+_log = logging.getLogger("lb.main")
+
+
+class _UsageError(Exception):
+    """Arguments that cannot be served; the text is the message."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    logging.basicConfig(
+        level=given.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    try:
+        options = _options(given)
+    except _UsageError as error:
+        parser.error(str(error))
+    try:
+        uvloop.run(serve(options, announce=lambda line: print(line, flush=True)))
+    except OSError as error:  # ssl.SSLError among them
+        print(f"lb: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    plain = Limits()
+    parser = argparse.ArgumentParser(
+        prog="python -m lb", description="A load balancer agent.", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address of the data port (default: %(default)s)")
+    add("--port", type=_port, default=8000, help="data port, 0 for any (default: %(default)s)")
+    add("--service", default="default", help="name of the service; tables of others are refused")
+    add("--region", default="", help="region this agent stands in, for metrics")
+    add("--policy", choices=sorted(POLICIES), default=DEFAULT_POLICY, help="(default: %(default)s)")
+    add("--target", action="append", default=[], metavar="URL", help="a backend; repeat for more")
+    add(
+        "--health-path",
+        default="/",
+        help="asked of a silent --target for a sign of life (default: %(default)s)",
+    )
+    add("--admin-host", default="127.0.0.1", help="address of the admin port (default: %(default)s)")
+    add("--admin-port", type=_port, help="admin port, 0 for any (default: any, if there is a token)")
+    add("--admin-token-file", type=Path, help=f"file with the admin token; else ${TOKEN_VARIABLE}")
+    add("--table-file", type=Path, help="keep the last table here and start with it")
+    add("--ready-file", type=Path, help="write the line of standard output here as well")
+    add("--time-to-first-byte", type=_seconds, default=plain.time_to_first_byte_s, metavar="SECONDS")
+    add("--idle-timeout", type=_seconds, default=plain.idle_timeout_s, metavar="SECONDS")
+    add("--connect-timeout", type=_seconds, default=plain.connect_timeout_s, metavar="SECONDS")
+    add("--hold", type=_seconds_or_zero, default=plain.hold_s, metavar="SECONDS")
+    add("--max-attempts", type=_attempts, default=plain.max_attempts, metavar="N")
+    add("--shutdown-grace", type=_seconds_or_zero, default=120.0, metavar="SECONDS")
+    add("--tls-certfile", type=Path, help="serve https with this certificate chain")
+    add("--tls-keyfile", type=Path, help="its key, unless it is in the same file")
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    return parser
+
+
+def _options(given: argparse.Namespace) -> ServerOptions:
+    token = _token(given.admin_token_file)
+    if given.admin_port is not None and not token:
+        raise _UsageError(f"--admin-port needs a token: --admin-token-file or ${TOKEN_VARIABLE}")
+    if given.tls_keyfile and not given.tls_certfile:
+        raise _UsageError("--tls-keyfile needs --tls-certfile")
+    if not given.service:
+        raise _UsageError("--service must not be empty")
+    for file in (given.tls_certfile, given.tls_keyfile):
+        if file is not None and not file.is_file():
+            raise _UsageError(f"there is no file {file}")
+    for file in (given.table_file, given.ready_file):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise _UsageError(f"there is no folder {file.absolute().parent}")
+    return ServerOptions(
+        table=_stored_table(given) or _table(given),
+        host=given.host,
+        port=given.port,
+        region=given.region,
+        admin_host=given.admin_host,
+        admin_port=given.admin_port or 0,
+        admin_token=token,
+        table_file=given.table_file,
+        ready_file=given.ready_file,
+        tls_certfile=given.tls_certfile,
+        tls_keyfile=given.tls_keyfile,
+        shutdown_grace_s=given.shutdown_grace,
+    )
+
+
+def _table(given: argparse.Namespace) -> Table:
+    """The table of the arguments, in force until one is pushed."""
+    if not given.health_path.startswith("/"):
+        raise _UsageError("--health-path must start with '/'")
+    for url in given.target:
+        problem = url_problem(url)
+        if problem is not None:
+            raise _UsageError(f"--target {url!r} {problem}")
+        if given.target.count(url) > 1:
+            raise _UsageError(f"--target {url!r} is given twice")
+    return Table(
+        service=given.service,
+        revision="arguments",
+        targets=tuple(Target(id=url, url=url, health_path=given.health_path) for url in given.target),
+        policy=given.policy,
+        limits=Limits(
+            time_to_first_byte_s=given.time_to_first_byte,
+            idle_timeout_s=given.idle_timeout,
+            connect_timeout_s=given.connect_timeout,
+            hold_s=given.hold,
+            max_attempts=given.max_attempts,
+        ),
+    )
+
+
+def _stored_table(given: argparse.Namespace) -> Table | None:
+    """The last table, unless it is unusable: then a warning, for an agent that does not start helps nobody."""
+    if given.table_file is None:
+        return None
+    try:
+        table = tablefile.load(given.table_file)
+    except (OSError, ValueError) as error:
+        _log.warning("ignore table_file=%s why=%r", given.table_file, str(error))
+        return None
+    if table is None:
+        return None
+    if table.service != given.service or table.policy not in POLICIES:
+        why = f"service {table.service!r}, policy {table.policy!r}"
+        _log.warning("ignore table_file=%s why=%r", given.table_file, why)
+        return None
+    return table
+
+
+def _token(file: Path | None) -> str | None:
+    """From the file, else from the environment; never from an argument, which every user of the host can see."""
+    if file is None:
+        return os.environ.pop(TOKEN_VARIABLE, "").strip() or None
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _UsageError(f"--admin-token-file {file} cannot be read: {error}") from error
+    if not token:
+        raise _UsageError(f"--admin-token-file {file} is empty")
+    return token
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isascii() and text.isdigit() else -1
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    return port
+
+
+def _attempts(text: str) -> int:
+    attempts = int(text) if text.isascii() and text.isdigit() else 0
+    if not 1 <= attempts <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 100")
+    return attempts
+
+
+def _number(text: str, allowed: Callable[[float], bool]) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and allowed(seconds)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid number of seconds")
+    return seconds
+
+
+def _seconds(text: str) -> float:
+    return _number(text, lambda seconds: seconds > 0)
+
+
+def _seconds_or_zero(text: str) -> float:
+    return _number(text, lambda seconds: seconds >= 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

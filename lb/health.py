@@ -1,0 +1,110 @@
+"""Signs of life: probing targets only when there is a reason to.
+
+*Frozen targets.* A stopped process still accepts connections, so a request on it waits for ever, and nothing
+fails. A target that owes a first byte and has sent no byte to anybody for `suspect_after_s` is under suspicion
+and is asked for a sign of life. Answered: it is slow but alive, and is left alone until it has been silent as
+long again. Unanswered twice: it is ejected, and its waiting requests go elsewhere. In calm times nobody is
+probed; readiness is the controller's business.
+
+*Ejected targets.* Shortly before the trial of an ejected target is due it is probed, so that no user's request
+is spent on finding out that it is still dead; while requests are held, it is probed once a second, so that they
+wait no longer than they must.
+
+Without a health path only a TCP connect can be tried. That finds hosts and processes that are gone, not frozen
+ones; against those only the time to first byte helps then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from lb.metrics import Metrics
+from lb.targets import Key, TargetTable
+from lb.upstream import Upstream
+from lb.wire import Target
+
+LOOK_EVERY_S = 0.25
+PROBES_BEFORE_EJECTION = 2
+PROBE_EJECTED_EVERY_S = 1.0
+FROZEN_EJECTION_S = 5.0  # at least: a probe of a frozen target takes its whole timeout
+
+_log = logging.getLogger("lb.health")
+
+
+class HealthChecker:
+    """Looks at the table four times a second; every probe is a task of its own, one per target at a time."""
+
+    def __init__(
+        self,
+        table: TargetTable,
+        upstream: Upstream,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+        anybody_held: Callable[[], bool],
+    ) -> None:
+        self._table = table
+        self._upstream = upstream
+        self._metrics = metrics
+        self._clock = clock
+        self._changed = changed
+        self._anybody_held = anybody_held
+        self._probed_at: dict[Key, float] = {}  # of ejected targets
+        self._probes: dict[Key, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                self.look()
+                await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            for probe in self._probes.values():
+                probe.cancel()
+
+    def look(self) -> None:
+        """Start the probes that are due now."""
+        now = self._clock()
+        limits = self._table.table.limits
+        soon_s = limits.probe_timeout_s + LOOK_EVERY_S
+        ejected = self._table.ejected(now)
+        self._probed_at = {key: self._probed_at[key] for key, _, _ in ejected if key in self._probed_at}
+        for key, target, left_s in ejected:
+            due = left_s <= soon_s or self._anybody_held()
+            if due and now - self._probed_at.get(key, now - PROBE_EJECTED_EVERY_S) >= PROBE_EJECTED_EVERY_S:
+                self._probed_at[key] = now
+                self._start(key, self._probe_ejected(key, target, lengthen=left_s <= soon_s))
+        for key, target in self._table.suspects(now, limits.suspect_after_s):
+            self._start(key, self._probe_suspect(key, target))
+
+    def _start(self, key: Key, probe: Coroutine[Any, Any, None]) -> None:
+        if key in self._probes:
+            probe.close()
+            return
+        task = asyncio.get_running_loop().create_task(probe)
+        self._probes[key] = task
+        task.add_done_callback(lambda _: self._probes.pop(key, None))
+
+    async def _probe_suspect(self, key: Key, target: Target) -> None:
+        timeout_s = self._table.table.limits.probe_timeout_s
+        for _ in range(PROBES_BEFORE_EJECTION):
+            if await self._upstream.alive(target, timeout_s):
+                self._table.heard(key, self._clock())
+                return
+        self._eject(key, target, "silent, and no sign of life when asked")
+
+    async def _probe_ejected(self, key: Key, target: Target, lengthen: bool) -> None:
+        if await self._upstream.alive(target, self._table.table.limits.probe_timeout_s):
+            if self._table.renew(key):
+                self._changed()
+        elif lengthen:
+            self._eject(key, target, "still no sign of life")
+
+    def _eject(self, key: Key, target: Target, why: str) -> None:
+        if self._table.eject(key, self._clock(), FROZEN_EJECTION_S):
+            self._metrics.ejected(target)
+            _log.warning("eject target=%s why=%r", key.id, why)
+            self._changed()

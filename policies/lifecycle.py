@@ -1,0 +1,219 @@
+"""The life of a replica: one table, and the only code that changes a replica's state.
+
+    REQUESTED > PROVISIONING > STARTING > READY <> NOT_READY > DRAINING > TERMINATING > GONE
+
+`TRANSITIONS` maps (state, kind of event or action) to the next state. A pair that is not listed raises
+`InvalidTransition`, which names it: in tests and in the simulator that fails the run, in the daemon the event
+is set aside with its story. Print the table with `python -m policies.lifecycle`.
+
+Two rules hold for every state in which an instance may exist: a Terminate is accepted, and a Preempted ends
+it. TERMINATING swallows whatever arrives late, because a call that was under way when the end was decided
+still answers. GONE answers nothing: a Launched that reaches it is an orphan, and a bug.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from policies.model import (
+    Action,
+    BootstrapFailed,
+    Bootstrapped,
+    Drain,
+    Drained,
+    EndReason,
+    Event,
+    FailureKind,
+    GaveUp,
+    Launch,
+    Launched,
+    LaunchFailed,
+    Preempted,
+    PreemptionNotice,
+    ProbeFailed,
+    ProbePassed,
+    Replica,
+    ReplicaState,
+    RunExited,
+    Terminate,
+    Terminated,
+)
+
+_S = ReplicaState
+Kind = type
+
+_ALIVE: dict[Kind, ReplicaState] = {Preempted: _S.GONE, Terminate: _S.TERMINATING}
+_LATE: dict[Kind, ReplicaState] = dict.fromkeys(
+    (
+        Launched,
+        Bootstrapped,
+        BootstrapFailed,
+        RunExited,
+        ProbePassed,
+        ProbeFailed,
+        GaveUp,
+        PreemptionNotice,
+        Drained,
+    ),
+    _S.TERMINATING,
+)
+
+TRANSITIONS: dict[ReplicaState, dict[Kind, ReplicaState]] = {
+    _S.REQUESTED: {Launched: _S.PROVISIONING, LaunchFailed: _S.GONE, Terminate: _S.TERMINATING},
+    _S.PROVISIONING: _ALIVE
+    | {
+        Bootstrapped: _S.STARTING,
+        BootstrapFailed: _S.TERMINATING,
+        RunExited: _S.TERMINATING,
+        GaveUp: _S.TERMINATING,
+        PreemptionNotice: _S.TERMINATING,  # nobody depends on it yet, and it is doomed
+    },
+    _S.STARTING: _ALIVE
+    | {
+        ProbePassed: _S.READY,
+        ProbeFailed: _S.STARTING,
+        RunExited: _S.TERMINATING,
+        GaveUp: _S.TERMINATING,
+        PreemptionNotice: _S.TERMINATING,
+    },
+    _S.READY: _ALIVE
+    | {
+        ProbePassed: _S.READY,
+        ProbeFailed: _S.NOT_READY,
+        RunExited: _S.TERMINATING,
+        PreemptionNotice: _S.DRAINING,
+        Drain: _S.DRAINING,
+    },
+    _S.NOT_READY: _ALIVE
+    | {
+        ProbePassed: _S.READY,
+        ProbeFailed: _S.NOT_READY,
+        RunExited: _S.TERMINATING,
+        GaveUp: _S.TERMINATING,
+        PreemptionNotice: _S.DRAINING,
+        Drain: _S.DRAINING,
+    },
+    _S.DRAINING: _ALIVE
+    | {
+        Drained: _S.TERMINATING,
+        RunExited: _S.TERMINATING,
+        ProbePassed: _S.DRAINING,
+        ProbeFailed: _S.DRAINING,
+        PreemptionNotice: _S.DRAINING,
+    },
+    _S.TERMINATING: _LATE | {Terminated: _S.GONE, Preempted: _S.GONE, LaunchFailed: _S.GONE},
+    _S.GONE: {},
+}
+
+REASON_OF_FAILURE: dict[FailureKind, EndReason] = {
+    FailureKind.CAPACITY: EndReason.CAPACITY,
+    FailureKind.QUOTA: EndReason.QUOTA,
+    FailureKind.AUTH: EndReason.AUTH,
+    FailureKind.CONFIG: EndReason.CONFIG,
+    FailureKind.TRANSIENT: EndReason.CLOUD_ERROR,
+}
+
+# A notice leaves this much of the warning unused, so that the drain ends before the instance does.
+NOTICE_MARGIN_S = 0.5
+
+
+class InvalidTransition(Exception):
+    """`state` has no answer to this event or action."""
+
+    def __init__(self, replica: Replica, cause: Event | Action) -> None:
+        super().__init__(f"{replica.state.value} replica {replica.id} cannot handle {cause}")
+
+
+def next_state(replica: Replica, cause: Event | Action) -> ReplicaState:
+    """Where `cause` takes the replica. Raises InvalidTransition."""
+    try:
+        return TRANSITIONS[replica.state][type(cause)]
+    except KeyError:
+        raise InvalidTransition(replica, cause) from None
+
+
+def request(action: Launch, now: float) -> Replica:
+    """The replica a Launch brings into being."""
+    return Replica(
+        id=action.replica_id,
+        version=action.version,
+        offer=action.offer,
+        state=_S.REQUESTED,
+        since=now,
+        created_at=now,
+        message=action.why,
+    )
+
+
+def apply(replica: Replica, cause: Event | Drain | Terminate, now: float, drain_timeout_s: float) -> Replica:
+    """The replica after `cause`. The same object comes back when nothing changed. Raises InvalidTransition."""
+    state = next_state(replica, cause)
+    after = _record(replica, cause, now, drain_timeout_s)
+    if state is replica.state:
+        return after
+    after = replace(after, state=state, since=now)
+    if state is _S.GONE:
+        after = replace(after, ended_at=now)
+    return after
+
+
+def _record(
+    replica: Replica, cause: Event | Drain | Terminate, now: float, drain_timeout_s: float
+) -> Replica:
+    """What the cause leaves on the replica besides its state. The first reason to end is the one kept."""
+    match cause:
+        case Launched(instance_id=instance_id):
+            return replace(replica, instance_id=instance_id, launched_at=now)
+        case LaunchFailed(kind=kind, message=message):
+            return _ending(replica, REASON_OF_FAILURE[kind], message)
+        case Bootstrapped(endpoint=endpoint):
+            return replace(replica, endpoint=endpoint, message="")
+        case BootstrapFailed(message=message):
+            return _ending(replica, EndReason.SETUP_FAILED, message)
+        case RunExited(message=message):
+            return _ending(replica, EndReason.RUN_EXITED, message)
+        case GaveUp(reason=reason, message=message):
+            return _ending(replica, reason, message)
+        case ProbePassed() if replica.state in (_S.STARTING, _S.NOT_READY):
+            first = now if replica.ready_at is None else replica.ready_at
+            return replace(replica, ready_at=first, message="")
+        case ProbeFailed(message=message) if replica.state is _S.READY:
+            return replace(replica, message=message)
+        case PreemptionNotice(preempt_at=preempt_at):
+            if replica.preempt_at == preempt_at:
+                return replica
+            by = min(now + drain_timeout_s, preempt_at - NOTICE_MARGIN_S)
+            if replica.drain_by is not None:
+                by = min(by, replica.drain_by)
+            ending = _ending(
+                replica, EndReason.PREEMPTED, f"preemption notice: {preempt_at - now:.0f} s left"
+            )
+            return replace(ending, preempt_at=preempt_at, drain_by=by)
+        case Preempted(lost=lost, message=message):
+            reason = EndReason.LOST if lost else EndReason.PREEMPTED
+            return _ending(replica, reason, message)
+        case Drain(reason=reason, why=why, drain_by=drain_by):
+            return replace(_ending(replica, reason, why), drain_by=drain_by)
+        case Terminate(reason=reason, why=why):
+            return _ending(replica, reason, why)
+        case _:
+            return replica
+
+
+def _ending(replica: Replica, reason: EndReason, message: str) -> Replica:
+    if replica.end_reason is not None:
+        return replica
+    return replace(replica, end_reason=reason, message=message or replica.message)
+
+
+def table() -> str:
+    """The automaton as text, a row per state."""
+    rows = []
+    for state, answers in TRANSITIONS.items():
+        pairs = ", ".join(f"{kind.__name__} > {to.value}" for kind, to in answers.items())
+        rows.append(f"{state.value:13} {pairs or '(final)'}")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(table())

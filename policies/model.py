@@ -1,0 +1,340 @@
+"""The vocabulary of the house: frozen values, no behaviour beyond what follows from their fields.
+
+Units are in the names: `_s` seconds, `_usd_hour` US dollars per hour. `now`, `since`, `at` and every other
+instant are seconds on the controller's clock (UNIX time in the daemon, virtual in the simulator).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Union
+
+
+class CapacityType(str, Enum):
+    """How an instance is bought: spot may be preempted, on-demand may not."""
+
+    SPOT = "spot"
+    ON_DEMAND = "on_demand"
+
+
+class ReplicaState(str, Enum):
+    """What a replica is doing. The only edge back is NOT_READY -> READY; see `lifecycle`."""
+
+    REQUESTED = "REQUESTED"  # intent committed, the cloud has not answered yet
+    PROVISIONING = "PROVISIONING"  # the cloud accepted; the instance boots and runs `setup`
+    STARTING = "STARTING"  # `run` was started; no readiness probe has passed yet
+    READY = "READY"
+    NOT_READY = "NOT_READY"  # was ready; the last probe failed
+    DRAINING = "DRAINING"  # gets no new request; finishes what it has
+    TERMINATING = "TERMINATING"  # intent to destroy the instance committed
+    GONE = "GONE"
+
+
+class EndReason(str, Enum):
+    """Why a replica ended, beside the state that says that it did."""
+
+    PREEMPTED = "PREEMPTED"
+    CAPACITY = "CAPACITY"  # the zone had no room
+    QUOTA = "QUOTA"
+    AUTH = "AUTH"
+    CONFIG = "CONFIG"  # the cloud refused the order as wrong
+    CLOUD_ERROR = "CLOUD_ERROR"  # a transient error that outlived its retries
+    SETUP_FAILED = "SETUP_FAILED"
+    RUN_EXITED = "RUN_EXITED"
+    START_TIMEOUT = "START_TIMEOUT"
+    PROBE_FAILED = "PROBE_FAILED"
+    SCALED_DOWN = "SCALED_DOWN"
+    REPLACED = "REPLACED"  # by an update
+    SERVICE_DOWN = "SERVICE_DOWN"
+    USER = "USER"  # `serve down NAME --replica-id N`
+    LOST = "LOST"  # the cloud no longer knows an instance that nobody preempted
+
+
+class FailureKind(str, Enum):
+    """What a failed launch means for the next decision (DESIGN: errors are classes by what the caller does next)."""
+
+    CAPACITY = "capacity"  # another zone, now; teaches placement
+    QUOTA = "quota"  # leave that region and capacity type until retry_at
+    AUTH = "auth"  # stop that cloud
+    CONFIG = "config"  # fail the version, do not retry
+    TRANSIENT = "transient"  # the bounded retries of one order are used up
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Zone:
+    """A failure domain. Sort zones, never iterate a set of them."""
+
+    cloud: str
+    region: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.cloud}/{self.region}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A priced instance type in one zone and capacity type."""
+
+    zone: Zone
+    instance_type: str
+    accelerator: str | None
+    accelerator_count: float
+    capacity_type: CapacityType
+    price_usd_hour: float
+    on_demand_usd_hour: float | None = None  # what the same instance costs on demand, for the comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One attempt to run one copy of the engine in one zone. A retry is a new replica with a new id.
+
+    `since` is when `state` began. `launched_at` is when the cloud accepted it: its cost is the offer's price
+    from then to `ended_at` (or now). `drain_by` is the instant by which a DRAINING replica must be empty.
+    """
+
+    id: int
+    version: int
+    offer: Offer
+    state: ReplicaState
+    since: float
+    created_at: float
+    instance_id: str | None = None
+    endpoint: str | None = None
+    launched_at: float | None = None
+    ready_at: float | None = None
+    drain_by: float | None = None
+    preempt_at: float | None = None
+    ended_at: float | None = None
+    end_reason: EndReason | None = None
+    message: str = ""  # the last sentence worth showing: why it failed, why it drains
+
+    @property
+    def zone(self) -> Zone:
+        return self.offer.zone
+
+
+# --- Events: what happened. Every event names its replica. -------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """The cloud accepted the launch."""
+
+    replica_id: int
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFailed:
+    replica_id: int
+    kind: FailureKind
+    message: str = ""
+    retry_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrapped:
+    """`setup` is done and `run` was started; `endpoint` is the base URL the replica will answer on."""
+
+    replica_id: int
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapFailed:
+    replica_id: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunExited:
+    """The `run` command ended although nobody asked it to; the instance may still be alive."""
+
+    replica_id: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePassed:
+    replica_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFailed:
+    replica_id: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """A deadline passed: `reason` is START_TIMEOUT or PROBE_FAILED."""
+
+    replica_id: int
+    reason: EndReason
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionNotice:
+    """The cloud will take the instance at `preempt_at`."""
+
+    replica_id: int
+    preempt_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """The instance is gone and we did not ask for it. `lost`: not a spot preemption, nobody knows why."""
+
+    replica_id: int
+    lost: bool = False
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Nothing is in flight any more, or the time to drain is over (`message` says which)."""
+
+    replica_id: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Terminated:
+    """The cloud confirmed that the instance is gone."""
+
+    replica_id: int
+
+
+Event = Union[  # noqa: UP007 - evaluated at run time, and Python 3.10 has no `type` statement
+    Launched, LaunchFailed, Bootstrapped, BootstrapFailed, RunExited, ProbePassed, ProbeFailed, GaveUp,
+    PreemptionNotice, Preempted, Drained, Terminated,
+]  # fmt: skip
+
+
+# --- Actions: what was decided. Every action says why. -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    replica_id: int
+    offer: Offer
+    version: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    replica_id: int
+    reason: EndReason
+    why: str
+    drain_by: float
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    replica_id: int
+    reason: EndReason
+    why: str
+
+
+Action = Union[Launch, Drain, Terminate]  # noqa: UP007
+
+
+# --- What a decision sees and leaves behind -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingGoal:
+    """How many replicas are wanted. Without `target_qps_per_replica` the size is fixed at `min_replicas`."""
+
+    min_replicas: int = 1
+    max_replicas: int = 1
+    target_qps_per_replica: float | None = None
+    upscale_delay_s: float = 300.0
+    downscale_delay_s: float = 1200.0
+    num_overprovision: int = 0
+
+
+class UpdateMode(str, Enum):
+    ROLLING = "rolling"
+    BLUE_GREEN = "blue_green"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What the user asked for, as far as policies need to know it.
+
+    `same_replicas` holds every version whose replicas are identical to those of `version` (an update that
+    touched only the `service` section), so that they are kept. During a rolling update at most `max_surge`
+    replicas more than the target live, and at most `max_unavailable` fewer than the target are ready. `down`:
+    the service is being taken down. `killed`: replicas the user asked to end by id.
+    """
+
+    version: int
+    scaling: ScalingGoal
+    same_replicas: frozenset[int] = frozenset()
+    update_mode: UpdateMode = UpdateMode.ROLLING
+    max_surge: int = 1
+    max_unavailable: int = 0
+    use_spot: bool = False
+    provision_timeout_s: float = 1800.0
+    initial_delay_s: float = 1200.0
+    probe_failure_threshold_s: float = 180.0
+    drain_timeout_s: float = 120.0
+    down: bool = False
+    killed: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Demand of one service as its load balancers saw it, summed over regions.
+
+    `requests` arrived in the last `window_s` seconds, answered or not. `empty` are the draining replicas to
+    which every LB has promised to send nothing more and has nothing left to finish.
+    """
+
+    window_s: float = 60.0
+    requests: int = 0
+    in_flight: int = 0
+    queued: int = 0
+    empty: frozenset[int] = frozenset()
+    known: bool = False  # False: no LB has reported since the controller started
+
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What policies remember from tick to tick: JSON, one row in the store, never attributes of an object."""
+
+    next_replica_id: int = 1
+    placement: Json = field(default_factory=dict)
+    scaling: Json = field(default_factory=dict)
+    rollout: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One immutable photograph per tick. `replicas` are the live ones (not GONE), events already applied."""
+
+    now: float
+    goal: Goal
+    replicas: tuple[Replica, ...]
+    offers: tuple[Offer, ...]
+    load: Load = Load()
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do, what to remember, and sentences for the story (`notes`)."""
+
+    actions: tuple[Action, ...]
+    memory: Memory
+    notes: tuple[str, ...] = ()
+    target: int = 0

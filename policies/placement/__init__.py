@@ -1,0 +1,1 @@
+"""Which zone and capacity type: one placer per file behind `base.PlacementPolicy`."""

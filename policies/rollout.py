@@ -1,0 +1,162 @@
+"""Which version is wanted, which replicas may serve, and how one version replaces another.
+
+Rolling: at most `max_surge` replicas more than the target live at once (SkyPilot launches the whole new fleet
+at once, which needs twice the quota). An old replica is drained for each new one that is ready, so the number
+of ready replicas does not sink below the target by more than `max_unavailable`.
+
+Blue-green: the whole new fleet comes up beside the old one and gets no request; when it is ready to the last
+replica all requests move at once and the old fleet drains.
+
+A version that never had a ready replica and has failed `FAILURES_UNTIL_FAILED` times (or once in a way that
+cannot get better: the cloud called the order wrong) is failed: it is not launched again, and the last version
+that did work is wanted instead, so that its lost replicas are still replaced. The user sees the failure in
+`serve status` and updates again.
+
+Memory: {"good": version, "failed": [versions], "failures": n, "failing": version, "retry_at": s}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from policies.model import (
+    BootstrapFailed,
+    EndReason,
+    Event,
+    FailureKind,
+    GaveUp,
+    Goal,
+    Json,
+    LaunchFailed,
+    ProbePassed,
+    Replica,
+    ReplicaState,
+    RunExited,
+    UpdateMode,
+)
+
+FAILURES_UNTIL_FAILED = 3
+FIRST_RETRY_S = 2.0
+LONGEST_RETRY_S = 300.0
+
+#: States of replicas that count towards the target: they serve, or are on their way to.
+COUNTED = (
+    ReplicaState.REQUESTED,
+    ReplicaState.PROVISIONING,
+    ReplicaState.STARTING,
+    ReplicaState.NOT_READY,
+    ReplicaState.READY,
+)
+
+
+def learn(
+    memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], goal: Goal, now: float
+) -> Json:
+    """What the events say about versions: which works, which fails, and how long to wait before a retry."""
+    after = dict(memory)
+    for event in events:
+        replica = replicas.get(event.replica_id)
+        if replica is None or replica.state is ReplicaState.TERMINATING:
+            continue
+        if isinstance(event, ProbePassed):
+            if is_wanted(replica, goal, wanted_version(goal, after)):
+                after["good"] = max(replica.version, after.get("good", 0))
+            if after.get("failing") == replica.version:
+                for key in ("failures", "failing", "retry_at"):
+                    after.pop(key, None)
+        elif _is_failure(event):
+            failures = after.get("failures", 0) + 1 if after.get("failing") == replica.version else 1
+            after["failing"], after["failures"] = replica.version, failures
+            after["retry_at"] = now + min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(failures - 1, 10))
+            hopeless = isinstance(event, LaunchFailed) or failures >= FAILURES_UNTIL_FAILED
+            if hopeless and not _works(replica.version, goal, after):
+                after["failed"] = sorted({*after.get("failed", ()), replica.version})
+    return after
+
+
+def wanted_version(goal: Goal, memory: Json) -> int:
+    """The version to launch: the newest, or the last that worked if the newest has failed."""
+    if has_failed(goal, memory) and "good" in memory:
+        return int(memory["good"])
+    return goal.version
+
+
+def has_failed(goal: Goal, memory: Json) -> bool:
+    """Whether the newest version is given up."""
+    return goal.version in memory.get("failed", ())
+
+
+def may_launch(goal: Goal, memory: Json, now: float) -> str | None:
+    """None if new replicas may be launched now, else the sentence that says why not."""
+    if has_failed(goal, memory) and "good" not in memory:
+        return f"version {goal.version} has failed; update the service"
+    retry_at = memory.get("retry_at", 0.0)
+    if now < retry_at:
+        return "the last replica failed; waiting before the next launch"
+    return None
+
+
+def is_wanted(replica: Replica, goal: Goal, version: int) -> bool:
+    """Whether the replica is what `version` asks for (same version, or one whose replicas are identical)."""
+    return replica.version == version or (version == goal.version and replica.version in goal.same_replicas)
+
+
+def split(replicas: Sequence[Replica], goal: Goal, memory: Json) -> tuple[list[Replica], list[Replica]]:
+    """The counted replicas as (wanted, old)."""
+    version = wanted_version(goal, memory)
+    counted = [replica for replica in replicas if replica.state in COUNTED]
+    new = [replica for replica in counted if is_wanted(replica, goal, version)]
+    old = [replica for replica in counted if not is_wanted(replica, goal, version)]
+    return new, old
+
+
+def launches_allowed(target: int, new: Sequence[Replica], old: Sequence[Replica], goal: Goal) -> int:
+    """How many replicas of the wanted version may be launched now (may be negative: a surplus)."""
+    missing = target - len(new)
+    if not old or goal.update_mode is UpdateMode.BLUE_GREEN:
+        return missing
+    return min(missing, max(0, target + goal.max_surge - len(new) - len(old)))
+
+
+def to_retire(target: int, new: Sequence[Replica], old: Sequence[Replica], goal: Goal) -> list[Replica]:
+    """The old replicas to end now: those that do not serve at once, the others as new ones take over."""
+    ready = sum(replica.state is ReplicaState.READY for replica in new)
+    idle = [replica for replica in old if replica.state not in (ReplicaState.READY, ReplicaState.NOT_READY)]
+    serving = [replica for replica in old if replica not in idle]
+    if goal.update_mode is UpdateMode.BLUE_GREEN:
+        return idle + (serving if ready >= target else [])
+    # An old replica that is not ready shields nobody: it goes first.
+    serving.sort(key=lambda replica: (replica.state is ReplicaState.READY, replica.version, replica.id))
+    keep = max(0, target - ready - goal.max_unavailable)
+    return idle + serving[: max(0, len(serving) - keep)]
+
+
+def serving(replicas: Sequence[Replica], goal: Goal, memory: Json) -> list[Replica]:
+    """The replicas that belong in the load balancers' tables, draining ones included.
+
+    During a blue-green update the new fleet stays out as long as an old replica is ready.
+    """
+    listed = (ReplicaState.READY, ReplicaState.NOT_READY, ReplicaState.DRAINING)
+    candidates = [replica for replica in replicas if replica.state in listed and replica.endpoint]
+    if goal.update_mode is UpdateMode.ROLLING:
+        return candidates
+    version = wanted_version(goal, memory)
+    old_ready = any(r.state is ReplicaState.READY and not is_wanted(r, goal, version) for r in candidates)
+    if not old_ready:
+        return candidates
+    return [r for r in candidates if r.state is ReplicaState.DRAINING or not is_wanted(r, goal, version)]
+
+
+def _is_failure(event: Event) -> bool:
+    match event:
+        case BootstrapFailed() | RunExited() | LaunchFailed(kind=FailureKind.CONFIG):
+            return True
+        case GaveUp(reason=EndReason.START_TIMEOUT):
+            return True
+        case _:
+            return False
+
+
+def _works(version: int, goal: Goal, memory: Json) -> bool:
+    good = memory.get("good")
+    return good == version or (version == goal.version and good in goal.same_replicas)

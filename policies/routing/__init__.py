@@ -1,0 +1,1 @@
+"""Which target gets the next request: one file per policy, one port (`base`), one list of names (`registry`)."""

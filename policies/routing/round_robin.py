@@ -1,0 +1,38 @@
+"""Round robin: the target that was used longest ago.
+
+With a fixed set of targets this is the usual circle. When targets join, leave or are excluded, nobody is
+skipped and nobody is served twice in a row, because the circle is the order of last use and not a position in
+a list. Load is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from policies.routing.base import Choice, RequestView, Scored, TargetView, Term, Turns
+
+
+class RoundRobin:
+    name: ClassVar[str] = "round_robin"
+    needs_prompt: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._turns = Turns()
+
+    def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
+        if not targets:
+            return None
+        scored = tuple(
+            Scored(target.id, float(turn), (Term("last_turn", turn),))
+            for target in targets
+            for turn in (self._turns.last(target.id),)
+        )
+        best = min(scored, key=lambda one: one.cost)
+        return Choice(best.target_id, "used longest ago", scored)
+
+    def record(self, request: RequestView, target_id: str, now: float) -> None:
+        self._turns.use(target_id)
+
+    def forget(self, target_id: str) -> None:
+        self._turns.forget(target_id)

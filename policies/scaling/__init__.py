@@ -1,0 +1,1 @@
+"""How many replicas: one scaler per file behind `base.Scaler`."""

@@ -1,0 +1,147 @@
+"""The port every cloud is behind: four methods, five errors (`errors`), a few values.
+
+One contract suite (`tests/contract`) runs over every implementation; what the docstrings here promise is what
+it checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar, Protocol, runtime_checkable
+
+from policies.model import CapacityType, Offer, Zone
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One acceptable shape of a replica's instance. None and "*" mean "any"."""
+
+    cloud: str | None = None
+    region: str | None = None
+    zone: str | None = None
+    accelerator: str | None = None
+    accelerator_count: float = 1.0
+    cpus: str | None = None
+    memory: str | None = None
+    instance_type: str | None = None
+    use_spot: bool = False
+    max_hourly_cost: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a service asks of a cloud. `ordered`: earlier candidates are preferred, whatever they cost."""
+
+    candidates: tuple[Candidate, ...]
+    ordered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOrder:
+    """Everything one launch needs; the same order with the same token may be sent any number of times.
+
+    `token` is derived from owner, service, replica id and offer, and fit for instance names and tags
+    (lower-case letters, digits, hyphens; at most 63 characters). `owner` marks everything this controller
+    ever launched. `env` are plain variables, `secrets` those that must never reach a log, a command line or a
+    disk in clear. `port` is the port the user's server listens on, or None if it takes $SKYSERVE_REPLICA_PORT.
+    """
+
+    token: str
+    owner: str
+    service: str
+    replica_id: int
+    version: int
+    offer: Offer
+    setup: str | None
+    run: str
+    port: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    workdir: str | None = None
+    file_mounts: Mapping[str, str] = field(default_factory=dict)
+    num_nodes: int = 1
+
+
+class InstanceState(str, Enum):
+    """The cloud's truth about an instance, bootstrap included."""
+
+    PENDING = "pending"  # accepted, not booted
+    SETUP = "setup"  # booted; `setup` runs
+    RUNNING = "running"  # `run` was started
+    SETUP_FAILED = "setup_failed"
+    RUN_EXITED = "run_exited"
+    STOPPING = "stopping"  # we asked for its end
+    PREEMPTED = "preempted"  # the cloud took it
+    TERMINATED = "terminated"  # it is gone because somebody asked, or for a reason nobody knows
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of the instance is left running or billed."""
+        return self in (InstanceState.PREEMPTED, InstanceState.TERMINATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One machine as the cloud tells it.
+
+    `preempt_at` (UNIX seconds) is set while a preemption notice stands. `endpoint` is the base URL on which
+    the replica's port can be reached, once known. `message` is one sentence about a failed state.
+    """
+
+    id: str
+    token: str
+    owner: str
+    service: str
+    replica_id: int
+    zone: Zone
+    capacity_type: CapacityType
+    state: InstanceState
+    endpoint: str | None = None
+    preempt_at: float | None = None
+    message: str = ""
+
+
+class Provisioner(Protocol):
+    """A cloud. Thread-safe: calls for different replicas come from different threads at once."""
+
+    name: ClassVar[str]
+
+    def offers(self, need: Requirements) -> Sequence[Offer]:
+        """What could be launched for `need` here, cheapest first (or in the order of the candidates).
+
+        Capacity is not promised: a zone without room is still offered. Unknown accelerators or regions give
+        an empty answer, not an error. Bounded to seconds; may answer from a cache.
+        """
+        ...
+
+    def launch(self, order: LaunchOrder) -> Instance:
+        """Start an instance; returns once the cloud accepted it, long before it is of use.
+
+        The same token twice gives the same instance, even if it has died since. Raises the classes of
+        `provisioners.errors` only; after an error other than TransientError nothing is left behind.
+        """
+        ...
+
+    def instances(self, owner: str, service: str | None = None) -> Sequence[Instance]:
+        """The truth, by tag: every instance of `owner` (of one service), dying and recently dead ones included.
+
+        Never another owner's. An instance that was launched and is not listed is gone.
+        """
+        ...
+
+    def terminate(self, instance: Instance) -> None:
+        """Destroy the instance and all that came with it. Already gone is success. Returns once it is gone
+        or the cloud has promised it; `instances` tells when it really is."""
+        ...
+
+
+@runtime_checkable
+class LogSource(Protocol):
+    """A provisioner that can show what a replica printed."""
+
+    def read_log(self, instance: Instance, offset: int, max_bytes: int) -> bytes:
+        """Bytes of the replica's log (setup, then run) from `offset`; empty at the end. Works for dead instances
+        as long as their logs are kept."""
+        ...

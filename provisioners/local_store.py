@@ -1,0 +1,288 @@
+"""What is on disk of the local cloud, and who may say what about it.
+
+    $SKYSERVE_HOME/local/
+      lock                   held while the cloud decides (launch, hand controls, clean-up)
+      sequence               how many instances were ever launched
+      cloud.yaml             zones, prices, capacities: the user's, see `local_config`
+      market.json            what the spot market does: see `local_market`
+      instances/TOKEN/
+        record.json          the launch, never changed afterwards (no secrets, no scripts)
+        alive                locked for as long as the host process lives: the kernel lets go when it dies,
+                             whatever it dies of, and no other process can inherit a false truth by its pid
+        host.pid, host.err   the host process, and what it said if it broke
+        status.json          the host's word on how far the instance is; its heirs' once it is dead
+        stop, preempt.json   marks others leave for the host
+        log.OFFSET           output of `setup` and `run`, in segments named by their first byte
+        work/                the replica's work directory, gone with the instance
+
+The folder is the cloud's whole memory, so every process that can read it sees the same cloud.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from policies.model import CapacityType, Zone
+from provisioners.base import Instance, InstanceState
+
+CLOUD = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What was decided when the instance was launched. `sequence` is its place in the order of launches."""
+
+    id: str
+    token: str
+    owner: str
+    service: str
+    replica_id: int
+    version: int
+    region: str
+    zone: str
+    capacity_type: CapacityType
+    price_usd_hour: float
+    sequence: int
+    launched_at: float
+    host: str
+    port: int
+    namespace: str | None = None  # the network namespace, if it has one to itself
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How far an instance is, since when (UNIX seconds), and one sentence if that needs one."""
+
+    state: InstanceState
+    since: float
+    message: str = ""
+    preempt_at: float | None = None
+
+
+class InstanceFolder:
+    """One instance on disk. Reading never fails because another process is writing: files are replaced whole."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def token(self) -> str:
+        return self.path.name.removeprefix(".")
+
+    @property
+    def alive_path(self) -> Path:
+        return self.path / "alive"
+
+    @property
+    def work_path(self) -> Path:
+        return self.path / "work"
+
+    def record(self) -> Record | None:
+        raw = read_json(self.path / "record.json")
+        return None if raw is None else Record(**{**raw, "capacity_type": CapacityType(raw["capacity_type"])})
+
+    def write_record(self, record: Record) -> None:
+        write_json(self.path / "record.json", asdict(record))
+
+    def status(self) -> Status | None:
+        raw = read_json(self.path / "status.json")
+        return None if raw is None else Status(**{**raw, "state": InstanceState(raw["state"])})
+
+    def write_status(self, status: Status) -> None:
+        write_json(self.path / "status.json", asdict(status))
+
+    def host_pid(self) -> int | None:
+        try:
+            return int((self.path / "host.pid").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def write_host_pid(self, pid: int) -> None:
+        write_text(self.path / "host.pid", str(pid))
+
+    def host_error(self) -> str:
+        """The last line the host process left when it broke; empty if it never did."""
+        try:
+            lines = (self.path / "host.err").read_text(errors="replace").strip().splitlines()
+        except FileNotFoundError:
+            return ""
+        return lines[-1] if lines else ""
+
+    def is_host_alive(self) -> bool:
+        """Whether the host process holds its lock. A shared lock asks, so that askers do not see each other."""
+        try:
+            fd = os.open(self.alive_path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def is_live(self) -> bool:
+        """Whether the instance still takes a place in its zone."""
+        status = self.status()
+        return (status is None or not status.state.is_gone) and self.is_host_alive()
+
+    def ask_to_stop(self) -> None:
+        (self.path / "stop").touch()
+
+    def is_asked_to_stop(self) -> bool:
+        return (self.path / "stop").exists()
+
+    def ask_to_preempt(self, at: float) -> None:
+        """Leave the host a preemption for the instant `at` (UNIX seconds)."""
+        write_json(self.path / "preempt.json", {"at": at})
+
+    def preempt_at(self) -> float | None:
+        raw = read_json(self.path / "preempt.json")
+        return None if raw is None else float(raw["at"])
+
+    def instance(self) -> Instance | None:
+        """The instance as the cloud tells it, or None if its host never came up (its launch was cut short)."""
+        record = self.record()
+        if record is None:
+            return None
+        # In this order: a host writes its last status before it lets go of the lock.
+        host_alive = self.is_host_alive()
+        status = self.status()
+        if status is None and not host_alive and not self.host_error():
+            return None
+        state, message = self._state(status, host_alive)
+        return Instance(
+            id=record.id,
+            token=record.token,
+            owner=record.owner,
+            service=record.service,
+            replica_id=record.replica_id,
+            zone=Zone(CLOUD, record.region, record.zone),
+            capacity_type=record.capacity_type,
+            state=state,
+            endpoint=record.endpoint,
+            preempt_at=None if status is None or state.is_gone else status.preempt_at,
+            message=message,
+        )
+
+    def _state(self, status: Status | None, host_alive: bool) -> tuple[InstanceState, str]:
+        if status is not None and status.state.is_gone:
+            return status.state, status.message
+        if not host_alive:
+            if self.is_asked_to_stop():
+                return InstanceState.TERMINATED, ""
+            return (
+                InstanceState.TERMINATED,
+                f"the host process died: {self.host_error() or 'nobody knows why'}",
+            )
+        if self.is_asked_to_stop():
+            return InstanceState.STOPPING, ""
+        return (InstanceState.PENDING, "") if status is None else (status.state, status.message)
+
+
+class LocalStore:
+    """The folder of one local cloud."""
+
+    def __init__(self, home: Path) -> None:
+        self.root = home / "local"
+        self.instances_path = self.root / "instances"
+
+    @property
+    def config_path(self) -> Path:
+        return self.root / "cloud.yaml"
+
+    @property
+    def market_path(self) -> Path:
+        return self.root / "market.json"
+
+    def create(self) -> None:
+        self.instances_path.mkdir(parents=True, exist_ok=True)
+        self.root.chmod(0o700)  # logs may hold what users typed
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Alone among all threads and processes, until the block ends or the process dies."""
+        self.create()
+        fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def next_sequence(self) -> int:
+        """Call with the lock held."""
+        path = self.root / "sequence"
+        sequence = 1 + (int(path.read_text()) if path.exists() else 0)
+        write_text(path, str(sequence))
+        return sequence
+
+    def folder(self, token: str) -> InstanceFolder:
+        return InstanceFolder(self.instances_path / token)
+
+    def folders(self) -> list[InstanceFolder]:
+        return [folder for folder in self._entries() if not folder.path.name.startswith(".")]
+
+    def drafts(self) -> list[InstanceFolder]:
+        return [folder for folder in self._entries() if folder.path.name.startswith(".")]
+
+    def _entries(self) -> list[InstanceFolder]:
+        try:
+            return [InstanceFolder(path) for path in sorted(self.instances_path.iterdir())]
+        except FileNotFoundError:
+            return []
+
+    def draft(self, token: str) -> InstanceFolder:
+        """A folder in the making, invisible to others: what a launch that is cut short leaves behind. Call
+        with the lock held."""
+        draft = InstanceFolder(self.instances_path / f".{token}")
+        shutil.rmtree(draft.path, ignore_errors=True)
+        draft.path.mkdir(mode=0o700)
+        draft.work_path.mkdir()
+        return draft
+
+    def publish(self, draft: InstanceFolder, record: Record) -> InstanceFolder:
+        """Make the drafted instance appear, in one step."""
+        draft.write_record(record)
+        folder = self.folder(record.token)
+        draft.path.rename(folder.path)
+        return folder
+
+    def instance_id(self, token: str) -> str:
+        """An id no other home uses, and the same again after a launch that was cut short."""
+        return "i-" + sha256(f"{self.root.resolve()}\0{token}".encode()).hexdigest()[:12]
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        raw: dict[str, Any] = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return raw
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(value))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file as a whole: a reader sees the old one or the new one."""
+    draft = path.with_name(path.name + ".new")
+    draft.write_text(text)
+    draft.replace(path)

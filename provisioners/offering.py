@@ -1,0 +1,70 @@
+"""From a price per zone to offers: which candidates fit which zones, and in which order they are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from policies.model import CapacityType, Offer, Zone
+from provisioners.base import Candidate, Requirements
+
+
+@dataclass(frozen=True, slots=True)
+class ZonePrices:
+    """What one accelerator (or one instance without any) costs in a zone."""
+
+    zone: Zone
+    spot_usd_hour: float
+    on_demand_usd_hour: float
+
+    def price_usd_hour(self, capacity_type: CapacityType) -> float:
+        return self.spot_usd_hour if capacity_type is CapacityType.SPOT else self.on_demand_usd_hour
+
+
+def offers_for(need: Requirements, prices: Sequence[ZonePrices], instance_type: str) -> list[Offer]:
+    """Every zone that fits a candidate, cheapest first; with `need.ordered`, in the order of the candidates.
+
+    For clouds of make-believe machines: any accelerator and any instance type asked for is to be had, the
+    price grows with the number of accelerators, and `cpus` and `memory` are not looked at.
+    """
+    per_candidate = [
+        sorted(_fitting(candidate, prices, instance_type), key=_by_price) for candidate in need.candidates
+    ]
+    offers = dict.fromkeys(offer for group in per_candidate for offer in group)
+    return list(offers) if need.ordered else sorted(offers, key=_by_price)
+
+
+def _fitting(candidate: Candidate, prices: Iterable[ZonePrices], instance_type: str) -> Iterator[Offer]:
+    capacity_type = CapacityType.SPOT if candidate.use_spot else CapacityType.ON_DEMAND
+    count = candidate.accelerator_count if candidate.accelerator else 0.0
+    scale = count or 1.0
+    for known in prices:
+        price_usd_hour = round(known.price_usd_hour(capacity_type) * scale, 6)
+        if _fits(candidate, known.zone) and price_usd_hour <= _most(candidate):
+            yield Offer(
+                zone=known.zone,
+                instance_type=_or_any(candidate.instance_type) or instance_type,
+                accelerator=candidate.accelerator,
+                accelerator_count=count,
+                capacity_type=capacity_type,
+                price_usd_hour=price_usd_hour,
+                on_demand_usd_hour=round(known.on_demand_usd_hour * scale, 6),
+            )
+
+
+def _fits(candidate: Candidate, zone: Zone) -> bool:
+    asked = (candidate.cloud, candidate.region, candidate.zone)
+    has = (zone.cloud, zone.region, zone.name)
+    return all(_or_any(want) in (None, have) for want, have in zip(asked, has, strict=True))
+
+
+def _most(candidate: Candidate) -> float:
+    return float("inf") if candidate.max_hourly_cost is None else candidate.max_hourly_cost
+
+
+def _or_any(wish: str | None) -> str | None:
+    return None if wish == "*" else wish
+
+
+def _by_price(offer: Offer) -> tuple[float, Zone]:
+    return offer.price_usd_hour, offer.zone

@@ -1,0 +1,71 @@
+"""The clouds that are enabled here, made when they are first used."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+
+from provisioners.base import Provisioner, Requirements
+from provisioners.local import LocalProvisioner
+from provisioners.registry import provisioner_class
+from skyserve_cli.config import Config
+from skyserve_cli.home import Home
+
+
+class CloudNotEnabledError(Exception):
+    """A candidate names a cloud that is not enabled here."""
+
+
+@dataclass(slots=True)
+class Clouds:
+    """Provisioners by name."""
+
+    home: Home
+    config: Config
+    _made: dict[str, Provisioner] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def enabled(self) -> tuple[str, ...]:
+        return tuple(name for name, cloud in self.config.clouds.items() if cloud.enabled)
+
+    def get(self, name: str) -> Provisioner:
+        with self._lock:
+            if name not in self._made:
+                self._made[name] = _make(name, self.home)
+            return self._made[name]
+
+    def all(self) -> list[Provisioner]:
+        return [self.get(name) for name in self.enabled]
+
+    def poll_s(self) -> dict[str, float]:
+        chosen = {name: cloud.poll_seconds for name, cloud in self.config.clouds.items()}
+        return {name: seconds for name, seconds in chosen.items() if seconds is not None}
+
+    def resolve(self, need: Requirements) -> Requirements:
+        """`need` restricted to enabled clouds. A candidate that names none means any of them, but this machine
+        itself (`local`) only if it is named or there is nothing else. Raises CloudNotEnabledError if nothing
+        is left."""
+        remote = [name for name in self.enabled if name != "local"]
+        kept = []
+        for candidate in need.candidates:
+            if candidate.cloud is None:
+                kept += [replace(candidate, cloud=name) for name in remote or self.enabled]
+            elif candidate.cloud in self.enabled:
+                kept.append(candidate)
+        if not kept:
+            named = sorted({candidate.cloud for candidate in need.candidates if candidate.cloud})
+            raise CloudNotEnabledError(
+                f"resources: {', '.join(named) or 'no cloud'} is not enabled here (enabled: "
+                f"{', '.join(self.enabled) or 'none'}); name an enabled cloud in `infra`, or enable one in "
+                f"{self.home.config}"
+            )
+        return replace(need, candidates=tuple(kept))
+
+
+def _make(name: str, home: Home) -> Provisioner:
+    """What each cloud's constructor takes. Raises UnknownCloudError."""
+    cloud = provisioner_class(name)
+    if issubclass(cloud, LocalProvisioner):
+        return cloud(home.root)
+    return cloud()

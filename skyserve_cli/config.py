@@ -1,0 +1,58 @@
+"""`config.yaml` in the home: what is set once per user, not per service. All keys have defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+_MAX_BYTES = 1 << 20
+
+
+class ConfigError(Exception):
+    """The configuration file is wrong; the text says where and why, a line per problem."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ControllerConfig(_Strict):
+    tick_seconds: float = Field(default=1.0, gt=0.01, le=60, description="longest time between two ticks")
+
+
+class LoadBalancerConfig(_Strict):
+    host: str = Field(
+        default="127.0.0.1", description="address endpoints listen on; 0.0.0.0 opens them to the network"
+    )
+    first_port: int = Field(default=30001, ge=1024, le=65000)
+    last_port: int = Field(default=30999, ge=1024, le=65535)
+
+
+class CloudConfig(_Strict):
+    enabled: bool = True
+    poll_seconds: float | None = Field(default=None, gt=0.05, le=600, description="how often the cloud is listed")
+
+
+class Config(_Strict):
+    controller: ControllerConfig = ControllerConfig()
+    load_balancer: LoadBalancerConfig = LoadBalancerConfig()
+    clouds: dict[str, CloudConfig] = {"local": CloudConfig(poll_seconds=0.5)}
+
+
+def load_config(path: Path) -> Config:
+    """The configuration at `path`, or the defaults where there is none. Raises ConfigError."""
+    if not path.exists():
+        return Config()
+    if path.stat().st_size > _MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {_MAX_BYTES} bytes")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from error
+    try:
+        return Config.model_validate(content or {})
+    except ValidationError as error:
+        lines = [f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        raise ConfigError("\n".join(lines)) from error

@@ -1,0 +1,172 @@
+"""The controller's HTTP API: loopback only, a bearer token on every path, JSON.
+
+It reads the store and writes goals; the reconciler does the rest. Database work is done on threads, so that a
+slow disk does not stop the probes on this event loop.
+
+    GET  /v1/health
+    GET  /v1/services            ?all=1 also those that are down   ?ended=1 with replicas that have ended
+    PUT  /v1/services/NAME       {"spec", "secrets", "mode": null | "rolling" | "blue_green"} -> {"version"}
+    POST /v1/services/NAME/down  {"purge"}
+    POST /v1/services/NAME/replicas/ID/down
+    POST /v1/plan                {"spec"}
+    GET  /v1/events              ?service= &after= &limit= &newest=1
+    GET  /v1/logs/controller | /v1/logs/load_balancer/NAME | /v1/logs/replica/NAME/ID    ?offset= &max=
+    POST /v1/stop
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from policies.model import UpdateMode
+from provisioners.base import LogSource
+from skyserve_cli.clouds import CloudNotEnabledError
+from skyserve_cli.controller.office import NoFreePortError, NoSuchReplicaError, Office
+from skyserve_cli.state.store import NoSuchServiceError, ServiceExistsError
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 8 << 20
+MAX_LOG_BYTES = 1 << 20
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Api:
+    """Routes to the office, and from its errors to status codes."""
+
+    def __init__(self, office: Office, token: str, controller_log: Path, stop: Callable[[], None]) -> None:
+        self._office = office
+        self._token = token
+        self._controller_log = controller_log
+        self._stop = stop
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[web.middleware(self._guard)])
+        app.add_routes(
+            [
+                web.get("/v1/health", self._health),
+                web.get("/v1/services", self._services),
+                web.put("/v1/services/{name}", self._put),
+                web.post("/v1/services/{name}/down", self._down),
+                web.post("/v1/services/{name}/replicas/{id:\\d+}/down", self._kill),
+                web.post("/v1/plan", self._plan),
+                web.get("/v1/events", self._events),
+                web.get("/v1/logs/controller", self._log_of_controller),
+                web.get("/v1/logs/load_balancer/{name}", self._log_of_load_balancer),
+                web.get("/v1/logs/replica/{name}/{id:\\d+}", self._log_of_replica),
+                web.post("/v1/stop", self._stop_daemon),
+            ]
+        )
+        return app
+
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            return _refuse(401, "the token is missing or wrong")
+        try:
+            return await handler(request)
+        except web.HTTPException:
+            raise
+        except (NoSuchServiceError, NoSuchReplicaError) as error:
+            return _refuse(404, str(error))
+        except ServiceExistsError as error:
+            return _refuse(409, f"service {error} is up; use `serve update`, or `serve down` first")
+        except (CloudNotEnabledError, NoFreePortError) as error:
+            return _refuse(422, str(error))
+        except (KeyError, TypeError, ValueError) as error:
+            return _refuse(400, f"{type(error).__name__}: {error}")
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response(self._office.health())
+
+    async def _services(self, request: web.Request) -> web.Response:
+        everything, ended = "all" in request.query, "ended" in request.query
+        services = await asyncio.to_thread(self._office.services, down=everything, ended=ended)
+        return web.json_response({"services": services})
+
+    async def _put(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        mode = None if body.get("mode") is None else UpdateMode(body["mode"])
+        name = request.match_info["name"]
+        version = await asyncio.to_thread(
+            self._office.put, name, body["spec"], dict(body.get("secrets", {})), mode
+        )
+        return web.json_response({"name": name, "version": version})
+
+    async def _down(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        await asyncio.to_thread(self._office.down, request.match_info["name"], bool(body.get("purge")))
+        return web.json_response({})
+
+    async def _kill(self, request: web.Request) -> web.Response:
+        name, replica_id = request.match_info["name"], int(request.match_info["id"])
+        await asyncio.to_thread(self._office.kill, name, replica_id)
+        return web.json_response({})
+
+    async def _plan(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        return web.json_response(await asyncio.to_thread(self._office.plan, body["spec"]))
+
+    async def _events(self, request: web.Request) -> web.Response:
+        query = request.query
+        events = await asyncio.to_thread(
+            self._office.events,
+            query.get("service"),
+            after=int(query.get("after", 0)),
+            limit=min(10_000, int(query.get("limit", 1000))),
+            newest="newest" in query,
+        )
+        return web.json_response({"events": events})
+
+    async def _log_of_controller(self, request: web.Request) -> web.Response:
+        return await _log_answer(request, lambda offset, most: _read(self._controller_log, offset, most))
+
+    async def _log_of_load_balancer(self, request: web.Request) -> web.Response:
+        path = self._office.load_balancer_log(request.match_info["name"])
+        return await _log_answer(request, lambda offset, most: _read(path, offset, most))
+
+    async def _log_of_replica(self, request: web.Request) -> web.Response:
+        name, replica_id = request.match_info["name"], int(request.match_info["id"])
+        source, instance = await asyncio.to_thread(self._office.instance, name, replica_id)
+        if instance is None or not isinstance(source, LogSource):
+            return _refuse(404, f"replica {replica_id} of {name} has no log that is still kept")
+        return await _log_answer(request, lambda offset, most: source.read_log(instance, offset, most))
+
+    async def _stop_daemon(self, request: web.Request) -> web.Response:
+        self._stop()
+        return web.json_response({"pid": os.getpid()})
+
+
+def _refuse(status: int, message: str) -> web.Response:
+    return web.json_response({"error": message}, status=status)
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    body = await request.json() if request.can_read_body else {}
+    if not isinstance(body, dict):
+        raise TypeError("the body must be a JSON object")
+    return body
+
+
+async def _log_answer(request: web.Request, read: Callable[[int, int], bytes]) -> web.Response:
+    offset = max(0, int(request.query.get("offset", 0)))
+    most = min(MAX_LOG_BYTES, int(request.query.get("max", MAX_LOG_BYTES)))
+    content = await asyncio.to_thread(read, offset, most)
+    return web.Response(body=content, headers={"X-Next-Offset": str(offset + len(content))})
+
+
+def _read(path: Path, offset: int, most: int) -> bytes:
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(most)

@@ -1,0 +1,165 @@
+"""The CLI's side of the controller's API, and how a controller is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from skyserve_cli.home import Home
+
+START_TIMEOUT_S = 30.0
+CALL_TIMEOUT_S = 30.0
+
+
+class ControllerDownError(Exception):
+    """No controller is running for this home; `serve controller start` starts one."""
+
+
+class RefusedError(Exception):
+    """The controller said no; the text says why. `status` is the HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Client:
+    """Calls of one home's controller. Plain urllib: a command that asks one question need not load a framework."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    # --- verbs --------------------------------------------------------------------------------------------
+
+    def health(self) -> dict[str, Any]:
+        return self._json("GET", "/v1/health")
+
+    def services(self, *, down: bool = False, ended: bool = False) -> list[dict[str, Any]]:
+        flags = {name: "1" for name, wanted in (("all", down), ("ended", ended)) if wanted}
+        services: list[dict[str, Any]] = self._json("GET", "/v1/services", query=flags)["services"]
+        return services
+
+    def put(self, name: str, spec: Mapping[str, Any], secrets: Mapping[str, str], mode: str | None) -> int:
+        body = {"spec": spec, "secrets": dict(secrets), "mode": mode}
+        return int(self._json("PUT", f"/v1/services/{name}", body)["version"])
+
+    def down(self, name: str, *, purge: bool) -> None:
+        self._json("POST", f"/v1/services/{name}/down", {"purge": purge})
+
+    def kill(self, name: str, replica_id: int) -> None:
+        self._json("POST", f"/v1/services/{name}/replicas/{replica_id}/down", {})
+
+    def plan(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        return self._json("POST", "/v1/plan", {"spec": spec})
+
+    def events(
+        self, service: str | None, *, after: int = 0, limit: int = 1000, newest: bool = False
+    ) -> list[dict[str, Any]]:
+        query = {"after": str(after), "limit": str(limit)}
+        if service is not None:
+            query["service"] = service
+        if newest:
+            query["newest"] = "1"
+        events: list[dict[str, Any]] = self._json("GET", "/v1/events", query=query)["events"]
+        return events
+
+    def log(self, what: str, *, offset: int = 0) -> tuple[bytes, int]:
+        """`what` is "controller", "load_balancer/NAME" or "replica/NAME/ID". Answers bytes and the next offset."""
+        content, headers = self._call("GET", f"/v1/logs/{what}", query={"offset": str(offset)})
+        return content, int(headers.get("X-Next-Offset", offset))
+
+    def stop(self) -> int:
+        """Ask the controller to stop; answers its pid."""
+        return int(self._json("POST", "/v1/stop", {})["pid"])
+
+    # --- the process --------------------------------------------------------------------------------------
+
+    def ensure_running(self) -> bool:
+        """Start a controller if none answers; True if one was started. Raises ControllerDownError with the
+        reason if it does not come up."""
+        try:
+            self.health()
+            return False
+        except ControllerDownError:
+            pass
+        self._home.create()
+        with self._home.controller_log.open("ab") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "skyserve_cli.controller.daemon"],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                cwd="/",
+                env=self._environment(),
+            )
+        for _ in range(int(START_TIMEOUT_S / 0.05)):
+            try:
+                self.health()
+                return True
+            except ControllerDownError:
+                if process.poll() not in (None, 3):  # 3: somebody else's is on its way up
+                    raise ControllerDownError(
+                        f"the controller did not start: {self._last_words()} (see {self._home.controller_log})"
+                    ) from None
+            time.sleep(0.05)
+        raise ControllerDownError(f"the controller did not answer within {START_TIMEOUT_S:g} s")
+
+    def _environment(self) -> dict[str, str]:
+        """The daemon runs in `/`, and must find the same home and the same code."""
+        environment = dict(os.environ)
+        environment["SKYSERVE_HOME"] = str(self._home.root)
+        if "PYTHONPATH" in environment:
+            paths = environment["PYTHONPATH"].split(os.pathsep)
+            environment["PYTHONPATH"] = os.pathsep.join(str(Path(path).absolute()) for path in paths)
+        return environment
+
+    def _last_words(self) -> str:
+        lines = self._home.controller_log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    # --- HTTP ---------------------------------------------------------------------------------------------
+
+    def _json(
+        self, method: str, path: str, body: object = None, query: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        content, _ = self._call(method, path, body, query)
+        answer: dict[str, Any] = json.loads(content)
+        return answer
+
+    def _call(
+        self, method: str, path: str, body: object = None, query: Mapping[str, str] | None = None
+    ) -> tuple[bytes, Mapping[str, str]]:
+        try:
+            base = json.loads(self._home.controller_address.read_text())["url"]
+        except (OSError, ValueError, KeyError):
+            raise ControllerDownError(ControllerDownError.__doc__) from None
+        url = base + urllib.parse.quote(path) + ("?" + urllib.parse.urlencode(query) if query else "")
+        request = urllib.request.Request(url, method=method)  # noqa: S310 - our own loopback address
+        request.add_header("Authorization", f"Bearer {self._home.token()}")
+        if body is not None:
+            request.data = json.dumps(body).encode()
+            request.add_header("Content-Type", "application/json")
+        try:
+            with urllib.request.urlopen(request, timeout=CALL_TIMEOUT_S) as answer:  # noqa: S310
+                return answer.read(), answer.headers
+        except urllib.error.HTTPError as error:
+            raise RefusedError(error.code, _reason(error)) from None
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            raise ControllerDownError(ControllerDownError.__doc__) from None
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read())["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"the controller answered {error.code}"

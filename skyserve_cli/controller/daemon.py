@@ -1,0 +1,211 @@
+"""The composition root: builds the controller, runs it, and takes it down. One per home.
+
+Two threads of control: the event loop (API, probes, load balancers) and the reconciler's, which waits until
+somebody wakes it or a tick has passed. Nothing needs to be saved on the way out, because everything is saved on
+the way: SIGKILL is a way of stopping like any other. Replicas and load balancers go on without it.
+
+    python -m skyserve_cli.controller.daemon
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from aiohttp import web
+
+from skyserve_cli.clouds import Clouds
+from skyserve_cli.config import ConfigError, load_config
+from skyserve_cli.controller.api import Api
+from skyserve_cli.controller.books import OfferBook, SpecBook
+from skyserve_cli.controller.clock import Clock, SystemClock
+from skyserve_cli.controller.lb_fleet import ProcessFleet
+from skyserve_cli.controller.office import Office
+from skyserve_cli.controller.ports import Offers
+from skyserve_cli.controller.probes import HttpProber
+from skyserve_cli.controller.reconciler import Reconciler
+from skyserve_cli.controller.runner import ThreadRunner
+from skyserve_cli.controller.seal import Seal
+from skyserve_cli.controller.witness import ThreadWitness
+from skyserve_cli.home import Home
+from skyserve_cli.state.store import Store
+
+log = logging.getLogger("skyserve.controller")
+
+#: Ticks that are asked for in a row are one tick: a burst of answers is taken in one photograph.
+BETWEEN_TICKS_S = 0.02
+FOLD_EVERY_S = 3600.0
+KEEP_ENDED_S = 7 * 86400.0
+
+
+class Ticker(threading.Thread):
+    """Runs the reconciler: when woken, and once per `tick_s` at the least."""
+
+    def __init__(
+        self, reconciler: Reconciler, store: Store, clock: Clock, woken: threading.Event, tick_s: float
+    ) -> None:
+        super().__init__(name="reconciler", daemon=True)
+        self._reconciler = reconciler
+        self._store = store
+        self._clock = clock
+        self._woken = woken
+        self._tick_s = tick_s
+        self._stop = threading.Event()
+        self._folded_at = clock.now()
+
+    def run(self) -> None:
+        while not self._stop.is_set():
+            self._woken.wait(self._tick_s)
+            self._woken.clear()
+            try:
+                self._reconciler.tick()
+                self._fold()
+            except Exception:  # the database may be away for a while; the next tick is another chance
+                log.exception("tick")
+            self._stop.wait(BETWEEN_TICKS_S)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._woken.set()
+        self.join(timeout=10.0)
+
+    def _fold(self) -> None:
+        now = self._clock.now()
+        if now - self._folded_at > FOLD_EVERY_S:
+            self._folded_at = now
+            self._store.fold(before=now - KEEP_ENDED_S)
+
+
+class _ResolvedOffers:
+    """The offer book, asked only for enabled clouds."""
+
+    def __init__(self, clouds: Clouds, book: OfferBook) -> None:
+        self.get = lambda need: book.get(clouds.resolve(need))
+
+
+async def run(home: Home) -> None:
+    """Run until SIGTERM, SIGINT or the API says stop."""
+    loop = asyncio.get_running_loop()
+    config = load_config(home.config)
+    stopping = asyncio.Event()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, stopping.set)
+
+    clock = SystemClock()
+    woken = threading.Event()
+    woken.set()
+    store = Store(home.database_url)
+    owner = store.owner()
+    seal = Seal(home.sealing_key())
+    specs = SpecBook(store, seal)
+    clouds = Clouds(home, config)
+    fleet = ProcessFleet(home.load_balancers, loop, woken.set)
+    prober = HttpProber(loop, woken.set)
+    witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
+    runner = ThreadRunner(clouds.get, lambda call: specs.order(owner, call), owner, clock, woken.set)
+    offers: Offers = _ResolvedOffers(clouds, OfferBook(clouds.all(), clock, woken.set))
+    reconciler = Reconciler(
+        clock=clock,
+        store=store,
+        specs=specs,
+        offers=offers,
+        runner=runner,
+        witness=witness,
+        prober=prober,
+        fleet=fleet,
+        enabled_clouds=frozenset(clouds.enabled),
+        lb_host=config.load_balancer.host,
+    )
+    office = Office(
+        store=store,
+        specs=specs,
+        seal=seal,
+        clouds=clouds,
+        fleet=fleet,
+        clock=clock,
+        owner=owner,
+        wake=woken.set,
+        load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
+    )
+    await prober.start()
+    await fleet.start()
+    ticker = Ticker(reconciler, store, clock, woken, config.controller.tick_seconds)
+    ticker.start()
+    api = Api(office, home.token(), home.controller_log, stopping.set)
+    site = await _listen(api.app(), home)
+    log.info("controller is up pid=%d owner=%s database=%s", os.getpid(), owner, _without_password(store))
+    await stopping.wait()
+    log.info("controller stops; replicas and load balancers go on")
+    home.controller_address.unlink(missing_ok=True)
+    await site.cleanup()
+    await asyncio.to_thread(ticker.stop)
+    witness.close()
+    await prober.close()
+    await fleet.close()
+    store.close()
+
+
+async def _listen(app: web.Application, home: Home) -> web.AppRunner:
+    """Serve on a free loopback port and tell the home which."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind(("127.0.0.1", 0))
+    site = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await site.setup()
+    await web.SockSite(site, listener).start()
+    address = {"url": f"http://127.0.0.1:{listener.getsockname()[1]}", "pid": os.getpid()}
+    _publish(home.controller_address, json.dumps(address))
+    return site
+
+
+def _publish(path: Path, content: str) -> None:
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_text(content)
+    draft.replace(path)
+
+
+def _without_password(store: Store) -> str:
+    return store.url.render_as_string(hide_password=True)
+
+
+def _log_to(home: Home) -> None:
+    handler = RotatingFileHandler(home.controller_log, maxBytes=16 << 20, backupCount=2)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def main() -> int:
+    """The daemon's process. Exit code 3: another controller of this home is running."""
+    home = Home.from_environment(os.environ)
+    home.create()
+    lock = os.open(home.lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"a controller of {home.root} is already running", file=sys.stderr)
+        return 3
+    _log_to(home)
+    try:
+        asyncio.run(run(home))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except Exception:
+        log.exception("the controller cannot go on")
+        raise
+    # Cloud calls may still be under way on threads. Their rows say so; the next controller makes them again.
+    logging.shutdown()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""What the API can do, without HTTP: goals in, facts out. Synchronous; called on threads."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from policies.model import Launch, Memory, Observation, Plan, Replica, ReplicaState, UpdateMode
+from policies.plan import plan
+from policies.registry import policies_for
+from provisioners.base import Instance, Provisioner
+from skyserve_cli import __version__
+from skyserve_cli.clouds import Clouds
+from skyserve_cli.controller.books import SpecBook, all_offers
+from skyserve_cli.controller.clock import Clock
+from skyserve_cli.controller.lb_fleet import ProcessFleet
+from skyserve_cli.controller.orders import goal_of, on_demand_price, requirements_of
+from skyserve_cli.controller.seal import Seal
+from skyserve_cli.controller.view import service_view
+from skyserve_cli.spec import spec_from_json
+from skyserve_cli.spec.model import ServiceSpec
+from skyserve_cli.state.store import NoSuchServiceError, ServiceRow, Spent, Store
+
+ENDED_SHOWN_FOR_S = 3600.0
+
+
+class NoFreePortError(Exception):
+    """No port is left for another endpoint."""
+
+
+class NoSuchReplicaError(Exception):
+    """The service has no live replica of that id."""
+
+
+class Office:
+    """One per daemon. `wake` makes the reconciler look at once."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        specs: SpecBook,
+        seal: Seal,
+        clouds: Clouds,
+        fleet: ProcessFleet,
+        clock: Clock,
+        owner: str,
+        wake: Callable[[], None],
+        load_balancer_log: Callable[[str], Path],
+    ) -> None:
+        self._store = store
+        self._specs = specs
+        self._seal = seal
+        self._clouds = clouds
+        self._fleet = fleet
+        self._clock = clock
+        self._owner = owner
+        self._wake = wake
+        self._started_at = clock.now()
+        self.load_balancer_log = load_balancer_log
+
+    def health(self) -> dict[str, Any]:
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "uptime_s": round(self._clock.now() - self._started_at, 3),
+            "clouds": list(self._clouds.enabled),
+        }
+
+    def put(
+        self, name: str, spec_json: Mapping[str, Any], secrets: Mapping[str, str], mode: UpdateMode | None
+    ) -> int:
+        """A new service (`mode` None) or a new version of one; answers the version.
+
+        Raises CloudNotEnabledError, NoFreePortError and the store's errors; after an error nothing has changed.
+        """
+        spec = spec_from_json(dict(spec_json))
+        self._clouds.resolve(requirements_of(spec))
+        missing = sorted(set(spec.secrets) - set(secrets))
+        if missing:
+            raise ValueError(f"secrets without a value: {', '.join(missing)}")
+        version = self._store.put_service(
+            name,
+            spec_json,
+            replica_hash=spec.replica_hash(self._content_digest(spec, secrets)),
+            sealed_secrets=self._seal.close(secrets),
+            lb_port=self._port(name, spec),
+            mode=mode,
+            now=self._clock.now(),
+        )
+        self._wake()
+        return version
+
+    def down(self, name: str, purge: bool) -> None:
+        """Raises NoSuchServiceError."""
+        try:
+            self._store.set_down(name, purge=purge, now=self._clock.now())
+        except NoSuchServiceError:
+            raise NoSuchServiceError(f"there is no service {name}") from None
+        self._wake()
+
+    def kill(self, name: str, replica_id: int) -> None:
+        """Raises NoSuchServiceError, NoSuchReplicaError."""
+        try:
+            self._store.kill_replica(name, replica_id, now=self._clock.now())
+        except NoSuchServiceError:
+            raise NoSuchServiceError(f"there is no service {name}") from None
+        except KeyError:
+            raise NoSuchReplicaError(f"service {name} has no live replica {replica_id}") from None
+        self._wake()
+
+    def plan(self, spec_json: Mapping[str, Any]) -> dict[str, Any]:
+        """The first tick of this spec on empty ground: what would be launched where, and what it costs."""
+        spec = spec_from_json(dict(spec_json))
+        offers = all_offers(self._clouds.all(), self._clouds.resolve(requirements_of(spec)))
+        row = _new_row(spec, self._clock.now())
+        photograph = Observation(self._clock.now(), goal_of(row, spec), (), offers)
+        decided = plan(photograph, row.memory, policies_for(photograph.goal))
+        return plan_view(spec, decided, offers_known=len(offers))
+
+    def services(self, *, down: bool, ended: bool) -> list[dict[str, Any]]:
+        """The views of all services, by name."""
+        now = self._clock.now()
+        rows = self._store.services(down=down)
+        spent = self._store.spent(now)
+        return [self._view(row, spent.get(row.name, Spent(0.0, 0.0)), ended, now) for row in rows]
+
+    def events(self, service: str | None, *, after: int, limit: int, newest: bool) -> list[dict[str, Any]]:
+        """The story, oldest first."""
+        return [
+            {
+                "seq": line.seq,
+                "at": line.at,
+                "service": line.service,
+                "replica_id": line.story.replica_id,
+                "kind": line.story.kind,
+                "state": line.story.state,
+                "message": line.story.message,
+            }
+            for line in self._store.events(service, after=after, limit=limit, newest=newest)
+        ]
+
+    def instance(self, name: str, replica_id: int) -> tuple[Provisioner, Instance | None]:
+        """The instance of a replica, dead or alive, and its cloud. Raises NoSuchReplicaError."""
+        known = {replica.id: replica for replica in self._store.replicas(name, limit=1000)}
+        if replica_id not in known:
+            raise NoSuchReplicaError(f"service {name} has no replica {replica_id}")
+        replica = known[replica_id]
+        cloud = self._clouds.get(replica.zone.cloud)
+        listed = cloud.instances(self._owner, name)
+        return cloud, next((i for i in listed if i.id == replica.instance_id), None)
+
+    def _view(self, row: ServiceRow, spent: Spent, ended: bool, now: float) -> dict[str, Any]:
+        spec = self._specs.get(row.name, row.version)
+        recently: list[Replica] = []
+        if ended:
+            recently = [
+                r
+                for r in self._store.replicas(row.name)
+                if r.state is ReplicaState.GONE and now - (r.ended_at or now) < ENDED_SHOWN_FOR_S
+            ]
+        return service_view(
+            row,
+            spec,
+            goal_of(row, spec),
+            agent=self._fleet.view(row.name),
+            load=self._fleet.load(row.name),
+            spent=spent,
+            host=spec.load_balancer.host or self._clouds.config.load_balancer.host,
+            ended=recently,
+            now=now,
+        )
+
+    def _port(self, name: str, spec: ServiceSpec) -> int:
+        """The endpoint's port: the one asked for, the one the service had, or the first that is free."""
+        rows = {row.name: row for row in self._store.services(down=True)}
+        taken = {row.lb_port for row in rows.values() if row.name != name and not row.down}
+        chosen = spec.load_balancer.port
+        if chosen is not None:
+            if chosen in taken:
+                raise NoFreePortError(f"service.load_balancer.port: {chosen} belongs to another service")
+            return chosen
+        if name in rows and not rows[name].down:
+            return rows[name].lb_port
+        settings = self._clouds.config.load_balancer
+        host = spec.load_balancer.host or settings.host
+        for port in range(settings.first_port, settings.last_port + 1):
+            if port not in taken and _is_free(host, port):
+                return port
+        raise NoFreePortError(
+            f"no free port from {settings.first_port} to {settings.last_port} for an endpoint"
+        )
+
+    def _content_digest(self, spec: ServiceSpec, secrets: Mapping[str, str]) -> str:
+        """What the spec only names: secret values, by a keyed digest that does not give them away."""
+        return self._seal.digest(secrets) if secrets else ""
+
+
+def plan_view(spec: ServiceSpec, decided: Plan, *, offers_known: int) -> dict[str, Any]:
+    """A plan as `serve plan -o json` prints it."""
+    launches = [action for action in decided.actions if isinstance(action, Launch)]
+    return {
+        "name": spec.name,
+        "target": decided.target,
+        "launches": [
+            {
+                "replica_id": launch.replica_id,
+                "cloud": launch.offer.zone.cloud,
+                "region": launch.offer.zone.region,
+                "zone": launch.offer.zone.name,
+                "capacity_type": launch.offer.capacity_type.value,
+                "instance_type": launch.offer.instance_type,
+                "accelerator": launch.offer.accelerator,
+                "accelerator_count": launch.offer.accelerator_count,
+                "price_usd_hour": launch.offer.price_usd_hour,
+                "why": launch.why,
+            }
+            for launch in launches
+        ],
+        "notes": list(decided.notes),
+        "offers": offers_known,
+        "usd_per_hour": round(sum(launch.offer.price_usd_hour for launch in launches), 6),
+        "usd_per_hour_on_demand": round(sum(on_demand_price(launch.offer) for launch in launches), 6),
+    }
+
+
+def _new_row(spec: ServiceSpec, now: float) -> ServiceRow:
+    return ServiceRow(
+        name=spec.name,
+        incarnation="",
+        created_at=now,
+        version=1,
+        same_replicas=frozenset(),
+        update_mode=UpdateMode.ROLLING,
+        down=False,
+        purge=False,
+        target=0,
+        notes="",
+        memory=Memory(),
+        lb_port=0,
+        killed=frozenset(),
+        replicas=(),
+    )
+
+
+def _is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

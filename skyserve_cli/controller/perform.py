@@ -1,0 +1,85 @@
+"""One cloud call, from the order to the event that tells how it went. Shared by the daemon and the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from policies.model import Event, FailureKind, Launched, LaunchFailed, Terminated
+from provisioners.base import Instance, InstanceState, LaunchOrder, Provisioner
+from provisioners.errors import ProvisionError, QuotaError, TransientError
+from skyserve_cli.controller.ports import Call, CallKind
+
+MAX_LAUNCH_TRIES = 5
+LONGEST_RETRY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The call did not settle; make it again, with the same token, after `after_s`."""
+
+    after_s: float
+    message: str
+
+
+def perform(
+    call: Call, provisioner: Provisioner, order: Callable[[], LaunchOrder], token: str, owner: str
+) -> Event | Retry:
+    """Make the call. Raises only what is a bug."""
+    if call.kind is CallKind.LAUNCH:
+        return _launch(call, provisioner, order())
+    return _terminate(call, provisioner, token, owner)
+
+
+def settle(call: Call, outcome: Event | Retry, tries: int) -> Event | Retry:
+    """What an outcome means after `tries` tries. A launch gives up; a terminate never does, for what it would
+    leave behind costs money."""
+    if isinstance(outcome, Retry) and call.kind is CallKind.LAUNCH and tries >= MAX_LAUNCH_TRIES:
+        return LaunchFailed(call.replica.id, FailureKind.TRANSIENT, f"after {tries} tries: {outcome.message}")
+    return outcome
+
+
+def backoff_s(outcome: Retry, tries: int) -> float:
+    """How long to wait before try number `tries` + 1."""
+    return float(min(LONGEST_RETRY_S, outcome.after_s * 2 ** min(tries - 1, 10)))
+
+
+def _launch(call: Call, provisioner: Provisioner, order: LaunchOrder) -> Event | Retry:
+    try:
+        instance = provisioner.launch(order)
+    except TransientError as error:
+        return Retry(error.retry_after_s, error.message)
+    except QuotaError as error:
+        return LaunchFailed(call.replica.id, error.kind, error.message, error.retry_at)
+    except ProvisionError as error:
+        return LaunchFailed(call.replica.id, error.kind, error.message)
+    return Launched(call.replica.id, instance.id)
+
+
+def _terminate(call: Call, provisioner: Provisioner, token: str, owner: str) -> Event | Retry:
+    try:
+        instance = _find(call, provisioner, token, owner)
+        if instance is not None and not instance.state.is_gone:
+            provisioner.terminate(instance)
+    except ProvisionError as error:
+        return Retry(getattr(error, "retry_after_s", 1.0), error.message)
+    return Terminated(call.replica.id)
+
+
+def _find(call: Call, provisioner: Provisioner, token: str, owner: str) -> Instance | None:
+    """The instance to terminate. By id where the launch was answered; else the cloud is asked for the token,
+    because a launch whose answer was lost may have made one."""
+    replica = call.replica
+    if replica.instance_id is not None:
+        return Instance(
+            id=replica.instance_id,
+            token=token,
+            owner=owner,
+            service=call.service,
+            replica_id=replica.id,
+            zone=replica.zone,
+            capacity_type=replica.offer.capacity_type,
+            state=InstanceState.STOPPING,
+        )
+    listed = provisioner.instances(owner, call.service)
+    return next((instance for instance in listed if instance.token == token), None)

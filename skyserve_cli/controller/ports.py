@@ -1,0 +1,133 @@
+"""What the reconciler needs of the world: five small ports. The daemon and the simulator fill them differently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from lb.wire import Table
+from policies.model import Event, Load, Offer, Replica
+from provisioners.base import Instance, Requirements
+from skyserve_cli.spec.model import Probe, ServiceSpec
+
+
+class CallKind(str, Enum):
+    """The two calls that change a cloud."""
+
+    LAUNCH = "launch"
+    TERMINATE = "terminate"
+
+
+class Call(NamedTuple):
+    """One cloud call that is outstanding for a replica, with what is needed to build its order."""
+
+    service: str
+    incarnation: str
+    kind: CallKind
+    replica: Replica
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.service, self.replica.id
+
+
+class Runner(Protocol):
+    """Makes cloud calls. At most one is in flight per replica: without this rule a machine leaks when a
+    terminate overtakes its launch."""
+
+    def ensure(self, calls: Sequence[Call]) -> None:
+        """These calls are outstanding: start those not under way. Level-triggered, called every tick; a call
+        that is under way, or waits for its retry, is left alone."""
+        ...
+
+    def drain(self) -> Sequence[tuple[str, Event]]:
+        """The answers since the last time, as (service, event)."""
+        ...
+
+    def abandon(self, orphan: Instance) -> None:
+        """Terminate an instance that has no row."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One listing of one cloud; it shows at least everything launched before `asked_at`."""
+
+    cloud: str
+    asked_at: float
+    instances: tuple[Instance, ...]
+
+
+class Witness(Protocol):
+    """Looks at the clouds' truth."""
+
+    def watch(self, clouds: frozenset[str]) -> None:
+        """List these clouds over and over."""
+        ...
+
+    def drain(self) -> Sequence[Sighting]: ...
+
+
+class ProbeOrder(NamedTuple):
+    """One replica to be probed. `passing` is what the last probe the reconciler knows of said; None: none yet."""
+
+    service: str
+    replica_id: int
+    endpoint: str
+    probe: Probe
+    passing: bool | None
+
+
+class Prober(Protocol):
+    """Runs readiness probes."""
+
+    def watch(self, orders: Sequence[ProbeOrder]) -> None:
+        """Probe exactly these, each at its own interval."""
+        ...
+
+    def drain(self) -> Sequence[tuple[str, Event]]:
+        """ProbePassed and ProbeFailed events, where they differ from `passing`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOrder:
+    """The load balancer a service should have."""
+
+    service: str
+    host: str
+    port: int
+    table: Table
+    tls: tuple[str, str] | None = None  # certificate file, key file
+
+
+class LbFleet(Protocol):
+    """Keeps a load balancer agent alive per service and its table up to date."""
+
+    def ensure(self, orders: Mapping[str, AgentOrder]) -> None:
+        """Exactly these agents should run, with these tables. Returns at once."""
+        ...
+
+    def load(self, service: str) -> Load:
+        """The demand last reported."""
+        ...
+
+
+class Offers(Protocol):
+    """Prices and places."""
+
+    def get(self, need: Requirements) -> tuple[Offer, ...] | None:
+        """The offers of all enabled clouds, best first; None while they are not known yet. Never blocks."""
+        ...
+
+
+class Specs(Protocol):
+    """The specs of stored versions."""
+
+    def get(self, service: str, version: int) -> ServiceSpec: ...
+
+    def probe(self, service: str, version: int) -> Probe:
+        """The version's readiness probe with its secrets filled in."""
+        ...

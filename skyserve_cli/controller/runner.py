@@ -1,0 +1,163 @@
+"""Cloud calls on threads, one in flight per replica.
+
+A call stays "under way" until the tick has taken its answer, not until the thread has ended: otherwise a tick
+between the two would start it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from policies.model import Event
+from provisioners.base import Instance, LaunchOrder, Provisioner
+from provisioners.errors import ProvisionError
+from skyserve_cli.controller.clock import Clock
+from skyserve_cli.controller.orders import token_of
+from skyserve_cli.controller.perform import Retry, backoff_s, perform, settle
+from skyserve_cli.controller.ports import Call, CallKind
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is known of a replica's current call."""
+
+    kind: CallKind
+    tries: int = 0
+    under_way: bool = False
+    not_before: float = 0.0
+
+
+class CallBook:
+    """Which calls may start, and what their outcomes mean. Not thread-safe: the tick's own."""
+
+    def __init__(self) -> None:
+        self._records: dict[Key, _Record] = {}
+
+    def startable(self, calls: Sequence[Call], now: float) -> list[Call]:
+        """Those of `calls` to start now; they count as under way from here on."""
+        outstanding = {call.key for call in calls}
+        for key in [k for k, r in self._records.items() if k not in outstanding and not r.under_way]:
+            del self._records[key]
+        started = []
+        for call in calls:
+            record = self._records.get(call.key)
+            if record is None or (record.kind is not call.kind and not record.under_way):
+                record = self._records[call.key] = _Record(call.kind)
+            if record.under_way or record.not_before > now:
+                continue
+            record.under_way = True
+            record.tries += 1
+            started.append(call)
+        return started
+
+    def settled(self, call: Call, outcome: Event | Retry, now: float) -> Event | None:
+        """The event an outcome amounts to; None if the call is to be made again."""
+        record = self._records[call.key]
+        record.under_way = False
+        outcome = settle(call, outcome, record.tries)
+        if isinstance(outcome, Retry):
+            record.not_before = now + backoff_s(outcome, record.tries)
+            return None
+        del self._records[call.key]
+        return outcome
+
+    def next_retry_at(self) -> float | None:
+        """When the first waiting call may be made again."""
+        return min((r.not_before for r in self._records.values() if not r.under_way), default=None)
+
+
+class ThreadRunner:
+    """The daemon's runner."""
+
+    def __init__(
+        self,
+        provisioners: Callable[[str], Provisioner],
+        order: Callable[[Call], LaunchOrder],
+        owner: str,
+        clock: Clock,
+        wake: Callable[[], None],
+        *,
+        threads: int = 32,
+    ) -> None:
+        self._provisioners = provisioners
+        self._order = order
+        self._owner = owner
+        self._clock = clock
+        self._wake = wake
+        self._book = CallBook()
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Call, Event | Retry]] = queue.SimpleQueue()
+        self._abandoned: set[str] = set()
+        self._idle = 0
+        self._threads = 0
+        self._most_threads = threads
+        self._lock = threading.Lock()
+
+    def ensure(self, calls: Sequence[Call]) -> None:
+        for call in self._book.startable(calls, self._clock.now()):
+            self._submit(partial(self._make, call))
+
+    def drain(self) -> list[tuple[str, Event]]:
+        events = []
+        while not self._done.empty():
+            call, outcome = self._done.get()
+            if isinstance(outcome, Retry):
+                log.warning("%s of %s replica %d: %s", call.kind.value, *call.key, outcome.message)
+            event = self._book.settled(call, outcome, self._clock.now())
+            if event is not None:
+                events.append((call.service, event))
+        return events
+
+    def abandon(self, orphan: Instance) -> None:
+        with self._lock:
+            if orphan.id in self._abandoned:
+                return
+            self._abandoned.add(orphan.id)
+        self._submit(lambda: self._end_orphan(orphan))
+
+    def _make(self, call: Call) -> None:
+        cloud = call.replica.zone.cloud
+        token = token_of(self._owner, call.service, call.incarnation, call.replica.id, call.replica.offer)
+        try:
+            outcome = perform(call, self._provisioners(cloud), lambda: self._order(call), token, self._owner)
+        except Exception as error:  # a bug in a plug-in must not lose the replica
+            log.exception("%s of %s replica %d", call.kind.value, *call.key)
+            outcome = Retry(5.0, f"{type(error).__name__}: {error}")
+        self._done.put((call, outcome))
+        self._wake()
+
+    def _end_orphan(self, orphan: Instance) -> None:
+        log.warning("terminate orphan %s in %s", orphan.id, orphan.zone)
+        try:
+            self._provisioners(orphan.zone.cloud).terminate(orphan)
+        except ProvisionError as error:
+            log.warning("orphan %s: %s", orphan.id, error)
+        finally:
+            with self._lock:
+                self._abandoned.discard(orphan.id)
+
+    def _submit(self, job: Callable[[], None]) -> None:
+        """Daemon threads, made as needed and kept: a process that is told to die does not wait for a cloud."""
+        self._work.put(job)
+        with self._lock:
+            if self._work.qsize() > self._idle and self._threads < self._most_threads:
+                self._threads += 1
+                threading.Thread(target=self._serve, daemon=True, name=f"cloud-{self._threads}").start()
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            job = self._work.get()
+            with self._lock:
+                self._idle -= 1
+            job()

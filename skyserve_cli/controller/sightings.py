@@ -1,0 +1,89 @@
+"""What a listing of a cloud means for the replicas in our rows. Pure: instances in, events out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from policies.model import (
+    BootstrapFailed,
+    Bootstrapped,
+    CapacityType,
+    Event,
+    Preempted,
+    PreemptionNotice,
+    Replica,
+    ReplicaState,
+    RunExited,
+)
+from provisioners.base import Instance, InstanceState
+from skyserve_cli.controller.ports import Sighting
+
+_WITH_INSTANCE = frozenset(
+    {
+        ReplicaState.PROVISIONING,
+        ReplicaState.STARTING,
+        ReplicaState.READY,
+        ReplicaState.NOT_READY,
+        ReplicaState.DRAINING,
+    }
+)
+
+
+def events_of(
+    replicas: Iterable[Replica], instances: Mapping[str, Instance], asked_at: float
+) -> Iterator[Event]:
+    """The events that `instances` (by instance id, of one cloud) imply for that cloud's replicas.
+
+    A replica is only missing if it had been launched before the cloud was asked. One that is REQUESTED or
+    TERMINATING has a call outstanding, whose answer tells more than a listing.
+    """
+    for replica in replicas:
+        if replica.state not in _WITH_INSTANCE or replica.instance_id is None or replica.launched_at is None:
+            continue
+        instance = instances.get(replica.instance_id)
+        if instance is None:
+            if replica.launched_at < asked_at:
+                yield _gone(replica, "the cloud no longer lists the instance")
+            continue
+        yield from _events(replica, instance)
+
+
+def _events(replica: Replica, instance: Instance) -> Iterator[Event]:
+    match instance.state:
+        case InstanceState.PREEMPTED:
+            yield Preempted(replica.id, message=instance.message or "preempted by the cloud")
+            return
+        case InstanceState.TERMINATED | InstanceState.STOPPING:
+            yield _gone(replica, instance.message or "terminated, and not by this controller")
+            return
+        case InstanceState.SETUP_FAILED:
+            if replica.state is ReplicaState.PROVISIONING:
+                yield BootstrapFailed(replica.id, instance.message)
+            return
+        case InstanceState.RUN_EXITED:
+            yield RunExited(replica.id, instance.message)
+            return
+        case InstanceState.RUNNING if replica.state is ReplicaState.PROVISIONING and instance.endpoint:
+            yield Bootstrapped(replica.id, instance.endpoint)
+        case _:
+            pass
+    if instance.preempt_at is not None and instance.preempt_at != replica.preempt_at:
+        yield PreemptionNotice(replica.id, instance.preempt_at)
+
+
+def _gone(replica: Replica, message: str) -> Preempted:
+    """Spot instances vanish by preemption; anything else that vanishes is a loss nobody explained."""
+    lost = replica.offer.capacity_type is not CapacityType.SPOT
+    return Preempted(replica.id, lost=lost, message=message)
+
+
+def orphans(
+    sighting: Sighting, live_tokens: frozenset[str], suspects: frozenset[str]
+) -> tuple[list[Instance], frozenset[str]]:
+    """The instances of ours that no live replica owns, and the suspects for the next listing.
+
+    Rows are committed before machines are asked for, so an instance without a row belongs to nobody. It must be
+    seen twice, so that a listing taken before a terminate was answered accuses no one.
+    """
+    unowned = [i for i in sighting.instances if not i.state.is_gone and i.token not in live_tokens]
+    return [i for i in unowned if i.id in suspects], frozenset(i.id for i in unowned)

@@ -1,0 +1,49 @@
+"""The table a load balancer should have. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lb.wire import Limits, Table, Target, TargetState
+from policies import rollout
+from policies.model import Goal, Json, Replica, ReplicaState
+from skyserve_cli.spec.model import ServiceSpec
+
+_STATES = {
+    ReplicaState.READY: TargetState.READY,
+    ReplicaState.NOT_READY: TargetState.UNHEALTHY,
+    ReplicaState.DRAINING: TargetState.DRAINING,
+}
+
+
+def table_of(
+    service: str, spec: ServiceSpec, replicas: Sequence[Replica], goal: Goal, rollout_memory: Json
+) -> Table:
+    """The targets that may serve, and the limits of the service. Equal contents have equal revisions."""
+    limits = Limits(
+        time_to_first_byte_s=spec.load_balancer.time_to_first_byte_s,
+        idle_timeout_s=spec.load_balancer.stream_timeout_s,
+        # Nothing will come up for a service that goes down: to hold a request would be to lie to its client.
+        hold_s=0.0 if goal.down else Limits().hold_s,
+    )
+    # A probe with a payload is real work for an engine; a plain path is a sign of life that costs nothing.
+    health_path = spec.probe.path if spec.probe.method == "GET" and "$" not in spec.probe.path else None
+    targets = tuple(
+        Target(
+            id=str(replica.id),
+            url=replica.endpoint or "",
+            region=replica.zone.region,
+            zone=replica.zone.name,
+            capacity_type=replica.offer.capacity_type.value,
+            accelerator=replica.offer.accelerator or "",
+            state=_STATES[replica.state],
+            health_path=health_path,
+        )
+        for replica in rollout.serving(replicas, goal, rollout_memory)
+    )
+    table = Table(service, "-", targets, spec.load_balancing_policy, limits)
+    content = json.dumps(table.to_json(), sort_keys=True)
+    return replace(table, revision=hashlib.sha256(content.encode()).hexdigest()[:16])

@@ -1,0 +1,93 @@
+"""What `serve status` shows, as JSON: one pure function of rows and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from policies.model import Goal, Load, Replica, ReplicaState
+from policies.service_state import service_state
+from skyserve_cli.controller.lb_fleet import AgentView
+from skyserve_cli.controller.orders import on_demand_price
+from skyserve_cli.spec.model import ServiceSpec
+from skyserve_cli.state.store import ServiceRow, Spent
+
+
+def service_view(
+    row: ServiceRow,
+    spec: ServiceSpec,
+    goal: Goal,
+    *,
+    agent: AgentView,
+    load: Load,
+    spent: Spent,
+    host: str,
+    ended: Sequence[Replica],
+    now: float,
+) -> dict[str, Any]:
+    """One service. Instants are UNIX seconds, money is US dollars; `ended` replicas are listed after the live."""
+    endpoint = endpoint_of(row, spec, host)
+    status = service_state(goal, row.replicas, row.target, row.memory.rollout, now)
+    billed = [r for r in row.replicas if r.launched_at is not None]
+    rate = load.requests / load.window_s if load.known else None
+    return {
+        "name": row.name,
+        "version": row.version,
+        "status": status.value,
+        "endpoint": endpoint,
+        "endpoints": [endpoint],
+        "target": row.target,
+        "ready": sum(r.state is ReplicaState.READY for r in row.replicas),
+        "notes": row.notes,
+        "created_at": row.created_at,
+        "update_mode": row.update_mode.value,
+        "failed_versions": list(row.memory.rollout.get("failed", ())),
+        "load_balancing_policy": spec.load_balancing_policy,
+        "load_balancer": {
+            "alive": agent.alive,
+            "synced": agent.acked,
+            "ready_targets": agent.ready_targets,
+            "restarts": agent.restarts,
+        },
+        "load": {"requests_per_s": rate, "in_flight": load.in_flight, "queued": load.queued},
+        "cost": {
+            "usd_per_hour": round(sum(r.offer.price_usd_hour for r in billed), 6),
+            "usd_per_hour_on_demand": round(sum(on_demand_price(r.offer) for r in billed), 6),
+            "usd_total": round(spent.usd, 6),
+            "usd_on_demand_equivalent": round(spent.usd_on_demand, 6),
+        },
+        "replicas": [replica_view(r) for r in (*row.replicas, *ended)],
+    }
+
+
+def endpoint_of(row: ServiceRow, spec: ServiceSpec, host: str) -> str:
+    scheme = "http" if spec.tls is None else "https"
+    shown = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - shown, not bound
+    shown = f"[{shown}]" if ":" in shown else shown
+    return f"{scheme}://{shown}:{row.lb_port}"
+
+
+def replica_view(replica: Replica) -> dict[str, Any]:
+    offer = replica.offer
+    return {
+        "id": replica.id,
+        "version": replica.version,
+        "state": replica.state.value,
+        "cloud": offer.zone.cloud,
+        "region": offer.zone.region,
+        "zone": offer.zone.name,
+        "capacity_type": offer.capacity_type.value,
+        "instance_type": offer.instance_type,
+        "accelerator": offer.accelerator,
+        "accelerator_count": offer.accelerator_count,
+        "price_usd_hour": offer.price_usd_hour,
+        "endpoint": replica.endpoint,
+        "instance_id": replica.instance_id,
+        "since": replica.since,
+        "created_at": replica.created_at,
+        "ready_at": replica.ready_at,
+        "preempt_at": replica.preempt_at,
+        "ended_at": replica.ended_at,
+        "end_reason": None if replica.end_reason is None else replica.end_reason.value,
+        "message": replica.message,
+    }

@@ -1,0 +1,78 @@
+"""Looks at the clouds: one thread per cloud lists our instances over and over."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+
+from provisioners.base import Instance, Provisioner
+from provisioners.errors import ProvisionError
+from skyserve_cli.controller.clock import Clock
+from skyserve_cli.controller.ports import Sighting
+
+log = logging.getLogger(__name__)
+
+DEFAULT_POLL_S = 10.0
+
+
+class ThreadWitness:
+    """The daemon's witness. `poll_s` by cloud; the tick is woken only when a listing differs from the last."""
+
+    def __init__(
+        self,
+        provisioners: Callable[[str], Provisioner],
+        owner: str,
+        clock: Clock,
+        wake: Callable[[], None],
+        poll_s: Mapping[str, float],
+    ) -> None:
+        self._provisioners = provisioners
+        self._owner = owner
+        self._clock = clock
+        self._wake = wake
+        self._poll_s = poll_s
+        self._seen: queue.SimpleQueue[Sighting] = queue.SimpleQueue()
+        self._watched: frozenset[str] = frozenset()
+        self._threads: dict[str, threading.Thread] = {}
+        self._stop = threading.Event()
+
+    def watch(self, clouds: frozenset[str]) -> None:
+        self._watched = clouds
+        for cloud in clouds - self._threads.keys():
+            thread = threading.Thread(target=self._look, args=(cloud,), daemon=True, name=f"witness-{cloud}")
+            self._threads[cloud] = thread
+            thread.start()
+
+    def drain(self) -> list[Sighting]:
+        sightings = []
+        while not self._seen.empty():
+            sightings.append(self._seen.get())
+        return sightings
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def _look(self, cloud: str) -> None:
+        last: tuple[Instance, ...] | None = None
+        trouble = ""
+        poll_s = self._poll_s.get(cloud, DEFAULT_POLL_S)
+        while not self._stop.is_set():
+            if cloud in self._watched:
+                asked_at = self._clock.now()
+                try:
+                    instances = tuple(self._provisioners(cloud).instances(self._owner))
+                except ProvisionError as error:
+                    if str(error) != trouble:
+                        log.warning("cannot list %s: %s", cloud, error)
+                    trouble = str(error)
+                except Exception:  # a bug in a plug-in must not blind us to the cloud for good
+                    log.exception("listing %s", cloud)
+                else:
+                    trouble = ""
+                    self._seen.put(Sighting(cloud, asked_at, instances))
+                    if instances != last:
+                        last = instances
+                        self._wake()
+            self._stop.wait(poll_s)

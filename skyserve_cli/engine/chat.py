@@ -1,0 +1,79 @@
+"""From chat messages to prompt tokens: a ChatML template.
+
+    <|im_start|>role\\ncontent<|im_end|>\\n     per message, then <|im_start|>assistant\\n
+
+With `continue_final_message` the last message stays open, so a conversation that ends in half an answer renders
+to exactly the tokens the engine had when it had said that half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from skyserve_cli.engine.errors import BadRequest
+from skyserve_cli.engine.text import encode
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def render(
+    messages: Sequence[Any],
+    *,
+    tools: Sequence[Any] = (),
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+) -> str:
+    """The prompt text of a conversation. Raises BadRequest naming the message that is wrong."""
+    if continue_final_message and add_generation_prompt:
+        raise BadRequest(
+            "continue_final_message and add_generation_prompt cannot both be true: "
+            "send add_generation_prompt false to continue the last message",
+            param="continue_final_message",
+        )
+    if not messages:
+        raise BadRequest("messages must hold at least one message", param="messages")
+    # Tools change nothing in what this engine says, but they are read: their tokens take time and memory.
+    turns = [("system", orjson.dumps(list(tools)).decode())] if tools else []
+    turns += [_turn(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+    if continue_final_message:
+        return text.removesuffix("<|im_end|>\n")
+    return text + "<|im_start|>assistant\n" if add_generation_prompt else text
+
+
+def tokens(messages: Sequence[Any], **options: Any) -> tuple[int, ...]:
+    """The prompt tokens of a conversation; arguments and errors as for `render`."""
+    return tuple(encode(render(messages, **options)))
+
+
+def _turn(message: Any, where: str) -> tuple[str, str]:
+    if not isinstance(message, Mapping):
+        raise BadRequest(f"{where} must be an object", param=where)
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise BadRequest(f"{where}.role must be a string", param=f"{where}.role")
+    content = _content(message.get("content"), f"{where}.content")
+    calls = message.get("tool_calls")
+    return role, content + (orjson.dumps(calls).decode() if calls else "")
+
+
+def _content(content: Any, where: str) -> str:
+    if content is None:  # an assistant's message that only calls tools
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+    raise BadRequest(f"{where} must be a string or a list of parts", param=where)
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise BadRequest(f"{where}: this engine reads text parts only (got {kind!r})", param=where)

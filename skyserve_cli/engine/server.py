@@ -1,0 +1,292 @@
+"""The engine behind a port: OpenAI's API over HTTP/1.1, with vLLM's metrics and helpers.
+
+    POST /v1/chat/completions  /v1/completions  /tokenize  /detokenize
+    GET  /v1/models  /health  /ping  /version  /metrics
+
+A client that leaves cancels its handler (also while its request is still pending or is not streamed), and the
+`finally` of the handler frees the request's blocks. SIGTERM: /health says 503, no new connections, what runs may
+finish within `grace_s`, then it is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from skyserve_cli.engine import api
+from skyserve_cli.engine.api import Kind
+from skyserve_cli.engine.errors import ApiError, BadRequest, error_body
+from skyserve_cli.engine.metrics import Telemetry
+from skyserve_cli.engine.model import EngineModel, Output, RequestRefused
+from skyserve_cli.engine.profiles import Profile, profile_named
+from skyserve_cli.engine.replies import Reply, Transcript, event
+from skyserve_cli.engine.runner import Mailbox, Runner
+from skyserve_cli.engine.text import Language, decode
+
+MAX_BODY_BYTES = 32 * 2**20
+_MAX_REQUEST_ID = 256
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One engine. Durations of the profile are divided by `speed`; replicas of one model share `seed`."""
+
+    profile: Profile
+    model: str
+    speed: float = 1.0
+    seed: int = 0
+    mean_output_tokens: float = 200.0
+    max_body_bytes: int = MAX_BODY_BYTES
+    # What a deterministic engine draws from outside: ids that differ between replicas, and the clocks.
+    id_prefix: str = field(default_factory=lambda: secrets.token_hex(4))
+    clock_s: Callable[[], float] = time.monotonic  # noqa: TID251
+    unix_time_s: Callable[[], float] = time.time  # noqa: TID251
+
+
+def serve(
+    profile: str,
+    host: str,
+    port: int,
+    *,
+    model: str | None = None,
+    speed: float = 1.0,
+    seed: int = 0,
+    mean_output_tokens: float = 200.0,
+    cold_start_s: float = 0.0,
+    grace_s: float = 5.0,
+) -> None:
+    """Serve until SIGTERM or SIGINT. Port 0 takes a free one; the address is said on stderr.
+
+    `model` is the name clients ask for (default: the profile's); `cold_start_s` passes, divided by `speed`, before
+    the port opens. Raises UnknownProfile, ValueError for a speed that is not positive, OSError if the port is taken.
+    """
+    chosen = profile_named(profile)
+    settings = Settings(chosen, model or chosen.model, speed, seed, mean_output_tokens)
+    with asyncio.Runner(loop_factory=_loop_factory()) as loop:
+        loop.run(_serve(settings, host, port, cold_start_s / speed, grace_s))
+
+
+def create_app(settings: Settings) -> web.Application:
+    """The engine as an aiohttp application; run it with `handler_cancellation=True`."""
+    return _Server(settings).app
+
+
+async def _serve(settings: Settings, host: str, port: int, delay_s: float, grace_s: float) -> None:
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    server = _Server(settings)
+    runner = web.AppRunner(server.app, handler_cancellation=True, access_log=None, shutdown_timeout=grace_s)
+    await runner.setup()
+    try:
+        if delay_s > 0 and await _is_set_within(stop, delay_s):
+            return
+        await web.TCPSite(runner, host, port, reuse_address=True).start()
+        bound = runner.addresses[0][1]
+        print(
+            f"engine {settings.profile.name} serves {settings.model} on http://{host}:{bound} "
+            f"at speed {settings.speed:g}",
+            file=sys.stderr,
+            flush=True,
+        )
+        await stop.wait()
+        server.draining = True
+    finally:
+        await runner.cleanup()
+
+
+async def _is_set_within(stop: asyncio.Event, delay_s: float) -> bool:
+    try:
+        await asyncio.wait_for(stop.wait(), delay_s)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # optional: the standard loop serves too, with more CPU per token
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+class _Server:
+    def __init__(self, settings: Settings) -> None:
+        self.draining = False
+        self._settings = settings
+        self._model = EngineModel(settings.profile, Language(settings.seed, settings.mean_output_tokens))
+        self._telemetry = Telemetry(self._model, settings.model)
+        self._runner = Runner(self._model, self._telemetry, settings.speed, settings.clock_s)
+        self._started_at = int(settings.unix_time_s())
+        self._calls = 0
+        self.app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_errors_as_json])
+        self.app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/completions", self._completions),
+                web.get("/v1/models", self._models),
+                web.post("/tokenize", self._tokenize),
+                web.post("/detokenize", self._detokenize),
+                web.get("/health", self._health),
+                web.get("/ping", self._health),
+                web.get("/version", self._version),
+                web.get("/metrics", self._metrics),
+            ]
+        )
+        self.app.on_response_prepare.append(_echo_request_id)
+        self.app.on_startup.append(self._start)
+        self.app.on_cleanup.append(self._stop)
+
+    async def _start(self, _: web.Application) -> None:
+        self._runner.start()
+
+    async def _stop(self, _: web.Application) -> None:
+        await self._runner.stop()
+
+    async def _chat(self, http: web.Request) -> web.StreamResponse:
+        return await self._generate(http, Kind.CHAT)
+
+    async def _completions(self, http: web.Request) -> web.StreamResponse:
+        return await self._generate(http, Kind.COMPLETION)
+
+    async def _generate(self, http: web.Request, kind: Kind) -> web.StreamResponse:
+        body = api.parse_json(await http.read())
+        asked = api.parse_generation(body, kind, self._settings.model, self._model.max_model_len)
+        self._calls += 1
+        call_id = f"{self._settings.id_prefix}-{self._calls:x}"
+        reply = Reply(
+            id=f"{'chatcmpl' if kind is Kind.CHAT else 'cmpl'}-{_request_id(http) or call_id}",
+            created=int(self._settings.unix_time_s()),
+            generation=asked,
+            transcripts=tuple(Transcript(asked) for _ in range(asked.choices)),
+        )
+        try:
+            mailbox = self._runner.submit(asked.requests(call_id))
+        except RequestRefused as refused:
+            raise BadRequest(str(refused)) from refused
+        try:
+            if asked.stream:
+                return await self._stream(http, reply, mailbox)
+            while not _finished(reply):
+                self._feed(reply, await mailbox.take(), mailbox)
+            return _json(reply.whole())
+        finally:
+            self._runner.close(mailbox)
+
+    async def _stream(self, http: web.Request, reply: Reply, mailbox: Mailbox) -> web.StreamResponse:
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        )
+        await response.prepare(http)
+        begun: set[int] = set()
+        try:
+            while not _finished(reply):
+                events = []
+                for index in self._feed(reply, await mailbox.take(), mailbox):
+                    if index not in begun:
+                        begun.add(index)
+                        events.append(reply.first_chunk(index))
+                    events.append(reply.chunk(index, reply.transcripts[index].take()))
+                if _finished(reply):
+                    events.append(reply.last_chunks())
+                if payload := b"".join(events):
+                    await response.write(payload)
+        except ApiError as error:  # the status line is gone: the error travels as an event
+            await response.write(event(error.body()))
+        await response.write_eof()
+        return response
+
+    def _feed(self, reply: Reply, outputs: list[Output], mailbox: Mailbox) -> list[int]:
+        """Hand tokens to their transcripts; returns the choices that got some, in order of arrival."""
+        touched: dict[int, None] = {}
+        for output in outputs:
+            index = mailbox.ids.index(output.request_id)
+            transcript = reply.transcripts[index]
+            if transcript.finish is not None:
+                continue
+            if transcript.feed(output):
+                self._runner.finish_early(output.request_id)
+            touched[index] = None
+        return list(touched)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        model = {
+            "id": self._settings.model,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "skyserve",
+            "root": self._settings.profile.model,
+            "parent": None,
+            "max_model_len": self._model.max_model_len,
+        }
+        return _json({"object": "list", "data": [model]})
+
+    async def _tokenize(self, http: web.Request) -> web.Response:
+        body = api.parse_json(await http.read())
+        ids = api.parse_tokenize(body, self._settings.model)
+        strings = [decode((token,)) for token in ids] if body.get("return_token_strs") is True else None
+        return _json(
+            {
+                "count": len(ids),
+                "max_model_len": self._model.max_model_len,
+                "tokens": ids,
+                "token_strs": strings,
+            }
+        )
+
+    async def _detokenize(self, http: web.Request) -> web.Response:
+        return _json(
+            {"prompt": api.parse_detokenize(api.parse_json(await http.read()), self._settings.model)}
+        )
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=503 if self.draining or not self._runner.alive else 200)
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return _json({"version": "skyserve-engine", "profile": self._settings.profile.name})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._telemetry.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _finished(reply: Reply) -> bool:
+    return all(transcript.finish is not None for transcript in reply.transcripts)
+
+
+def _json(body: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
+
+
+def _request_id(http: web.Request) -> str | None:
+    asked = http.headers.get("X-Request-Id")
+    return asked if asked and len(asked) <= _MAX_REQUEST_ID else None
+
+
+async def _echo_request_id(http: web.Request, response: web.StreamResponse) -> None:
+    if asked := _request_id(http):
+        response.headers["X-Request-Id"] = asked
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every refusal in OpenAI's shape, the framework's own (unknown path, body too large) too."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return _json(error.body(), error.status)
+    except web.HTTPException as error:
+        message = f"{error.status} {error.reason}: {request.method} {request.path}"
+        return _json(error_body(message, "invalid_request_error"), error.status)

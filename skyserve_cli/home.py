@@ -1,0 +1,84 @@
+"""Where things are: one folder per user, `$SKYSERVE_HOME` (default `~/.skyserve`)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.fernet import Fernet
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The paths of one home. `database_url` is `$SKYSERVE_DB` or SQLite inside the home."""
+
+    root: Path
+    database_url: str
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Home:
+        chosen = environ.get("SKYSERVE_HOME")
+        root = Path(chosen).expanduser() if chosen else Path.home() / ".skyserve"
+        root = root.absolute()
+        return cls(root, environ.get("SKYSERVE_DB") or f"sqlite:///{root / 'state.db'}")
+
+    def create(self) -> None:
+        """Make the folder, for its owner alone."""
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.logs.mkdir(exist_ok=True, mode=0o700)
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def controller_log(self) -> Path:
+        return self.logs / "controller.log"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one controller of this home for as long as it lives."""
+        return self.root / "controller.lock"
+
+    @property
+    def controller_address(self) -> Path:
+        """JSON: where the controller's API listens."""
+        return self.root / "controller.json"
+
+    @property
+    def load_balancers(self) -> Path:
+        return self.root / "lb"
+
+    def token(self) -> str:
+        """The secret every call of the controller's API carries; made on first use."""
+        return _secret_file(
+            self.root / "controller.token", lambda: secrets.token_urlsafe(32).encode()
+        ).decode()
+
+    def sealing_key(self) -> bytes:
+        """The key that seals secrets in the database; made on first use, never stored with them."""
+        return _secret_file(self.root / "sealing.key", Fernet.generate_key)
+
+
+def _secret_file(path: Path, make: Callable[[], bytes]) -> bytes:
+    """The content of a file only its owner may read, made by `make` if it is not there. Two processes that
+    come at once end up with the same content: the file appears whole, by link, and the first one wins."""
+    if not path.exists():
+        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(make())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+    return path.read_bytes()

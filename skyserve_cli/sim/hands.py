@@ -1,0 +1,196 @@
+"""The controller's hands in virtual time. Each fills one port of `controller.ports`.
+
+A crash of the controller is the loss of these objects. What is beyond them stays: the cloud, a call that is
+already on the wire, and the load balancer agents with the tables they have.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lb.wire import Table, TargetState
+from policies.model import Event, Load, Offer, ProbeFailed, ProbePassed
+from provisioners.base import Instance, LaunchOrder, Requirements
+from provisioners.errors import ProvisionError
+from skyserve_cli.controller.orders import token_of
+from skyserve_cli.controller.perform import Retry, perform
+from skyserve_cli.controller.ports import AgentOrder, Call, ProbeOrder, Sighting
+from skyserve_cli.controller.runner import CallBook
+from skyserve_cli.sim.clock import SimClock
+from skyserve_cli.sim.world import SimCloud
+
+
+class Crash(BaseException):
+    """The controller is killed, here and now."""
+
+
+class SimRunner:
+    """Calls reach the cloud after a while and answer after another."""
+
+    def __init__(
+        self,
+        cloud: SimCloud,
+        clock: SimClock,
+        rng: random.Random,
+        owner: str,
+        order: Callable[[Call], LaunchOrder],
+    ) -> None:
+        self._cloud = cloud
+        self._clock = clock
+        self._rng = rng
+        self._owner = owner
+        self._order = order
+        self._book = CallBook()
+        self._answers: list[tuple[Call, Event | Retry]] = []
+        self.crash_before_calls = False
+        self.dead = False
+
+    def ensure(self, calls: Sequence[Call]) -> None:
+        if self.crash_before_calls:
+            raise Crash
+        for call in self._book.startable(calls, self._clock.now()):
+            self._clock.after(self._delay_s(), lambda call=call: self._arrive(call))  # type: ignore[misc]
+
+    def drain(self) -> list[tuple[str, Event]]:
+        answers, self._answers = self._answers, []
+        settled = ((call, self._book.settled(call, outcome, self._clock.now())) for call, outcome in answers)
+        return [(call.service, event) for call, event in settled if event is not None]
+
+    def abandon(self, orphan: Instance) -> None:
+        def end() -> None:
+            try:
+                self._cloud.terminate(orphan)
+            except ProvisionError:
+                return  # it will be seen again
+
+        self._clock.after(self._delay_s(), end)
+
+    def _arrive(self, call: Call) -> None:
+        """At the cloud. A call whose caller has died meanwhile may still arrive: it was on the wire."""
+        if self.dead and self._rng.random() < 0.5:
+            return
+        token = token_of(self._owner, call.service, call.incarnation, call.replica.id, call.replica.offer)
+        outcome = perform(call, self._cloud, lambda: self._order(call), token, self._owner)
+        self._clock.after(self._delay_s(), lambda: self._answers.append((call, outcome)))
+
+    def _delay_s(self) -> float:
+        return self._rng.expovariate(1.0 / self._cloud.faults.slow_call_s)
+
+
+class SimWitness:
+    """Lists the cloud every `poll_s`; a listing is a little old when it arrives."""
+
+    def __init__(self, cloud: SimCloud, clock: SimClock, owner: str, poll_s: float = 5.0) -> None:
+        self._cloud = cloud
+        self._clock = clock
+        self._owner = owner
+        self._poll_s = poll_s
+        self._seen: list[Sighting] = []
+        self._started = False
+        self.dead = False
+
+    def watch(self, clouds: frozenset[str]) -> None:
+        if not self._started:
+            self._started = True
+            self._look()
+
+    def drain(self) -> list[Sighting]:
+        seen, self._seen = self._seen, []
+        return seen
+
+    def _look(self) -> None:
+        if self.dead:
+            return
+        sighting = Sighting("sim", self._clock.now(), tuple(self._cloud.instances(self._owner)))
+        self._clock.after(0.5, lambda: self._seen.append(sighting))
+        self._clock.after(self._poll_s, self._look)
+
+
+class SimProber:
+    """Every replica is probed every tick; now and then a probe lies."""
+
+    def __init__(self, cloud: SimCloud, rng: random.Random) -> None:
+        self._cloud = cloud
+        self._rng = rng
+        self._orders: Sequence[ProbeOrder] = ()
+
+    def watch(self, orders: Sequence[ProbeOrder]) -> None:
+        self._orders = orders
+
+    def drain(self) -> list[tuple[str, Event]]:
+        events: list[tuple[str, Event]] = []
+        for order in self._orders:
+            instance_id = order.endpoint.removeprefix("http://").partition(".")[0]
+            healthy = self._cloud.healthy(instance_id)
+            if healthy and self._rng.random() < self._cloud.faults.probe_flap:
+                healthy = False
+            if healthy and not order.passing:
+                events.append((order.service, ProbePassed(order.replica_id)))
+            elif not healthy and order.passing:
+                events.append((order.service, ProbeFailed(order.replica_id, "simulated")))
+        return events
+
+
+@dataclass(slots=True)
+class SimAgents:
+    """The load balancer agents of all services. They outlive the controller."""
+
+    clock: SimClock
+    rng: random.Random
+    tables: dict[str, Table] = field(default_factory=dict)
+    busy_until: dict[tuple[str, str], float] = field(default_factory=dict)
+    requests_per_s: dict[str, float] = field(default_factory=dict)
+
+    def accept(self, table: Table) -> None:
+        """A drained target has requests that end some time later."""
+        for target in table.targets:
+            key = table.service, target.id
+            if target.state is TargetState.DRAINING and key not in self.busy_until:
+                self.busy_until[key] = self.clock.now() + self.rng.uniform(0.0, 60.0)
+        self.tables[table.service] = table
+
+
+class SimFleet:
+    """The controller's side of the agents; a push takes a moment."""
+
+    def __init__(self, agents: SimAgents, clock: SimClock) -> None:
+        self._agents = agents
+        self._clock = clock
+        self._pushed: dict[str, str] = {}
+        self.dead = False
+
+    def ensure(self, orders: Mapping[str, AgentOrder]) -> None:
+        for service, order in orders.items():
+            if self._pushed.get(service) != order.table.revision:
+                self._pushed[service] = order.table.revision
+                self._clock.after(0.05, lambda table=order.table: self._push(table))  # type: ignore[misc]
+        for service in [service for service in self._agents.tables if service not in orders]:
+            del self._agents.tables[service]
+            self._pushed.pop(service, None)
+
+    def load(self, service: str) -> Load:
+        table = self._agents.tables.get(service)
+        if table is None:
+            return Load()
+        now, busy = self._clock.now(), self._agents.busy_until
+        draining = [t.id for t in table.targets if t.state is TargetState.DRAINING]
+        empty = frozenset(int(name) for name in draining if busy[service, name] <= now)
+        requests = round(self._agents.requests_per_s.get(service, 0.0) * 60.0)
+        return Load(60.0, requests, in_flight=0, queued=0, empty=empty, known=True)
+
+    def _push(self, table: Table) -> None:
+        if not self.dead:
+            self._agents.accept(table)
+
+
+class SimOffers:
+    def __init__(self, cloud: SimCloud) -> None:
+        self._cloud = cloud
+        self._known: dict[Requirements, tuple[Offer, ...]] = {}
+
+    def get(self, need: Requirements) -> tuple[Offer, ...] | None:
+        if need not in self._known:
+            self._known[need] = tuple(self._cloud.offers(need))
+        return self._known[need]

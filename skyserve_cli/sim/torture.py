@@ -1,0 +1,317 @@
+"""A service's life under a hostile cloud, a restless user and a controller that keeps being killed, by seed.
+
+run_seed(17)            one life; raises InvariantError
+python -m skyserve_cli.sim.torture 0 2000
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from policies.model import UpdateMode, Zone
+from skyserve_cli.controller.books import SpecBook
+from skyserve_cli.controller.reconciler import Reconciler
+from skyserve_cli.controller.seal import Seal
+from skyserve_cli.sim.checks import InvariantError, Invariants
+from skyserve_cli.sim.clock import SimClock
+from skyserve_cli.sim.hands import (
+    Crash,
+    SimAgents,
+    SimFleet,
+    SimOffers,
+    SimProber,
+    SimRunner,
+    SimWitness,
+)
+from skyserve_cli.sim.world import Faults, SimCloud, SimZone
+from skyserve_cli.spec import spec_to_json
+from skyserve_cli.spec.model import (
+    Probe,
+    ReplicaPolicy,
+    ResourceChoice,
+    ServiceSpec,
+    UpdateSpec,
+)
+from skyserve_cli.state.store import ServiceExistsError, ServiceRow, Store
+
+_KEY = b"c2ltdWxhdGVkLXNpbXVsYXRlZC1zaW11bGF0ZWQtLSE="
+
+HOSTILE = Faults(
+    transient=0.1,
+    lost_answer=0.05,
+    quota=0.02,
+    auth=0.005,
+    setup_failure=0.05,
+    run_exit=0.05,
+    spot_life_s=400.0,
+    notice=0.5,
+    notice_s=30.0,
+    dry_s=60.0,
+    slow_call_s=2.0,
+    crash=0.02,
+    probe_flap=0.01,
+)
+
+
+class SimStore(Store):
+    """The production store in memory, able to die around a commit, and counting its commits."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__("sqlite://", draw=lambda size: rng.randbytes(size).hex())
+        self.commits = 0
+        self.crash_before_commit = False
+        self.crash_after_commit = False
+
+    def commit(self, name: str, **tick: Any) -> None:
+        if self.crash_before_commit:
+            raise Crash
+        super().commit(name, **tick)
+        self.commits += 1
+        if self.crash_after_commit:
+            raise Crash
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a seed came to. `digest` is over every line of the story."""
+
+    seed: int
+    ticks: int
+    crashes: int
+    launches: int
+    digest: str
+    story: tuple[str, ...] = field(repr=False)
+
+
+class Life:
+    """One simulated world with the production controller in it."""
+
+    def __init__(self, seed: int, faults: Faults, *, zones: int = 4) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.clock = SimClock()
+        places = [
+            SimZone(
+                Zone("sim", f"r{index // 2}", f"r{index // 2}-{'ab'[index % 2]}"),
+                spot_usd_hour=round(self.rng.uniform(0.2, 0.5), 3),
+                on_demand_usd_hour=round(self.rng.uniform(0.9, 1.3), 3),
+                spot_capacity=self.rng.randint(1, 6),
+            )
+            for index in range(zones)
+        ]
+        self.cloud = SimCloud(self.clock, self.rng, places, faults)
+        self.store = SimStore(self.rng)
+        self.specs = SpecBook(self.store, Seal(_KEY))
+        self.agents = SimAgents(self.clock, self.rng)
+        self.owner = self.store.owner()
+        self.invariants = Invariants(self.store, self.cloud, self.owner, f"seed {seed}")
+        self.ticks = self.crashes = 0
+        self.start_controller()
+
+    def start_controller(self) -> None:
+        """A new process: nothing in it but what the store and the world say."""
+        self.runner = SimRunner(
+            self.cloud, self.clock, self.rng, self.owner, lambda call: self.specs.order(self.owner, call)
+        )
+        self.witness = SimWitness(self.cloud, self.clock, self.owner)
+        self.fleet = SimFleet(self.agents, self.clock)
+        self.reconciler = Reconciler(
+            clock=self.clock,
+            store=self.store,
+            specs=self.specs,
+            offers=SimOffers(self.cloud),
+            runner=self.runner,
+            witness=self.witness,
+            prober=SimProber(self.cloud, self.rng),
+            fleet=self.fleet,
+            enabled_clouds=frozenset({"sim"}),
+            lb_host="127.0.0.1",
+        )
+
+    def tick(self) -> None:
+        """One tick, during which the controller may be killed; invariants afterwards."""
+        self.ticks += 1
+        if self.rng.random() < self.cloud.faults.crash:
+            where = self.rng.choice(["before commit", "after commit", "before calls", "between ticks"])
+            self.store.crash_before_commit = where == "before commit"
+            self.store.crash_after_commit = where == "after commit"
+            self.runner.crash_before_calls = where == "before calls"
+            try:
+                self.reconciler.tick()
+                crashed = where == "between ticks"
+            except Crash:
+                crashed = True
+            self.store.crash_before_commit = self.store.crash_after_commit = False
+            self.runner.crash_before_calls = False
+            if crashed:
+                self._die()
+        else:
+            self.reconciler.tick()
+        self.invariants.after_tick(self.store.services(down=True), self.agents.tables)
+
+    def run_for(self, seconds: float, tick_s: float) -> None:
+        end = self.clock.now() + seconds
+        while self.clock.now() < end:
+            self.clock.advance(self.clock.now() + tick_s)
+            self.tick()
+
+    def put(self, spec: ServiceSpec, mode: UpdateMode | None = None) -> int:
+        """What `serve up` and `serve update` write."""
+        return self.store.put_service(
+            spec.name,
+            spec_to_json(spec),
+            replica_hash=spec.replica_hash(),
+            sealed_secrets=Seal(_KEY).close({}),
+            lb_port=30001,
+            mode=mode,
+            now=self.clock.now(),
+        )
+
+    def row(self, name: str) -> ServiceRow:
+        return next(row for row in self.store.services(down=True) if row.name == name)
+
+    def outcome(self) -> Outcome:
+        story = tuple(
+            f"{line.at:.3f} {line.service} {line.story.replica_id} {line.story.kind} {line.story.state} "
+            f"{line.story.message}"
+            for line in self.store.events(None, limit=1_000_000)
+        )
+        digest = hashlib.sha256("\n".join(story).encode()).hexdigest()[:16]
+        return Outcome(self.seed, self.ticks, self.crashes, len(self.cloud.made), digest, story)
+
+    def _die(self) -> None:
+        self.crashes += 1
+        self.runner.dead = self.witness.dead = self.fleet.dead = True
+        self.clock.advance(self.clock.now() + self.rng.uniform(0.0, 20.0))
+        self.start_controller()
+
+
+def run_seed(seed: int, faults: Faults = HOSTILE, *, busy_s: float = 500.0) -> Outcome:
+    """A life: `busy_s` seconds of trouble, then peace until everything should have come to rest.
+
+    Raises InvariantError, which names the seed.
+    """
+    life = Life(seed, faults)
+    user = _User(life)
+    end = life.clock.now() + busy_s
+    tick_s = life.rng.choice([0.5, 1.0, 2.0, 5.0])
+    while life.clock.now() < end:
+        life.run_for(life.rng.uniform(5.0, 90.0), tick_s)
+        user.act()
+    life.cloud.calm()
+    life.run_for(1500.0, 5.0)
+    life.invariants.at_rest(life.store.services(down=True), life.specs)
+    life.invariants.bill()
+    before = life.store.commits
+    life.run_for(60.0, 5.0)
+    if life.store.commits != before:
+        raise InvariantError(f"seed {seed}: a world at rest was written to")
+    outcome = life.outcome()
+    life.store.close()
+    return outcome
+
+
+class _User:
+    """Somebody who cannot leave a service alone."""
+
+    NAMES = ("chat", "embed")
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self._specs: dict[str, ServiceSpec] = {}
+        self._serial = 0
+        for name in self.NAMES[: life.rng.randint(1, 2)]:
+            self._up(name)
+
+    def act(self) -> None:
+        rng, life = self._life.rng, self._life
+        name = rng.choice(sorted(self._specs))
+        row = life.row(name)
+        match rng.choice(["nothing", "update", "same", "scale", "kill", "down", "load", "preempt"]):
+            case _ if row.down:
+                self._up(name)
+            case "update":
+                self._serial += 1
+                self._update(name, replace(self._specs[name], run=f"serve --build {self._serial}"))
+            case "same":
+                probe = replace(self._specs[name].probe, interval_s=rng.uniform(1.0, 20.0))
+                self._update(name, replace(self._specs[name], probe=probe))
+            case "scale":
+                size = rng.randint(0, 5)
+                policy = replace(
+                    self._specs[name].replica_policy,
+                    min_replicas=size,
+                    max_replicas=size,
+                    target_qps_per_replica=None,
+                )
+                self._update(name, replace(self._specs[name], replica_policy=policy))
+            case "kill" if row.replicas:
+                life.store.kill_replica(name, rng.choice(row.replicas).id, now=life.clock.now())
+            case "down":
+                life.store.set_down(name, purge=rng.random() < 0.3, now=life.clock.now())
+            case "load":
+                life.agents.requests_per_s[name] = rng.uniform(0.0, 6.0)
+            case "preempt" if row.replicas:
+                victim = rng.choice(row.replicas)
+                if victim.instance_id is not None:
+                    life.cloud.preempt(victim.instance_id, rng.choice([0.0, 10.0, 120.0]))
+            case _:
+                pass
+
+    def _up(self, name: str) -> None:
+        rng = self._life.rng
+        spec = ServiceSpec(
+            name=name,
+            run="serve",
+            probe=Probe(path="/health", initial_delay_s=60.0, failure_threshold_s=30.0),
+            replica_policy=self._policy(),
+            update=UpdateSpec(max_surge=rng.randint(1, 2), max_unavailable=0),
+            drain_timeout_s=rng.choice([5.0, 30.0, 120.0]),
+            resources=(ResourceChoice(cloud="sim", use_spot=rng.random() < 0.8),),
+        )
+        try:
+            self._life.put(spec)
+        except ServiceExistsError:
+            return  # its old replicas are not gone yet; the user comes back later
+        self._specs[name] = spec
+
+    def _policy(self) -> ReplicaPolicy:
+        rng = self._life.rng
+        low = rng.randint(1, 4)
+        if rng.random() < 0.6:
+            return ReplicaPolicy(low, low, num_overprovision=rng.randint(0, 1))
+        return ReplicaPolicy(
+            rng.randint(0, low),
+            low + 2,
+            target_qps_per_replica=1.0,
+            upscale_delay_s=20.0,
+            downscale_delay_s=60.0,
+        )
+
+    def _update(self, name: str, spec: ServiceSpec) -> None:
+        self._life.put(spec, self._life.rng.choice([UpdateMode.ROLLING, UpdateMode.BLUE_GREEN]))
+        self._specs[name] = spec
+
+
+def main(first: int, last: int) -> int:
+    """Run seeds `first` .. `last` - 1; the exit code says whether all held."""
+    broken = 0
+    for seed in range(first, last):
+        try:
+            outcome = run_seed(seed)
+        except InvariantError as error:
+            broken += 1
+            print(f"BROKEN {error}", flush=True)
+            continue
+        if seed % 100 == 0:
+            print(f"{outcome}", flush=True)
+    print(f"{last - first} seeds, {broken} broken")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,256 @@
+"""SimCloud: a cloud in virtual time, behind the same port as every other, with faults by seed.
+
+An instance's life is decided when it is made (when it boots, whether its setup fails, when the market takes it
+and with how much notice), so its state is a function of the clock and nothing has to be stepped.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from policies.model import CapacityType, Offer, Zone
+from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.errors import (
+    AuthError,
+    CapacityError,
+    ProvisionError,
+    QuotaError,
+    TransientError,
+)
+from skyserve_cli.sim.clock import SimClock
+
+NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """How hostile the cloud is. Probabilities are per call or per instance, times are means in seconds."""
+
+    transient: float = 0.0  # the call fails and has done nothing
+    lost_answer: float = 0.0  # the call succeeds and its answer is lost
+    quota: float = 0.0
+    auth: float = 0.0
+    setup_failure: float = 0.0
+    run_exit: float = 0.0
+    spot_life_s: float = NEVER
+    notice: float = 0.0  # the part of preemptions that are announced
+    notice_s: float = 30.0
+    dry_s: float = 0.0  # after a preemption the zone has no spot capacity for about this long
+    slow_call_s: float = 1.0
+    crash: float = 0.0  # of the controller, per tick
+    probe_flap: float = 0.0
+
+
+@dataclass(slots=True)
+class SimInstance:
+    """One machine, with its fate."""
+
+    id: str
+    order: LaunchOrder
+    made_at: float
+    boot_at: float
+    run_at: float
+    healthy_at: float
+    setup_fails: bool
+    exits_at: float
+    preempt_at: float
+    notice_at: float
+    terminated_at: float = NEVER
+
+    @property
+    def ended_at(self) -> float:
+        return min(self.terminated_at, self.preempt_at)
+
+    def state(self, now: float) -> InstanceState:
+        if now >= self.ended_at:
+            taken = self.preempt_at <= self.terminated_at
+            return InstanceState.PREEMPTED if taken else InstanceState.TERMINATED
+        if now < self.boot_at:
+            return InstanceState.PENDING
+        if now < self.run_at:
+            return InstanceState.SETUP
+        if self.setup_fails:
+            return InstanceState.SETUP_FAILED
+        return InstanceState.RUN_EXITED if now >= self.exits_at else InstanceState.RUNNING
+
+
+@dataclass(slots=True)
+class SimZone:
+    zone: Zone
+    spot_usd_hour: float
+    on_demand_usd_hour: float
+    spot_capacity: int = 4
+    on_demand_capacity: int = 50
+    dry_until: float = 0.0
+
+
+@dataclass(slots=True)
+class SimCloud:
+    """A Provisioner. `ledger` is the bill: what really ran, for how long, at which price."""
+
+    name: ClassVar[str] = "sim"
+    clock: SimClock
+    rng: random.Random
+    zones: Sequence[SimZone]
+    faults: Faults = field(default_factory=Faults)
+    made: dict[str, SimInstance] = field(default_factory=dict)
+
+    def offers(self, need: Requirements) -> Sequence[Offer]:
+        found = []
+        for candidate in need.candidates:
+            for zone in self.zones:
+                for kind, price in (
+                    (CapacityType.SPOT, zone.spot_usd_hour),
+                    (CapacityType.ON_DEMAND, zone.on_demand_usd_hour),
+                ):
+                    if (kind is CapacityType.SPOT) == candidate.use_spot:
+                        offer = Offer(
+                            zone.zone,
+                            "sim-1",
+                            candidate.accelerator,
+                            1.0,
+                            kind,
+                            price,
+                            zone.on_demand_usd_hour,
+                        )
+                        found.append(offer)
+        return sorted(found, key=lambda offer: (offer.price_usd_hour, offer.zone))
+
+    def launch(self, order: LaunchOrder) -> Instance:
+        self._stumble(order.offer.zone)
+        known = self.made.get(order.token)
+        if known is None:
+            known = self._make(order)
+        if self.rng.random() < self.faults.lost_answer:
+            raise TransientError("the answer was lost", cloud=self.name)
+        return self._shown(known)
+
+    def instances(self, owner: str, service: str | None = None) -> Sequence[Instance]:
+        now = self.clock.now()
+        return [
+            self._shown(one)
+            for one in self.made.values()
+            if one.order.owner == owner
+            and service in (None, one.order.service)
+            and now - one.ended_at < 600.0
+        ]
+
+    def terminate(self, instance: Instance) -> None:
+        self._stumble(instance.zone, only_transient=True)
+        found = next((one for one in self.made.values() if one.id == instance.id), None)
+        if found is not None and self.clock.now() < found.ended_at:
+            found.terminated_at = self.clock.now()
+        if self.rng.random() < self.faults.lost_answer:
+            raise TransientError("the answer was lost", cloud=self.name)
+
+    # --- what only the simulation may know ------------------------------------------------------------------
+
+    def alive(self) -> list[SimInstance]:
+        now = self.clock.now()
+        return [one for one in self.made.values() if now < one.ended_at]
+
+    def healthy(self, instance_id: str) -> bool:
+        now = self.clock.now()
+        for one in self.made.values():
+            if one.id == instance_id:
+                return one.healthy_at <= now and one.state(now) is InstanceState.RUNNING
+        return False
+
+    def ledger_usd(self) -> float:
+        now = self.clock.now()
+        return sum(
+            one.order.offer.price_usd_hour * (min(one.ended_at, now) - one.made_at) / 3600.0
+            for one in self.made.values()
+        )
+
+    def preempt(self, instance_id: str, notice_s: float = 0.0) -> None:
+        """The market takes this one."""
+        for one in self.made.values():
+            if one.id == instance_id:
+                one.notice_at = self.clock.now()
+                one.preempt_at = self.clock.now() + notice_s
+
+    def calm(self) -> None:
+        """No fault from here on: fates that lie in the future are taken back."""
+        now = self.clock.now()
+        self.faults = Faults(slow_call_s=self.faults.slow_call_s)
+        for zone in self.zones:
+            zone.dry_until = 0.0
+        for one in self.made.values():
+            if one.preempt_at > now and one.notice_at > now:
+                one.preempt_at = one.notice_at = NEVER
+            if one.exits_at > now:
+                one.exits_at = NEVER
+
+    def _stumble(self, zone: Zone, *, only_transient: bool = False) -> None:
+        draw = self.rng.random()
+        if draw < self.faults.transient:
+            raise TransientError("try again", cloud=self.name, zone=zone)
+        if only_transient:
+            return
+        trouble: ProvisionError | None = None
+        if draw < self.faults.transient + self.faults.quota:
+            retry_at = self.clock.now() + 60.0
+            trouble = QuotaError("quota sim-1 reached", cloud=self.name, zone=zone, retry_at=retry_at)
+        elif draw < self.faults.transient + self.faults.quota + self.faults.auth:
+            trouble = AuthError("not allowed to launch", cloud=self.name, zone=zone)
+        if trouble is not None:
+            raise trouble
+
+    def _make(self, order: LaunchOrder) -> SimInstance:
+        now, rng, faults = self.clock.now(), self.rng, self.faults
+        place = next(zone for zone in self.zones if zone.zone == order.offer.zone)
+        spot = order.offer.capacity_type is CapacityType.SPOT
+        there = sum(
+            one.order.offer.zone == place.zone and one.order.offer.capacity_type is order.offer.capacity_type
+            for one in self.alive()
+        )
+        capacity = place.spot_capacity if spot else place.on_demand_capacity
+        if (spot and now < place.dry_until) or there >= capacity:
+            raise CapacityError(f"no capacity in {place.zone}", cloud=self.name, zone=place.zone)
+        boot_at = now + rng.uniform(5.0, 40.0)
+        run_at = boot_at + rng.uniform(1.0, 20.0)
+        preempt_at = notice_at = NEVER
+        if spot and faults.spot_life_s < NEVER:
+            preempt_at = now + rng.expovariate(1.0 / faults.spot_life_s)
+            notice_at = preempt_at - (faults.notice_s if rng.random() < faults.notice else 0.0)
+            self.clock.after(preempt_at - now, lambda: self._dry_out(place))
+        made = SimInstance(
+            id=f"i-{len(self.made) + 1}",
+            order=order,
+            made_at=now,
+            boot_at=boot_at,
+            run_at=run_at,
+            healthy_at=run_at + rng.uniform(1.0, 20.0),
+            setup_fails=rng.random() < faults.setup_failure,
+            exits_at=run_at + rng.uniform(1.0, 300.0) if rng.random() < faults.run_exit else NEVER,
+            preempt_at=preempt_at,
+            notice_at=notice_at,
+        )
+        self.made[order.token] = made
+        return made
+
+    def _dry_out(self, place: SimZone) -> None:
+        if self.faults.dry_s > 0:
+            place.dry_until = self.clock.now() + self.rng.expovariate(1.0 / self.faults.dry_s)
+
+    def _shown(self, one: SimInstance) -> Instance:
+        now = self.clock.now()
+        state = one.state(now)
+        warned = one.notice_at <= now < one.preempt_at
+        return Instance(
+            id=one.id,
+            token=one.order.token,
+            owner=one.order.owner,
+            service=one.order.service,
+            replica_id=one.order.replica_id,
+            zone=one.order.offer.zone,
+            capacity_type=one.order.offer.capacity_type,
+            state=state,
+            endpoint=f"http://{one.id}.sim:8000" if state is InstanceState.RUNNING else None,
+            preempt_at=one.preempt_at if warned and one.preempt_at < NEVER else None,
+            message="simulated" if state in (InstanceState.SETUP_FAILED, InstanceState.RUN_EXITED) else "",
+        )

@@ -1,0 +1,63 @@
+"""The spec: a YAML file in, one frozen `ServiceSpec` (or every reason why not) out.
+
+Law of this room. The file is the user's word: nothing in it is dropped in silence, every mistake is reported at
+once and by its path in the file, and nothing but `SpecError` comes out of wrong text. Nothing here knows a clock, a
+cloud, a database or the process's own environment; what a file may refer to is passed in. The rest of the product
+sees `model` and never YAML, pydantic or a default. Secrets are in the spec by name; their values stay beside it.
+
+The way through it is one page, `load.load_text`: text -> tree (`yaml_tree`) -> overrides -> variables -> sections
+(`schema`, `check`) -> rules between keys (`rules`, `candidates`) -> spec (`build`). `reference.yaml` is the
+documentation of every key, an example, and a fixture of the tests.
+
+The format is that of the SkyServe paper's Listing 1 (arXiv 2411.01438) and of SkyPilot's released service files,
+with keys of our own beside theirs.
+"""
+
+from importlib.resources import files
+
+from skyserve_cli.spec.codec import spec_from_json, spec_to_json
+from skyserve_cli.spec.load import Loaded, load_file, load_text
+from skyserve_cli.spec.model import (
+    AcceleratorQps,
+    FileMount,
+    GitSource,
+    LoadBalancerSpec,
+    Probe,
+    ReplicaPolicy,
+    ResourceChoice,
+    ServiceSpec,
+    Tls,
+    UpdateSpec,
+)
+from skyserve_cli.spec.not_yet import NOT_YET
+from skyserve_cli.spec.problems import Problem, SpecError, SpecWarning
+from skyserve_cli.spec.schema import json_schema
+
+__all__ = [
+    "NOT_YET",
+    "AcceleratorQps",
+    "FileMount",
+    "GitSource",
+    "LoadBalancerSpec",
+    "Loaded",
+    "Probe",
+    "Problem",
+    "ReplicaPolicy",
+    "ResourceChoice",
+    "ServiceSpec",
+    "SpecError",
+    "SpecWarning",
+    "Tls",
+    "UpdateSpec",
+    "json_schema",
+    "load_file",
+    "load_text",
+    "reference_text",
+    "spec_from_json",
+    "spec_to_json",
+]
+
+
+def reference_text() -> str:
+    """The commented reference of every key, itself a valid file."""
+    return files(__name__).joinpath("reference.yaml").read_text(encoding="utf-8")

@@ -1,0 +1,101 @@
+"""A checked file -> `ServiceSpec`. Everything is right by now; this only gives it its final shape."""
+
+from skyserve_cli.spec.candidates import Candidates
+from skyserve_cli.spec.model import (
+    FileMount,
+    GitSource,
+    LoadBalancerSpec,
+    Probe,
+    ReplicaPolicy,
+    ServiceSpec,
+    Tls,
+    UpdateSpec,
+)
+from skyserve_cli.spec.schema import ProbeSection, ServiceFile, ServiceSection, StorageSection
+from skyserve_cli.spec.variables import Variables
+
+
+def build(
+    file: ServiceFile, service: ServiceSection, name: str, found: Candidates, variables: Variables
+) -> ServiceSpec:
+    """`service` is the file's own section, known to be there."""
+    ports = tuple(sorted({port for _, opened in found.ports for port in opened} | _set(service.ports)))
+    workdir = file.workdir
+    return ServiceSpec(
+        name=name,
+        run=file.run or "",
+        setup=file.setup,
+        probe=_probe(service.readiness_probe),
+        replica_policy=_replica_policy(service),
+        load_balancing_policy=service.load_balancing_policy,
+        load_balancer=LoadBalancerSpec(
+            stream_timeout_s=service.load_balancer.stream_timeout_seconds,
+            time_to_first_byte_s=service.load_balancer.time_to_first_byte_seconds,
+            host=service.load_balancer.host,
+            port=service.load_balancer.port,
+        ),
+        update=UpdateSpec(service.update.mode, service.update.max_surge, service.update.max_unavailable),
+        drain_timeout_s=service.drain_timeout_seconds,
+        tls=Tls(service.tls.keyfile, service.tls.certfile) if service.tls else None,
+        ports=ports,
+        port=service.ports or (ports[0] if ports else None),
+        envs=tuple(variables.envs.items()),
+        secrets=variables.secret_names,
+        workdir=workdir.path if workdir else None,
+        workdir_git=GitSource(workdir.url, workdir.ref) if workdir and workdir.url else None,
+        file_mounts=tuple(_file_mount(path, mount) for path, mount in (file.file_mounts or {}).items()),
+        num_nodes=file.num_nodes,
+        resources=tuple(found.choices),
+        resources_ordered=found.ordered,
+    )
+
+
+def _set(port: int | None) -> set[int]:
+    return set() if port is None else {port}
+
+
+def _probe(section: ProbeSection | None) -> Probe:
+    if section is None:
+        return Probe()
+    return Probe(
+        path=section.path,
+        post_data=section.post_data,
+        headers=section.headers or (),
+        initial_delay_s=section.initial_delay_seconds,
+        timeout_s=section.timeout_seconds,
+        interval_s=section.endpoint_probe_interval_seconds,
+        failure_threshold_s=section.consecutive_failure_threshold_timeout,
+    )
+
+
+def _replica_policy(service: ServiceSection) -> ReplicaPolicy:
+    section = service.replica_policy
+    if section is None:
+        size = 1 if service.replicas is None else service.replicas
+        return ReplicaPolicy(min_replicas=size, max_replicas=size)
+    target = section.target_qps_per_replica
+    by_accelerator = target if isinstance(target, tuple) else ()
+    return ReplicaPolicy(
+        min_replicas=section.min_replicas,
+        max_replicas=section.min_replicas if section.max_replicas is None else section.max_replicas,
+        target_qps_per_replica=min(each.qps for each in target) if isinstance(target, tuple) else target,
+        target_qps_by_accelerator=by_accelerator,
+        num_overprovision=section.num_overprovision,
+        dynamic_ondemand_fallback=section.dynamic_ondemand_fallback,
+        base_ondemand_fallback_replicas=section.base_ondemand_fallback_replicas,
+        spot_placer=section.spot_placer,
+        upscale_delay_s=section.upscale_delay_seconds,
+        downscale_delay_s=section.downscale_delay_seconds,
+    )
+
+
+def _file_mount(path: str, mount: StorageSection) -> FileMount:
+    return FileMount(
+        path=path,
+        sources=mount.source or (),
+        # A named bucket is mounted, a plain path is copied, as in SkyPilot.
+        mode=mount.mode or ("mount" if mount.name else "copy"),
+        store=mount.store.lower() if mount.store else None,
+        bucket=mount.name,
+        persistent=mount.persistent,
+    )

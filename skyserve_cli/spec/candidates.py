@@ -1,0 +1,158 @@
+"""`resources` -> the list of `ResourceChoice`: accelerators x alternatives, each merged and complete."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from skyserve_cli.spec.fields import Accelerators
+from skyserve_cli.spec.infra import NoPlace, Place, cloud_refusal, narrowed, parse_infra
+from skyserve_cli.spec.model import ResourceChoice
+from skyserve_cli.spec.problems import Problem, SpecWarning, dotted, shown
+from skyserve_cli.spec.schema import AlternativeSection, ResourcesSection
+
+_BASE = "resources"
+_NO_ACCELERATOR = Accelerators((("", 0.0),), ordered=False)
+# Fields of an alternative that replace the base's as they are, and their name in a ResourceChoice.
+_OVERRIDING = {
+    "instance_type": "instance_type",
+    "cpus": "cpus",
+    "memory": "memory",
+    "disk_size": "disk_size_gb",
+    "disk_tier": "disk_tier",
+    "network_tier": "network_tier",
+    "local_disk": "local_disk",
+    "image_id": "images",
+    "max_hourly_cost": "max_usd_hour",
+}
+
+
+@dataclass(slots=True)
+class Candidates:
+    """The alternatives, in order, with what could not be made of the section."""
+
+    choices: list[ResourceChoice] = field(default_factory=list)
+    ordered: bool = False
+    ports: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    """For each alternative: the path that says which ports it opens, and the ports."""
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[SpecWarning] = field(default_factory=list)
+
+
+def expand(resources: ResourcesSection, spot_knob: str | None) -> Candidates:
+    """`spot_knob` names a key of the replica policy that makes sense with spot replicas only, if one is used."""
+    found = Candidates()
+    found.problems.extend(_twice_said(resources))
+    merged = list(_merged(resources, spot_knob, found))
+    menu_ordered = any(menu.ordered for _, menu in merged)
+    found.ordered = bool(resources.ordered) or menu_ordered
+    if resources.ordered and any(len(menu.choices) > 1 for _, menu in merged):
+        message = (
+            "gives an order, and so do several accelerators in one entry; write one accelerator per entry"
+        )
+        found.problems.append(Problem(dotted((_BASE, "ordered")), message))
+    # An order of accelerators comes before the alternatives: the first accelerator anywhere, then the second.
+    longest = max((len(menu.choices) for _, menu in merged), default=0)
+    turns = range(longest) if menu_ordered else [None]
+    for turn in turns:
+        for choice, menu in merged:
+            picked = menu.choices if turn is None else menu.choices[turn : turn + 1]
+            found.choices.extend(
+                replace(choice, accelerator=name or None, accelerator_count=count) for name, count in picked
+            )
+    found.choices = list(dict.fromkeys(found.choices))
+    return found
+
+
+def _twice_said(resources: ResourcesSection) -> Iterator[Problem]:
+    for path, section in _sections(resources):
+        if section.infra and (section.cloud or section.region or section.zone):
+            yield Problem(f"{path}.infra", "says what cloud, region and zone say; use one of the two forms")
+        if section.gpus and section.accelerators:
+            yield Problem(f"{path}.gpus", "is another name for accelerators; use one of them")
+    for key in ("any_of", "ordered"):
+        if getattr(resources, key) == []:
+            yield Problem(f"{_BASE}.{key}", "names no alternative")
+    if resources.any_of and resources.ordered:
+        yield Problem(
+            f"{_BASE}.ordered", "cannot stand next to any_of: either there is an order or there is none"
+        )
+
+
+def _sections(resources: ResourcesSection) -> Iterator[tuple[str, AlternativeSection]]:
+    yield _BASE, resources
+    yield from _alternatives(resources)
+
+
+def _alternatives(resources: ResourcesSection) -> list[tuple[str, AlternativeSection]]:
+    key = "any_of" if resources.any_of else "ordered"
+    entries: list[AlternativeSection] = getattr(resources, key) or []
+    return [(dotted((_BASE, key, index)), entry) for index, entry in enumerate(entries)]
+
+
+def _merged(
+    resources: ResourcesSection, spot_knob: str | None, found: Candidates
+) -> Iterator[tuple[ResourceChoice, Accelerators]]:
+    """Each alternative laid over the base, without its accelerator, and the accelerators it may have."""
+    base = _place(_BASE, resources, Place())
+    foreign: list[Problem] = []
+    alternatives = _alternatives(resources) or [(_BASE, resources)]
+    kept = 0
+    for path, entry in alternatives:
+        place = base if entry is resources else _place(path, entry, base)
+        use_spot = _use_spot(path, entry, resources, spot_knob, found.problems)
+        if isinstance(place, NoPlace):
+            (foreign if place.foreign else found.problems).append(place.problem)
+            continue
+        kept += 1
+        ports_path = path if entry.ports is not None else _BASE
+        found.ports.append((f"{ports_path}.ports", entry.ports or resources.ports or ()))
+        menu = entry.accelerators or entry.gpus or resources.accelerators or resources.gpus
+        yield _choice(place, use_spot, entry, resources), menu or _NO_ACCELERATOR
+    if kept:
+        found.warnings.extend(SpecWarning(each.path, f"{each.message}; left out") for each in foreign)
+    else:
+        found.problems.extend(foreign)
+
+
+def _place(path: str, section: AlternativeSection, base: Place | NoPlace) -> Place | NoPlace:
+    if section.infra is not None:
+        return parse_infra(section.infra, f"{path}.infra")
+    if section.cloud is not None:
+        cloud = section.cloud.lower()
+        refusal = cloud_refusal(cloud, section.cloud, f"{path}.cloud")
+        known = base if isinstance(base, Place) else Place()
+        return refusal or narrowed(known, cloud, section.region, section.zone)
+    return base if isinstance(base, NoPlace) else narrowed(base, None, section.region, section.zone)
+
+
+def _use_spot(
+    path: str,
+    entry: AlternativeSection,
+    base: AlternativeSection,
+    spot_knob: str | None,
+    problems: list[Problem],
+) -> bool:
+    said_by = path if entry.use_spot is not None else _BASE
+    said = entry.use_spot if entry.use_spot is not None else base.use_spot
+    if spot_knob is not None and said is False:
+        message = f"must not be false: {spot_knob} asks for spot replicas (got {shown(said)})"
+        problems.append(Problem(f"{said_by}.use_spot", message, said))
+    return spot_knob is not None if said is None else said
+
+
+def _choice(
+    place: Place, use_spot: bool, entry: AlternativeSection, base: AlternativeSection
+) -> ResourceChoice:
+    overriding = {}
+    for key, name in _OVERRIDING.items():
+        value = getattr(entry, key) if getattr(entry, key) is not None else getattr(base, key)
+        if value is not None:
+            overriding[name] = value
+    labels = {**(base.labels or {}), **(entry.labels or {})}
+    return ResourceChoice(
+        cloud=place.cloud,
+        region=place.region,
+        zone=place.zone,
+        use_spot=use_spot,
+        labels=tuple(sorted(labels.items())),
+        **overriding,
+    )

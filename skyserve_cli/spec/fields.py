@@ -1,0 +1,360 @@
+"""The values of a service file that have a grammar of their own, and their parsers.
+
+SkyPilot allows several spellings for most of them (a word, a list, a mapping). Each parser takes any of them and
+returns one shape, so that the sections of the schema have no unions and an error's place is the user's place.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from skyserve_cli.spec.model import AcceleratorQps, Pairs
+from skyserve_cli.spec.problems import did_you_mean, shown
+
+_ACCELERATOR = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::([0-9.]+))?")
+_CPUS = re.compile(r"[0-9]+(\.[0-9]+)?[+x]?")
+_MEMORY = re.compile(r"[0-9]+(\.[0-9]+)?(gb?|tb?|mb?)?[+x]?", re.IGNORECASE)
+_DISK = re.compile(r"([0-9]+)\s*(gb?|tb?)?", re.IGNORECASE)
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_MAX_PORTS = 1000
+
+
+_UNSAID = object()
+
+
+def refuse(
+    sentence: str, value: object = _UNSAID, *, at: tuple[str | int, ...] = (), hint: str | None = None
+) -> PydanticCustomError:
+    """The error a parser raises; `at` leads from the field to the part of it that is wrong."""
+    said = sentence if value is _UNSAID else f"{sentence} (got {shown(value)})"
+    return PydanticCustomError("refused", "{sentence}", {"sentence": said, "at": at, "hint": hint})
+
+
+# --- numbers and words ---------------------------------------------------------------------------------------
+
+
+def _not_bool(value: object) -> object:
+    """YAML's ``yes`` is a bool and Python's bool is an int; a number of replicas is neither."""
+    if isinstance(value, bool):
+        raise refuse("must be a number", value)
+    return value
+
+
+def _as_text(value: object) -> object:
+    """``zone: 1`` and ``X-Version: 2`` are meant as text."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number else value
+
+
+_MONTH_S = 30 * 24 * 3600
+Count = Annotated[int, BeforeValidator(_not_bool), Field(ge=0, le=10_000)]
+Port = Annotated[int, BeforeValidator(_not_bool), Field(ge=1, le=65_535)]
+Seconds = Annotated[float, BeforeValidator(_not_bool), Field(ge=0, le=_MONTH_S, allow_inf_nan=False)]
+SomeSeconds = Annotated[float, BeforeValidator(_not_bool), Field(gt=0, le=_MONTH_S, allow_inf_nan=False)]
+Money = Annotated[float, BeforeValidator(_not_bool), Field(gt=0, allow_inf_nan=False)]
+Text = Annotated[str, BeforeValidator(_as_text), Field(min_length=1)]
+AnyText = Annotated[str, BeforeValidator(_as_text)]
+
+
+def one_of(*names: str) -> Callable[[object], str]:
+    """A parser for one of these words, written in any case."""
+
+    def parse(value: object) -> str:
+        word = value.lower() if isinstance(value, str) else None
+        if word not in names:
+            hint = did_you_mean(value, names) if isinstance(value, str) else None
+            raise refuse(f"must be one of {', '.join(names)}", value, hint=hint)
+        return word
+
+    return parse
+
+
+def _word(*names: str) -> Any:
+    return WithJsonSchema({"type": "string", "enum": list(names)})
+
+
+_LB_POLICIES = ("least_load", "round_robin", "instance_aware_least_load")
+_PLACERS = ("dynamic_fallback",)
+_DISK_TIERS = ("low", "medium", "high", "ultra", "best", "none")
+_NETWORK_TIERS = ("standard", "best")
+_UPDATE_MODES = ("rolling", "blue_green")
+_MOUNT_MODES = ("copy", "mount", "mount_cached")
+LbPolicy = Annotated[str, PlainValidator(one_of(*_LB_POLICIES)), _word(*_LB_POLICIES)]
+SpotPlacer = Annotated[str, PlainValidator(one_of(*_PLACERS)), _word(*_PLACERS)]
+DiskTier = Annotated[str, PlainValidator(one_of(*_DISK_TIERS)), _word(*_DISK_TIERS)]
+NetworkTier = Annotated[str, PlainValidator(one_of(*_NETWORK_TIERS)), _word(*_NETWORK_TIERS)]
+UpdateMode = Annotated[str, PlainValidator(one_of(*_UPDATE_MODES)), _word(*_UPDATE_MODES)]
+MountMode = Annotated[str, PlainValidator(one_of(*_MOUNT_MODES)), WithJsonSchema(
+    {"type": "string", "enum": [*_MOUNT_MODES, *(mode.upper() for mode in _MOUNT_MODES)]}
+)]  # fmt: skip
+
+
+def _positive(value: object, at: tuple[str | int, ...], what: str) -> float:
+    number: float | None = None
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            number = None
+    if number is None or not 0 < number <= 1e9:
+        raise refuse(f"{what} must be a number above 0", value, at=at)
+    return number
+
+
+# --- accelerators --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerators:
+    """`choices` are (name, count); `ordered` if they were a list, which SkyPilot reads as a preference."""
+
+    choices: tuple[tuple[str, float], ...]
+    ordered: bool
+
+
+def parse_accelerators(value: object) -> Accelerators:
+    """``L4``, ``L4:2``, ``[L4, A100:8]`` (in this order), ``{L4: 1, A100: 8}`` or ``{L4:1, A10g}`` (cheapest)."""
+    if isinstance(value, str):
+        return Accelerators((_accelerator(value, ()),), ordered=False)
+    if isinstance(value, list) and value:
+        choices = tuple(_accelerator(item, (index,)) for index, item in enumerate(value))
+        return Accelerators(choices, ordered=len(choices) > 1)
+    if isinstance(value, dict) and value:
+        return Accelerators(tuple(_accelerator_entry(*entry) for entry in value.items()), ordered=False)
+    raise refuse("must be an accelerator like L4 or L4:2, or a list or mapping of some", value)
+
+
+def _accelerator(value: object, at: tuple[str | int, ...]) -> tuple[str, float]:
+    name, count = _name_and_count(value, at)
+    return name, 1.0 if count is None else count
+
+
+def _accelerator_entry(key: str, value: object) -> tuple[str, float]:
+    name, count = _name_and_count(key, (key,))
+    if value is None:
+        return name, 1.0 if count is None else count
+    if count is not None:
+        raise refuse("the count is given twice, in the key and as the value", value, at=(key,))
+    return name, _positive(value, (key,), "the count")
+
+
+def _name_and_count(value: object, at: tuple[str | int, ...]) -> tuple[str, float | None]:
+    match = _ACCELERATOR.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise refuse("must be an accelerator like L4 or A100-80GB:8", value, at=at)
+    count = None if match[2] is None else _positive(match[2], at, "the count")
+    return match[1], count
+
+
+AcceleratorsValue = Annotated[
+    Accelerators,
+    PlainValidator(parse_accelerators),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                {"type": "object", "additionalProperties": {"type": ["number", "null"]}, "minProperties": 1},
+            ]
+        }
+    ),
+]
+
+
+# --- target QPS ----------------------------------------------------------------------------------------------
+
+
+def parse_target_qps(value: object) -> float | tuple[AcceleratorQps, ...]:
+    """A number, or a mapping from accelerator (with or without a count) to a number."""
+    if isinstance(value, dict) and value:
+        entries = []
+        for key, number in value.items():
+            name, count = _name_and_count(key, (key,))
+            entries.append(AcceleratorQps(name, count, _positive(number, (key,), "requests per second")))
+        return tuple(entries)
+    return _positive(value, (), "requests per second")
+
+
+TargetQps = Annotated[
+    float | tuple[AcceleratorQps, ...],
+    PlainValidator(parse_target_qps),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0},
+                {"type": "string", "pattern": r"^\$"},
+                {"type": "object", "additionalProperties": {"type": "number", "exclusiveMinimum": 0}},
+            ]
+        }
+    ),
+]
+
+
+# --- ports ---------------------------------------------------------------------------------------------------
+
+
+def parse_ports(value: object) -> tuple[int, ...]:
+    """``8080``, ``"8080"``, ``"8000-8010"`` or a list of these -> the ports, ascending, without repeats."""
+    items = value if isinstance(value, list) else [value]
+    ports: set[int] = set()
+    for index, item in enumerate(items):
+        ports.update(_port_range(item, (index,) if isinstance(value, list) else ()))
+        if len(ports) > _MAX_PORTS:
+            raise refuse(f"opens more than {_MAX_PORTS} ports", value)
+    return tuple(sorted(ports))
+
+
+def _port_range(value: object, at: tuple[str | int, ...]) -> Iterable[int]:
+    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", text)
+    if match is None:
+        raise refuse('must be a port or a range like "8000-8010"', value, at=at)
+    first, last = int(match[1]), int(match[2] or match[1])
+    if not 1 <= first <= last <= 65_535:
+        raise refuse("must lie between 1 and 65535, the lower end first", value, at=at)
+    return range(first, last + 1)
+
+
+_ONE_PORT = {"type": ["integer", "string"]}
+PortsValue = Annotated[
+    tuple[int, ...],
+    PlainValidator(parse_ports),
+    WithJsonSchema({"anyOf": [_ONE_PORT, {"type": "array", "items": _ONE_PORT}]}),
+]
+
+
+# --- sizes and images ----------------------------------------------------------------------------------------
+
+
+def _sized(pattern: re.Pattern[str], example: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        text = _as_text(value)
+        if not isinstance(text, str) or not pattern.fullmatch(text):
+            raise refuse(f"must look like {example}", value)
+        return text
+
+    return parse
+
+
+_NUMBER_OR_TEXT = WithJsonSchema({"type": ["number", "string"]})
+Cpus = Annotated[str, PlainValidator(_sized(_CPUS, "4 or 4+")), _NUMBER_OR_TEXT]
+Memory = Annotated[str, PlainValidator(_sized(_MEMORY, "16, 16+ or 16GB")), _NUMBER_OR_TEXT]
+
+
+def parse_disk_size(value: object) -> int:
+    """Gigabytes: ``512``, ``512GB`` or ``1TB``."""
+    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    match = _DISK.fullmatch(text)
+    size_gb = int(match[1]) * (1024 if (match[2] or "").lower().startswith("t") else 1) if match else 0
+    if not 1 <= size_gb <= 1_000_000:
+        raise refuse("must be a size in GB like 512, or 1TB", value)
+    return size_gb
+
+
+DiskSize = Annotated[int, PlainValidator(parse_disk_size), _NUMBER_OR_TEXT]
+
+
+def parse_image(value: object) -> Pairs:
+    """An image for all regions, or a mapping region -> image; ``{docker: X}`` is ``docker:X``."""
+    if isinstance(value, str) and value:
+        return (("*", value),)
+    if (
+        isinstance(value, dict)
+        and value
+        and all(isinstance(image, str) and image for image in value.values())
+    ):
+        if set(value) == {"docker"}:
+            return (("*", f"docker:{value['docker']}"),)
+        return tuple(value.items())
+    raise refuse('must be an image like "docker:vllm/vllm-openai", or a mapping from region to image', value)
+
+
+ImageValue = Annotated[
+    Pairs,
+    PlainValidator(parse_image),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "object", "additionalProperties": {"type": "string"}}]}
+    ),
+]
+
+
+def parse_sources(value: object) -> tuple[str, ...]:
+    """One local path or URL, or several."""
+    items = value if isinstance(value, list) else [value]
+    for index, item in enumerate(items):
+        if not isinstance(item, str) or not item:
+            raise refuse("must be a path or a URL", item, at=(index,) if isinstance(value, list) else ())
+    return tuple(items)
+
+
+Sources = Annotated[
+    tuple[str, ...],
+    PlainValidator(parse_sources),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+
+
+# --- the probe -----------------------------------------------------------------------------------------------
+
+
+def parse_probe_path(value: object) -> str:
+    if not isinstance(value, str) or not value.startswith("/"):
+        raise refuse("must be a path that starts with a slash", value)
+    if not value.isprintable() or " " in value:
+        raise refuse("must not hold spaces or control characters", value)
+    return value
+
+
+ProbePath = Annotated[
+    str, PlainValidator(parse_probe_path), WithJsonSchema({"type": "string", "pattern": r"^[/$]"})
+]
+
+
+def parse_post_data(value: object) -> str:
+    """A mapping or the text of a JSON document -> JSON text."""
+    try:
+        document = json.loads(value, parse_constant=_no_constant) if isinstance(value, str) else value
+        if isinstance(value, str | dict):
+            return json.dumps(document, allow_nan=False)
+    except RecursionError:
+        raise refuse("is nested too deeply", value) from None
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise refuse(f"is not valid JSON: {error.msg} at {place}", value) from None
+    except ValueError as error:
+        raise refuse(f"is not valid JSON: {error}", value) from None
+    raise refuse("must be a mapping or the text of a JSON document", value)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+PostData = Annotated[str, PlainValidator(parse_post_data), WithJsonSchema({"type": ["string", "object"]})]
+
+
+def parse_headers(value: object) -> Pairs:
+    """A mapping from header name to text. Values are not quoted in errors: they are often credentials."""
+    if not isinstance(value, dict):
+        raise refuse("must be a mapping from header to text")
+    pairs = []
+    for name, raw in value.items():
+        text = _as_text(raw)
+        if not _HEADER.fullmatch(name):
+            raise refuse("is not a header name", name, at=(name,))
+        if not isinstance(text, str) or not (text.isprintable() and text.isascii()):
+            raise refuse("must be one line of printable ASCII", at=(name,))
+        pairs.append((name, text))
+    return tuple(pairs)
+
+
+Headers = Annotated[
+    Pairs,
+    PlainValidator(parse_headers),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number"]}}),
+]

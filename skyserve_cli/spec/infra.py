@@ -1,0 +1,63 @@
+"""Where a replica may run: ``infra: cloud/region/zone`` and the older keys `cloud`, `region`, `zone`."""
+
+from dataclasses import dataclass, replace
+
+from skyserve_cli.spec.problems import Problem, did_you_mean, shown
+
+CLOUDS = ("local", "ssh", "aws", "gcp", "azure")
+# Clouds that SkyPilot knows and we do not: their files are understood, and answered in so many words.
+FOREIGN_CLOUDS = frozenset(
+    {
+        *("kubernetes", "k8s", "slurm", "lambda", "runpod", "vast", "oci", "ibm", "scp", "vsphere", "cudo"),
+        *("fluidstack", "paperspace", "do", "nebius", "hyperbolic", "primeintellect", "seeweb", "shadeform"),
+        *("mithril", "verda", "yotta"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """None means any."""
+
+    cloud: str | None = None
+    region: str | None = None
+    zone: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NoPlace:
+    """Why this is none. `foreign`: a cloud we do not offer, which an alternative may make up for."""
+
+    problem: Problem
+    foreign: bool = False
+
+
+def parse_infra(text: str, path: str) -> Place | NoPlace:
+    """``gcp``, ``aws/us-east-1``, ``gcp/*/us-central1-a``, ``*``: ``*`` and what is left out mean any."""
+    parts = text.split("/")
+    cloud = parts[0].lower()
+    if cloud not in FOREIGN_CLOUDS and (len(parts) > 3 or not all(parts)):
+        return NoPlace(Problem(path, f"must be cloud[/region[/zone]] (got {shown(text)})", text))
+    refusal = cloud_refusal(cloud, text, path)
+    if refusal is not None:
+        return refusal
+    known = [None if part == "*" else part for part in (cloud, *parts[1:])]
+    return Place(*known)
+
+
+def cloud_refusal(cloud: str, written: str, path: str) -> NoPlace | None:
+    """None if `cloud` (lower case) is one of ours or ``*``."""
+    if cloud == "*" or cloud in CLOUDS:
+        return None
+    ours = ", ".join(CLOUDS)
+    if cloud in FOREIGN_CLOUDS:
+        message = f"this cloud is not supported yet (got {shown(written)}); we run on {ours}"
+        return NoPlace(Problem(path, message, written), foreign=True)
+    message = f"is not a cloud we know (got {shown(written)}); we run on {ours}"
+    return NoPlace(Problem(path, message, written, did_you_mean(cloud, (*CLOUDS, *sorted(FOREIGN_CLOUDS)))))
+
+
+def narrowed(base: Place, cloud: str | None, region: str | None, zone: str | None) -> Place:
+    """`base` with the older keys laid over it."""
+    given = {"cloud": cloud, "region": region, "zone": zone}
+    return replace(base, **{key: None if value == "*" else value for key, value in given.items() if value})

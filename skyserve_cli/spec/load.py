@@ -1,0 +1,166 @@
+"""A service file, from text to `ServiceSpec`: the whole way on one page (`load_text`)."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from skyserve_cli.spec.build import build
+from skyserve_cli.spec.candidates import expand
+from skyserve_cli.spec.check import Sound, check
+from skyserve_cli.spec.model import ServiceSpec
+from skyserve_cli.spec.not_yet import not_yet_warnings
+from skyserve_cli.spec.overrides import apply_overrides
+from skyserve_cli.spec.problems import Problem, SpecError, SpecWarning, shown
+from skyserve_cli.spec.rules import problems as rule_problems
+from skyserve_cli.spec.rules import spot_knob
+from skyserve_cli.spec.rules import warnings as rule_warnings
+from skyserve_cli.spec.schema import ServiceFile
+from skyserve_cli.spec.variables import Substitution, gather
+from skyserve_cli.spec.yaml_tree import MAX_BYTES, read_yaml
+
+# SkyPilot's rule for the names of services and clusters, in either case.
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", re.IGNORECASE)
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A file that is right. `secret_values` are beside the spec, and never part of a repr."""
+
+    spec: ServiceSpec
+    warnings: tuple[SpecWarning, ...] = ()
+    secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def load_file(
+    path: str | Path,
+    *,
+    name: str | None = None,
+    env_overrides: Mapping[str, str] = _NOTHING,
+    secret_overrides: Mapping[str, str] = _NOTHING,
+    environ: Mapping[str, str] = _NOTHING,
+    set_overrides: Sequence[str] = (),
+) -> Loaded:
+    """Read the file and `load_text` it; the service is called like the file unless it has a name.
+
+    Raises SpecError, also if the file cannot be read.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise SpecError([Problem("", f"cannot read {path}: {reason}")]) from error
+    if len(data) > MAX_BYTES:
+        raise SpecError(
+            [Problem("", f"{path} is larger than {MAX_BYTES >> 20} MiB, which no service file is")]
+        )
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        message = f"{path} is not UTF-8 text (byte {error.start} is 0x{data[error.start]:02x})"
+        raise SpecError([Problem("", message)]) from error
+    return load_text(
+        text,
+        source=str(path),
+        name=name,
+        env_overrides=env_overrides,
+        secret_overrides=secret_overrides,
+        environ=environ,
+        set_overrides=set_overrides,
+    )
+
+
+def load_text(
+    text: str,
+    *,
+    source: str = "<string>",
+    name: str | None = None,
+    env_overrides: Mapping[str, str] = _NOTHING,
+    secret_overrides: Mapping[str, str] = _NOTHING,
+    environ: Mapping[str, str] = _NOTHING,
+    set_overrides: Sequence[str] = (),
+) -> Loaded:
+    """`name`, `env_overrides`, `secret_overrides` and `set_overrides` win over the file; `environ` fills what the
+    file leaves empty. Raises SpecError with every problem at once."""
+    tree, problems = _read(text, source)
+    warnings = _hoist(tree, problems)
+    problems += apply_overrides(tree, set_overrides)
+
+    variables = gather(tree, env_overrides, secret_overrides, environ)
+    substitution = Substitution(variables)
+    tree = substitution.apply(tree)
+    problems += variables.problems + substitution.problems
+
+    file, schema_problems, sound = check(tree)
+    problems += schema_problems
+    if file is None:
+        raise SpecError(problems)
+    candidates = expand(file.resources, spot_knob(file.service.replica_policy if file.service else None))
+    problems += candidates.problems
+    problems += rule_problems(file, candidates, sound)
+    service_name = _name(name, file, source, problems, sound)
+    if problems or file.service is None:
+        raise SpecError(problems)
+
+    spec = build(file, file.service, service_name, candidates, variables)
+    warnings += [
+        *substitution.warnings,
+        *candidates.warnings,
+        *rule_warnings(spec.replica_policy),
+        *not_yet_warnings(tree),
+    ]
+    return Loaded(spec, tuple(dict.fromkeys(warnings)), variables.secrets)
+
+
+def _read(text: str, source: str) -> tuple[dict[str, Any], list[Problem]]:
+    tree, problems = read_yaml(text)
+    if isinstance(tree, dict):
+        return tree, problems
+    if tree is None:
+        raise SpecError([Problem("", f"{source} is empty")])
+    kind = "a list" if isinstance(tree, list) else "a single value"
+    raise SpecError(
+        [Problem("", f"{source} must be a mapping with the keys service, resources and run, not {kind}")]
+    )
+
+
+def _hoist(tree: dict[str, Any], problems: list[Problem]) -> list[SpecWarning]:
+    """The SkyServe paper's Listing 1 indents `setup` and `run` under `resources`: move them where they belong."""
+    resources = tree.get("resources")
+    warnings = []
+    for key in ("setup", "run"):
+        if not isinstance(resources, dict) or key not in resources:
+            continue
+        if tree.get(key) is not None:
+            problems.append(
+                Problem(f"resources.{key}", f"belongs at the top, where there is a {key} already")
+            )
+        else:
+            tree[key] = resources[key]
+            warnings.append(
+                SpecWarning(f"resources.{key}", "belongs at the top; it is read as if it stood there")
+            )
+        del resources[key]
+    return warnings
+
+
+def _name(given: str | None, file: ServiceFile, source: str, problems: list[Problem], sound: Sound) -> str:
+    name = given if given is not None else file.name
+    if name is None:
+        return name_from_path(source)
+    if not _NAME.fullmatch(name) and sound("name"):
+        rule = "must be letters, digits and dashes, begin with a letter, and have at most 63 characters"
+        problems.append(Problem("name", f"{rule} (got {shown(name)})", name))
+    return name
+
+
+def name_from_path(path: str) -> str:
+    """``examples/My_LLM.sky.yaml`` -> ``my-llm``; ``service`` when nothing usable is left."""
+    stem = re.sub(r"(\.sky)?\.ya?ml$", "", Path(path).name.lower())
+    name = re.sub(r"[^a-z0-9]+", "-", stem).lstrip("-0123456789")[:63].rstrip("-")
+    return name if name and not path.startswith("<") else "service"

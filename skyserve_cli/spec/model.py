@@ -1,0 +1,213 @@
+"""`ServiceSpec`: what the rest of the product knows of a service. Values only; everything is decided.
+
+Every number carries its unit in its name. Secrets are present by name: their values travel beside the spec,
+so that a spec may be printed, stored and compared.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+from skyserve_cli.spec.references import substitute
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The readiness probe. `post_data` is JSON text and makes the probe a POST.
+
+    Path, headers and post_data may hold ``$NAME`` references to secrets; `resolved` fills them in.
+    """
+
+    path: str = "/"
+    post_data: str | None = None
+    headers: Pairs = ()
+    initial_delay_s: float = 1200.0
+    """How long a replica may take to answer for the first time."""
+    timeout_s: float = 15.0
+    interval_s: float = 10.0
+    failure_threshold_s: float = 180.0
+    """A replica that was ready and then fails for this long is replaced."""
+
+    @property
+    def method(self) -> str:
+        return "GET" if self.post_data is None else "POST"
+
+    def resolved(self, secret_values: Mapping[str, str]) -> "Probe":
+        """The probe as it is sent, with the secrets inside: never to be stored or printed."""
+        return replace(
+            self,
+            path=substitute(self.path, secret_values),
+            headers=tuple((name, substitute(value, secret_values)) for name, value in self.headers),
+            post_data=None
+            if self.post_data is None
+            else substitute(self.post_data, secret_values, quote=json_inner),
+        )
+
+
+def json_inner(text: str) -> str:
+    """`text` as it stands between the quotes of a JSON string."""
+    return json.dumps(text)[1:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class AcceleratorQps:
+    """What one replica on this accelerator can answer. `count` None stands for any number of them."""
+
+    accelerator: str
+    count: float | None
+    qps: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPolicy:
+    """How many replicas, and on which capacity.
+
+    Where the target differs by accelerator, `target_qps_per_replica` is the smallest: a scaler that looks at one
+    number only then errs towards more replicas.
+    """
+
+    min_replicas: int = 1
+    max_replicas: int = 1
+    target_qps_per_replica: float | None = None
+    target_qps_by_accelerator: tuple[AcceleratorQps, ...] = ()
+    num_overprovision: int = 0
+    dynamic_ondemand_fallback: bool = False
+    base_ondemand_fallback_replicas: int = 0
+    spot_placer: str | None = None
+    upscale_delay_s: float = 300.0
+    downscale_delay_s: float = 1200.0
+
+    @property
+    def autoscaling(self) -> bool:
+        return self.max_replicas > self.min_replicas
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBalancerSpec:
+    """`host` and `port` None: the load balancer takes an address of its own choice."""
+
+    stream_timeout_s: float = 120.0
+    """A stream that stays silent for this long is given up."""
+    time_to_first_byte_s: float = 120.0
+    """A target that has not begun to answer after this long is left for another one."""
+    host: str | None = None
+    port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSpec:
+    """How an update replaces replicas: how many may exist above the target, or be missing below it."""
+
+    mode: str = "rolling"
+    max_surge: int = 1
+    max_unavailable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Certificate and key (paths) the load balancer shows to clients."""
+
+    keyfile: str
+    certfile: str
+
+
+@dataclass(frozen=True, slots=True)
+class GitSource:
+    """A working directory that is a git repository; `ref` None means its default branch."""
+
+    url: str
+    ref: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileMount:
+    """`path` on the replica, filled from `sources` (local paths or bucket URLs) or from a named bucket."""
+
+    path: str
+    sources: tuple[str, ...] = ()
+    mode: str = "copy"
+    store: str | None = None
+    bucket: str | None = None
+    persistent: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceChoice:
+    """One way to get a node. None means "any"; `accelerator` None means a node without one.
+
+    `cpus` and `memory` (GB) keep their ``4+`` form: a bare number is exact, a plus means "at least".
+    `images` are (region, image) pairs, region ``*`` standing for all.
+    """
+
+    cloud: str | None = None
+    region: str | None = None
+    zone: str | None = None
+    accelerator: str | None = None
+    accelerator_count: float = 0.0
+    use_spot: bool = False
+    instance_type: str | None = None
+    cpus: str | None = None
+    memory: str | None = None
+    disk_size_gb: int = 256
+    disk_tier: str | None = None
+    network_tier: str | None = None
+    local_disk: str | None = None
+    images: Pairs = ()
+    labels: Pairs = ()
+    max_usd_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """One version of one service, complete.
+
+    `resources` are alternatives: in order of preference if `resources_ordered`, else the cheapest first.
+    `port` is the one requests go to; None means the replica listens where ``$SKYSERVE_REPLICA_PORT`` says.
+    """
+
+    name: str
+    run: str
+    setup: str | None = None
+    probe: Probe = Probe()
+    replica_policy: ReplicaPolicy = ReplicaPolicy()
+    load_balancing_policy: str = "least_load"
+    load_balancer: LoadBalancerSpec = LoadBalancerSpec()
+    update: UpdateSpec = UpdateSpec()
+    drain_timeout_s: float = 120.0
+    tls: Tls | None = None
+    ports: tuple[int, ...] = ()
+    port: int | None = None
+    envs: Pairs = ()
+    secrets: tuple[str, ...] = ()
+    workdir: str | None = None
+    workdir_git: GitSource | None = None
+    file_mounts: tuple[FileMount, ...] = ()
+    num_nodes: int = 1
+    resources: tuple[ResourceChoice, ...] = (ResourceChoice(),)
+    resources_ordered: bool = False
+
+    def replica_hash(self, content_digest: str = "") -> str:
+        """Equal hashes mean that a running replica of one spec may serve the other.
+
+        Covers what a replica is made of and nothing of the `service` section. `content_digest` stands for what
+        the spec only names: the bytes of the working directory, the values of the secrets.
+        """
+        choices = [json.dumps(asdict(choice), sort_keys=True) for choice in self.resources]
+        made_of = {
+            "setup": self.setup,
+            "run": self.run,
+            "envs": sorted(self.envs),
+            "secrets": sorted(self.secrets),
+            "workdir": [self.workdir, asdict(self.workdir_git) if self.workdir_git else None],
+            "file_mounts": sorted(json.dumps(asdict(mount), sort_keys=True) for mount in self.file_mounts),
+            "num_nodes": self.num_nodes,
+            "ports": sorted(self.ports),
+            "port": self.port,
+            "resources": choices if self.resources_ordered else sorted(choices),
+            "ordered": self.resources_ordered,
+            "content": content_digest,
+        }
+        return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,66 @@
+"""``--set replica_policy.num_overprovision=3``: a change to the file's tree before it is checked."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from skyserve_cli.spec.problems import Loc, Problem, SpecError, dotted, shown
+from skyserve_cli.spec.schema import ServiceFile
+from skyserve_cli.spec.yaml_tree import read_value
+
+_STEP = re.compile(r"([^.\[\]]+)|\[([0-9]{1,4})\]|\[\"([^\"]+)\"\]")
+_PATH = re.compile(rf"({_STEP.pattern})(\.?({_STEP.pattern}))*")
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> list[Problem]:
+    """Write each ``path=value`` into `tree`; the value is read as YAML.
+
+    A path that starts with a key of the whole file (``resources.accelerators``) is taken from the top, any other
+    (``replica_policy.max_replicas``) from `service`.
+    """
+    problems: list[Problem] = []
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not _PATH.fullmatch(path.strip()):
+            problems.append(Problem("", f"--set takes PATH=VALUE (got {shown(override)})", override))
+            continue
+        loc = _loc(path.strip())
+        try:
+            value = read_value(text, loc)
+        except SpecError as error:
+            problems.extend(Problem(dotted(loc), f"--set: {each}", text) for each in error.problems)
+            continue
+        obstacle = _write(tree, loc, value)
+        if obstacle is not None:
+            problems.append(Problem(dotted(loc), f"--set cannot reach it: {obstacle}", text))
+    return problems
+
+
+def _loc(path: str) -> Loc:
+    steps = tuple(int(match[2]) if match[2] else match[1] or match[3] for match in _STEP.finditer(path))
+    return steps if steps[0] in ServiceFile.model_fields else ("service", *steps)
+
+
+def _write(tree: Any, loc: Loc, value: object) -> str | None:
+    """None, or why there is no such place. Mappings on the way are made if they are missing."""
+    *way, last = loc
+    for depth, step in enumerate(way):
+        if isinstance(step, int):
+            if not isinstance(tree, list) or step >= len(tree):
+                return f"{dotted(loc[: depth + 1])} is not there"
+            tree = tree[step]
+        elif isinstance(tree, dict):
+            if tree.get(step) is None:
+                if any(isinstance(later, int) for later in loc[depth + 1 :]):
+                    return f"{dotted(loc[: depth + 1])} is not there"
+                tree[step] = {}
+            tree = tree[step]
+        else:
+            break
+    if isinstance(last, str) and isinstance(tree, dict):
+        tree[last] = value
+        return None
+    if isinstance(last, int) and isinstance(tree, list) and last < len(tree):
+        tree[last] = value
+        return None
+    return f"{dotted(loc[:-1])} is not a {'list that long' if isinstance(last, int) else 'mapping'}"

@@ -1,0 +1,125 @@
+"""What must hold between keys. Each rule looks only at keys that are right in themselves (`Sound`)."""
+
+from collections.abc import Iterator
+
+from skyserve_cli.spec.candidates import Candidates
+from skyserve_cli.spec.check import Sound
+from skyserve_cli.spec.model import ReplicaPolicy
+from skyserve_cli.spec.problems import Problem, SpecWarning, shown
+from skyserve_cli.spec.schema import ReplicaPolicySection, ServiceFile, ServiceSection
+
+_POLICY = "service.replica_policy"
+
+
+def spot_knob(policy: ReplicaPolicySection | None) -> str | None:
+    """The key of the policy that only makes sense with spot replicas, if one is used: it implies `use_spot`."""
+    if policy is None:
+        return None
+    used = {
+        "spot_placer": policy.spot_placer is not None,
+        "dynamic_ondemand_fallback": policy.dynamic_ondemand_fallback,
+        "base_ondemand_fallback_replicas": policy.base_ondemand_fallback_replicas > 0,
+    }
+    return next((f"{_POLICY}.{key}" for key, is_used in used.items() if is_used), None)
+
+
+def problems(file: ServiceFile, candidates: Candidates, sound: Sound) -> Iterator[Problem]:
+    if file.run is None and sound("run"):
+        yield Problem("run", "is missing: the commands that start the server")
+    if file.service is None:
+        if sound("service"):
+            hint = "write `service: {}` to take every default"
+            yield Problem("service", "is missing: this file describes no service", hint=hint)
+        return
+    yield from _size(file.service, sound)
+    yield from _load_balancing(file.service, candidates, sound)
+    yield from _update(file.service, sound)
+    if sound.everywhere("ports"):
+        yield from _ports(file.service.ports, candidates)
+
+
+def _size(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
+    policy = service.replica_policy
+    if policy is None:
+        return
+    if service.replicas is not None:
+        message = "cannot stand next to replica_policy; a fixed size is replicas alone, or min_replicas alone"
+        yield Problem("service.replicas", f"{message} (got {service.replicas})", service.replicas)
+    at = ("service", "replica_policy")
+    if not (sound(*at, "min_replicas") and sound(*at, "max_replicas")):
+        return
+    low, high = policy.min_replicas, policy.max_replicas
+    top = low if high is None else high
+    if top < low:
+        yield Problem(f"{_POLICY}.max_replicas", f"must be >= min_replicas (got {top} < {low})", top)
+    if top > low and policy.target_qps_per_replica is None and sound(*at, "target_qps_per_replica"):
+        message = f"is needed to choose between {low} and {top} replicas"
+        yield Problem(f"{_POLICY}.target_qps_per_replica", message)
+    base = policy.base_ondemand_fallback_replicas
+    if base > max(top, low) and sound(*at, "base_ondemand_fallback_replicas"):
+        key = "max_replicas" if high is not None else "min_replicas, the fixed size,"
+        message = f"must be <= {key} (got {base} > {top})"
+        yield Problem(f"{_POLICY}.base_ondemand_fallback_replicas", message, base)
+
+
+def _load_balancing(service: ServiceSection, candidates: Candidates, sound: Sound) -> Iterator[Problem]:
+    path = f"{_POLICY}.target_qps_per_replica"
+    if not sound(*path.split(".")):
+        return
+    targets = service.replica_policy.target_qps_per_replica if service.replica_policy else None
+    if not isinstance(targets, tuple):
+        if service.load_balancing_policy == "instance_aware_least_load":
+            yield Problem(
+                path, "must be a mapping from accelerator to number for instance_aware_least_load", targets
+            )
+        return
+    if not sound("resources") or candidates.problems:
+        return
+    offered = {(choice.accelerator, choice.accelerator_count) for choice in candidates.choices}
+    for target in targets:
+        fits = [
+            (name, count)
+            for name, count in offered
+            if name is not None
+            and name.lower() == target.accelerator.lower()
+            and target.count in (None, count)
+        ]
+        if not fits:
+            key = target.accelerator if target.count is None else f"{target.accelerator}:{target.count:g}"
+            yield Problem(path, f"names {shown(key)}, which is not among the accelerators of resources", key)
+        offered.difference_update(fits)
+    for name, count in sorted(offered, key=str):
+        missing = "no accelerator" if name is None else f"{name}:{count:g}"
+        yield Problem(path, f"has no value for {missing}, which resources allows")
+
+
+def _update(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
+    if sound("service", "update") and service.update.max_surge == service.update.max_unavailable == 0:
+        yield Problem(
+            "service.update.max_surge", "must be above 0 when max_unavailable is 0: no replica could move"
+        )
+
+
+def _ports(main: int | None, candidates: Candidates) -> Iterator[Problem]:
+    """Requests go to one port, the same on every alternative."""
+    if main is not None:
+        for path, ports in candidates.ports:
+            if ports and main not in ports:
+                yield Problem("service.ports", f"must be one of the ports of {path} (got {main})", main)
+        return
+    several = next(((path, ports) for path, ports in candidates.ports if len(ports) > 1), None)
+    if several is not None:
+        hint = "name the one that requests go to in service.ports"
+        yield Problem(several[0], f"opens {len(several[1])} ports", list(several[1]), hint)
+        return
+    distinct = sorted({ports for _, ports in candidates.ports})
+    if len(distinct) > 1:
+        said = " and ".join(str(ports[0]) if ports else "none" for ports in distinct[:2])
+        yield Problem("resources.ports", f"must be the same for every alternative (got {said})")
+
+
+def warnings(policy: ReplicaPolicy) -> Iterator[SpecWarning]:
+    """What is allowed and has no effect."""
+    if policy.target_qps_per_replica is not None and not policy.autoscaling:
+        message = f"has no effect: the size is fixed at {policy.min_replicas} until max_replicas is above min_replicas"
+        yield SpecWarning(f"{_POLICY}.target_qps_per_replica", message)

@@ -1,0 +1,345 @@
+"""The sections of a service file. The JSON Schema for editors comes from these classes and nothing else.
+
+A section says which keys exist, of which kind, within which bounds, and their defaults. What several keys mean
+together is in `rules` and `candidates`. The text under each key is its description in the JSON Schema; the long
+form, with examples, is `reference.yaml`.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from skyserve_cli.spec.fields import (
+    AcceleratorsValue,
+    AnyText,
+    Count,
+    Cpus,
+    DiskSize,
+    DiskTier,
+    Headers,
+    ImageValue,
+    LbPolicy,
+    Memory,
+    Money,
+    MountMode,
+    NetworkTier,
+    Port,
+    PortsValue,
+    PostData,
+    ProbePath,
+    Seconds,
+    SomeSeconds,
+    Sources,
+    SpotPlacer,
+    TargetQps,
+    Text,
+    UpdateMode,
+)
+
+
+class Section(BaseModel):
+    """A mapping of the file. An empty key (``workdir:``) is the same as none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Keys of SkyPilot that have no place here, and why."""
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Keys of SkyServe's earlier branches, and what they are called now."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_absent(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            return {key: value for key, value in data.items() if value is not None}
+        return data
+
+
+class _Shorthand:
+    """The key may also be written in a simpler form: a parser turns that into the section."""
+
+    def __init__(self, schema: JsonSchemaValue) -> None:
+        self._schema = schema
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [self._schema, handler(core)]}
+
+
+def _word_as(key: str) -> BeforeValidator:
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
+
+
+class ProbeSection(Section):
+    path: ProbePath
+    """Path that is asked; an answer of 200 means ready."""
+    initial_delay_seconds: Seconds = 1200.0
+    """How long a replica may take, from its launch, to answer for the first time."""
+    timeout_seconds: SomeSeconds = 15.0
+    """Of one probe."""
+    endpoint_probe_interval_seconds: SomeSeconds = 10.0
+    """Between two probes of a replica."""
+    consecutive_failure_threshold_timeout: Seconds = 180.0
+    """A replica that was ready and then fails for this long is replaced."""
+    post_data: PostData | None = None
+    """JSON to POST; without it the probe is a GET."""
+    headers: Headers | None = None
+    """Headers to send. A secret is referred to as $NAME."""
+
+
+class ReplicaPolicySection(Section):
+    refused = {
+        "auto_restart": "has no meaning here: replicas that die are always replaced",
+    }
+    renamed = {
+        "init_replicas": "min_replicas",
+        "min_on_demand_replicas": "base_ondemand_fallback_replicas",
+        "extra_on_demand_replicas": "base_ondemand_fallback_replicas",
+        "on_demand_fallback": "dynamic_ondemand_fallback",
+        "spot_mixer": "dynamic_ondemand_fallback",
+        "spot_policy": "spot_placer and dynamic_ondemand_fallback",
+        "spot_zones": "resources.any_of, with one infra for each zone",
+        "qps_upper_threshold": "target_qps_per_replica",
+        "qps_lower_threshold": "target_qps_per_replica",
+    }
+
+    min_replicas: Count = 1
+    """The service never has fewer. 0 lets it sleep when nobody asks."""
+    max_replicas: Count | None = None
+    """The autoscaler never asks for more. Default: min_replicas, a fixed size."""
+    target_qps_per_replica: TargetQps | None = None
+    """Requests per second one replica should carry; one number, or one for each accelerator."""
+    num_overprovision: Count = 0
+    """Replicas kept beyond the target, so that a preemption is not felt."""
+    dynamic_ondemand_fallback: bool = False
+    """Stand-in on-demand replicas while spot ones are missing. Implies spot."""
+    base_ondemand_fallback_replicas: Count = 0
+    """How many replicas are on-demand at all times. Implies spot for the others."""
+    spot_placer: SpotPlacer | None = None
+    """How spot replicas are spread over zones. Implies spot."""
+    upscale_delay_seconds: Seconds = 300.0
+    """More load must last this long before replicas are added."""
+    downscale_delay_seconds: Seconds = 1200.0
+    """Less load must last this long before replicas are removed."""
+
+
+class LoadBalancerSection(Section):
+    stream_timeout_seconds: SomeSeconds = 120.0
+    """A stream that stays silent for this long is given up."""
+    time_to_first_byte_seconds: SomeSeconds = 120.0
+    """A replica that has not begun to answer after this long is left for another one."""
+    host: Text | None = None
+    """Address the load balancer listens on."""
+    port: Port | None = None
+    """Port the load balancer listens on; without it a free one is taken."""
+
+
+class UpdateSection(Section):
+    mode: UpdateMode = "rolling"
+    """rolling: replica by replica; blue_green: all new ones first, then the switch."""
+    max_surge: Count = 1
+    """How many replicas may exist above the target during a rolling update."""
+    max_unavailable: Count = 0
+    """How many may be missing below the target during a rolling update."""
+
+
+class TlsSection(Section):
+    keyfile: Text
+    """Path of the private key, PEM."""
+    certfile: Text
+    """Path of the certificate chain, PEM."""
+
+
+class ServiceSection(Section):
+    refused = {
+        "pool": "pools are not offered: they run batch jobs, this runs services",
+        "workers": "pools are not offered: they run batch jobs, this runs services",
+    }
+    renamed = {
+        "https": "tls",
+        "auth_token": "readiness_probe.headers",
+        "external_load_balancers": "load_balancer",
+        "load_balancer_type": "load_balancing_policy",
+    }
+
+    readiness_probe: Annotated[ProbeSection | None, _Shorthand({"type": "string"}), _word_as("path")] = None
+    """How a replica shows that it is ready: a path, or a mapping. Default: GET /."""
+    replicas: Count | None = None
+    """A fixed number of replicas; use this or replica_policy."""
+    replica_policy: ReplicaPolicySection | None = None
+    """How many replicas, and on which capacity."""
+    load_balancing_policy: LbPolicy = "least_load"
+    """How a request finds its replica."""
+    load_balancer: LoadBalancerSection = LoadBalancerSection()
+    """Timeouts and address of the endpoint."""
+    ports: Port | None = None
+    """The main port, when resources.ports opens several."""
+    tls: TlsSection | None = None
+    """Certificate of the endpoint: HTTPS from clients to the load balancer."""
+    drain_timeout_seconds: Seconds = 120.0
+    """How long a replica that is told to go may finish the requests it has."""
+    update: UpdateSection = UpdateSection()
+    """How an update replaces replicas."""
+
+
+class AlternativeSection(Section):
+    """One entry of `any_of` or `ordered`: laid over what `resources` itself says."""
+
+    refused = {
+        "job_recovery": "has no meaning for a service: replicas that die are always replaced",
+    }
+
+    infra: Text | None = None
+    """cloud[/region[/zone]], with * for any. Use this or cloud, region and zone."""
+    cloud: Text | None = None
+    """local, ssh, aws, gcp or azure."""
+    region: Text | None = None
+    """Name of a region, as the cloud writes it."""
+    zone: Text | None = None
+    """Name of a zone, as the cloud writes it."""
+    accelerators: AcceleratorsValue | None = None
+    """L4, L4:2, a list in order of preference, or a mapping of which the cheapest is taken."""
+    gpus: AcceleratorsValue | None = None
+    """Another name for accelerators."""
+    accelerator_args: dict[str, Any] | None = None
+    """Settings of TPUs."""
+    instance_type: Text | None = None
+    """Instance type, as the cloud writes it."""
+    cpus: Cpus | None = None
+    """Number of virtual CPUs; 4+ means at least 4."""
+    memory: Memory | None = None
+    """Memory in GB; 16+ means at least 16."""
+    use_spot: bool | None = None
+    """Spot instances: cheap, and taken back at any moment."""
+    ports: PortsValue | None = None
+    """Ports the replica listens on: a number, a range like "8000-8010", or a list."""
+    disk_size: DiskSize | None = None
+    """GB, or with a unit. Default: 256."""
+    disk_tier: DiskTier | None = None
+    """Speed of the disk."""
+    network_tier: NetworkTier | None = None
+    """Speed of the network."""
+    local_disk: Text | None = None
+    """Disks that are part of the machine."""
+    image_id: ImageValue | None = None
+    """Machine image, docker:IMAGE, or a mapping from region to image."""
+    labels: dict[str, AnyText] | None = None
+    """Labels (tags) of the instances; those of an alternative are added."""
+    max_hourly_cost: Money | None = None
+    """US dollars per hour a node may cost."""
+    autostop: Any = None
+    """A cluster's setting; a service ends with `down`."""
+    priority: int | None = None
+    """A scheduling setting of SkyPilot."""
+    priority_class: Text | None = None
+    """A scheduling setting of SkyPilot."""
+    volumes: list[Any] | None = None
+    """Disks to attach."""
+
+
+class ResourcesSection(AlternativeSection):
+    any_of: list[AlternativeSection] | None = None
+    """Alternatives, the cheapest first."""
+    ordered: list[AlternativeSection] | None = None
+    """Alternatives, in order of preference."""
+
+
+class StorageSection(Section):
+    """What a path of `file_mounts` is filled from, when it is more than a path or a URL."""
+
+    name: Text | None = None
+    """Name of the bucket."""
+    source: Sources | None = None
+    """Local paths or a bucket URL."""
+    store: Text | None = None
+    """Kind of bucket: s3, gcs, azure, r2."""
+    persistent: bool = True
+    """Whether the bucket stays when the service is taken down."""
+    mode: MountMode | None = None
+    """copy, mount or mount_cached."""
+    type: Text | None = None
+    """A setting of SkyPilot."""
+    mount_options: Text | None = None
+    """Options of the mount program."""
+    config: dict[str, Any] | None = None
+    """Settings of the mount program."""
+
+
+Mount = Annotated[StorageSection, _Shorthand({"type": "string"}), _word_as("source")]
+
+
+class WorkdirSection(Section):
+    path: Text | None = None
+    """A local folder."""
+    url: Text | None = None
+    """A git repository to check out."""
+    ref: Text | None = None
+    """Branch, tag or commit. Default: the repository's own default branch."""
+
+
+class ServiceFile(Section):
+    """A whole file."""
+
+    refused = {
+        "pool": "pools are not offered: they run batch jobs, this runs services",
+    }
+
+    name: Text | None = None
+    """Name of the service. Default: the name of the file."""
+    service: ServiceSection | None = None
+    """What makes this file a service; `service: {}` takes every default."""
+    resources: ResourcesSection = ResourcesSection()
+    """What one node of a replica needs, and where it may be."""
+    num_nodes: Annotated[Count, Field(ge=1)] = 1
+    """Nodes in one replica; requests go to the first."""
+    workdir: Annotated[WorkdirSection | None, _Shorthand({"type": "string"}), _word_as("path")] = None
+    """Folder (or git repository) that is copied to the replica and in which setup and run start."""
+    setup: Text | None = None
+    """Shell commands that prepare a node, once."""
+    run: Text | None = None
+    """Shell commands that start the server. Required."""
+    envs: dict[str, Any] | None = None
+    """Environment variables. An empty one is taken from --env or from your own environment."""
+    secrets: dict[str, Any] | list[Any] | None = None
+    """As envs, but never shown or stored in the clear."""
+    file_mounts: dict[str, Mount] | None = None
+    """Path on the replica: local path, bucket URL, or a mapping."""
+    volumes: dict[str, Any] | None = None
+    """Path on the replica: volume to mount there."""
+    managed_secrets: dict[str, Any] | list[Any] | None = None
+    """Secrets kept by a SkyPilot API server."""
+    config: dict[str, Any] | None = None
+    """SkyPilot's own configuration."""
+    event_callback: Text | None = None
+    """Script SkyPilot runs when a task changes its state."""
+    inputs: dict[str, Any] | None = None
+    """SkyPilot's estimate of input data."""
+    outputs: dict[str, Any] | None = None
+    """SkyPilot's estimate of output data."""
+    api_server_access: bool | dict[str, Any] | None = None
+    """A setting of SkyPilot's API server."""
+
+
+class _NumbersMayBeReferences(GenerateJsonSchema):
+    """``replicas: $N`` is as good as a number: editors must not underline it."""
+
+    def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
+        return {"anyOf": [super().int_schema(schema), {"type": "string", "pattern": r"^\$"}]}
+
+    def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
+        return {"anyOf": [super().float_schema(schema), {"type": "string", "pattern": r"^\$"}]}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a service file, for editors."""
+    schema = ServiceFile.model_json_schema(schema_generator=_NumbersMayBeReferences)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "SkyServe service file",
+        **{key: value for key, value in schema.items() if key != "title"},
+        "required": ["service", "run"],
+    }

@@ -1,0 +1,83 @@
+"""Rows to values and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Zone
+
+
+def replica_to_row(service: str, replica: Replica) -> dict[str, Any]:
+    offer = replica.offer
+    return {
+        "service": service,
+        "id": replica.id,
+        "version": replica.version,
+        "state": replica.state.value,
+        "since": replica.since,
+        "created_at": replica.created_at,
+        "cloud": offer.zone.cloud,
+        "region": offer.zone.region,
+        "zone": offer.zone.name,
+        "instance_type": offer.instance_type,
+        "accelerator": offer.accelerator,
+        "accelerator_count": offer.accelerator_count,
+        "capacity_type": offer.capacity_type.value,
+        "price_usd_hour": offer.price_usd_hour,
+        "on_demand_usd_hour": offer.on_demand_usd_hour,
+        "instance_id": replica.instance_id,
+        "endpoint": replica.endpoint,
+        "launched_at": replica.launched_at,
+        "ready_at": replica.ready_at,
+        "drain_by": replica.drain_by,
+        "preempt_at": replica.preempt_at,
+        "ended_at": replica.ended_at,
+        "end_reason": None if replica.end_reason is None else replica.end_reason.value,
+        "message": replica.message,
+    }
+
+
+def replica_from_row(row: Any) -> Replica:
+    offer = Offer(
+        zone=Zone(row.cloud, row.region, row.zone),
+        instance_type=row.instance_type,
+        accelerator=row.accelerator,
+        accelerator_count=row.accelerator_count,
+        capacity_type=CapacityType(row.capacity_type),
+        price_usd_hour=row.price_usd_hour,
+        on_demand_usd_hour=row.on_demand_usd_hour,
+    )
+    return Replica(
+        id=row.id,
+        version=row.version,
+        offer=offer,
+        state=ReplicaState(row.state),
+        since=row.since,
+        created_at=row.created_at,
+        instance_id=row.instance_id,
+        endpoint=row.endpoint,
+        launched_at=row.launched_at,
+        ready_at=row.ready_at,
+        drain_by=row.drain_by,
+        preempt_at=row.preempt_at,
+        ended_at=row.ended_at,
+        end_reason=None if row.end_reason is None else EndReason(row.end_reason),
+        message=row.message,
+    )
+
+
+def memory_to_json(memory: Memory) -> dict[str, Any]:
+    return {
+        "placement": dict(memory.placement),
+        "scaling": dict(memory.scaling),
+        "rollout": dict(memory.rollout),
+    }
+
+
+def memory_from_json(json: dict[str, Any], next_replica_id: int) -> Memory:
+    return Memory(
+        next_replica_id=next_replica_id,
+        placement=json.get("placement", {}),
+        scaling=json.get("scaling", {}),
+        rollout=json.get("rollout", {}),
+    )

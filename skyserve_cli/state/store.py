@@ -1,0 +1,445 @@
+"""The store: a dozen verbs, each one transaction.
+
+Who writes what: the API writes goals (`put_service`, `set_down`, `kill_replica`), the reconciler everything
+else through `commit`. Nobody holds a transaction while talking to a cloud or a load balancer.
+
+SQLite runs in WAL mode with full synchronisation: an intent that was committed is on the disk before the cloud
+is asked for the machine, so not even a power cut can separate the two.
+"""
+
+from __future__ import annotations
+
+import secrets as random_source
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, Connection, make_url
+
+from policies.model import Memory, Replica, ReplicaState, UpdateMode
+from skyserve_cli.state import tables as t
+from skyserve_cli.state.codec import (
+    memory_from_json,
+    memory_to_json,
+    replica_from_row,
+    replica_to_row,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRow:
+    """One service as stored, with its live replicas and the memory of its policies."""
+
+    name: str
+    incarnation: str
+    created_at: float
+    version: int
+    same_replicas: frozenset[int]
+    update_mode: UpdateMode
+    down: bool
+    purge: bool
+    target: int
+    notes: str
+    memory: Memory
+    lb_port: int
+    killed: frozenset[int]
+    replicas: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRow:
+    """One version of a service: its spec as JSON and its sealed secrets."""
+
+    service: str
+    version: int
+    replica_hash: str
+    spec: Mapping[str, Any]
+    sealed_secrets: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """One line of the story. `replica_id` None: about the service."""
+
+    kind: str
+    message: str
+    replica_id: int | None = None
+    state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStory:
+    seq: int
+    at: float
+    service: str
+    story: Story
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """US dollars since the service's first `up`; the second figure is the same fleet all on demand."""
+
+    usd: float
+    usd_on_demand: float
+
+
+class ServiceExistsError(Exception):
+    """A service of that name is up."""
+
+
+class NoSuchServiceError(Exception):
+    """No service of that name is known."""
+
+
+class Store:
+    """The database behind a SQLAlchemy URL. Thread-safe: every verb takes its own connection."""
+
+    def __init__(
+        self, url: str | URL, *, migrate: bool = True, draw: Callable[[int], str] = random_source.token_hex
+    ) -> None:
+        """`migrate` False makes the tables as they are now, without Alembic. `draw` gives names that nobody
+        else has: so many random bytes, as hexadecimal digits."""
+        self._draw = draw
+        url = make_url(url)
+        in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+        if in_memory:
+            # One shared connection, or every thread would see a database of its own.
+            self._engine = sa.create_engine(
+                url, poolclass=sa.pool.StaticPool, connect_args={"check_same_thread": False}
+            )
+        else:
+            self._engine = sa.create_engine(url)
+        if url.get_backend_name() == "sqlite":
+            sa.event.listen(self._engine, "connect", _prepare_sqlite)
+        if in_memory or not migrate:
+            t.metadata.create_all(self._engine)
+        else:
+            self._migrate()
+
+    @property
+    def url(self) -> URL:
+        return self._engine.url
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    # --- goals: written by the API ------------------------------------------------------------------------
+
+    def put_service(
+        self,
+        name: str,
+        spec: Mapping[str, Any],
+        *,
+        replica_hash: str,
+        sealed_secrets: bytes,
+        lb_port: int,
+        mode: UpdateMode | None,
+        now: float,
+    ) -> int:
+        """Create the service, or add a version to it; answers the version.
+
+        `mode` None means "must be new": raises ServiceExistsError if the service is up. A name that is down
+        is revived: versions and replica ids go on, so no id is ever used twice.
+        """
+        with self._engine.begin() as c:
+            row = c.execute(sa.select(t.services).where(t.services.c.name == name)).first()
+            if row is not None and not row.down and mode is None:
+                raise ServiceExistsError(name)
+            if (row is None or row.down) and mode is not None:
+                raise NoSuchServiceError(name)
+            if row is not None and row.down and self._live(c, name):
+                raise ServiceExistsError(name)
+            version = 1 if row is None else row.version + 1
+            goal = {
+                "version": version,
+                "update_mode": (mode or UpdateMode.ROLLING).value,
+                "down": False,
+                "purge": False,
+            }
+            if row is None:
+                fresh = {
+                    "name": name,
+                    "incarnation": self._draw(4),
+                    "created_at": now,
+                    "target": 0,
+                    "notes": "",
+                    "next_replica_id": 1,
+                    "memory": memory_to_json(Memory()),
+                    "lb_port": lb_port,
+                    "folded_usd": 0.0,
+                    "folded_on_demand_usd": 0.0,
+                }
+                c.execute(t.services.insert().values(**fresh, **goal))
+            else:
+                if row.down:
+                    goal |= {
+                        "incarnation": self._draw(4),
+                        "created_at": now,
+                        "memory": memory_to_json(Memory()),
+                        "lb_port": lb_port,
+                        "target": 0,
+                    }
+                c.execute(t.services.update().where(t.services.c.name == name).values(**goal))
+            c.execute(
+                t.versions.insert().values(
+                    service=name,
+                    version=version,
+                    created_at=now,
+                    replica_hash=replica_hash,
+                    spec=dict(spec),
+                    sealed_secrets=sealed_secrets,
+                )
+            )
+            verb = "up" if mode is None else f"{mode.value} update"
+            self._tell(c, name, now, [Story("goal", f"{verb}: version {version}")])
+            return version
+
+    def set_down(self, name: str, *, purge: bool, now: float) -> None:
+        """Take the service down; `purge`: without waiting for requests to finish."""
+        with self._engine.begin() as c:
+            where = t.services.c.name == name
+            if c.execute(sa.select(t.services.c.name).where(where)).first() is None:
+                raise NoSuchServiceError(name)
+            c.execute(t.services.update().where(where).values(down=True, purge=purge))
+            self._tell(c, name, now, [Story("goal", "down, without drain" if purge else "down")])
+
+    def kill_replica(self, name: str, replica_id: int, *, now: float) -> None:
+        """End one replica; another will take its place. Raises NoSuchServiceError, or KeyError if it is not
+        alive."""
+        with self._engine.begin() as c:
+            live = {replica.id for replica in self._live(c, name)}
+            if (
+                not live
+                and not c.execute(sa.select(t.services.c.name).where(t.services.c.name == name)).first()
+            ):
+                raise NoSuchServiceError(name)
+            if replica_id not in live:
+                raise KeyError(replica_id)
+            self._upsert(c, t.kills, [{"service": name, "replica_id": replica_id}])
+            self._tell(c, name, now, [Story("goal", "end this replica", replica_id)])
+
+    # --- the reconciler's ---------------------------------------------------------------------------------
+
+    def owner(self) -> str:
+        """The tag of everything this controller launches; drawn once per database."""
+        with self._engine.begin() as c:
+            found = c.execute(sa.select(t.identity.c.owner)).scalar()
+            if found is None:
+                found = self._draw(4)
+                c.execute(t.identity.insert().values(id=1, owner=found))
+            return str(found)
+
+    def services(self, *, down: bool = False) -> list[ServiceRow]:
+        """The photograph: every service that is up or still has live replicas (`down`: also the others)."""
+        with self._engine.connect() as c:
+            rows = c.execute(sa.select(t.services).order_by(t.services.c.name)).all()
+            live: dict[str, list[Replica]] = {}
+            alive = t.replicas.c.state != ReplicaState.GONE.value
+            for row in c.execute(sa.select(t.replicas).where(alive).order_by(t.replicas.c.id)):
+                live.setdefault(row.service, []).append(replica_from_row(row))
+            kills: dict[str, set[int]] = {}
+            for row in c.execute(sa.select(t.kills)):
+                kills.setdefault(row.service, set()).add(row.replica_id)
+            shown = [row for row in rows if down or not row.down or row.name in live]
+            same = self._same_replicas(c, {row.name: row.version for row in shown})
+        return [
+            ServiceRow(
+                name=row.name,
+                incarnation=row.incarnation,
+                created_at=row.created_at,
+                version=row.version,
+                same_replicas=same.get(row.name, frozenset()),
+                update_mode=UpdateMode(row.update_mode),
+                down=row.down,
+                purge=row.purge,
+                target=row.target,
+                notes=row.notes,
+                memory=memory_from_json(row.memory, row.next_replica_id),
+                lb_port=row.lb_port,
+                killed=frozenset(kills.get(row.name, ())),
+                replicas=tuple(live.get(row.name, ())),
+            )
+            for row in shown
+        ]
+
+    def commit(
+        self,
+        name: str,
+        *,
+        now: float,
+        changed: Sequence[Replica],
+        memory: Memory | None,
+        target: int,
+        notes: str,
+        story: Sequence[Story],
+    ) -> None:
+        """One tick of one service: intents, memory and story in one transaction. `memory` None: unchanged."""
+        values: dict[str, Any] = {"target": target, "notes": notes}
+        if memory is not None:
+            values |= {"memory": memory_to_json(memory), "next_replica_id": memory.next_replica_id}
+        gone = [replica.id for replica in changed if replica.state is ReplicaState.GONE]
+        with self._engine.begin() as c:
+            c.execute(t.services.update().where(t.services.c.name == name).values(**values))
+            if changed:
+                self._upsert(c, t.replicas, [replica_to_row(name, replica) for replica in changed])
+            if gone:
+                ended = sa.and_(t.kills.c.service == name, t.kills.c.replica_id.in_(gone))
+                c.execute(t.kills.delete().where(ended))
+            self._tell(c, name, now, story)
+
+    def fold(self, *, before: float, keep: int = 200) -> int:
+        """Drop GONE replicas that ended before `before`, but the newest `keep` of each service; their cost is
+        added to the service, so no total changes. Answers how many were dropped."""
+        dropped = 0
+        with self._engine.begin() as c:
+            for (name,) in c.execute(sa.select(t.services.c.name)).all():
+                gone = sa.and_(t.replicas.c.service == name, t.replicas.c.state == ReplicaState.GONE.value)
+                ids = [
+                    r.id
+                    for r in c.execute(
+                        sa.select(t.replicas.c.id).where(gone).order_by(t.replicas.c.id.desc())
+                    )
+                ]
+                if len(ids) <= keep:
+                    continue
+                old = sa.and_(gone, t.replicas.c.id < ids[keep - 1], t.replicas.c.ended_at < before)
+                spent = c.execute(sa.select(*_spent_columns(before)).where(old)).one()
+                c.execute(
+                    t.services.update()
+                    .where(t.services.c.name == name)
+                    .values(
+                        folded_usd=t.services.c.folded_usd + (spent[0] or 0.0),
+                        folded_on_demand_usd=t.services.c.folded_on_demand_usd + (spent[1] or 0.0),
+                    )
+                )
+                dropped += c.execute(t.replicas.delete().where(old)).rowcount
+        return dropped
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    def version(self, name: str, version: int) -> VersionRow:
+        """Raises KeyError for a version that never was."""
+        where = sa.and_(t.versions.c.service == name, t.versions.c.version == version)
+        with self._engine.connect() as c:
+            row = c.execute(sa.select(t.versions).where(where)).first()
+        if row is None:
+            raise KeyError((name, version))
+        return VersionRow(row.service, row.version, row.replica_hash, row.spec, row.sealed_secrets)
+
+    def replicas(self, name: str, *, limit: int = 200) -> list[Replica]:
+        """The newest replicas of a service, ended ones included, oldest first."""
+        query = sa.select(t.replicas).where(t.replicas.c.service == name)
+        with self._engine.connect() as c:
+            rows = c.execute(query.order_by(t.replicas.c.id.desc()).limit(limit)).all()
+        return [replica_from_row(row) for row in reversed(rows)]
+
+    def spent(self, now: float) -> dict[str, Spent]:
+        """What each service has cost so far."""
+        query = sa.select(t.replicas.c.service, *_spent_columns(now)).group_by(t.replicas.c.service)
+        with self._engine.connect() as c:
+            sums = {row[0]: (row[1] or 0.0, row[2] or 0.0) for row in c.execute(query)}
+            folded = c.execute(
+                sa.select(t.services.c.name, t.services.c.folded_usd, t.services.c.folded_on_demand_usd)
+            ).all()
+        nothing = (0.0, 0.0)
+        return {
+            name: Spent(usd + sums.get(name, nothing)[0], on_demand + sums.get(name, nothing)[1])
+            for name, usd, on_demand in folded
+        }
+
+    def events(
+        self, name: str | None, *, after: int = 0, limit: int = 1000, newest: bool = False
+    ) -> list[StoredStory]:
+        """The story after `seq` = `after`, oldest first; `newest`: the last `limit` lines instead of the first."""
+        query = sa.select(t.events).where(t.events.c.seq > after)
+        if name is not None:
+            query = query.where(t.events.c.service == name)
+        order = t.events.c.seq.desc() if newest else t.events.c.seq
+        with self._engine.connect() as c:
+            rows = c.execute(query.order_by(order).limit(limit)).all()
+        return [
+            StoredStory(r.seq, r.at, r.service, Story(r.kind, r.message, r.replica_id, r.state))
+            for r in (reversed(rows) if newest else rows)
+        ]
+
+    # --- inside -------------------------------------------------------------------------------------------
+
+    def _live(self, c: Connection, name: str) -> list[Replica]:
+        alive = sa.and_(t.replicas.c.service == name, t.replicas.c.state != ReplicaState.GONE.value)
+        return [replica_from_row(row) for row in c.execute(sa.select(t.replicas).where(alive))]
+
+    def _same_replicas(self, c: Connection, current: Mapping[str, int]) -> dict[str, frozenset[int]]:
+        """For each service the versions whose replicas are identical to the current version's."""
+        v = t.versions.c
+        newest = t.versions.alias()
+        query = (
+            sa.select(v.service, v.version)
+            .join(
+                newest,
+                sa.and_(newest.c.service == v.service, newest.c.replica_hash == v.replica_hash),
+            )
+            .join(
+                t.services,
+                sa.and_(t.services.c.name == newest.c.service, t.services.c.version == newest.c.version),
+            )
+        )
+        found: dict[str, set[int]] = {}
+        for service, version in c.execute(query):
+            if version != current.get(service):
+                found.setdefault(service, set()).add(version)
+        return {service: frozenset(versions) for service, versions in found.items()}
+
+    def _tell(self, c: Connection, name: str, now: float, story: Iterable[Story]) -> None:
+        lines = [
+            {
+                "at": now,
+                "service": name,
+                "replica_id": line.replica_id,
+                "kind": line.kind,
+                "state": line.state,
+                "message": line.message,
+            }
+            for line in story
+        ]
+        if lines:
+            c.execute(t.events.insert(), lines)
+
+    def _upsert(self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        dialect = sqlite if c.dialect.name == "sqlite" else postgresql
+        statement = dialect.insert(table)
+        keys = [column.name for column in table.primary_key]
+        rest = {name: statement.excluded[name] for name in rows[0] if name not in keys}
+        if rest:
+            statement = statement.on_conflict_do_update(index_elements=keys, set_=rest)
+        else:
+            statement = statement.on_conflict_do_nothing(index_elements=keys)
+        c.execute(statement, list(rows))
+
+    def _migrate(self) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+        with self._engine.connect() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+            connection.commit()
+
+
+def _spent_columns(now: float) -> tuple[sa.ColumnElement[float], sa.ColumnElement[float]]:
+    r = t.replicas.c
+    hours = (sa.func.coalesce(r.ended_at, now) - r.launched_at) / 3600.0
+    on_demand = sa.func.coalesce(r.on_demand_usd_hour, r.price_usd_hour)
+    return sa.func.sum(r.price_usd_hour * hours), sa.func.sum(on_demand * hours)
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute("PRAGMA busy_timeout=10000")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()

@@ -1,0 +1,99 @@
+"""The tables. `migrations/` brings a database to exactly this shape; a test compares the two."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData()
+
+#: One row, made once: who we are to the clouds. Instances are tagged with `owner`.
+identity = sa.Table(
+    "identity",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("owner", sa.String(32), nullable=False),
+)
+
+services = sa.Table(
+    "services",
+    metadata,
+    sa.Column("name", sa.String(63), primary_key=True),
+    # Drawn anew at every `up` of a name that is down: part of the launch tokens.
+    sa.Column("incarnation", sa.String(16), nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("update_mode", sa.String(16), nullable=False),
+    sa.Column("down", sa.Boolean, nullable=False),
+    sa.Column("purge", sa.Boolean, nullable=False),
+    sa.Column("target", sa.Integer, nullable=False),
+    sa.Column("notes", sa.Text, nullable=False),
+    sa.Column("next_replica_id", sa.Integer, nullable=False),
+    sa.Column("memory", sa.JSON, nullable=False),
+    sa.Column("lb_port", sa.Integer, nullable=False),
+    # What replicas whose rows were folded away have cost (see Store.fold).
+    sa.Column("folded_usd", sa.Float, nullable=False),
+    sa.Column("folded_on_demand_usd", sa.Float, nullable=False),
+)
+
+versions = sa.Table(
+    "versions",
+    metadata,
+    sa.Column("service", sa.String(63), primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("replica_hash", sa.String(64), nullable=False),
+    sa.Column("spec", sa.JSON, nullable=False),
+    sa.Column("sealed_secrets", sa.LargeBinary, nullable=False),
+)
+
+replicas = sa.Table(
+    "replicas",
+    metadata,
+    sa.Column("service", sa.String(63), primary_key=True),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("since", sa.Float, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("cloud", sa.String(32), nullable=False),
+    sa.Column("region", sa.String(64), nullable=False),
+    sa.Column("zone", sa.String(64), nullable=False),
+    sa.Column("instance_type", sa.String(64), nullable=False),
+    sa.Column("accelerator", sa.String(64)),
+    sa.Column("accelerator_count", sa.Float, nullable=False),
+    sa.Column("capacity_type", sa.String(16), nullable=False),
+    sa.Column("price_usd_hour", sa.Float, nullable=False),
+    sa.Column("on_demand_usd_hour", sa.Float),
+    sa.Column("instance_id", sa.String(255)),
+    sa.Column("endpoint", sa.String(255)),
+    sa.Column("launched_at", sa.Float),
+    sa.Column("ready_at", sa.Float),
+    sa.Column("drain_by", sa.Float),
+    sa.Column("preempt_at", sa.Float),
+    sa.Column("ended_at", sa.Float),
+    sa.Column("end_reason", sa.String(16)),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Index("ix_replicas_state", "state"),
+)
+
+#: Replicas the user asked to end by id: a goal, written by the API, acted on by the reconciler.
+kills = sa.Table(
+    "kills",
+    metadata,
+    sa.Column("service", sa.String(63), primary_key=True),
+    sa.Column("replica_id", sa.Integer, primary_key=True),
+)
+
+#: The story: append-only, what happened and what was decided, in order.
+events = sa.Table(
+    "events",
+    metadata,
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("service", sa.String(63), nullable=False),
+    sa.Column("replica_id", sa.Integer),
+    sa.Column("kind", sa.String(32), nullable=False),
+    sa.Column("state", sa.String(16)),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Index("ix_events_service_seq", "service", "seq"),
+)

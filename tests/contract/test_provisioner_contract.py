@@ -1,0 +1,369 @@
+"""What `provisioners.base` promises, checked on every cloud.
+
+A cloud joins by adding a `Subject` to SUBJECTS: how to make it, how to empty a zone, how to lose an answer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from time import sleep
+
+import pytest
+
+from policies.model import CapacityType, FailureKind, Offer, Zone
+from provisioners import local_controls, local_process
+from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Provisioner, Requirements
+from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.fake import FakeProvisioner
+from provisioners.local import LocalProvisioner
+
+SPOT = Candidate(use_spot=True)
+ON_DEMAND = Candidate(use_spot=False)
+LIVE_STATES = {InstanceState.PENDING, InstanceState.SETUP, InstanceState.RUNNING}
+
+
+class Subject(ABC):
+    """One cloud under the contract."""
+
+    cloud: Provisioner
+
+    @abstractmethod
+    def empty(self, zone: Zone, capacity_type: CapacityType) -> None:
+        """Leave no room in the zone for new launches."""
+
+    @abstractmethod
+    def lose_answer(self, order: LaunchOrder) -> None:
+        """Send the order; the cloud accepts it and the answer never arrives."""
+
+    @abstractmethod
+    def pass_time(self) -> None:
+        """A moment, for `eventually`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Check and remove what is left."""
+
+    def eventually(self, holds: Callable[[], bool]) -> bool:
+        for _ in range(200):
+            if holds():
+                return True
+            self.pass_time()
+        return False
+
+    def offer(self, candidate: Candidate = SPOT) -> Offer:
+        return self.cloud.offers(Requirements((candidate,)))[0]
+
+    def order(
+        self, replica_id: int = 1, owner: str = "owner-1", service: str = "chat", offer: Offer | None = None
+    ) -> LaunchOrder:
+        return LaunchOrder(
+            token=f"{owner}-{service}-{replica_id}",
+            owner=owner,
+            service=service,
+            replica_id=replica_id,
+            version=1,
+            offer=offer or self.offer(),
+            setup=None,
+            run="exec sleep 1000",
+        )
+
+    def listed(self, owner: str = "owner-1", service: str | None = None) -> dict[str, Instance]:
+        return {instance.token: instance for instance in self.cloud.instances(owner, service)}
+
+
+class FakeSubject(Subject):
+    def __init__(self, _home: Path) -> None:
+        self.time = 1000.0
+        self.cloud: FakeProvisioner = FakeProvisioner(lambda: self.time)
+
+    def empty(self, zone: Zone, capacity_type: CapacityType) -> None:
+        self.cloud.set_capacity(zone.name, 0, capacity_type)
+
+    def lose_answer(self, order: LaunchOrder) -> None:
+        self.cloud.fail_next_launch(TransientError("lost", cloud="fake"), after_creation=True)
+        with pytest.raises(TransientError):
+            self.cloud.launch(order)
+
+    def pass_time(self) -> None:
+        self.time += 10.0
+
+    def close(self) -> None:
+        """It was all in memory."""
+
+
+class LocalSubject(Subject):
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.cloud: LocalProvisioner = LocalProvisioner(home)
+        self.cloud.offers(Requirements((SPOT,)))  # writes cloud.yaml
+        config = home / "local" / "cloud.yaml"
+        config.write_text(config.read_text().replace("cold_start_s: 0.5", "cold_start_s: 0.05"))
+
+    def empty(self, zone: Zone, capacity_type: CapacityType) -> None:
+        local_controls.set_capacity(self.home, zone.name, 0, capacity_type)
+
+    def lose_answer(self, order: LaunchOrder) -> None:
+        """A launcher that dies with the answer in its hands."""
+        launcher = os.fork()
+        if launcher == 0:
+            try:
+                LocalProvisioner(self.home).launch(order)
+            finally:
+                os._exit(0)
+        os.waitpid(launcher, 0)
+
+    def pass_time(self) -> None:
+        sleep(0.02)
+
+    def close(self) -> None:
+        for owner in ("owner-1", "owner-2"):
+            for instance in self.cloud.instances(owner):
+                self.cloud.terminate(instance)
+                assert not local_process.marked(instance.id)
+
+
+SUBJECTS: dict[str, Callable[[Path], Subject]] = {"fake": FakeSubject, "local": LocalSubject}
+
+
+@pytest.fixture(params=sorted(SUBJECTS))
+def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
+    if request.param == "local" and not sys.platform.startswith("linux"):
+        pytest.skip("the local cloud needs Linux")
+    made = SUBJECTS[request.param](tmp_path)
+    yield made
+    made.close()
+
+
+# --- launch -------------------------------------------------------------------------------------------------
+
+
+def test_a_launched_instance_is_listed_with_what_was_ordered(subject: Subject) -> None:
+    order = subject.order(replica_id=7)
+    launched = subject.cloud.launch(order)
+    listed = subject.listed()[order.token]
+    assert listed.id == launched.id
+    assert (listed.owner, listed.service, listed.replica_id) == ("owner-1", "chat", 7)
+    assert (listed.zone, listed.capacity_type) == (order.offer.zone, order.offer.capacity_type)
+    assert listed.state in LIVE_STATES
+
+
+def test_it_gets_to_run_and_has_an_endpoint_by_then(subject: Subject) -> None:
+    token = subject.cloud.launch(subject.order()).token
+    assert subject.eventually(lambda: subject.listed()[token].state is InstanceState.RUNNING)
+    assert (subject.listed()[token].endpoint or "").startswith("http://")
+
+
+def test_the_same_token_twice_is_the_same_instance(subject: Subject) -> None:
+    order = subject.order()
+    assert subject.cloud.launch(order).id == subject.cloud.launch(order).id
+    assert len(subject.listed()) == 1
+
+
+def test_the_same_token_from_many_threads_is_the_same_instance(subject: Subject) -> None:
+    order = subject.order()
+    with ThreadPoolExecutor(8) as pool:
+        ids = {instance.id for instance in pool.map(subject.cloud.launch, [order] * 8)}
+    assert len(ids) == 1
+    assert len(subject.listed()) == 1
+
+
+def test_different_tokens_from_many_threads_are_different_instances(subject: Subject) -> None:
+    orders = [subject.order(replica_id) for replica_id in range(1, 6)]
+    with ThreadPoolExecutor(5) as pool:
+        launched = list(pool.map(subject.cloud.launch, orders))
+    assert len({instance.id for instance in launched}) == 5
+    assert len({instance.endpoint for instance in launched}) == 5
+    assert subject.listed().keys() == {order.token for order in orders}
+
+
+def test_the_token_of_a_dead_instance_gives_the_dead_instance(subject: Subject) -> None:
+    order = subject.order()
+    launched = subject.cloud.launch(order)
+    subject.cloud.terminate(launched)
+    assert subject.eventually(lambda: subject.cloud.launch(order).state is InstanceState.TERMINATED)
+    assert subject.cloud.launch(order).id == launched.id
+
+
+def test_after_a_lost_answer_the_instance_is_listed_and_its_token_returns_it(subject: Subject) -> None:
+    order = subject.order()
+    subject.lose_answer(order)
+    listed = subject.listed()[order.token]
+    assert listed.state in LIVE_STATES
+    assert subject.cloud.launch(order).id == listed.id
+    assert len(subject.listed()) == 1
+
+
+@pytest.mark.parametrize("candidate", [SPOT, ON_DEMAND], ids=["spot", "on-demand"])
+def test_a_zone_without_room_is_a_capacity_error_and_leaves_nothing(
+    subject: Subject, candidate: Candidate
+) -> None:
+    offer = subject.offer(candidate)
+    subject.empty(offer.zone, offer.capacity_type)
+    with pytest.raises(CapacityError) as caught:
+        subject.cloud.launch(subject.order(offer=offer))
+    assert caught.value.kind is FailureKind.CAPACITY
+    assert caught.value.zone == offer.zone
+    assert not subject.listed()
+
+
+def test_no_room_for_spot_says_nothing_about_on_demand(subject: Subject) -> None:
+    subject.empty(subject.offer(SPOT).zone, CapacityType.SPOT)
+    on_demand = replace(subject.offer(ON_DEMAND), zone=subject.offer(SPOT).zone)
+    assert subject.cloud.launch(subject.order(offer=on_demand)).state in LIVE_STATES
+
+
+def test_a_token_that_was_answered_is_answered_again_when_its_zone_is_full(subject: Subject) -> None:
+    offer = subject.offer(ON_DEMAND)
+    order = subject.order(offer=offer)
+    launched = subject.cloud.launch(order)
+    subject.empty(offer.zone, CapacityType.ON_DEMAND)
+    assert subject.cloud.launch(order).id == launched.id
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(
+            lambda order: replace(order, offer=replace(order.offer, zone=Zone("nowhere", "x", "x-1"))),
+            id="a zone that does not exist",
+        ),
+        pytest.param(lambda order: replace(order, token="../Up"), id="a token that is none"),
+    ],
+)
+def test_a_wrong_order_is_an_invalid_request_and_leaves_nothing(
+    subject: Subject, spoil: Callable[[LaunchOrder], LaunchOrder]
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        subject.cloud.launch(spoil(subject.order()))
+    assert isinstance(caught.value, ProvisionError)
+    assert caught.value.kind is FailureKind.CONFIG
+    assert caught.value.cloud == subject.cloud.name
+    assert not subject.listed()
+
+
+# --- instances ----------------------------------------------------------------------------------------------
+
+
+def test_nobody_sees_another_owners_instances(subject: Subject) -> None:
+    mine = subject.cloud.launch(subject.order(owner="owner-1"))
+    theirs = subject.cloud.launch(subject.order(owner="owner-2"))
+    assert subject.listed("owner-1").keys() == {mine.token}
+    assert subject.listed("owner-2").keys() == {theirs.token}
+    assert not subject.listed("nobody")
+
+
+def test_a_service_is_listed_alone_or_with_all_of_its_owner(subject: Subject) -> None:
+    chat = subject.cloud.launch(subject.order(service="chat"))
+    code = subject.cloud.launch(subject.order(service="code"))
+    assert subject.listed(service="chat").keys() == {chat.token}
+    assert subject.listed().keys() == {chat.token, code.token}
+
+
+def test_a_terminated_instance_is_still_listed_as_such(subject: Subject) -> None:
+    launched = subject.cloud.launch(subject.order())
+    subject.cloud.terminate(launched)
+    assert launched.token in subject.listed()
+    assert subject.eventually(lambda: subject.listed()[launched.token].state is InstanceState.TERMINATED)
+
+
+# --- terminate ----------------------------------------------------------------------------------------------
+
+
+def test_terminating_twice_is_success(subject: Subject) -> None:
+    launched = subject.cloud.launch(subject.order())
+    subject.cloud.terminate(launched)
+    subject.cloud.terminate(launched)
+    assert subject.eventually(lambda: subject.listed()[launched.token].state.is_gone)
+
+
+def test_terminating_from_many_threads_is_success(subject: Subject) -> None:
+    launched = subject.cloud.launch(subject.order())
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(subject.cloud.terminate, [launched] * 4))
+    assert subject.eventually(lambda: subject.listed()[launched.token].state.is_gone)
+
+
+def test_terminating_what_never_was_is_success(subject: Subject) -> None:
+    launched = subject.cloud.launch(subject.order())
+    subject.cloud.terminate(replace(launched, id="i-unknown", token="never-was"))
+    assert subject.listed().keys() == {launched.token}
+
+
+def test_terminating_one_spares_the_others(subject: Subject) -> None:
+    first, second = (subject.cloud.launch(subject.order(replica_id)) for replica_id in (1, 2))
+    subject.cloud.terminate(first)
+    assert subject.eventually(lambda: subject.listed()[first.token].state.is_gone)
+    assert subject.listed()[second.token].state in LIVE_STATES
+
+
+def test_a_terminated_instance_gives_its_place_back(subject: Subject) -> None:
+    offer = subject.offer(SPOT)
+    launched = [subject.cloud.launch(subject.order(replica_id, offer=offer)) for replica_id in (1, 2)]
+    subject.cloud.terminate(launched[0])
+    assert subject.eventually(lambda: subject.listed()[launched[0].token].state.is_gone)
+    assert subject.cloud.launch(subject.order(3, offer=offer)).state in LIVE_STATES
+
+
+# --- offers -------------------------------------------------------------------------------------------------
+
+
+def test_the_cheapest_offer_comes_first(subject: Subject) -> None:
+    offers = subject.cloud.offers(Requirements((SPOT, ON_DEMAND)))
+    assert [offer.price_usd_hour for offer in offers] == sorted(offer.price_usd_hour for offer in offers)
+    assert {offer.capacity_type for offer in offers} == set(CapacityType)
+
+
+def test_ordered_candidates_keep_their_order_whatever_they_cost(subject: Subject) -> None:
+    offers = subject.cloud.offers(Requirements((ON_DEMAND, SPOT), ordered=True))
+    kinds = [offer.capacity_type for offer in offers]
+    assert kinds == sorted(kinds, key=[CapacityType.ON_DEMAND, CapacityType.SPOT].index)
+
+
+def test_the_same_offer_of_two_candidates_is_offered_once(subject: Subject) -> None:
+    offers = subject.cloud.offers(Requirements((SPOT, SPOT)))
+    assert len(offers) == len(set(offers)) > 0
+
+
+@pytest.mark.parametrize("field", ["cloud", "region", "zone"])
+def test_a_candidate_is_offered_where_it_asks_to_be(subject: Subject, field: str) -> None:
+    zone = subject.cloud.offers(Requirements((SPOT,)))[-1].zone
+    has = {"cloud": zone.cloud, "region": zone.region, "zone": zone.name}
+    offers = subject.cloud.offers(Requirements((replace(SPOT, **{field: has[field]}),)))
+    places = [{"cloud": o.zone.cloud, "region": o.zone.region, "zone": o.zone.name}[field] for o in offers]
+    assert set(places) == {has[field]}
+
+
+@pytest.mark.parametrize("field", ["cloud", "region", "zone", "instance_type"])
+def test_a_star_is_any(subject: Subject, field: str) -> None:
+    starred = subject.cloud.offers(Requirements((replace(SPOT, **{field: "*"}),)))
+    assert list(starred) == list(subject.cloud.offers(Requirements((SPOT,))))
+
+
+@pytest.mark.parametrize("field", ["cloud", "region", "zone"])
+def test_a_place_nobody_knows_has_no_offers(subject: Subject, field: str) -> None:
+    assert not subject.cloud.offers(Requirements((replace(SPOT, **{field: "atlantis-1"}),)))
+
+
+def test_nothing_dearer_than_the_limit_is_offered(subject: Subject) -> None:
+    offers = subject.cloud.offers(Requirements((SPOT,)))
+    limit = offers[1].price_usd_hour
+    capped = subject.cloud.offers(Requirements((replace(SPOT, max_hourly_cost=limit),)))
+    assert list(capped) == [offer for offer in offers if offer.price_usd_hour <= limit]
+
+
+def test_spot_is_never_dearer_than_on_demand(subject: Subject) -> None:
+    for offer in subject.cloud.offers(Requirements((SPOT,))):
+        assert offer.on_demand_usd_hour is not None
+        assert offer.price_usd_hour <= offer.on_demand_usd_hour
+
+
+def test_an_accelerator_is_offered_as_asked(subject: Subject) -> None:
+    asked = replace(SPOT, accelerator="L4", accelerator_count=2.0)
+    offer = subject.offer(asked)
+    assert (offer.accelerator, offer.accelerator_count) == ("L4", 2.0)

@@ -1,0 +1,284 @@
+"""The admin port, the command line, and an agent's end and return."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from lb.wire import Stats, Table
+from tests.integration.lb_harness import ROOT, TOKEN, Seen, World, until, world
+
+
+@pytest.fixture
+async def w(tmp_path: Path) -> AsyncIterator[World]:
+    async with world(tmp_path) as it:
+        yield it
+
+
+@pytest.mark.parametrize(
+    "authorization", [None, "Bearer wrong", f"Basic {TOKEN}", TOKEN, "Bearer ", f"bearer {TOKEN}é"]
+)
+async def test_every_admin_path_needs_the_token(w: World, authorization: str | None) -> None:
+    agent = await w.agent()
+    headers = {"Authorization": authorization} if authorization else {}
+    for method, path in [
+        ("GET", "/-/live"), ("GET", "/-/ready"), ("GET", "/-/metrics"), ("GET", "/-/targets"), ("PUT", "/-/targets"),
+        ("GET", "/-/stats"), ("GET", "/-/explain/x"), ("POST", "/add_worker?url=http://a"), ("GET", "/list_workers"),
+        ("POST", "/remove_worker?url=http://a"), ("GET", "/nothing"),
+    ]:  # fmt: skip
+        async with agent.http.request(method, agent.admin + path, headers=headers) as response:
+            assert response.status == 401, path
+            assert "Bearer" in response.headers["WWW-Authenticate"]
+    assert (await agent.ask("GET", "/-/targets"))["targets"] == []
+
+
+async def test_a_push_is_idempotent_and_can_be_read_back(w: World) -> None:
+    agent = await w.agent()
+    target = await w.target("a")
+    assert await agent.push(target.json, revision="7") == {"revision": "7"}
+    assert await agent.push(target.json, revision="7") == {"revision": "7"}
+    table = Table.from_json(await agent.ask("GET", "/-/targets"))
+    assert (table.revision, [one.id for one in table.targets]) == ("7", ["a"])
+    assert await agent.text() == (200, "a")
+
+
+WRONG_TABLES = {
+    "not json": (b"{", 400, "not JSON"),
+    "not an object": (b"[]", 400, "expected an object"),
+    "unknown key": ({"service": "default", "revision": "2", "tragets": []}, 400, "tragets"),
+    "missing revision": ({"service": "default"}, 400, "revision"),
+    "another service": ({"service": "other", "revision": "2"}, 409, "serves 'default'"),
+    "unknown policy": ({"service": "default", "revision": "2", "policy": "best"}, 400, "least_load"),
+    "bad url": (
+        {"service": "default", "revision": "2", "targets": [{"id": "a", "url": "ftp://x"}]},
+        400,
+        "targets[0].url",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_TABLES)
+async def test_a_wrong_table_is_refused_and_changes_nothing(w: World, case: str) -> None:
+    body, status, words = WRONG_TABLES[case]
+    agent = await w.agent()
+    await agent.push((await w.target("a")).json)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with agent.http.put(agent.admin + "/-/targets", data=data, headers=headers) as response:
+        assert response.status == status
+        assert words in (await response.json())["error"]["message"]
+    assert (await agent.ask("GET", "/-/targets"))["revision"] == "r1"
+
+
+async def test_stats_count_demand_and_name_targets(w: World) -> None:
+    agent = await w.agent("--region", "eu-1")
+    await agent.push((await w.target("a")).json)
+    for _ in range(3):
+        await agent.text()
+    stats = Stats.from_json(await agent.ask("GET", "/-/stats?window_s=60"))
+    assert (stats.service, stats.region, stats.revision, stats.requests) == ("default", "eu-1", "r1", 3)
+    assert [(one.id, one.requests, one.errors, one.in_flight) for one in stats.targets] == [("a", 3, 0, 0)]
+    for window in ("0", "601", "x", "nan"):
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with agent.http.get(agent.admin + f"/-/stats?window_s={window}", headers=headers) as response:
+            assert response.status == 400
+
+
+async def test_ready_means_a_target_is_there(w: World) -> None:
+    agent = await w.agent()
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with agent.http.get(agent.admin + "/-/ready", headers=headers) as response:
+        assert response.status == 503
+    assert await agent.ask("GET", "/-/live") == {"live": True}
+    await agent.push((await w.target("a")).json)
+    assert await agent.ask("GET", "/-/ready") == {"ready": True}
+
+
+async def test_metrics_have_the_promised_names_and_labels_only(w: World) -> None:
+    agent = await w.agent("--region", "eu-1")
+    target = await w.target("a")
+    await agent.push({**target.json, "region": "eu-2", "zone": "eu-2a", "capacity_type": "spot"})
+    await agent.text(headers={"X-Request-Id": "secret-id"})
+    text = await agent.ask("GET", "/-/metrics")
+    assert 'skyserve_lb_requests_total{policy="least_load",region="eu-1",service="default"} 1.0' in text
+    assert 'skyserve_lb_responses_2xx_total{policy="least_load",region="eu-1",service="default"} 1.0' in text
+    target_labels = '{capacity_type="spot",policy="least_load",region="eu-2",service="default",zone="eu-2a"}'
+    assert f"skyserve_lb_attempts_total{target_labels} 1.0" in text
+    assert f"skyserve_lb_time_to_first_byte_seconds_count{target_labels} 1.0" in text
+    for name in (
+        "retries_total", "moves_total", "rejected_requests_total", "client_gone_requests_total", "cut_streams_total",
+        "held_requests", "in_flight_requests", "good_targets", "targets",
+    ):  # fmt: skip
+        assert f"skyserve_lb_{name}{{" in text, name
+    allowed = {"service", "region", "zone", "capacity_type", "policy", "le"}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            labels = line.partition("{")[2].rpartition("}")[0]
+            assert {pair.partition("=")[0] for pair in labels.split(",") if pair} <= allowed, line
+    assert "secret-id" not in text
+
+
+async def test_explain_tells_candidates_terms_and_the_retry(w: World) -> None:
+    async def die(seen: Seen) -> None:
+        seen.die()
+
+    agent = await w.agent()
+    dying, well = await w.target("dying", die), await w.target("well")
+    await agent.push(dying.json, well.json)
+    await agent.text("/v1/chat?key=hush", headers={"X-Request-Id": "why"})
+    story = await agent.ask("GET", "/-/explain/why")
+    assert (story["method"], story["path"]) == ("POST", "/v1/chat")
+    assert [(step["event"], step["target"]) for step in story["steps"]] == [
+        ("chose", "dying"), ("failed", "dying"), ("chose", "well"), ("answered", "well"),
+    ]  # fmt: skip
+    candidates = story["steps"][0]["candidates"]
+    assert {one["target"] for one in candidates} == {"dying", "well"}
+    assert candidates[0]["terms"]["in_flight"] == 0
+    assert "hush" not in json.dumps(story)
+
+
+async def test_workers_can_be_added_and_removed_as_with_sglang(w: World) -> None:
+    agent = await w.agent()
+    target = await w.target("a")
+    assert "Successfully added" in await agent.ask("POST", f"/add_worker?url={target.url}")
+    assert await agent.ask("GET", "/list_workers") == {"urls": [target.url]}
+    assert await agent.text() == (200, "a")
+    assert "Successfully removed" in await agent.ask("POST", f"/remove_worker?url={target.url}")
+    assert await agent.ask("GET", "/list_workers") == {"urls": []}
+
+
+async def test_killed_and_started_again_it_has_its_table(w: World, tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    target = await w.target("a")
+    first = await w.agent("--table-file", str(file), clean_exit=False)
+    await first.push(target.json, revision="42", policy="round_robin")
+    first.process.send_signal(signal.SIGKILL)
+    await first.process.wait()
+    again = await w.agent("--table-file", str(file), "--port", str(first.port))
+    assert again.port == first.port
+    table = await again.ask("GET", "/-/targets")
+    assert (table["revision"], table["policy"]) == ("42", "round_robin")
+    assert await again.text() == (200, "a")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", '{"service": "other", "revision": "1"}'], ids=["empty", "cut", "other service"]
+)
+async def test_an_unusable_table_file_does_not_stop_it(w: World, tmp_path: Path, content: str) -> None:
+    file = tmp_path / "table.json"
+    file.write_text(content)
+    agent = await w.agent("--table-file", str(file))
+    assert (await agent.ask("GET", "/-/targets"))["targets"] == []
+    assert "ignore table_file" in agent.log.read_text()
+
+
+async def test_sigterm_lets_a_stream_end_and_exits_0(w: World) -> None:
+    go = asyncio.Event()
+
+    async def stream(seen: Seen) -> None:
+        await seen.begin_stream()
+        await seen.chunk(b"first ")
+        await go.wait()
+        await seen.chunk(b"last")
+        await seen.send(b"0\r\n\r\n")
+
+    async def refused() -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", agent.port)
+        except ConnectionRefusedError:
+            return True
+        writer.close()
+        return False
+
+    agent = await w.agent("--target", (await w.target("a", stream)).url)
+    async with agent.http.get(agent.url) as response:
+        assert await response.content.readany() == b"first "
+        agent.process.send_signal(signal.SIGTERM)
+        await until(refused)
+        go.set()
+        assert await response.content.read() == b"last"
+    assert await asyncio.wait_for(agent.process.wait(), 20) == 0
+
+
+async def test_sigterm_turns_away_who_is_held(w: World) -> None:
+    agent = await w.agent()
+    held = asyncio.create_task(agent.text(data=b"x"))
+
+    async def is_held() -> bool:
+        return (await agent.stats())["queued"] == 1
+
+    await until(is_held)
+    agent.process.send_signal(signal.SIGTERM)
+    assert (await held)[0] == 503
+    assert await asyncio.wait_for(agent.process.wait(), 20) == 0
+
+
+async def test_without_a_token_there_is_no_admin_port(w: World, tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    agent = await w.agent("--target", (await w.target("a")).url, "--ready-file", str(ready), token=None)
+    assert agent.admin_port is None
+    assert await agent.text() == (200, "a")
+    assert json.loads(ready.read_text())["pid"] == agent.pid
+
+
+async def test_the_token_can_come_from_a_file_and_never_shows_in_the_arguments(
+    w: World, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+    file.chmod(stat.S_IRUSR)
+    agent = await w.agent("--admin-token-file", str(file), token=None)
+    assert await agent.ask("GET", "/-/live") == {"live": True}
+    assert TOKEN.encode() not in Path(f"/proc/{agent.pid}/cmdline").read_bytes()
+
+
+WRONG_ARGUMENTS = {
+    "port": (["--port", "70000"], "not a port"),
+    "policy": (["--policy", "best"], "least_load"),
+    "target": (["--target", "localhost:8000"], "must start with http"),
+    "target twice": (["--target", "http://a", "--target", "http://a"], "given twice"),
+    "time": (["--time-to-first-byte", "0"], "seconds"),
+    "attempts": (["--max-attempts", "0"], "1 to 100"),
+    "admin without token": (["--admin-port", "0"], "token"),
+    "token file": (["--admin-token-file", "/nonexistent/token"], "cannot be read"),
+    "certificate": (["--tls-certfile", "/nonexistent/cert"], "no file"),
+    "key alone": (["--tls-keyfile", "/nonexistent/key"], "--tls-certfile"),
+    "folder": (["--table-file", "/nonexistent/table"], "no folder"),
+    "health path": (["--target", "http://a", "--health-path", "health"], "start with '/'"),
+    "unknown": (["--tragets", "x"], "--tragets"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_ARGUMENTS)
+def test_wrong_arguments_are_one_sentence_and_exit_code_2(case: str) -> None:
+    arguments, words = WRONG_ARGUMENTS[case]
+    environment = {key: value for key, value in os.environ.items() if key != "SKYSERVE_LB_TOKEN"}
+    done = subprocess.run(
+        [sys.executable, "-m", "lb", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        timeout=30,
+    )
+    assert done.returncode == 2
+    assert words in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+async def test_a_taken_port_is_one_sentence_and_exit_code_1(w: World) -> None:
+    agent = await w.agent()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "lb", "--port", str(agent.port), stderr=asyncio.subprocess.PIPE, cwd=ROOT
+    )
+    _, stderr = await process.communicate()
+    assert process.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{agent.port}" in stderr.decode().splitlines()[-1]

@@ -1,0 +1,367 @@
+"""Every shape of the SkyServe paper's listing and of SkyPilot's service files that has to be understood."""
+
+from textwrap import dedent
+
+import pytest
+
+from skyserve_cli.spec import AcceleratorQps, GitSource, ResourceChoice, ServiceSpec, Tls, load_text
+
+# Listing 1 of the SkyServe paper (arXiv 2411.01438) without its comments. `setup` and `run` stand under
+# `resources` there, there is no `min_replicas`, and `use_spot` is not said.
+LISTING_1 = """
+service:
+  readiness_probe:
+    path: /v1/chat/completions
+  replica_policy:
+    target_qps_per_replica: 1
+    num_overprovision: 2
+    dynamic_ondemand_fallback: true
+    spot_placer: dynamic_fallback
+resources:
+  ports: 8080
+  accelerators: A100
+  any_of:
+    - cloud: aws
+      region: us-east-1
+    - cloud: gcp
+  setup: pip install -r requirements.txt
+  run: python llm_server.py --port 8080
+"""
+
+
+def spec_of(text: str, **options: object) -> ServiceSpec:
+    text = dedent(text)
+    if "service:" not in text:
+        text = f"service: {{}}\n{text}"
+    if "run:" not in text:
+        text = f"{text}\nrun: serve\n"
+    return load_text(text, **options).spec  # type: ignore[arg-type]
+
+
+def test_the_listing_of_the_paper_is_understood() -> None:
+    loaded = load_text(LISTING_1)
+    spec = loaded.spec
+    assert (spec.setup, spec.run) == (
+        "pip install -r requirements.txt",
+        "python llm_server.py --port 8080",
+    )
+    assert spec.port == 8080
+    assert spec.probe.path == "/v1/chat/completions"
+    policy = spec.replica_policy
+    assert (policy.min_replicas, policy.max_replicas, policy.num_overprovision) == (1, 1, 2)
+    assert policy.dynamic_ondemand_fallback
+    assert policy.spot_placer == "dynamic_fallback"
+    assert [(c.cloud, c.region, c.accelerator, c.use_spot) for c in spec.resources] == [
+        ("aws", "us-east-1", "A100", True),
+        ("gcp", None, "A100", True),
+    ]
+    assert {"resources.setup", "resources.run"} <= {warning.path for warning in loaded.warnings}
+
+
+ACCELERATORS = {
+    "one": ("L4", [("L4", 1)], False),
+    "one with a count": ("L4:2", [("L4", 2)], False),
+    "half of one": ("L4:0.5", [("L4", 0.5)], False),
+    "a mapping with counts": ("{L4: 1, A100-80GB: 8}", [("L4", 1), ("A100-80GB", 8)], False),
+    "a mapping of names": ("{L4, A10g, A100-80GB}", [("L4", 1), ("A10g", 1), ("A100-80GB", 1)], False),
+    "a mapping of names with counts": ("{A100-80GB:8, H100:8}", [("A100-80GB", 8), ("H100", 8)], False),
+    "a list": ("[L4, A100:8]", [("L4", 1), ("A100", 8)], True),
+    "a list of one": ("[L4]", [("L4", 1)], False),
+    "a TPU": ("tpu-v5litepod-8", [("tpu-v5litepod-8", 1)], False),
+    "none": ("", [(None, 0)], False),
+}
+
+
+@pytest.mark.parametrize("key", ["accelerators", "gpus"])
+@pytest.mark.parametrize(("text", "choices", "ordered"), ACCELERATORS.values(), ids=ACCELERATORS.keys())
+def test_accelerators(key: str, text: str, choices: list[tuple[str, float]], ordered: bool) -> None:
+    spec = spec_of(f"resources: {{{key}: {text}}}")
+    assert [(c.accelerator, c.accelerator_count) for c in spec.resources] == choices
+    assert spec.resources_ordered is ordered
+
+
+PLACES = {
+    "a cloud": ("infra: aws", ("aws", None, None)),
+    "a cloud in capitals": ("infra: AWS", ("aws", None, None)),
+    "a region": ("infra: aws/us-east-1", ("aws", "us-east-1", None)),
+    "a zone": ("infra: gcp/us-central1/us-central1-a", ("gcp", "us-central1", "us-central1-a")),
+    "a zone in any region": ("infra: gcp/*/us-central1-a", ("gcp", None, "us-central1-a")),
+    "a region of any cloud": ("infra: '*/us-east-1'", (None, "us-east-1", None)),
+    "anywhere": ("infra: '*'", (None, None, None)),
+    "the older keys": ("cloud: GCP, region: us-central1, zone: us-central1-a", ("gcp", "us-central1", "us-central1-a")),
+    "a zone that is a number": ("cloud: azure, region: eastus, zone: 1", ("azure", "eastus", "1")),
+    "a pool of machines": ("infra: ssh/my-pool", ("ssh", "my-pool", None)),
+    "this machine": ("infra: local", ("local", None, None)),
+    "nothing": ("", (None, None, None)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "place"), PLACES.values(), ids=PLACES.keys())
+def test_places(text: str, place: tuple[str | None, str | None, str | None]) -> None:
+    (choice,) = spec_of(f"resources: {{{text}}}").resources
+    assert (choice.cloud, choice.region, choice.zone) == place
+
+
+def test_alternatives_are_laid_over_the_base() -> None:
+    spec = spec_of(
+        """
+        resources:
+          infra: gcp
+          cpus: 8+
+          labels: {team: a}
+          use_spot: true
+          any_of:
+            - region: us-east1
+              labels: {tier: b}
+            - infra: aws/us-west-2
+              cpus: 16
+              use_spot: false
+        """
+    )
+    assert spec.resources == (
+        ResourceChoice("gcp", "us-east1", use_spot=True, cpus="8+", labels=(("team", "a"), ("tier", "b"))),
+        ResourceChoice("aws", "us-west-2", use_spot=False, cpus="16", labels=(("team", "a"),)),
+    )
+    assert not spec.resources_ordered
+
+
+def test_every_accelerator_meets_every_alternative() -> None:
+    menu = "resources: {accelerators: %s, any_of: [{cloud: aws}, {cloud: gcp}]}"
+    unordered = spec_of(menu % "{L4: 1, A100: 1}")
+    assert [(c.accelerator, c.cloud) for c in unordered.resources] == [
+        ("L4", "aws"), ("A100", "aws"), ("L4", "gcp"), ("A100", "gcp"),
+    ]  # fmt: skip
+    preferred = spec_of(menu % "[A100, L4]")
+    assert [(c.accelerator, c.cloud) for c in preferred.resources] == [
+        ("A100", "aws"), ("A100", "gcp"), ("L4", "aws"), ("L4", "gcp"),
+    ]  # fmt: skip
+    assert preferred.resources_ordered
+
+
+def test_an_ordered_list_keeps_its_order() -> None:
+    spec = spec_of("resources: {ordered: [{accelerators: V100}, {accelerators: T4}], use_spot: true}")
+    assert [c.accelerator for c in spec.resources] == ["V100", "T4"]
+    assert spec.resources_ordered
+
+
+def test_a_cloud_we_do_not_have_is_left_out_where_others_remain() -> None:
+    loaded = load_text(
+        "service: {}\nrun: x\nresources: {any_of: [{infra: k8s/ctx}, {infra: aws}, {cloud: OCI}]}"
+    )
+    assert [c.cloud for c in loaded.spec.resources] == ["aws"]
+    assert [warning.path for warning in loaded.warnings] == [
+        "resources.any_of[0].infra",
+        "resources.any_of[2].cloud",
+    ]
+    assert all("left out" in warning.message for warning in loaded.warnings)
+
+
+SPOT = {
+    "nothing said": ("", "", False),
+    "spot asked for": ("", "use_spot: true", True),
+    "spot by the placer": ("spot_placer: Dynamic_Fallback", "", True),
+    "spot by the fallback": ("dynamic_ondemand_fallback: true", "", True),
+    "spot by the base": ("base_ondemand_fallback_replicas: 1", "", True),
+    "a fallback that is off": ("dynamic_ondemand_fallback: false", "", False),
+    "a base of 0": ("base_ondemand_fallback_replicas: 0", "use_spot: false", False),
+    "over-provisioning alone": ("num_overprovision: 1", "", False),
+}
+
+
+@pytest.mark.parametrize(("policy", "resources", "use_spot"), SPOT.values(), ids=SPOT.keys())
+def test_what_implies_spot(policy: str, resources: str, use_spot: bool) -> None:
+    spec = spec_of(f"service: {{replica_policy: {{{policy}}}}}\nresources: {{{resources}}}")
+    assert [choice.use_spot for choice in spec.resources] == [use_spot]
+
+
+def test_markets_may_be_mixed_where_no_knob_asks_for_spot() -> None:
+    spec = spec_of("resources: {any_of: [{use_spot: true}, {use_spot: false}]}")
+    assert [choice.use_spot for choice in spec.resources] == [True, False]
+
+
+SIZES = {
+    "nothing said": ("", (1, 1), False),
+    "a fixed number": ("replicas: 3", (3, 3), False),
+    "a number in quotes": ('replicas: "3"', (3, 3), False),
+    "a minimum": ("replica_policy: {min_replicas: 2}", (2, 2), False),
+    "a range": (
+        "replica_policy: {min_replicas: 0, max_replicas: 3, target_qps_per_replica: 0.5}",
+        (0, 3),
+        True,
+    ),
+    "an empty policy": ("replica_policy: {}", (1, 1), False),
+    "a policy without anything": ("replica_policy:", (1, 1), False),
+}
+
+
+@pytest.mark.parametrize(("text", "size", "autoscaling"), SIZES.values(), ids=SIZES.keys())
+def test_sizes(text: str, size: tuple[int, int], autoscaling: bool) -> None:
+    policy = spec_of(f"service:\n  readiness_probe: /\n  {text}").replica_policy
+    assert (policy.min_replicas, policy.max_replicas) == size
+    assert policy.autoscaling is autoscaling
+
+
+def test_a_target_for_each_accelerator() -> None:
+    spec = spec_of(
+        """
+        service:
+          load_balancing_policy: Instance_Aware_Least_Load
+          replica_policy: {min_replicas: 1, max_replicas: 4, target_qps_per_replica: {"A100-80GB:2": 5, A10g: 1.5}}
+        resources: {accelerators: {A100-80GB: 2, A10g: 1}}
+        """
+    )
+    assert spec.load_balancing_policy == "instance_aware_least_load"
+    assert spec.replica_policy.target_qps_by_accelerator == (
+        AcceleratorQps("A100-80GB", 2.0, 5.0),
+        AcceleratorQps("A10g", None, 1.5),
+    )
+    assert spec.replica_policy.target_qps_per_replica == 1.5
+
+
+PORTS = {
+    "one": ("", "8080", (8080,), 8080),
+    "one in quotes": ("", '"8080"', (8080,), 8080),
+    "one in a list": ("", "[8080]", (8080,), 8080),
+    "several with a main one": ("ports: 8001", '["8000-8002", 9000]', (8000, 8001, 8002, 9000), 8001),
+    "none": ("", "", (), None),
+    "only a main one": ("ports: 80", "", (80,), 80),
+}
+
+
+@pytest.mark.parametrize(("main", "text", "ports", "port"), PORTS.values(), ids=PORTS.keys())
+def test_ports(main: str, text: str, ports: tuple[int, ...], port: int | None) -> None:
+    spec = spec_of(f"service: {{{main}}}\nresources: {{ports: {text}}}")
+    assert (spec.ports, spec.port) == (ports, port)
+
+
+PROBES = {
+    "nothing": ("", "/", None, "GET"),
+    "a path": ("/health", "/health", None, "GET"),
+    "a mapping": ("{path: /health}", "/health", None, "GET"),
+    "a payload": ("{path: /v1, post_data: {n: 1}}", "/v1", '{"n": 1}', "POST"),
+    "a payload as text": ("{path: /v1, post_data: '{\"n\": 1}'}", "/v1", '{"n": 1}', "POST"),
+}
+
+
+@pytest.mark.parametrize(("text", "path", "post_data", "method"), PROBES.values(), ids=PROBES.keys())
+def test_probes(text: str, path: str, post_data: str | None, method: str) -> None:
+    probe = spec_of(f"service: {{readiness_probe: {text}}}").probe
+    assert (probe.path, probe.post_data, probe.method) == (path, post_data, method)
+
+
+IMAGES = {
+    "docker": ("docker:vllm/vllm-openai:latest", (("*", "docker:vllm/vllm-openai:latest"),)),
+    "docker as a key": ("{docker: 'python:3.12'}", (("*", "docker:python:3.12"),)),
+    "one for each region": (
+        "{us-east-1: ami-1, us-west-2: ami-2}",
+        (("us-east-1", "ami-1"), ("us-west-2", "ami-2")),
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "images"), IMAGES.values(), ids=IMAGES.keys())
+def test_images(text: str, images: tuple[tuple[str, str], ...]) -> None:
+    assert spec_of(f"resources: {{image_id: {text}}}").resources[0].images == images
+
+
+def test_disks_and_sizes() -> None:
+    (choice,) = spec_of(
+        "resources: {disk_size: 1TB, disk_tier: BEST, cpus: 4+, memory: 16, max_hourly_cost: 2}"
+    ).resources
+    assert (choice.disk_size_gb, choice.disk_tier, choice.cpus, choice.memory, choice.max_usd_hour) == (
+        1024, "best", "4+", "16", 2.0,
+    )  # fmt: skip
+
+
+def test_everything_else_in_a_service() -> None:
+    spec = spec_of(
+        """
+        service:
+          tls: {keyfile: k.pem, certfile: c.pem}
+          load_balancer: {stream_timeout_seconds: 5, time_to_first_byte_seconds: 7}
+          load_balancing_policy: Round_Robin
+          drain_timeout_seconds: 0
+        workdir: .
+        num_nodes: 2
+        """
+    )
+    assert spec.tls == Tls("k.pem", "c.pem")
+    assert (spec.load_balancer.stream_timeout_s, spec.load_balancer.time_to_first_byte_s) == (5.0, 7.0)
+    assert (spec.load_balancing_policy, spec.drain_timeout_s) == ("round_robin", 0.0)
+    assert (spec.workdir, spec.workdir_git, spec.num_nodes) == (".", None, 2)
+
+
+def test_a_working_directory_from_git() -> None:
+    spec = spec_of("workdir: {url: 'https://example.com/r.git', ref: main}")
+    assert (spec.workdir, spec.workdir_git) == (None, GitSource("https://example.com/r.git", "main"))
+
+
+def test_file_mounts() -> None:
+    spec = spec_of(
+        """
+        file_mounts:
+          /a: ./local
+          /b: s3://bucket/path
+          /c: {name: bucket, source: ~/x, store: S3, mode: MOUNT, persistent: false}
+          /d: {name: bucket}
+          /e: {source: [x, y], mode: COPY}
+        """
+    )
+    mounts = {mount.path: mount for mount in spec.file_mounts}
+    assert (mounts["/a"].sources, mounts["/a"].mode) == (("./local",), "copy")
+    assert mounts["/b"].sources == ("s3://bucket/path",)
+    assert (mounts["/c"].store, mounts["/c"].mode, mounts["/c"].persistent) == ("s3", "mount", False)
+    assert (mounts["/d"].bucket, mounts["/d"].mode) == ("bucket", "mount")
+    assert mounts["/e"].sources == ("x", "y")
+
+
+def test_anchors_and_merges() -> None:
+    spec = spec_of("envs: &e {A: a, B: b}\nsecrets: {<<: [{C: c}], D: d}\nservice: {}\nrun: x")
+    assert (spec.envs, spec.secrets) == ((("A", "a"), ("B", "b")), ("C", "D"))
+    overridden = spec_of("resources: {cpus: 2, any_of: [&x {cloud: aws, cpus: 4}, {<<: *x, cpus: 8}]}")
+    assert [c.cpus for c in overridden.resources] == ["4", "8"]
+
+
+NOT_ACTED_ON = {
+    "event_callback: x": "event_callback",
+    "volumes: {/a: v}": "volumes",
+    "config: {kubernetes: {}}": "config",
+    "inputs: {a: 1}": "inputs",
+    "outputs: {a: 1}": "outputs",
+    "managed_secrets: [A]": "managed_secrets",
+    "num_nodes: 2": "num_nodes",
+    "file_mounts: {/a: b}": "file_mounts",
+    "workdir: {url: 'https://example.com'}": "workdir",
+    "resources: {labels: {a: b}}": "resources.labels",
+    "resources: {autostop: 5}": "resources.autostop",
+    "resources: {any_of: [{}, {memory: 16+}]}": "resources.any_of[1].memory",
+    "service: {replica_policy: {spot_placer: dynamic_fallback}}": "service.replica_policy.spot_placer",
+}
+
+
+@pytest.mark.parametrize(("text", "path"), NOT_ACTED_ON.items(), ids=NOT_ACTED_ON.values())
+def test_what_is_not_acted_on_is_said(text: str, path: str) -> None:
+    text = text if "service:" in text else f"service: {{}}\n{text}"
+    (warning,) = load_text(f"{text}\nrun: x").warnings
+    assert warning.path == path
+    assert warning.message.startswith("not acted on yet: ")
+
+
+def test_a_file_that_is_acted_on_whole_gives_no_warning() -> None:
+    loaded = load_text(
+        """
+        service:
+          readiness_probe: {path: /health, initial_delay_seconds: 60}
+          replica_policy: {min_replicas: 1, max_replicas: 3, target_qps_per_replica: 2, num_overprovision: 1}
+          load_balancing_policy: round_robin
+          tls: {keyfile: k, certfile: c}
+        resources: {infra: local, accelerators: L4, ports: 8080, use_spot: true}
+        num_nodes: 1
+        workdir: .
+        envs: {A: b}
+        secrets: {B: c}
+        setup: x
+        run: y
+        """
+    )
+    assert loaded.warnings == ()
