@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from lb.agent import Agent
 from lb.control import admin_app
@@ -154,11 +155,16 @@ def _http_log() -> logging.Logger:
 
 
 class _WithoutValues(logging.Filter):
-    """aiohttp logs errors with their text, which may quote what a client sent. Keep the kind and the place."""
+    """aiohttp logs errors with their text, which may quote what a client sent. Keep the kind and the place; a
+    malformed request is the client's error, not one of ours."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and record.exc_info[0] is not None:
             kind, _, place = record.exc_info
             record.exc_info = None
-            record.exc_text = "".join(traceback.format_tb(place)) + kind.__name__
+            if issubclass(kind, HttpProcessingError):
+                record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+                record.msg, record.args = "refuse malformed request why=%r", (kind.__name__,)
+            else:
+                record.exc_text = "".join(traceback.format_tb(place)) + kind.__name__
         return True

@@ -145,3 +145,8 @@ class LogSource(Protocol):
         """Bytes of the replica's log (setup, then run) from `offset`; empty at the end. Works for dead instances
         as long as their logs are kept."""
         ...
+
+    def log_window(self, instance: Instance) -> tuple[int, int]:
+        """The offsets that can be read: (first kept byte, end). Old parts of a long log are dropped, and
+        reading before the first kept byte starts there."""
+        ...

@@ -69,13 +69,14 @@ class LocalProvisioner:
         return offers_for(need, prices, instance_type=CLOUD)
 
     def launch(self, order: LaunchOrder) -> Instance:
-        cloud = load_cloud(self._store)
-        check_order(order, cloud)
+        check_token(order)
         with self._store.lock():
             folder = self._store.folder(order.token)
             known = folder.instance()
             if known is not None:
-                return known
+                return known  # whatever has become of its zone, its files or cloud.yaml since
+            cloud = load_cloud(self._store)
+            check_order(order, cloud)
             self._clean_up()
             self._check_capacity(order, cloud)
             record, folder = self._create(order, cloud)
@@ -108,7 +109,7 @@ class LocalProvisioner:
             status = folder.status()
             if status is None or not status.state.is_gone:
                 folder.ask_to_stop()
-        _end_host(folder, load_cloud(self._store).stop_grace_s + _HOST_MARGIN_S)
+        _end_host(folder, record.stop_grace_s + _HOST_MARGIN_S)
         _reap_hosts()
         self._bury(folder, record, "")
 
@@ -154,6 +155,7 @@ class LocalProvisioner:
             price_usd_hour=order.offer.price_usd_hour,
             sequence=self._store.next_sequence(),
             launched_at=self._now(),
+            stop_grace_s=cloud.stop_grace_s,
             host=host,
             port=port,
             namespace=namespace,
@@ -189,7 +191,6 @@ class LocalProvisioner:
             workdir=order.workdir,
             file_mounts=dict(order.file_mounts),
             cold_start_s=cloud.cold_start_s,
-            stop_grace_s=cloud.stop_grace_s,
             preemption_notice_s=cloud.preemption_notice_s,
         )
         try:
@@ -232,6 +233,14 @@ class LocalProvisioner:
         shutil.rmtree(folder.path, ignore_errors=True)
 
 
+def check_token(order: LaunchOrder) -> None:
+    """Raise InvalidRequestError unless the token can name a folder."""
+    if not re.fullmatch(r"[a-z0-9-]{1,63}", order.token):
+        raise InvalidRequestError(
+            f"{order.token!r} is no token: up to 63 lower-case letters, digits and hyphens", cloud=CLOUD
+        )
+
+
 def check_order(order: LaunchOrder, cloud: CloudConfig) -> None:
     """Raise InvalidRequestError that says everything that is wrong."""
     complaints = _complaints(order, cloud)
@@ -243,8 +252,6 @@ def _complaints(order: LaunchOrder, cloud: CloudConfig) -> list[str]:
     zone = order.offer.zone
     known = cloud.zone(zone.name)
     found = []
-    if not re.fullmatch(r"[a-z0-9-]{1,63}", order.token):
-        found.append(f"{order.token!r} is no token: up to 63 lower-case letters, digits and hyphens")
     if zone.cloud != CLOUD or known is None or known[0] != zone.region:
         found.append(f"there is no zone {zone} in the local cloud; see cloud.yaml")
     if order.num_nodes != 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from functools import lru_cache
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -142,7 +143,14 @@ def load_cloud(store: LocalStore) -> CloudConfig:
     if not store.config_path.exists():
         store.create()
         write_text(store.config_path, DEFAULT_CLOUD_YAML)
-    return _parse(CloudConfig, _read_yaml(store.config_path), str(store.config_path))
+    stat = store.config_path.stat()
+    return _load_cloud(store.config_path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+
+
+@lru_cache(maxsize=8)
+def _load_cloud(path: Path, _signature: tuple[int, int, int]) -> CloudConfig:
+    """Parsed once per edit: every tick asks for offers."""
+    return _parse(CloudConfig, _read_yaml(path), str(path))
 
 
 def read_market(path: Path, cloud: CloudConfig, now: float, speed: float | None = None) -> Market:

@@ -51,7 +51,6 @@ class HostOrder:
     workdir: str | None
     file_mounts: Mapping[str, str]
     cold_start_s: float
-    stop_grace_s: float
     preemption_notice_s: float
 
 
@@ -199,7 +198,7 @@ class Host:
         """Wait for something to happen, at most `timeout_s`; see to it. Raises _End when the end has come."""
         self._attend(timeout_s)
         if self._told_to_stop:
-            raise _End(InstanceState.TERMINATED, "", self._order.stop_grace_s)
+            raise _End(InstanceState.TERMINATED, "", self._record.stop_grace_s)
         now = self._now()
         if now >= self._look_at:
             self._look_at = now + _LOOK_EVERY_S
@@ -218,7 +217,7 @@ class Host:
         if not self._folder.alive_path.exists():
             raise _End(InstanceState.TERMINATED, "its folder was removed", grace_s=0.0)
         if self._folder.is_asked_to_stop():
-            raise _End(InstanceState.TERMINATED, "", self._order.stop_grace_s)
+            raise _End(InstanceState.TERMINATED, "", self._record.stop_grace_s)
         preempt_at = self._folder.preempt_at()
         if (
             preempt_at is None

@@ -53,6 +53,7 @@ class Record:
     price_usd_hour: float
     sequence: int
     launched_at: float
+    stop_grace_s: float
     host: str
     port: int
     namespace: str | None = None  # the network namespace, if it has one to itself

@@ -50,7 +50,11 @@ class Api:
         self._stop = stop
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[web.middleware(self._guard)])
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._guard(request, handler)
+
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard])
         app.add_routes(
             [
                 web.get("/v1/health", self._health),
@@ -139,7 +143,10 @@ class Api:
         source, instance = await asyncio.to_thread(self._office.instance, name, replica_id)
         if instance is None or not isinstance(source, LogSource):
             return _refuse(404, f"replica {replica_id} of {name} has no log that is still kept")
-        return await _log_answer(request, lambda offset, most: source.read_log(instance, offset, most))
+        first_kept, _ = await asyncio.to_thread(source.log_window, instance)
+        return await _log_answer(
+            request, lambda offset, most: source.read_log(instance, offset, most), first_kept
+        )
 
     async def _stop_daemon(self, request: web.Request) -> web.Response:
         self._stop()
@@ -157,8 +164,10 @@ async def _body(request: web.Request) -> dict[str, Any]:
     return body
 
 
-async def _log_answer(request: web.Request, read: Callable[[int, int], bytes]) -> web.Response:
-    offset = max(0, int(request.query.get("offset", 0)))
+async def _log_answer(
+    request: web.Request, read: Callable[[int, int], bytes], first_kept: int = 0
+) -> web.Response:
+    offset = max(first_kept, int(request.query.get("offset", 0)))
     most = min(MAX_LOG_BYTES, int(request.query.get("max", MAX_LOG_BYTES)))
     content = await asyncio.to_thread(read, offset, most)
     return web.Response(body=content, headers={"X-Next-Offset": str(offset + len(content))})

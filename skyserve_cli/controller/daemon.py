@@ -59,11 +59,11 @@ class Ticker(threading.Thread):
         self._clock = clock
         self._woken = woken
         self._tick_s = tick_s
-        self._stop = threading.Event()
+        self._stopping = threading.Event()
         self._folded_at = clock.now()
 
     def run(self) -> None:
-        while not self._stop.is_set():
+        while not self._stopping.is_set():
             self._woken.wait(self._tick_s)
             self._woken.clear()
             try:
@@ -71,10 +71,10 @@ class Ticker(threading.Thread):
                 self._fold()
             except Exception:  # the database may be away for a while; the next tick is another chance
                 log.exception("tick")
-            self._stop.wait(BETWEEN_TICKS_S)
+            self._stopping.wait(BETWEEN_TICKS_S)
 
     def stop(self) -> None:
-        self._stop.set()
+        self._stopping.set()
         self._woken.set()
         self.join(timeout=10.0)
 

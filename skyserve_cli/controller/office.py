@@ -88,6 +88,7 @@ class Office:
             replica_hash=spec.replica_hash(self._content_digest(spec, secrets)),
             sealed_secrets=self._seal.close(secrets),
             lb_port=self._port(name, spec),
+            target=spec.replica_policy.min_replicas + spec.replica_policy.num_overprovision,
             mode=mode,
             now=self._clock.now(),
         )

@@ -141,7 +141,7 @@ class Runner:
             await asyncio.sleep(due - now)
             self._yielded_at = self._clock_s()
             return
-        pass
+        self._origin += max(0.0, now - due - _LONGEST_LAG_S)
         if now - self._yielded_at >= _SHORTEST_SLEEP_S:
             await asyncio.sleep(0)
             self._yielded_at = self._clock_s()

@@ -167,6 +167,7 @@ class Life:
             replica_hash=spec.replica_hash(),
             sealed_secrets=Seal(_KEY).close({}),
             lb_port=30001,
+            target=spec.replica_policy.min_replicas,
             mode=mode,
             now=self.clock.now(),
         )

@@ -96,7 +96,8 @@ class SimCloud:
     rng: random.Random
     zones: Sequence[SimZone]
     faults: Faults = field(default_factory=Faults)
-    made: dict[str, SimInstance] = field(default_factory=dict)
+    made: dict[str, SimInstance] = field(default_factory=dict)  # by token
+    by_id: dict[str, SimInstance] = field(default_factory=dict)
 
     def offers(self, need: Requirements) -> Sequence[Offer]:
         found = []
@@ -140,7 +141,7 @@ class SimCloud:
 
     def terminate(self, instance: Instance) -> None:
         self._stumble(instance.zone, only_transient=True)
-        found = next((one for one in self.made.values() if one.id == instance.id), None)
+        found = self.by_id.get(instance.id)
         if found is not None and self.clock.now() < found.ended_at:
             found.terminated_at = self.clock.now()
         if self.rng.random() < self.faults.lost_answer:
@@ -153,11 +154,8 @@ class SimCloud:
         return [one for one in self.made.values() if now < one.ended_at]
 
     def healthy(self, instance_id: str) -> bool:
-        now = self.clock.now()
-        for one in self.made.values():
-            if one.id == instance_id:
-                return one.healthy_at <= now and one.state(now) is InstanceState.RUNNING
-        return False
+        now, one = self.clock.now(), self.by_id[instance_id]
+        return one.healthy_at <= now and one.state(now) is InstanceState.RUNNING
 
     def ledger_usd(self) -> float:
         now = self.clock.now()
@@ -167,11 +165,10 @@ class SimCloud:
         )
 
     def preempt(self, instance_id: str, notice_s: float = 0.0) -> None:
-        """The market takes this one."""
-        for one in self.made.values():
-            if one.id == instance_id:
-                one.notice_at = self.clock.now()
-                one.preempt_at = self.clock.now() + notice_s
+        """The market takes this one, now or after a notice."""
+        one = self.by_id[instance_id]
+        one.notice_at = self.clock.now()
+        one.preempt_at = self.clock.now() + notice_s
 
     def calm(self) -> None:
         """No fault from here on: fates that lie in the future are taken back."""
@@ -230,7 +227,7 @@ class SimCloud:
             preempt_at=preempt_at,
             notice_at=notice_at,
         )
-        self.made[order.token] = made
+        self.made[order.token] = self.by_id[made.id] = made
         return made
 
     def _dry_out(self, place: SimZone) -> None:

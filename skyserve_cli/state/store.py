@@ -138,10 +138,12 @@ class Store:
         replica_hash: str,
         sealed_secrets: bytes,
         lb_port: int,
+        target: int,
         mode: UpdateMode | None,
         now: float,
     ) -> int:
-        """Create the service, or add a version to it; answers the version.
+        """Create the service, or add a version to it; answers the version. `target` is how many replicas a new
+        service begins with.
 
         `mode` None means "must be new": raises ServiceExistsError if the service is up. A name that is down
         is revived: versions and replica ids go on, so no id is ever used twice.
@@ -166,7 +168,7 @@ class Store:
                     "name": name,
                     "incarnation": self._draw(4),
                     "created_at": now,
-                    "target": 0,
+                    "target": target,
                     "notes": "",
                     "next_replica_id": 1,
                     "memory": memory_to_json(Memory()),
@@ -182,7 +184,8 @@ class Store:
                         "created_at": now,
                         "memory": memory_to_json(Memory()),
                         "lb_port": lb_port,
-                        "target": 0,
+                        "target": target,
+                        "notes": "",
                     }
                 c.execute(t.services.update().where(t.services.c.name == name).values(**goal))
             c.execute(

@@ -13,6 +13,7 @@ import aiohttp
 import openai
 import pytest
 from aiohttp import web
+
 from tests.integration.lb_harness import RunningAgent, Seen, World, until, world
 
 
@@ -96,9 +97,7 @@ async def test_statuses_and_reasons_pass_and_redirects_are_not_followed(w: World
         assert b"\r\nLocation: /elsewhere\r\n" in got
 
 
-@pytest.mark.parametrize(
-    "path", ["/a%2Fb?x=%20y&x=1", "/ä%C3%A4".encode().decode("latin-1"), "//double//", "/a/../b?q=/-/"]
-)
+@pytest.mark.parametrize("path", ["/a%2Fb?x=%20y&x=1", "/%C3%A4%zz", "//double//", "/a/../b?q=/-/"])
 async def test_the_path_arrives_as_it_was_sent(w: World, path: str) -> None:
     facts = await mirrored(
         w, f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode("latin-1")

@@ -245,6 +245,20 @@ def test_file_mounts_that_cannot_be(lab: Lab, file_mounts: dict[str, str], says:
         lab.cloud.launch(lab.order(file_mounts=file_mounts))
 
 
+def test_what_was_accepted_can_be_asked_for_and_ended_whatever_becomes_of_its_order(
+    lab: Lab, tmp_path: Path
+) -> None:
+    workdir = tmp_path / "project"
+    workdir.mkdir()
+    order = lab.order(workdir=workdir)
+    instance = lab.until(lab.cloud.launch(order), InstanceState.RUNNING)
+    workdir.rmdir()
+    LocalStore(lab.home).config_path.write_text("regions: broken")
+    assert lab.cloud.launch(order).id == instance.id
+    lab.cloud.terminate(instance)
+    assert lab.now(instance).state is InstanceState.TERMINATED
+
+
 # --- How they die -------------------------------------------------------------------------------------------
 
 # A child, one in a session of its own, and one forked twice; all deaf to SIGTERM.

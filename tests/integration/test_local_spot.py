@@ -102,7 +102,7 @@ def test_without_notice_it_is_gone_like_a_machine_that_was_unplugged(market: Mar
 def test_with_notice_it_answers_until_its_time_is_up(market: Market) -> None:
     instance = market.launch(1, run=SERVE)
     eventually(lambda: is_answering(instance), "it answers")
-    local_controls.preempt(market.home, instance.token, notice_s=1.5)
+    local_controls.preempt(market.home, instance.token, notice_s=3)
     eventually(lambda: market.now(instance).preempt_at is not None, "the notice is seen")
     assert market.now(instance).state is InstanceState.RUNNING
     assert is_answering(instance)

@@ -1,0 +1,86 @@
+"""CPU time of one reconciler tick with 50 services and 1,000 replicas, in the simulator.
+
+    python benchmarks/tick_cpu.py [--services 50] [--replicas 20] [--ticks 200]
+
+Reports process CPU time (not wall-clock time) per tick: quiet ticks, in which nothing happens, and busy ticks, in
+which spot instances are preempted all the time and replaced. The store is the production store on SQLite in
+memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+
+from policies.model import ReplicaState
+from skyserve_cli.sim.torture import Life
+from skyserve_cli.sim.world import Faults
+from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+
+
+def build(services: int, replicas: int, faults: Faults) -> Life:
+    """A world in which every service has all its replicas ready."""
+    life = Life(1, faults, zones=12)
+    for place in life.cloud.zones:
+        place.spot_capacity = services * replicas
+    for index in range(services):
+        life.put(
+            ServiceSpec(
+                name=f"service-{index}",
+                run="serve",
+                probe=Probe(path="/health"),
+                replica_policy=ReplicaPolicy(replicas, replicas),
+                resources=(ResourceChoice(cloud="sim", use_spot=True),),
+            )
+        )
+    for _ in range(200):
+        advance(life)
+        rows = life.store.services()
+        ready = sum(r.state is ReplicaState.READY for row in rows for r in row.replicas)
+        if ready == services * replicas:
+            return life
+    raise SystemExit(f"only {ready} of {services * replicas} replicas became ready")
+
+
+def advance(life: Life) -> float:
+    """One virtual second and one tick; the tick's CPU seconds."""
+    life.clock.advance(life.clock.now() + 1.0)
+    start = time.process_time()
+    life.reconciler.tick()
+    return time.process_time() - start
+
+
+def report(label: str, costs_s: list[float], events: int) -> None:
+    costs = sorted(cost * 1e3 for cost in costs_s)
+    p99 = costs[int(len(costs) * 0.99) - 1]
+    print(
+        f"{label:6} ticks {len(costs):4}  median {statistics.median(costs):7.2f} ms  "
+        f"mean {statistics.fmean(costs):7.2f} ms  p99 {p99:7.2f} ms  story lines {events}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--services", type=int, default=50)
+    parser.add_argument("--replicas", type=int, default=20)
+    parser.add_argument("--ticks", type=int, default=200)
+    args = parser.parse_args()
+    life = build(args.services, args.replicas, Faults())
+    print(f"{args.services} services, {args.services * args.replicas} replicas")
+    mark = len(life.store.events(None, limit=10**6))
+    quiet = [advance(life) for _ in range(args.ticks)]
+    after = len(life.store.events(None, limit=10**6))
+    report("quiet", quiet, after - mark)
+    rng = random.Random(2)
+    busy = []
+    for _ in range(args.ticks):
+        for victim in rng.sample(sorted(life.cloud.alive(), key=lambda one: one.id), 5):
+            life.cloud.preempt(victim.id)
+        busy.append(advance(life))
+    report("busy", busy, len(life.store.events(None, limit=10**6)) - after)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The program: which verbs there are, and what an error means to the shell.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or a wrong file, 130 interrupted. Errors are sentences on stderr.
+
+Only the module of the verb in question is imported; the others are here with their one line of help, so that
+`serve --help` and a completed `serve st<TAB>` answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, NamedTuple
+
+import typer
+
+from skyserve_cli import __version__
+from skyserve_cli.output import CommandFailed, say
+
+SERVICES, STORY, FILES, MACHINERY = "Services", "What happens", "Service files", "Machinery"
+
+
+class Verb(NamedTuple):
+    """`line` is the first line of the verb's own help. A family has verbs of its own (`serve local zones`)."""
+
+    line: str
+    panel: str
+    family: bool = False
+
+
+VERBS: Mapping[str, Verb] = MappingProxyType(
+    {
+        "up": Verb("Bring a service up: show the plan and its price, ask, and wait until it answers.", SERVICES),
+        "status": Verb("Show services, their replicas, and what they cost.", SERVICES),
+        "update": Verb("Give a running service a new version.", SERVICES),
+        "down": Verb("Take services down, and wait until nothing of them is left.", SERVICES),
+        "logs": Verb("Print the log of a replica, of the load balancer, or of the controller.", STORY),
+        "events": Verb("Tell the story: what happened to services and replicas, and why.", STORY),
+        "validate": Verb("Check a service file without launching anything.", FILES),
+        "plan": Verb("Show where a service would run and what it would cost, without launching it.", FILES),
+        "check": Verb("Check which clouds can be used from here.", MACHINERY),
+        "controller": Verb("Start, stop and look at the controller.", MACHINERY, family=True),
+        "local": Verb("Play with the local cloud: its zones, its capacity, its spot market.", MACHINERY, family=True),
+        "engine": Verb("Run an OpenAI-compatible server that takes an LLM engine's time, without a GPU.", MACHINERY),
+    }
+)  # fmt: skip
+
+#: Errors a user can do something about, by name: naming one imports nothing. The text is theirs.
+EXIT_CODES: Mapping[str, int] = MappingProxyType(
+    {
+        "skyserve_cli.spec.problems.SpecError": 2,
+        "skyserve_cli.config.ConfigError": 2,
+        "provisioners.registry.UnknownCloudError": 2,
+        "provisioners.errors.InvalidRequestError": 2,
+        "provisioners.errors.ProvisionError": 1,
+        "skyserve_cli.clouds.CloudNotEnabledError": 1,
+        "skyserve_cli.controller.client.RefusedError": 1,
+        "skyserve_cli.controller.client.ControllerDownError": 1,
+    }
+)
+
+INTERRUPTED = 130
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; answers its exit code."""
+    program = Path(sys.argv[0]).name
+    command = typer.main.get_command(build(_verb(arguments)))
+    try:
+        command(list(arguments), prog_name=program if program in ("serve", "skyserve") else "serve")
+    except CommandFailed as error:
+        say(str(error))
+        return error.code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as ending:  # how Typer ends, with 2 after wrong usage
+        return ending.code if isinstance(ending.code, int) else 0
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        say(str(error))
+        return code
+    return 0
+
+
+def exit_code(error: Exception) -> int | None:
+    """What the shell is told; None for an error nobody expected, which deserves its traceback."""
+    for kind in type(error).__mro__:
+        code = EXIT_CODES.get(f"{kind.__module__}.{kind.__qualname__}")
+        if code is not None:
+            return code
+    return None
+
+
+def build(whole: str | None) -> typer.Typer:
+    """The program, with one verb whole and the others as their line of help."""
+    root = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Serve AI models on spot and on-demand GPUs of every cloud, behind one endpoint.",
+        epilog="Begin with: serve up service.yaml",
+    )
+    root.callback()(_root)
+    for name, verb in VERBS.items():
+        if name != whole:
+            root.command(name, help=verb.line, rich_help_panel=verb.panel)(_elsewhere)
+            continue
+        module = import_module(f"skyserve_cli.commands.{name}")
+        if verb.family:
+            root.add_typer(module.app, name=name, rich_help_panel=verb.panel)
+        else:
+            root.command(name, rich_help_panel=verb.panel)(getattr(module, name))
+    return root
+
+
+def _verb(arguments: Sequence[str]) -> str | None:
+    """The verb of this command line, or of the one the shell wants completed."""
+    typed = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS")
+    words = typed.split()[1:] if typed and not arguments else arguments
+    return next((word for word in words if not word.startswith("-")), None)
+
+
+def _elsewhere() -> None:
+    """A verb in a module that is not loaded: `build` was asked for another one."""
+    raise AssertionError("build() was asked for another verb")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"serve {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass

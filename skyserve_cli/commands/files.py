@@ -1,0 +1,94 @@
+"""From a service file and the flags beside it to a spec."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from skyserve_cli.output import WrongUsage, say
+from skyserve_cli.spec import FileMount, Loaded, ServiceSpec, load_file
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://")
+
+
+def load(
+    file: Path,
+    *,
+    name: str | None = None,
+    env: Sequence[str] | None = None,
+    env_file: Path | None = None,
+    secret: Sequence[str] | None = None,
+    secret_file: Path | None = None,
+    changes: Sequence[str] | None = None,
+) -> Loaded:
+    """The spec with its secrets; its warnings are said. Raises SpecError with every problem, WrongUsage."""
+    loaded = load_file(
+        file,
+        name=name,
+        env_overrides=_variables("--env", env, env_file),
+        secret_overrides=_variables("--secret", secret, secret_file),
+        environ=os.environ,
+        set_overrides=changes or (),
+    )
+    for warning in loaded.warnings:
+        say(f"warning: {warning}")
+    return replace(loaded, spec=anchored(loaded.spec, Path.cwd()))
+
+
+def anchored(spec: ServiceSpec, folder: Path) -> ServiceSpec:
+    """Local paths made absolute: the controller runs elsewhere. A relative path starts where the command is
+    given, as in SkyPilot."""
+
+    def absolute(path: str) -> str:
+        return path if _URL.match(path) else str(folder / Path(path).expanduser())
+
+    def mount(each: FileMount) -> FileMount:
+        return replace(each, sources=tuple(absolute(source) for source in each.sources))
+
+    tls = spec.tls
+    return replace(
+        spec,
+        workdir=None if spec.workdir is None else absolute(spec.workdir),
+        file_mounts=tuple(mount(each) for each in spec.file_mounts),
+        tls=None if tls is None else replace(tls, keyfile=absolute(tls.keyfile), certfile=absolute(tls.certfile)),
+    )
+
+
+def _variables(option: str, given: Sequence[str] | None, file: Path | None) -> dict[str, str]:
+    """What the file says, and over it what the command line says."""
+    values = {} if file is None else _read(option, file)
+    for item in given or ():
+        name, equals, value = item.partition("=")
+        if not equals:
+            if name not in os.environ:
+                raise WrongUsage(f"{option} {name}: has no value, and {name} is not in your environment")
+            value = os.environ[name]
+        values[name] = value
+    return values
+
+
+def _read(option: str, path: Path) -> dict[str, str]:
+    """NAME=VALUE lines; blank lines, `#` comments, a leading `export` and quotes around a value are understood."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise WrongUsage(f"{option}-file {path}: {reason}") from None
+    values = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip().removeprefix("export ").strip()
+        if not text or text.startswith("#"):
+            continue
+        name, equals, value = text.partition("=")
+        if not equals:
+            # Not quoted here: the line may be a secret.
+            raise WrongUsage(f"{option}-file {path}: line {number} is not NAME=VALUE")
+        values[name.strip()] = _unquoted(value.strip())
+    return values
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value

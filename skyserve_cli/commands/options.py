@@ -1,0 +1,90 @@
+"""The flags that several verbs share, and the two things every verb begins with: the home and the controller."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from skyserve_cli.controller.client import Client, ControllerDownError, RefusedError
+from skyserve_cli.home import Home
+from skyserve_cli.output import CommandFailed
+
+View = dict[str, Any]  # a service, a replica or an event as the controller's API gives it
+
+
+class Output(str, Enum):
+    TABLE = "table"
+    JSON = "json"
+
+
+class Mode(str, Enum):
+    ROLLING = "rolling"
+    BLUE_GREEN = "blue_green"
+
+
+def home() -> Home:
+    return Home.from_environment(os.environ)
+
+
+def controller() -> Client:
+    return Client(home())
+
+
+def complete_service(incomplete: str) -> list[str]:
+    """Names for the shell. Silent where there is nobody to ask."""
+    try:
+        services = controller().services()
+    except (ControllerDownError, RefusedError, OSError):
+        return []
+    return [view["name"] for view in services if view["name"].startswith(incomplete)]
+
+
+def no_such_service(name: str, known: Iterable[str]) -> CommandFailed:
+    """The error for a name that no service has."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    if close:
+        return CommandFailed(f"there is no service {name}; did you mean {close[0]}?")
+    return CommandFailed(f"there is no service {name}" + (f" (up: {', '.join(names)})" if names else ""))
+
+
+def find(services: Iterable[View], name: str) -> View:
+    """The service of that name. Raises CommandFailed."""
+    known = {view["name"]: view for view in services}
+    if name not in known:
+        raise no_such_service(name, known)
+    return known[name]
+
+
+File = Annotated[Path, typer.Argument(help="The service file (YAML).", show_default=False)]
+ServiceName = Annotated[
+    str, typer.Argument(metavar="NAME", autocompletion=complete_service, show_default=False)
+]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return once the controller knows; do not wait.")]
+Timeout = Annotated[
+    float | None, typer.Option("--timeout", metavar="SECONDS", min=0, help="Give up waiting after this long.")
+]
+Format = Annotated[Output, typer.Option("-o", "--output", help="How to print the answer.")]
+Env = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME[=VALUE]", help="Set a variable of envs; without VALUE from yours."),
+]
+EnvFile = Annotated[
+    Path | None, typer.Option("--env-file", help="Variables of envs, a NAME=VALUE per line.")
+]
+Secret = Annotated[
+    list[str] | None,
+    typer.Option("--secret", metavar="NAME[=VALUE]", help="Set a secret; without VALUE from your environment."),
+]
+SecretFile = Annotated[Path | None, typer.Option("--secret-file", help="Secrets, a NAME=VALUE per line.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change the file: --set replica_policy.min_replicas=3"),
+]

@@ -1,0 +1,133 @@
+"""Following the story until something is so: events as they come, and on a terminal the replicas as they are."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.live import Live
+
+from skyserve_cli.commands.options import View
+from skyserve_cli.controller.client import Client, RefusedError
+from skyserve_cli.controller.clock import SystemClock
+from skyserve_cli.output import CommandFailed, clock_time, console, place, say, span, table
+
+POLL_S = 0.2
+LOG_LINES_SHOWN = 20
+
+
+def last_event(client: Client) -> int:
+    """Where the story has got to: what is told from here on is new."""
+    newest = client.events(None, newest=True, limit=1)
+    return int(newest[-1]["seq"]) if newest else 0
+
+
+def follow(
+    client: Client,
+    names: frozenset[str],
+    *,
+    after: int,
+    timeout_s: float | None,
+    done: Callable[[dict[str, View]], bool],
+) -> None:
+    """Tell what happens to `names` until `done` says so of their views by name (down ones included).
+
+    Raises CommandFailed after `timeout_s`, and whatever `done` raises.
+    """
+    clock = SystemClock()
+    began = clock.now()
+    with _live() as show:
+        while True:
+            # The views first: whatever they show has its event already, and that is still told before the end.
+            views = {view["name"]: view for view in client.services(down=True) if view["name"] in names}
+            for event in client.events(None, after=after):
+                after = event["seq"]
+                if event["service"] in names:
+                    say(story_line(event, with_service=len(names) > 1))
+            finished = done(views)
+            show(list(views.values()), clock.now())
+            if finished:
+                return
+            if timeout_s is not None and clock.now() - began > timeout_s:
+                raise CommandFailed(f"gave up waiting after {span(timeout_s)}; it goes on without this command")
+            time.sleep(POLL_S)
+
+
+def story_line(event: View, *, with_service: bool) -> str:
+    """``12:13:14  replica 2  probe passed -> READY: …``"""
+    whose = f"{event['service']}  " if with_service else ""
+    if event["replica_id"] is not None:
+        whose += f"replica {event['replica_id']}  "
+    what = words(event["kind"]) + (f" -> {event['state']}" if event["state"] else "")
+    said = f": {event['message']}" if event["message"] else ""
+    return f"{clock_time(event['at'])}  {whose}{what}{said}"
+
+
+def words(kind: str) -> str:
+    """``ProbePassed`` -> ``probe passed``"""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind).lower()
+
+
+def live_replicas(view: View) -> list[View]:
+    return [replica for replica in view["replicas"] if replica["state"] != "GONE"]
+
+
+def serves(view: View, replicas: int) -> bool:
+    """Whether requests are answered: so many replicas are ready, and the load balancer knows them."""
+    agent = view["load_balancer"]
+    return bool(view["ready"] >= replicas and agent["alive"] and agent["synced"]) and (
+        agent["ready_targets"] >= replicas
+    )
+
+
+def why_failed(client: Client, name: str, version: int) -> str:
+    """What the last replica of the version that could not live said, with the end of its log."""
+    (view,) = [each for each in client.services(ended=True) if each["name"] == name]
+    ended = [r for r in view["replicas"] if r["version"] == version and r["end_reason"] is not None]
+    if not ended:
+        return view["notes"] or "no replica was launched"
+    last = max(ended, key=lambda replica: replica["id"])
+    reason = f"replica {last['id']} in {place(last)} ended: {last['end_reason']}"
+    reason += f", {last['message']}" if last["message"] else ""
+    tail = log_tail(client, f"replica/{name}/{last['id']}", LOG_LINES_SHOWN)
+    lines = "".join(f"\n  | {line}" for line in tail)
+    return f"{reason}{lines}\nwhole log: serve logs {name} {last['id']}"
+
+
+def log_tail(client: Client, what: str, lines: int) -> list[str]:
+    """The last lines of a log; none where no log is kept."""
+    kept: deque[str] = deque(maxlen=lines)
+    begun, offset = "", 0
+    while True:
+        try:
+            content, offset = client.log(what, offset=offset)
+        except RefusedError:
+            return []
+        if not content:
+            break
+        *whole, begun = (begun + content.decode(errors="replace")).split("\n")
+        kept.extend(whole)
+    return [*kept, begun][-lines:] if begun else list(kept)
+
+
+@contextmanager
+def _live() -> Iterator[Callable[[list[View], float], None]]:
+    """On a terminal, the table of replicas below the story; elsewhere nothing moves."""
+    if not sys.stderr.isatty():
+        yield lambda views, now: None
+        return
+    with Live(console=console(sys.stderr), transient=True, auto_refresh=False) as live:
+
+        def show(views: list[View], now: float) -> None:
+            rows = [
+                (f"{view['name']}/{r['id']}", r["state"], place(r), r["capacity_type"], span(now - r["since"]))
+                for view in views
+                for r in live_replicas(view)
+            ]
+            live.update(table(("REPLICA", "STATE", "ZONE", "CAPACITY", "SINCE"), rows), refresh=True)
+
+        yield show

@@ -1,0 +1,156 @@
+"""How commands speak: data to stdout, talk to stderr, money and time in one way everywhere.
+
+Colour and motion are for terminals: into a pipe or a file go plain lines, as wide as they need to be.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDE_COLUMNS = 1000  # where nobody's terminal sets the width, nothing is wrapped or cut
+
+_STYLES = {
+    "READY": "green",
+    "NOT_READY": "yellow",
+    "DRAINING": "yellow",
+    "REPLICA_INIT": "cyan",
+    "REQUESTED": "cyan",
+    "PROVISIONING": "cyan",
+    "STARTING": "cyan",
+    "TERMINATING": "dim",
+    "SHUTTING_DOWN": "dim",
+    "GONE": "dim",
+    "DOWN": "dim",
+    "FAILED": "bold red",
+    "FAILED_CLEANUP": "bold red",
+}
+
+
+class CommandFailed(Exception):
+    """Ends the command with this text on stderr. `code`: 1 failed, 2 wrong usage, 130 interrupted."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class WrongUsage(CommandFailed):
+    """The command line asks for something that makes no sense."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 2)
+
+
+# --- where to -----------------------------------------------------------------------------------------------
+
+
+def say(sentence: str) -> None:
+    """Talk: a line on stderr."""
+    print(printable(sentence), file=sys.stderr, flush=True)
+
+
+def put(line: str) -> None:
+    """Data: a line on stdout."""
+    print(line, flush=True)
+
+
+def put_json(value: object) -> None:
+    put(json.dumps(value, indent=2))
+
+
+def console(stream: TextIO) -> Console:
+    """Rich, without its guesses: no markup, no emoji, no highlighting of what looks like a number."""
+    width = None if stream.isatty() else WIDE_COLUMNS
+    return Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
+
+
+def put_table(table: Table) -> None:
+    console(sys.stdout).print(table)
+
+
+def say_table(table: Table) -> None:
+    console(sys.stderr).print(table)
+
+
+# --- what it looks like -------------------------------------------------------------------------------------
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table without lines. Columns called `$…` or `#…` hold numbers and are aligned to the right; a cell that
+    is the name of a state has its colour. The last column takes what room is left."""
+    built = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for index, name in enumerate(columns):
+        last = index == len(columns) - 1
+        right = name.startswith(("$", "#"))
+        built.add_column(
+            name.removeprefix("#"),
+            justify="right" if right else "left",
+            no_wrap=not last,
+            overflow="fold" if last else "ellipsis",
+        )
+    for row in rows:
+        built.add_row(*(Text(printable(cell), style=_STYLES.get(cell, "")) for cell in row))
+    return built
+
+
+def printable(text: str) -> str:
+    """`text` without control characters other than newline and tab: what a replica printed must not steer the
+    terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def span(seconds: float) -> str:
+    """Two units at most: ``45s``, ``3m 20s``, ``2h 5m``, ``4d 1h``."""
+    whole = max(0, int(seconds))
+    units = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+    for index, (unit, size) in enumerate(units):
+        if whole >= size:
+            head, rest = divmod(whole, size)
+            if unit == "s":
+                return f"{head}s"
+            lesser, lesser_size = units[index + 1]
+            return f"{head}{unit} {rest // lesser_size}{lesser}" if rest >= lesser_size else f"{head}{unit}"
+    return "0s"
+
+
+def usd(amount: float) -> str:
+    """``0.3000`` below a dollar, ``12.30`` from there on."""
+    return f"{amount:.4f}" if abs(amount) < 1 else f"{amount:,.2f}"
+
+
+def saving(paid: float, on_demand: float) -> str:
+    """How a price compares with buying everything on demand; empty where there is nothing to compare."""
+    if on_demand <= 0 or paid >= on_demand:
+        return ""
+    return f"{1 - paid / on_demand:.0%} less than ${usd(on_demand)} on demand"
+
+
+def clock_time(at: float) -> str:
+    """The time of day where the reader is."""
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%H:%M:%S")
+
+
+def date_time(at: float) -> str:
+    """Date and time where the reader is."""
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def place(replica: dict[str, Any]) -> str:
+    return f"{replica['cloud']}/{replica['region']}/{replica['zone']}"
+
+
+def accelerators(replica: dict[str, Any]) -> str:
+    name = replica["accelerator"]
+    return "-" if name is None else f"{name}:{replica['accelerator_count']:g}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
