@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--admin-host", default="127.0.0.1", help="address of the admin port (default: %(default)s)")
     add("--admin-port", type=_port, help="admin port, 0 for any (default: any, if there is a token)")
     add("--admin-token-file", type=Path, help=f"file with the admin token; else ${TOKEN_VARIABLE}")
-    add("--table-file", type=Path, help="keep the last table here and start with it")
+    add("--table-file", type=Path, help="keep the last pushed table here; it goes before --target")
     add("--ready-file", type=Path, help="write the line of standard output here as well")
     add("--time-to-first-byte", type=_seconds, default=plain.time_to_first_byte_s, metavar="SECONDS")
     add("--idle-timeout", type=_seconds, default=plain.idle_timeout_s, metavar="SECONDS")
@@ -157,6 +157,7 @@ def _stored_table(given: argparse.Namespace) -> Table | None:
         why = f"service {table.service!r}, policy {table.policy!r}"
         _log.warning("ignore table_file=%s why=%r", given.table_file, why)
         return None
+    _log.info("start with table_file=%s revision=%s", given.table_file, table.revision)
     return table
 
 

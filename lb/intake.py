@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from aiohttp import web
+from yarl import URL
 
 from lb import answers
 from lb.wire import Limits
@@ -16,6 +17,14 @@ class RefusedError(Exception):
     def __init__(self, response: web.Response) -> None:
         super().__init__(response.status)
         self.response = response
+
+
+def origin_form(request: web.BaseRequest) -> str | None:
+    """The path and query as they were sent; None for targets that are no path (`OPTIONS *`, `CONNECT`)."""
+    sent = request.raw_path
+    if sent.startswith(("http://", "https://")):
+        sent = URL(sent, encoded=True).raw_path_qs
+    return sent if sent.startswith("/") else None
 
 
 async def read_body(request: web.BaseRequest, limits: Limits, request_id: str) -> bytes:

@@ -24,7 +24,7 @@ from multidict import CIMultiDict
 from lb import answers, websocket
 from lb.explain import Explanation, Explanations
 from lb.headers import sane_request_id, to_target, wants_websocket
-from lb.intake import RefusedError, read_body
+from lb.intake import RefusedError, origin_form, read_body
 from lb.metrics import Metrics
 from lb.queue import HoldQueue
 from lb.relay import send_stream, send_whole
@@ -88,8 +88,14 @@ class _Waiting:
 
 @dataclass(slots=True, eq=False)
 class _Held:
+    """A request without a target; `admitted` tells whether one has come."""
+
     exchange: _Exchange
     admitted: asyncio.Future[bool]
+
+    def settle(self, admitted: bool) -> None:
+        if not self.admitted.done():  # its client may have left in this very turn of the loop
+            self.admitted.set_result(admitted)
 
 
 class Proxy:
@@ -125,7 +131,7 @@ class Proxy:
         """Hold nobody any longer: who waits for a target is turned away."""
         self._closed = True
         for ticket in self._queue.admit(lambda _: True):
-            ticket.item.admitted.set_result(False)
+            ticket.item.settle(False)
 
     def changed(self) -> None:
         """The table has changed: call back attempts that wait in vain, let in whom a target can take now."""
@@ -143,17 +149,20 @@ class Proxy:
         for ticket in self._queue.admit(
             lambda held: bool(self._table.candidates(now, held.exchange.tried)[1])
         ):
-            ticket.item.admitted.set_result(True)
+            ticket.item.settle(True)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Serve one request of the data port."""
-        if request.raw_path.split("?", 1)[0].rstrip("/") == "/-" or request.raw_path.startswith("/-/"):
+        raw_path = origin_form(request)
+        if raw_path is None:
+            return answers.error(400, "bad_request_target", "The request target must be a path.")
+        if raw_path.startswith("/-/") or raw_path.split("?", 1)[0] == "/-":
             return answers.error(404, "not_found", "Paths under /-/ are not served on this port.")
         now = self._clock()
         self.arrivals.add(now)
         self._metrics.request()
         try:
-            exchange = await self._accept(request, now)
+            exchange = await self._accept(request, raw_path, now)
             response = await self._serve(request, exchange)
         except RefusedError as refused:
             response = refused.response
@@ -166,13 +175,9 @@ class Proxy:
 
     # --- arriving
 
-    async def _accept(self, request: web.BaseRequest, now: float) -> _Exchange:
+    async def _accept(self, request: web.BaseRequest, raw_path: str, now: float) -> _Exchange:
         limits = self._table.table.limits
         request_id = sane_request_id(request.headers.get("X-Request-Id")) or self._next_id()
-        if not request.raw_path.startswith("/"):
-            raise RefusedError(
-                answers.error(400, "bad_target", "The request target must be a path.", request_id=request_id)
-            )
         body = await read_body(request, limits, request_id)
         headers = to_target(
             request.headers,
@@ -184,7 +189,7 @@ class Proxy:
         prompt = body if self._table.needs_prompt else None
         return _Exchange(
             view=RequestView(request_id, request.method, request.path, len(body), prompt),
-            raw_path=request.raw_path,
+            raw_path=raw_path,
             headers=headers,
             body=body,
             limits=limits,
@@ -351,7 +356,7 @@ class Proxy:
 
     def _expire(self, now: float) -> None:
         for ticket in self._queue.expire(now):
-            ticket.item.admitted.set_result(False)
+            ticket.item.settle(False)
 
     # --- answering
 

@@ -59,7 +59,12 @@ _LATE: dict[Kind, ReplicaState] = dict.fromkeys(
 )
 
 TRANSITIONS: dict[ReplicaState, dict[Kind, ReplicaState]] = {
-    _S.REQUESTED: {Launched: _S.PROVISIONING, LaunchFailed: _S.GONE, Terminate: _S.TERMINATING},
+    _S.REQUESTED: {
+        Launched: _S.PROVISIONING,
+        LaunchFailed: _S.GONE,
+        GaveUp: _S.TERMINATING,  # a launch without an answer may have made a machine all the same
+        Terminate: _S.TERMINATING,
+    },
     _S.PROVISIONING: _ALIVE
     | {
         Bootstrapped: _S.STARTING,

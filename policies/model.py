@@ -170,7 +170,7 @@ class ProbeFailed:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """A deadline passed: `reason` is START_TIMEOUT or PROBE_FAILED."""
+    """A limit was reached: `reason` is START_TIMEOUT or PROBE_FAILED (of time), or CLOUD_ERROR (of tries)."""
 
     replica_id: int
     reason: EndReason

@@ -15,7 +15,6 @@ from policies.model import (
     Action,
     Drain,
     EndReason,
-    Goal,
     Launch,
     Memory,
     Observation,
@@ -54,10 +53,9 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     """What to do now. Running it again on its own outcome, with no new event, gives no action."""
     goal = observation.goal
     if goal.down:
-        ends = [
-            _end(r, EndReason.SERVICE_DOWN, "the service goes down", observation) for r in _live(observation)
-        ]
-        return Plan(tuple(ends), memory, target=0)
+        why = "the service goes down"
+        ends = [_end(r, EndReason.SERVICE_DOWN, why, observation) for r in _live(observation)]
+        return Plan((*ends, *_cut_short(observation)), memory, target=0)
 
     killed = [r for r in _live(observation) if r.id in goal.killed]
     actions: list[Action] = [_end(r, EndReason.USER, "asked for by id", observation) for r in killed]
@@ -92,6 +90,15 @@ def _end(replica: Replica, reason: EndReason, why: str, observation: Observation
     return Terminate(replica.id, reason, why)
 
 
+def _cut_short(observation: Observation) -> list[Terminate]:
+    """The drains that a user without patience no longer waits for."""
+    if observation.goal.drain_timeout_s > 0:
+        return []
+    draining = [r for r in observation.replicas if r.state is ReplicaState.DRAINING]
+    late = [r for r in draining if r.drain_by is None or r.drain_by > observation.now]
+    return [Terminate(r.id, EndReason.SERVICE_DOWN, "down, without drain") for r in late]
+
+
 def _surplus(target: int, new: Sequence[Replica]) -> list[Replica]:
     """The replicas too many: first those that do not serve yet, then the oldest version, then the youngest."""
     order = sorted(new, key=lambda r: (_ENDING_ORDER[r.state], r.version, -r.id))
@@ -112,13 +119,13 @@ def _launch(
     version = rollout.wanted_version(goal, memory.rollout)
     launches = [Launch(first + i, place.offer, version, place.why) for i, place in enumerate(places)]
     memory = replace(memory, placement=placement, next_replica_id=first + len(launches))
-    return launches, memory, _shortfall(count - len(launches), observation, memory, goal)
+    return launches, memory, _shortfall(count - len(launches), observation, memory, version)
 
 
-def _shortfall(short: int, observation: Observation, memory: Memory, goal: Goal) -> tuple[str, ...]:
+def _shortfall(short: int, observation: Observation, memory: Memory, version: int) -> tuple[str, ...]:
     """Sentences without numbers that change by themselves: an unchanged note costs no write."""
     if short <= 0:
         return ()
     if next_opening(observation.offers, memory.placement, observation.now) is None:
-        return (f"no offer fits version {goal.version}",)
+        return (f"no offer fits version {version}",)
     return (f"{short} more wanted, but every zone was out of room when last asked; trying again soon",)

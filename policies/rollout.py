@@ -48,6 +48,8 @@ COUNTED = (
     ReplicaState.READY,
 )
 
+_ENDING = (ReplicaState.DRAINING, ReplicaState.TERMINATING)
+
 
 def learn(
     memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], goal: Goal, now: float
@@ -56,21 +58,25 @@ def learn(
     after = dict(memory)
     for event in events:
         replica = replicas.get(event.replica_id)
-        if replica is None or replica.state is ReplicaState.TERMINATING:
+        if replica is None or replica.state in _ENDING:
             continue
+        version = wanted_version(goal, after)
+        if not is_wanted(replica, goal, version):
+            continue  # what becomes of the old fleet says nothing about the version that replaces it
         if isinstance(event, ProbePassed):
-            if is_wanted(replica, goal, wanted_version(goal, after)):
-                after["good"] = max(replica.version, after.get("good", 0))
-            if after.get("failing") == replica.version:
+            after["good"] = max(replica.version, after.get("good", 0))
+            if version in after.get("failed", ()):
+                after["failed"] = [failed for failed in after["failed"] if failed != version]
+            if after.get("failing") == version:
                 for key in ("failures", "failing", "retry_at"):
                     after.pop(key, None)
         elif _is_failure(event):
-            failures = after.get("failures", 0) + 1 if after.get("failing") == replica.version else 1
-            after["failing"], after["failures"] = replica.version, failures
+            failures = after.get("failures", 0) + 1 if after.get("failing") == version else 1
+            after["failing"], after["failures"] = version, failures
             after["retry_at"] = now + min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(failures - 1, 10))
             hopeless = isinstance(event, LaunchFailed) or failures >= FAILURES_UNTIL_FAILED
-            if hopeless and not _works(replica.version, goal, after):
-                after["failed"] = sorted({*after.get("failed", ()), replica.version})
+            if hopeless and not _works(version, goal, after):
+                after["failed"] = sorted({*after.get("failed", ()), version})
     return after
 
 
@@ -90,8 +96,8 @@ def may_launch(goal: Goal, memory: Json, now: float) -> str | None:
     """None if new replicas may be launched now, else the sentence that says why not."""
     if has_failed(goal, memory) and "good" not in memory:
         return f"version {goal.version} has failed; update the service"
-    retry_at = memory.get("retry_at", 0.0)
-    if now < retry_at:
+    # An update ends the wait: it is there to put right what failed.
+    if memory.get("failing") == wanted_version(goal, memory) and now < memory.get("retry_at", 0.0):
         return "the last replica failed; waiting before the next launch"
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 _MAX_BYTES = 1 << 20
 
@@ -29,6 +29,12 @@ class LoadBalancerConfig(_Strict):
     first_port: int = Field(default=30001, ge=1024, le=65000)
     last_port: int = Field(default=30999, ge=1024, le=65535)
 
+    @model_validator(mode="after")
+    def _in_order(self) -> LoadBalancerConfig:
+        if self.last_port < self.first_port:
+            raise ValueError("last_port must not be below first_port")
+        return self
+
 
 class CloudConfig(_Strict):
     enabled: bool = True
@@ -49,10 +55,16 @@ def load_config(path: Path) -> Config:
         raise ConfigError(f"{path}: larger than {_MAX_BYTES} bytes")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not YAML: {error}") from error
     try:
-        return Config.model_validate(content or {})
+        return Config.model_validate({} if content is None else content)
     except ValidationError as error:
-        lines = [f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        lines = [": ".join(filter(None, [str(path), _dotted(e["loc"]), e["msg"]])) for e in error.errors()]
         raise ConfigError("\n".join(lines)) from error
+
+
+def _dotted(where: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, where))

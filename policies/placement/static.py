@@ -5,10 +5,11 @@ fewest, then to the better offer (the order in which offers come: by price, or b
 SkyPilot's placer sends everything beyond one per zone to the cheapest zone (10 replicas over 4 zones become
 7/1/1/1), so that one zone's bad minute takes most of the service.
 
-A capacity error or a preemption blocks the zone and capacity type for 10 s, doubling with every further one up
-to 5 min, until a replica launched there becomes ready. A quota error blocks the region and capacity type until
-`retry_at` (default 5 min), a permission error the cloud for 5 min. When everything is blocked nothing is
-launched until the first block ends: a launch known to fail helps nobody.
+A capacity error or a preemption (its notice, where there is one) blocks the zone and capacity type for 10 s,
+doubling with every further one up to 5 min, until a replica launched there becomes ready. A quota error blocks
+the region and capacity type until `retry_at` (default 5 min), a permission error the cloud for 5 min, and a
+region whose answers were errors to the last try is left alone for a minute. When everything is blocked nothing
+is launched until the first block ends: a launch known to fail helps nobody.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from collections.abc import Mapping, Sequence
 
 from policies.model import (
     CapacityType,
+    EndReason,
     Event,
     FailureKind,
+    GaveUp,
     Json,
     LaunchFailed,
     Observation,
     Offer,
     Preempted,
+    PreemptionNotice,
     ProbePassed,
     Replica,
     ReplicaState,
@@ -35,6 +39,7 @@ FIRST_BLOCK_S = 10.0
 LONGEST_BLOCK_S = 300.0
 QUOTA_BLOCK_S = 300.0
 AUTH_BLOCK_S = 300.0
+ERROR_BLOCK_S = 60.0
 FORGET_AFTER_S = 3600.0
 
 _COUNTED = frozenset(ReplicaState) - {ReplicaState.TERMINATING, ReplicaState.GONE, ReplicaState.DRAINING}
@@ -46,7 +51,9 @@ class Static:
     def learn(
         self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
     ) -> Json:
-        blocks: dict[str, dict[str, float]] = dict(memory.get("blocks", {}))
+        blocks: dict[str, dict[str, float]] = {
+            key: block for key, block in memory.get("blocks", {}).items() if block["until"] + FORGET_AFTER_S > now
+        }
         for event in events:
             replica = replicas.get(event.replica_id)
             if replica is None:
@@ -55,19 +62,22 @@ class Static:
             match event:
                 case LaunchFailed(kind=FailureKind.CAPACITY):
                     blocks[zone_key] = _block(blocks.get(zone_key), now)
-                case Preempted() if replica.offer.capacity_type is CapacityType.SPOT:
+                case PreemptionNotice() | Preempted() if replica.preempt_at is None and _is_spot(replica):
                     blocks[zone_key] = _block(blocks.get(zone_key), now)
                 case LaunchFailed(kind=FailureKind.QUOTA, retry_at=retry_at):
                     until = now + QUOTA_BLOCK_S if retry_at is None else retry_at
                     blocks[_region_key(replica.offer)] = {"until": until, "failures": 1}
                 case LaunchFailed(kind=FailureKind.AUTH):
                     blocks[_cloud_key(replica.offer)] = {"until": now + AUTH_BLOCK_S, "failures": 1}
+                case GaveUp(reason=EndReason.CLOUD_ERROR):
+                    key = _region_key(replica.offer)
+                    until = max(now + ERROR_BLOCK_S, blocks.get(key, {"until": now})["until"])
+                    blocks[key] = {"until": until, "failures": 1}
                 case ProbePassed() if replica.state is ReplicaState.STARTING:
                     blocks.pop(zone_key, None)
                 case _:
                     pass
-        kept = {key: block for key, block in blocks.items() if block["until"] + FORGET_AFTER_S > now}
-        return {"blocks": kept} if kept else {}
+        return {"blocks": blocks} if blocks else {}
 
     def place(self, count: int, observation: Observation, memory: Json) -> tuple[Sequence[Place], Json]:
         blocks = memory.get("blocks", {})
@@ -106,6 +116,10 @@ def _block(before: Mapping[str, float] | None, now: float) -> dict[str, float]:
         "until": now + min(LONGEST_BLOCK_S, FIRST_BLOCK_S * 2 ** min(failures - 1, 10)),
         "failures": failures,
     }
+
+
+def _is_spot(replica: Replica) -> bool:
+    return replica.offer.capacity_type is CapacityType.SPOT
 
 
 def _blocked(offer: Offer, blocks: Mapping[str, Mapping[str, float]], now: float) -> bool:

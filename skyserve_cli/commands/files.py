@@ -53,7 +53,9 @@ def anchored(spec: ServiceSpec, folder: Path) -> ServiceSpec:
         spec,
         workdir=None if spec.workdir is None else absolute(spec.workdir),
         file_mounts=tuple(mount(each) for each in spec.file_mounts),
-        tls=None if tls is None else replace(tls, keyfile=absolute(tls.keyfile), certfile=absolute(tls.certfile)),
+        tls=None
+        if tls is None
+        else replace(tls, keyfile=absolute(tls.keyfile), certfile=absolute(tls.certfile)),
     )
 
 

@@ -62,7 +62,7 @@ def find(services: Iterable[View], name: str) -> View:
     return known[name]
 
 
-File = Annotated[Path, typer.Argument(help="The service file (YAML).", show_default=False)]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The service file (YAML).", show_default=False)]
 ServiceName = Annotated[
     str, typer.Argument(metavar="NAME", autocompletion=complete_service, show_default=False)
 ]
@@ -76,12 +76,12 @@ Env = Annotated[
     list[str] | None,
     typer.Option("--env", metavar="NAME[=VALUE]", help="Set a variable of envs; without VALUE from yours."),
 ]
-EnvFile = Annotated[
-    Path | None, typer.Option("--env-file", help="Variables of envs, a NAME=VALUE per line.")
-]
+EnvFile = Annotated[Path | None, typer.Option("--env-file", help="Variables of envs, a NAME=VALUE per line.")]
 Secret = Annotated[
     list[str] | None,
-    typer.Option("--secret", metavar="NAME[=VALUE]", help="Set a secret; without VALUE from your environment."),
+    typer.Option(
+        "--secret", metavar="NAME[=VALUE]", help="Set a secret; without VALUE from your environment."
+    ),
 ]
 SecretFile = Annotated[Path | None, typer.Option("--secret-file", help="Secrets, a NAME=VALUE per line.")]
 Set = Annotated[

@@ -7,8 +7,8 @@ import sys
 import typer
 from rich.table import Table
 
-from skyserve_cli.output import CommandFailed, WrongUsage, accelerators, place, plural, saving, table, usd
 from skyserve_cli.commands.options import View
+from skyserve_cli.output import CommandFailed, WrongUsage, accelerators, place, plural, saving, table, usd
 
 
 def plan_table(plan: View) -> Table:
@@ -31,9 +31,10 @@ def plan_table(plan: View) -> Table:
 
 def plan_total(plan: View) -> str:
     """One sentence: ``3 replicas for $1.05 per hour, 68% less than $3.30 on demand.``"""
-    less = saving(plan["usd_per_hour"], plan["usd_per_hour_on_demand"])
-    cost = f"{plural(len(plan['launches']), 'replica')} for ${usd(plan['usd_per_hour'])} per hour"
-    return f"{cost}, {less}." if less else f"{cost}."
+    paid, on_demand = plan["usd_per_hour"], plan["usd_per_hour_on_demand"]
+    cost = f"{plural(len(plan['launches']), 'replica')} for ${usd(paid)} per hour"
+    less = saving(paid, on_demand)
+    return f"{cost}, {less} less than ${usd(on_demand)} on demand." if less else f"{cost}."
 
 
 def insist_on_offers(plan: View) -> None:
@@ -49,7 +50,9 @@ def ask(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise WrongUsage("nobody is here to confirm (stdin is not a terminal); pass -y to go ahead without asking")
+        raise WrongUsage(
+            "nobody is here to confirm (stdin is not a terminal); pass -y to go ahead without asking"
+        )
     try:
         agreed = typer.confirm(question, default=True, err=True)
     except (typer.Abort, KeyboardInterrupt):

@@ -53,7 +53,9 @@ def follow(
             if finished:
                 return
             if timeout_s is not None and clock.now() - began > timeout_s:
-                raise CommandFailed(f"gave up waiting after {span(timeout_s)}; it goes on without this command")
+                raise CommandFailed(
+                    f"gave up waiting after {span(timeout_s)}; it goes on without this command"
+                )
             time.sleep(POLL_S)
 
 
@@ -100,8 +102,8 @@ def why_failed(client: Client, name: str, version: int) -> str:
 
 def log_tail(client: Client, what: str, lines: int) -> list[str]:
     """The last lines of a log; none where no log is kept."""
-    kept: deque[str] = deque(maxlen=lines)
-    begun, offset = "", 0
+    kept: deque[bytes] = deque(maxlen=lines)
+    begun, offset = b"", 0
     while True:
         try:
             content, offset = client.log(what, offset=offset)
@@ -109,9 +111,11 @@ def log_tail(client: Client, what: str, lines: int) -> list[str]:
             return []
         if not content:
             break
-        *whole, begun = (begun + content.decode(errors="replace")).split("\n")
+        *whole, begun = (begun + content).split(b"\n")
         kept.extend(whole)
-    return [*kept, begun][-lines:] if begun else list(kept)
+    if begun:
+        kept.append(begun)
+    return [line.decode(errors="replace") for line in kept]
 
 
 @contextmanager
@@ -124,7 +128,13 @@ def _live() -> Iterator[Callable[[list[View], float], None]]:
 
         def show(views: list[View], now: float) -> None:
             rows = [
-                (f"{view['name']}/{r['id']}", r["state"], place(r), r["capacity_type"], span(now - r["since"]))
+                (
+                    f"{view['name']}/{r['id']}",
+                    r["state"],
+                    place(r),
+                    r["capacity_type"],
+                    span(now - r["since"]),
+                )
                 for view in views
                 for r in live_replicas(view)
             ]

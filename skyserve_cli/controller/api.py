@@ -8,7 +8,7 @@ slow disk does not stop the probes on this event loop.
     PUT  /v1/services/NAME       {"spec", "secrets", "mode": null | "rolling" | "blue_green"} -> {"version"}
     POST /v1/services/NAME/down  {"purge"}
     POST /v1/services/NAME/replicas/ID/down
-    POST /v1/plan                {"spec"}
+    POST /v1/plan                {"spec", "secrets"}
     GET  /v1/events              ?service= &after= &limit= &newest=1
     GET  /v1/logs/controller | /v1/logs/load_balancer/NAME | /v1/logs/replica/NAME/ID    ?offset= &max=
     POST /v1/stop
@@ -30,7 +30,7 @@ from policies.model import UpdateMode
 from provisioners.base import LogSource
 from skyserve_cli.clouds import CloudNotEnabledError
 from skyserve_cli.controller.office import NoFreePortError, NoSuchReplicaError, Office
-from skyserve_cli.state.store import NoSuchServiceError, ServiceExistsError
+from skyserve_cli.state.store import NoSuchServiceError, ServiceExistsError, StillGoingDownError
 
 log = logging.getLogger(__name__)
 
@@ -74,14 +74,18 @@ class Api:
 
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {self._token}".encode()):
             return _refuse(401, "the token is missing or wrong")
         try:
             return await handler(request)
         except web.HTTPException:
             raise
-        except (NoSuchServiceError, NoSuchReplicaError) as error:
+        except NoSuchServiceError as error:
+            return _refuse(404, f"there is no service {error}")
+        except NoSuchReplicaError as error:
             return _refuse(404, str(error))
+        except StillGoingDownError as error:
+            return _refuse(409, f"service {error} is still going down; try again when it is gone")
         except ServiceExistsError as error:
             return _refuse(409, f"service {error} is up; use `serve update`, or `serve down` first")
         except (CloudNotEnabledError, NoFreePortError) as error:
@@ -118,15 +122,17 @@ class Api:
 
     async def _plan(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        return web.json_response(await asyncio.to_thread(self._office.plan, body["spec"]))
+        return web.json_response(
+            await asyncio.to_thread(self._office.plan, body["spec"], dict(body.get("secrets", {})))
+        )
 
     async def _events(self, request: web.Request) -> web.Response:
         query = request.query
         events = await asyncio.to_thread(
             self._office.events,
             query.get("service"),
-            after=int(query.get("after", 0)),
-            limit=min(10_000, int(query.get("limit", 1000))),
+            after=min(2**62, max(0, int(query.get("after", 0)))),
+            limit=min(10_000, max(0, int(query.get("limit", 1000)))),
             newest="newest" in query,
         )
         return web.json_response({"events": events})
@@ -167,8 +173,8 @@ async def _body(request: web.Request) -> dict[str, Any]:
 async def _log_answer(
     request: web.Request, read: Callable[[int, int], bytes], first_kept: int = 0
 ) -> web.Response:
-    offset = max(first_kept, int(request.query.get("offset", 0)))
-    most = min(MAX_LOG_BYTES, int(request.query.get("max", MAX_LOG_BYTES)))
+    offset = min(2**62, max(first_kept, int(request.query.get("offset", 0))))
+    most = min(MAX_LOG_BYTES, max(0, int(request.query.get("max", MAX_LOG_BYTES))))
     content = await asyncio.to_thread(read, offset, most)
     return web.Response(body=content, headers={"X-Next-Offset": str(offset + len(content))})
 

@@ -108,6 +108,8 @@ def all_offers(clouds: Sequence[Provisioner], need: Requirements) -> tuple[Offer
             found += cloud.offers(need)
         except ProvisionError as error:
             log.warning("no offers from %s: %s", cloud.name, error)
+        except Exception:  # a bug in one plug-in must not keep the others from being used
+            log.exception("offers of %s", cloud.name)
     if not need.ordered:
         found.sort(key=lambda offer: (offer.price_usd_hour, offer.zone, offer.instance_type))
     return tuple(found)

@@ -58,8 +58,8 @@ class Client:
     def kill(self, name: str, replica_id: int) -> None:
         self._json("POST", f"/v1/services/{name}/replicas/{replica_id}/down", {})
 
-    def plan(self, spec: Mapping[str, Any]) -> dict[str, Any]:
-        return self._json("POST", "/v1/plan", {"spec": spec})
+    def plan(self, spec: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
+        return self._json("POST", "/v1/plan", {"spec": spec, "secrets": dict(secrets)})
 
     def events(
         self, service: str | None, *, after: int = 0, limit: int = 1000, newest: bool = False

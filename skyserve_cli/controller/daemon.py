@@ -23,7 +23,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from skyserve_cli.clouds import Clouds
+from policies.model import Offer
+from provisioners.base import Requirements
+from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.books import OfferBook, SpecBook
@@ -86,10 +88,17 @@ class Ticker(threading.Thread):
 
 
 class _ResolvedOffers:
-    """The offer book, asked only for enabled clouds."""
+    """The offer book, asked only for enabled clouds; a need that only disabled ones could meet meets no offer."""
 
     def __init__(self, clouds: Clouds, book: OfferBook) -> None:
-        self.get = lambda need: book.get(clouds.resolve(need))
+        self._clouds = clouds
+        self._book = book
+
+    def get(self, need: Requirements) -> tuple[Offer, ...] | None:
+        try:
+            return self._book.get(self._clouds.resolve(need))
+        except CloudNotEnabledError:
+            return ()
 
 
 async def run(home: Home) -> None:

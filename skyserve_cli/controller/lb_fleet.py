@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
 LONGEST_RESTART_S = 5.0
 WINDOW_S = 60.0
+SHORTEST_WINDOW_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class ProcessFleet:
         if self._session is not None:
             await self._session.close()
 
-    def ensure(self, orders: Mapping[str, AgentOrder]) -> None:
+    def ensure(self, orders: Mapping[str, AgentOrder | None]) -> None:
         self._loop.call_soon_threadsafe(self._apply, dict(orders))
 
     def load(self, service: str) -> Load:
@@ -93,10 +95,12 @@ class ProcessFleet:
         keeper = self._keepers.get(service)
         return AgentView(False, False, 0, 0) if keeper is None else keeper.view()
 
-    def _apply(self, orders: Mapping[str, AgentOrder]) -> None:
+    def _apply(self, orders: Mapping[str, AgentOrder | None]) -> None:
         """Also finds agents that an earlier controller left for services that have gone down since."""
         left = {path.parent.name for path in self._folder.glob("*/agent.json")}
         for service in self._keepers.keys() | left | orders.keys():
+            if service in orders and orders[service] is None:
+                continue
             keeper = self._keepers.get(service)
             if keeper is None:
                 assert self._session is not None  # noqa: S101 - start() comes first
@@ -172,6 +176,7 @@ class _Keeper:
             await self._lose(self._agent)
         if self._agent is None:
             self._agent = await self._adopt(shape) or await self._spawn(order)
+            self._restarts = max(0, self._restarts)
             self._watch(self._agent)
         agent = self._agent
         if self._acked is None or self._acked.revision != order.table.revision:
@@ -231,7 +236,7 @@ class _Keeper:
 
     async def _spawn(self, order: AgentOrder) -> _Agent:
         process = self._start_process(order)
-        self._restarts += 1
+        self._restarts += 1  # from -1: the first start is none
         log.info("start load balancer service=%s pid=%d port=%d", order.service, process.pid, order.port)
         for _ in range(int(START_TIMEOUT_S / 0.02)):
             told = self._told()
@@ -316,9 +321,25 @@ class _Keeper:
             self._agent = await self._adopt(None)
         if self._agent is not None:
             await self._lose(self._agent)
+        if self._is_held():
+            raise OSError("an agent lives that does not answer; trying again")
         self._clear()
         self.finished = True
         self._wake()
+
+    def _is_held(self) -> bool:
+        """Whether some agent holds the lock of this folder: one that is starting, or has stopped answering."""
+        try:
+            lock = os.open(self._folder / "agent.lock", os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+        return False
 
     def _clear(self) -> None:
         for name in ("agent.json", "table.json", "token", "shape.json", "agent.lock"):
@@ -345,7 +366,8 @@ def _load(stats: Stats, table: Table | None) -> Load:
     draining = {t.id for t in table.targets if t.state is TargetState.DRAINING} if table else set()
     busy = {target.id for target in stats.targets if target.in_flight > 0}
     return Load(
-        window_s=stats.window_s,
+        # An agent that has just been started cannot tell of more than it has seen.
+        window_s=min(stats.window_s, max(SHORTEST_WINDOW_S, stats.uptime_s)),
         requests=stats.requests,
         in_flight=stats.in_flight,
         queued=stats.queued,
@@ -359,15 +381,19 @@ def _bearer(agent: _Agent) -> dict[str, str]:
 
 
 def _alive(agent: _Agent) -> bool:
+    """Asks the pidfd: a dead process whose parent has not buried it still has a pid that takes signals."""
     if agent.process is not None:
         return agent.process.poll() is None
     try:
-        os.kill(agent.pid, 0)
+        fd = os.pidfd_open(agent.pid)
     except ProcessLookupError:
         return False
-    except PermissionError:
-        return False
-    return True
+    try:
+        watch = select.poll()
+        watch.register(fd, select.POLLIN)
+        return not watch.poll(0)
+    finally:
+        os.close(fd)
 
 
 async def _stop(agent: _Agent) -> None:

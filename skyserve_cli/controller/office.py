@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,10 @@ from skyserve_cli.controller.seal import Seal
 from skyserve_cli.controller.view import service_view
 from skyserve_cli.spec import spec_from_json
 from skyserve_cli.spec.model import ServiceSpec
-from skyserve_cli.state.store import NoSuchServiceError, ServiceRow, Spent, Store
+from skyserve_cli.state.store import ServiceRow, Spent, Store
 
 ENDED_SHOWN_FOR_S = 3600.0
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 
 
 class NoFreePortError(Exception):
@@ -60,6 +63,7 @@ class Office:
         self._owner = owner
         self._wake = wake
         self._started_at = clock.now()
+        self._choosing = threading.Lock()
         self.load_balancer_log = load_balancer_log
 
     def health(self) -> dict[str, Any]:
@@ -77,50 +81,52 @@ class Office:
 
         Raises CloudNotEnabledError, NoFreePortError and the store's errors; after an error nothing has changed.
         """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name[:80]!r} is no name of a service")
         spec = spec_from_json(dict(spec_json))
         self._clouds.resolve(requirements_of(spec))
         missing = sorted(set(spec.secrets) - set(secrets))
         if missing:
             raise ValueError(f"secrets without a value: {', '.join(missing)}")
-        version = self._store.put_service(
-            name,
-            spec_json,
-            replica_hash=spec.replica_hash(self._content_digest(spec, secrets)),
-            sealed_secrets=self._seal.close(secrets),
-            lb_port=self._port(name, spec),
-            target=spec.replica_policy.min_replicas + spec.replica_policy.num_overprovision,
-            mode=mode,
-            now=self._clock.now(),
-        )
+        with self._choosing:  # or two that come at once would be given the same port
+            version = self._store.put_service(
+                name,
+                spec_json,
+                replica_hash=spec.replica_hash(self._content_digest(spec, secrets)),
+                sealed_secrets=self._seal.close(secrets),
+                lb_port=self._port(name, spec),
+                target=_first_target(spec),
+                mode=mode,
+                now=self._clock.now(),
+            )
         self._wake()
         return version
 
     def down(self, name: str, purge: bool) -> None:
         """Raises NoSuchServiceError."""
-        try:
-            self._store.set_down(name, purge=purge, now=self._clock.now())
-        except NoSuchServiceError:
-            raise NoSuchServiceError(f"there is no service {name}") from None
+        self._store.set_down(name, purge=purge, now=self._clock.now())
         self._wake()
 
     def kill(self, name: str, replica_id: int) -> None:
         """Raises NoSuchServiceError, NoSuchReplicaError."""
         try:
             self._store.kill_replica(name, replica_id, now=self._clock.now())
-        except NoSuchServiceError:
-            raise NoSuchServiceError(f"there is no service {name}") from None
         except KeyError:
             raise NoSuchReplicaError(f"service {name} has no live replica {replica_id}") from None
         self._wake()
 
-    def plan(self, spec_json: Mapping[str, Any]) -> dict[str, Any]:
-        """The first tick of this spec on empty ground: what would be launched where, and what it costs."""
+    def plan(self, spec_json: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
+        """The first tick of this spec on empty ground: what would be launched where, and what it costs.
+
+        `keeps_replicas`: a service of that name is up, and its replicas may serve this spec as they are.
+        """
         spec = spec_from_json(dict(spec_json))
         offers = all_offers(self._clouds.all(), self._clouds.resolve(requirements_of(spec)))
         row = _new_row(spec, self._clock.now())
         photograph = Observation(self._clock.now(), goal_of(row, spec), (), offers)
         decided = plan(photograph, row.memory, policies_for(photograph.goal))
-        return plan_view(spec, decided, offers_known=len(offers))
+        kept = self._keeps_replicas(spec, secrets)
+        return {**plan_view(spec, decided, offers_known=len(offers)), "keeps_replicas": kept}
 
     def services(self, *, down: bool, ended: bool) -> list[dict[str, Any]]:
         """The views of all services, by name."""
@@ -179,21 +185,33 @@ class Office:
         """The endpoint's port: the one asked for, the one the service had, or the first that is free."""
         rows = {row.name: row for row in self._store.services(down=True)}
         taken = {row.lb_port for row in rows.values() if row.name != name and not row.down}
+        has = rows[name].lb_port if name in rows and not rows[name].down else None
+        settings = self._clouds.config.load_balancer
+        host = spec.load_balancer.host or settings.host
         chosen = spec.load_balancer.port
         if chosen is not None:
             if chosen in taken:
                 raise NoFreePortError(f"service.load_balancer.port: {chosen} belongs to another service")
+            if chosen != has and not _is_free(host, chosen):
+                raise NoFreePortError(f"service.load_balancer.port: {chosen} is in use on {host}")
             return chosen
-        if name in rows and not rows[name].down:
-            return rows[name].lb_port
-        settings = self._clouds.config.load_balancer
-        host = spec.load_balancer.host or settings.host
+        if has is not None:
+            return has
         for port in range(settings.first_port, settings.last_port + 1):
             if port not in taken and _is_free(host, port):
                 return port
         raise NoFreePortError(
             f"no free port from {settings.first_port} to {settings.last_port} for an endpoint"
         )
+
+    def _keeps_replicas(self, spec: ServiceSpec, secrets: Mapping[str, str]) -> bool:
+        running = next(
+            (row for row in self._store.services() if row.name == spec.name and not row.down), None
+        )
+        if running is None:
+            return False
+        made = self._store.version(running.name, running.version).replica_hash
+        return spec.replica_hash(self._content_digest(spec, secrets)) == made
 
     def _content_digest(self, spec: ServiceSpec, secrets: Mapping[str, str]) -> str:
         """What the spec only names: secret values, by a keyed digest that does not give them away."""
@@ -226,6 +244,12 @@ def plan_view(spec: ServiceSpec, decided: Plan, *, offers_known: int) -> dict[st
         "usd_per_hour": round(sum(launch.offer.price_usd_hour for launch in launches), 6),
         "usd_per_hour_on_demand": round(sum(on_demand_price(launch.offer) for launch in launches), 6),
     }
+
+
+def _first_target(spec: ServiceSpec) -> int:
+    """What a service shows as its target until the first tick has planned."""
+    policy = spec.replica_policy
+    return policy.min_replicas + policy.num_overprovision if policy.min_replicas else 0
 
 
 def _new_row(spec: ServiceSpec, now: float) -> ServiceRow:

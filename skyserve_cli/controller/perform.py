@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from policies.model import Event, FailureKind, Launched, LaunchFailed, Terminated
+from policies.model import EndReason, Event, FailureKind, GaveUp, Launched, LaunchFailed, Terminated
 from provisioners.base import Instance, InstanceState, LaunchOrder, Provisioner
 from provisioners.errors import ProvisionError, QuotaError, TransientError
 from skyserve_cli.controller.ports import Call, CallKind
+from skyserve_cli.controller.seal import CannotUnsealError
 
 MAX_LAUNCH_TRIES = 5
 LONGEST_RETRY_S = 30.0
@@ -27,15 +28,20 @@ def perform(
 ) -> Event | Retry:
     """Make the call. Raises only what is a bug."""
     if call.kind is CallKind.LAUNCH:
-        return _launch(call, provisioner, order())
+        try:
+            wanted = order()
+        except CannotUnsealError as error:
+            return LaunchFailed(call.replica.id, FailureKind.CONFIG, str(error))
+        return _launch(call, provisioner, wanted)
     return _terminate(call, provisioner, token, owner)
 
 
 def settle(call: Call, outcome: Event | Retry, tries: int) -> Event | Retry:
-    """What an outcome means after `tries` tries. A launch gives up; a terminate never does, for what it would
-    leave behind costs money."""
+    """What an outcome means after `tries` tries. A launch gives up, and is then looked for and terminated, for
+    the cloud may have done what it did not say; a terminate never does, for what it would leave behind costs
+    money."""
     if isinstance(outcome, Retry) and call.kind is CallKind.LAUNCH and tries >= MAX_LAUNCH_TRIES:
-        return LaunchFailed(call.replica.id, FailureKind.TRANSIENT, f"after {tries} tries: {outcome.message}")
+        return GaveUp(call.replica.id, EndReason.CLOUD_ERROR, f"after {tries} tries: {outcome.message}")
     return outcome
 
 

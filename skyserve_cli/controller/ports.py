@@ -106,8 +106,9 @@ class AgentOrder:
 class LbFleet(Protocol):
     """Keeps a load balancer agent alive per service and its table up to date."""
 
-    def ensure(self, orders: Mapping[str, AgentOrder]) -> None:
-        """Exactly these agents should run, with these tables. Returns at once."""
+    def ensure(self, orders: Mapping[str, AgentOrder | None]) -> None:
+        """Exactly these agents should run, with these tables; None: as it is, for what is wanted of it cannot be
+        said now. Returns at once."""
         ...
 
     def load(self, service: str) -> Load:

@@ -35,7 +35,9 @@ class HttpProber:
         self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
 
     async def close(self) -> None:
+        tasks = list(self._tasks.values())
         self._apply(())
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
@@ -50,6 +52,10 @@ class HttpProber:
 
     def _apply(self, orders: Sequence[ProbeOrder]) -> None:
         self._orders = {(order.service, order.replica_id): order for order in orders}
+        for key, task in list(self._tasks.items()):
+            if task.done():  # only a bug ends it; the replica must not stay unprobed for it
+                log.error("probing %s replica %d ended: %r", *key, task.exception())
+                del self._tasks[key]
         for key in self._tasks.keys() - self._orders.keys():
             self._tasks.pop(key).cancel()
         for key in self._orders.keys() - self._tasks.keys():

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from policies.deadlines import due
 from policies.lifecycle import InvalidTransition, apply, request
@@ -65,7 +65,7 @@ class _Turn:
 
     calls: list[Call] = field(default_factory=list)
     probes: list[ProbeOrder] = field(default_factory=list)
-    agents: dict[str, AgentOrder] = field(default_factory=dict)
+    agents: dict[str, AgentOrder | None] = field(default_factory=dict)
     clouds: set[str] = field(default_factory=set)
     tokens: set[str] = field(default_factory=set)
 
@@ -101,6 +101,7 @@ class Reconciler:
         self._owner = store.owner()
         self._seen: set[str] = set()  # clouds listed at least once since this process started
         self._suspects: dict[str, frozenset[str]] = {}
+        self._agents: Mapping[str, AgentOrder | None] = {}  # as last ordered
 
     def tick(self) -> None:
         """One turn over all services. Never sleeps, never waits for the network."""
@@ -115,6 +116,7 @@ class Reconciler:
             except Exception:  # one service's trouble must not stop the others
                 log.exception("tick of service %s", row.name)
                 self._keep(row, turn)
+        self._agents = turn.agents
         self._fleet.ensure(turn.agents)  # first: cheap, and no request goes where none should
         self._prober.watch(turn.probes)
         self._runner.ensure(turn.calls)
@@ -143,13 +145,14 @@ class Reconciler:
         change.take(due(tuple(change.replicas.values()), goal, load, now))
 
         policies = policies_for(goal)
-        wanted = self._specs.get(row.name, wanted_version(goal, row.memory.rollout))
-        offers = self._offers.get(requirements_of(wanted))
-        photograph = Observation(now, goal, change.live(), offers or (), load, tuple(change.events))
+        photograph = Observation(now, goal, change.live(), (), load, tuple(change.events))
         memory = learn(photograph, change.before, row.memory, policies)
-        decided = Plan((), memory, (), row.target)
-        if goal.down or (offers is not None and self._knows_all(change.live())):
-            decided = plan(photograph, memory, policies)
+        # What was just learned may have changed which version is wanted, and so what to ask the clouds for.
+        wanted = self._specs.get(row.name, wanted_version(goal, memory.rollout))
+        offers = () if goal.down else self._offers.get(requirements_of(wanted))
+        decided = Plan((), memory, (row.notes,) if row.notes else (), row.target)
+        if goal.down or (offers is not None and self._knows_all(photograph.replicas)):
+            decided = plan(replace(photograph, offers=offers or ()), memory, policies)
         change.act(decided.actions)
         self._commit(row, change, decided)
 
@@ -202,7 +205,9 @@ class Reconciler:
                 turn.probes.append(ProbeOrder(row.name, replica.id, replica.endpoint, probe, passing))
 
     def _keep(self, row: ServiceRow, turn: _Turn) -> None:
-        """After an internal error: leave what lives alone. Its tokens keep it from looking like orphans."""
+        """After an internal error: leave what lives alone. Its tokens keep it from looking like orphans, and its
+        load balancer goes on with the table it has."""
+        turn.agents[row.name] = self._agents.get(row.name)
         for replica in row.replicas:
             turn.clouds.add(replica.zone.cloud)
             turn.tokens.add(token_of(self._owner, row.name, row.incarnation, replica.id, replica.offer))

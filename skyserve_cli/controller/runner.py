@@ -97,7 +97,7 @@ class ThreadRunner:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Call, Event | Retry]] = queue.SimpleQueue()
         self._abandoned: set[str] = set()
-        self._idle = 0
+        self._unfinished = 0
         self._threads = 0
         self._most_threads = threads
         self._lock = threading.Lock()
@@ -141,6 +141,8 @@ class ThreadRunner:
             self._provisioners(orphan.zone.cloud).terminate(orphan)
         except ProvisionError as error:
             log.warning("orphan %s: %s", orphan.id, error)
+        except Exception:  # it will be seen again; the thread is needed for the next call
+            log.exception("orphan %s", orphan.id)
         finally:
             with self._lock:
                 self._abandoned.discard(orphan.id)
@@ -149,15 +151,14 @@ class ThreadRunner:
         """Daemon threads, made as needed and kept: a process that is told to die does not wait for a cloud."""
         self._work.put(job)
         with self._lock:
-            if self._work.qsize() > self._idle and self._threads < self._most_threads:
+            self._unfinished += 1
+            if self._threads < min(self._unfinished, self._most_threads):
                 self._threads += 1
                 threading.Thread(target=self._serve, daemon=True, name=f"cloud-{self._threads}").start()
 
     def _serve(self) -> None:
         while True:
-            with self._lock:
-                self._idle += 1
             job = self._work.get()
-            with self._lock:
-                self._idle -= 1
             job()
+            with self._lock:
+                self._unfinished -= 1

@@ -24,8 +24,8 @@ def table_of(
 ) -> Table:
     """The targets that may serve, and the limits of the service. Equal contents have equal revisions."""
     limits = Limits(
-        time_to_first_byte_s=spec.load_balancer.time_to_first_byte_s,
-        idle_timeout_s=spec.load_balancer.stream_timeout_s,
+        time_to_first_byte_s=_within_a_day(spec.load_balancer.time_to_first_byte_s),
+        idle_timeout_s=_within_a_day(spec.load_balancer.stream_timeout_s),
         # Nothing will come up for a service that goes down: to hold a request would be to lie to its client.
         hold_s=0.0 if goal.down else Limits().hold_s,
     )
@@ -47,3 +47,8 @@ def table_of(
     table = Table(service, "-", targets, spec.load_balancing_policy, limits)
     content = json.dumps(table.to_json(), sort_keys=True)
     return replace(table, revision=hashlib.sha256(content.encode()).hexdigest()[:16])
+
+
+def _within_a_day(seconds: float) -> float:
+    """An agent refuses longer limits than a day, and whole tables with them."""
+    return min(86_400.0, max(0.001, seconds))

@@ -78,17 +78,17 @@ def serve(
         loop.run(_serve(settings, host, port, cold_start_s / speed, grace_s))
 
 
-def create_app(settings: Settings) -> web.Application:
-    """The engine as an aiohttp application; run it with `handler_cancellation=True`."""
-    return _Server(settings).app
+def create_runner(settings: Settings, *, grace_s: float = 5.0) -> web.AppRunner:
+    """The engine, ready to be set up and given a site: the same one `serve` runs, for a loop that exists."""
+    app = _Server(settings).app
+    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=grace_s)
 
 
 async def _serve(settings: Settings, host: str, port: int, delay_s: float, grace_s: float) -> None:
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    server = _Server(settings)
-    runner = web.AppRunner(server.app, handler_cancellation=True, access_log=None, shutdown_timeout=grace_s)
+    runner = create_runner(settings, grace_s=grace_s)
     await runner.setup()
     try:
         if delay_s > 0 and await _is_set_within(stop, delay_s):
@@ -102,7 +102,6 @@ async def _serve(settings: Settings, host: str, port: int, delay_s: float, grace
             flush=True,
         )
         await stop.wait()
-        server.draining = True
     finally:
         await runner.cleanup()
 
@@ -125,7 +124,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 class _Server:
     def __init__(self, settings: Settings) -> None:
-        self.draining = False
+        self._draining = False
         self._settings = settings
         self._model = EngineModel(settings.profile, Language(settings.seed, settings.mean_output_tokens))
         self._telemetry = Telemetry(self._model, settings.model)
@@ -148,10 +147,14 @@ class _Server:
         )
         self.app.on_response_prepare.append(_echo_request_id)
         self.app.on_startup.append(self._start)
+        self.app.on_shutdown.append(self._drain)
         self.app.on_cleanup.append(self._stop)
 
     async def _start(self, _: web.Application) -> None:
         self._runner.start()
+
+    async def _drain(self, _: web.Application) -> None:
+        self._draining = True
 
     async def _stop(self, _: web.Application) -> None:
         await self._runner.stop()
@@ -253,7 +256,7 @@ class _Server:
         )
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(status=503 if self.draining or not self._runner.alive else 200)
+        return web.Response(status=503 if self._draining or not self._runner.alive else 200)
 
     async def _version(self, _: web.Request) -> web.Response:
         return _json({"version": "skyserve-engine", "profile": self._settings.profile.name})

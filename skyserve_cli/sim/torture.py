@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -296,23 +295,3 @@ class _User:
     def _update(self, name: str, spec: ServiceSpec) -> None:
         self._life.put(spec, self._life.rng.choice([UpdateMode.ROLLING, UpdateMode.BLUE_GREEN]))
         self._specs[name] = spec
-
-
-def main(first: int, last: int) -> int:
-    """Run seeds `first` .. `last` - 1; the exit code says whether all held."""
-    broken = 0
-    for seed in range(first, last):
-        try:
-            outcome = run_seed(seed)
-        except InvariantError as error:
-            broken += 1
-            print(f"BROKEN {error}", flush=True)
-            continue
-        if seed % 100 == 0:
-            print(f"{outcome}", flush=True)
-    print(f"{last - first} seeds, {broken} broken")
-    return 1 if broken else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

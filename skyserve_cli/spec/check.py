@@ -72,11 +72,9 @@ def check(tree: dict[str, Any]) -> tuple[ServiceFile | None, list[Problem], Soun
             left = copy.deepcopy(left)
             for detail in error.errors(include_url=False):
                 loc = _user_loc(detail["loc"], tree)
-                known = any(loc[: len(other)] == other for other in wrong)
-                if not known:
+                if not any(loc[: len(other)] == other for other in wrong):
                     problems.append(_problem(detail, loc))
                     wrong.add(loc)
-            for loc in wrong:
                 _set_aside(left, loc)
     return None, problems, Sound(frozenset(wrong))
 

@@ -19,7 +19,7 @@ from skyserve_cli.spec.problems import did_you_mean, shown
 _ACCELERATOR = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::([0-9.]+))?")
 _CPUS = re.compile(r"[0-9]+(\.[0-9]+)?[+x]?")
 _MEMORY = re.compile(r"[0-9]+(\.[0-9]+)?(gb?|tb?|mb?)?[+x]?", re.IGNORECASE)
-_DISK = re.compile(r"([0-9]+)\s*(gb?|tb?)?", re.IGNORECASE)
+_DISK = re.compile(r"([0-9]{1,9})\s*(gb?|tb?)?", re.IGNORECASE)
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _MAX_PORTS = 1000
 

@@ -8,8 +8,10 @@ from skyserve_cli.spec.problems import Loc, Problem, SpecError, dotted, shown
 from skyserve_cli.spec.schema import ServiceFile
 from skyserve_cli.spec.yaml_tree import read_value
 
-_STEP = re.compile(r"([^.\[\]]+)|\[([0-9]{1,4})\]|\[\"([^\"]+)\"\]")
-_PATH = re.compile(rf"({_STEP.pattern})(\.?({_STEP.pattern}))*")
+_WORD, _INDEX, _QUOTED = r"([^.=\[\]]+)", r"\[([0-9]{1,4})\]", r"\[\"([^\"]+)\"\]"
+# A word is separated by a dot, always: with an optional one this could be read in exponentially many ways.
+_PATH = re.compile(rf"{_WORD}(?:\.{_WORD}|{_INDEX}|{_QUOTED})*")
+_STEP = re.compile(f"{_INDEX}|{_QUOTED}|{_WORD}")
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> list[Problem]:
@@ -28,16 +30,16 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> list[Prob
         try:
             value = read_value(text, loc)
         except SpecError as error:
-            problems.extend(Problem(dotted(loc), f"--set: {each}", text) for each in error.problems)
+            problems.extend(Problem(dotted(loc), f"--set: {each}") for each in error.problems)
             continue
         obstacle = _write(tree, loc, value)
         if obstacle is not None:
-            problems.append(Problem(dotted(loc), f"--set cannot reach it: {obstacle}", text))
+            problems.append(Problem(dotted(loc), f"--set cannot reach it: {obstacle}"))
     return problems
 
 
 def _loc(path: str) -> Loc:
-    steps = tuple(int(match[2]) if match[2] else match[1] or match[3] for match in _STEP.finditer(path))
+    steps = tuple(int(match[1]) if match[1] else match[2] or match[3] for match in _STEP.finditer(path))
     return steps if steps[0] in ServiceFile.model_fields else ("service", *steps)
 
 

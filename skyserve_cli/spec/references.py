@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_REFERENCE = re.compile(rf"\$(?:({NAME.pattern})|\{{({NAME.pattern})(?::-([^}}]*))?\}})")
+_REFERENCE = re.compile(rf"\$(?:({NAME.pattern})|\{{({NAME.pattern})(?::-([^{{}}]*))?\}})")
 
 
 def substitute(

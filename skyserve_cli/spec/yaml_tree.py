@@ -19,11 +19,12 @@ from skyserve_cli.spec.problems import Loc, Problem, SpecError, dotted, shown
 Tree = None | bool | int | float | str | list["Tree"] | dict[str, "Tree"]
 
 MAX_BYTES = 1 << 20
-MAX_VALUES = 50_000
+MAX_VALUES = 10_000
 MAX_DEPTH = 50
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
+_LARGEST = (1 << 63) - 1
 _TEXT_SECTIONS = ("envs", "secrets")
 # What no process, header or database can be given: NUL, and halves of surrogate pairs.
 _UNUSABLE = re.compile("[\x00\ud800-\udfff]")
@@ -132,11 +133,14 @@ class _Builder:
             if kind == "bool":
                 return bool(self._loader.construct_yaml_bool(node))
             if kind == "int":
-                return int(self._loader.construct_yaml_int(node))
+                number = int(self._loader.construct_yaml_int(node))
+                if abs(number) <= _LARGEST:
+                    return number
+                raise OverflowError
             if kind == "float":
                 return float(self._loader.construct_yaml_float(node))
         except (ValueError, KeyError, IndexError, OverflowError) as error:
-            raise _at(node, loc, f"{shown(text)} is not a YAML {kind}") from error
+            raise _at(node, loc, f"{shown(text)} cannot be read as a YAML {kind}") from error
         if kind in ("value", "merge"):  # a bare "=" or "<<" that stands for itself
             return text
         raise _at(node, loc, f"the tag {shown(node.tag)} is not allowed here")

@@ -92,6 +92,10 @@ class ServiceExistsError(Exception):
     """A service of that name is up."""
 
 
+class StillGoingDownError(ServiceExistsError):
+    """A service of that name is on its way down."""
+
+
 class NoSuchServiceError(Exception):
     """No service of that name is known."""
 
@@ -108,16 +112,25 @@ class Store:
         url = make_url(url)
         in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
         if in_memory:
-            # One shared connection, or every thread would see a database of its own.
+            # One connection for all, handed from thread to thread: another would be another database.
             self._engine = sa.create_engine(
-                url, poolclass=sa.pool.StaticPool, connect_args={"check_same_thread": False}
+                url,
+                poolclass=sa.pool.QueuePool,
+                pool_size=1,
+                max_overflow=0,
+                connect_args={"check_same_thread": False},
             )
         else:
             self._engine = sa.create_engine(url)
-        if url.get_backend_name() == "sqlite":
+        on_sqlite = url.get_backend_name() == "sqlite"
+        if on_sqlite:
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
+            sa.event.listen(self._engine, "begin", _begin_sqlite)
+        one_photograph = {} if on_sqlite else {"isolation_level": "REPEATABLE READ"}
+        self._reader = self._engine.execution_options(**one_photograph)
+        self._writer = self._engine.execution_options(writes=True)
         if in_memory or not migrate:
-            t.metadata.create_all(self._engine)
+            t.metadata.create_all(self._writer)
         else:
             self._migrate()
 
@@ -146,22 +159,25 @@ class Store:
         service begins with.
 
         `mode` None means "must be new": raises ServiceExistsError if the service is up. A name that is down
-        is revived: versions and replica ids go on, so no id is ever used twice.
+        is revived: versions and replica ids go on, so no id is ever used twice; StillGoingDownError as long
+        as replicas of before live. A `mode` raises NoSuchServiceError if there is nothing up to update.
         """
-        with self._engine.begin() as c:
-            row = c.execute(sa.select(t.services).where(t.services.c.name == name)).first()
+        with self._writer.begin() as c:
+            same_name = t.services.c.name == name
+            row = c.execute(sa.select(t.services).where(same_name).with_for_update()).first()
             if row is not None and not row.down and mode is None:
                 raise ServiceExistsError(name)
             if (row is None or row.down) and mode is not None:
                 raise NoSuchServiceError(name)
             if row is not None and row.down and self._live(c, name):
-                raise ServiceExistsError(name)
+                raise StillGoingDownError(name)
             version = 1 if row is None else row.version + 1
             goal = {
                 "version": version,
                 "update_mode": (mode or UpdateMode.ROLLING).value,
                 "down": False,
                 "purge": False,
+                "lb_port": lb_port,
             }
             if row is None:
                 fresh = {
@@ -172,7 +188,6 @@ class Store:
                     "notes": "",
                     "next_replica_id": 1,
                     "memory": memory_to_json(Memory()),
-                    "lb_port": lb_port,
                     "folded_usd": 0.0,
                     "folded_on_demand_usd": 0.0,
                 }
@@ -183,11 +198,10 @@ class Store:
                         "incarnation": self._draw(4),
                         "created_at": now,
                         "memory": memory_to_json(Memory()),
-                        "lb_port": lb_port,
                         "target": target,
                         "notes": "",
                     }
-                c.execute(t.services.update().where(t.services.c.name == name).values(**goal))
+                c.execute(t.services.update().where(same_name).values(**goal))
             c.execute(
                 t.versions.insert().values(
                     service=name,
@@ -204,7 +218,7 @@ class Store:
 
     def set_down(self, name: str, *, purge: bool, now: float) -> None:
         """Take the service down; `purge`: without waiting for requests to finish."""
-        with self._engine.begin() as c:
+        with self._writer.begin() as c:
             where = t.services.c.name == name
             if c.execute(sa.select(t.services.c.name).where(where)).first() is None:
                 raise NoSuchServiceError(name)
@@ -214,7 +228,7 @@ class Store:
     def kill_replica(self, name: str, replica_id: int, *, now: float) -> None:
         """End one replica; another will take its place. Raises NoSuchServiceError, or KeyError if it is not
         alive."""
-        with self._engine.begin() as c:
+        with self._writer.begin() as c:
             live = {replica.id for replica in self._live(c, name)}
             if (
                 not live
@@ -230,7 +244,7 @@ class Store:
 
     def owner(self) -> str:
         """The tag of everything this controller launches; drawn once per database."""
-        with self._engine.begin() as c:
+        with self._writer.begin() as c:
             found = c.execute(sa.select(t.identity.c.owner)).scalar()
             if found is None:
                 found = self._draw(4)
@@ -239,7 +253,7 @@ class Store:
 
     def services(self, *, down: bool = False) -> list[ServiceRow]:
         """The photograph: every service that is up or still has live replicas (`down`: also the others)."""
-        with self._engine.connect() as c:
+        with self._reader.connect() as c:
             rows = c.execute(sa.select(t.services).order_by(t.services.c.name)).all()
             live: dict[str, list[Replica]] = {}
             alive = t.replicas.c.state != ReplicaState.GONE.value
@@ -286,7 +300,7 @@ class Store:
         if memory is not None:
             values |= {"memory": memory_to_json(memory), "next_replica_id": memory.next_replica_id}
         gone = [replica.id for replica in changed if replica.state is ReplicaState.GONE]
-        with self._engine.begin() as c:
+        with self._writer.begin() as c:
             c.execute(t.services.update().where(t.services.c.name == name).values(**values))
             if changed:
                 self._upsert(c, t.replicas, [replica_to_row(name, replica) for replica in changed])
@@ -299,7 +313,7 @@ class Store:
         """Drop GONE replicas that ended before `before`, but the newest `keep` of each service; their cost is
         added to the service, so no total changes. Answers how many were dropped."""
         dropped = 0
-        with self._engine.begin() as c:
+        with self._writer.begin() as c:
             for (name,) in c.execute(sa.select(t.services.c.name)).all():
                 gone = sa.and_(t.replicas.c.service == name, t.replicas.c.state == ReplicaState.GONE.value)
                 ids = [
@@ -310,7 +324,7 @@ class Store:
                 ]
                 if len(ids) <= keep:
                     continue
-                old = sa.and_(gone, t.replicas.c.id < ids[keep - 1], t.replicas.c.ended_at < before)
+                old = sa.and_(gone, t.replicas.c.id <= ids[keep], t.replicas.c.ended_at < before)
                 spent = c.execute(sa.select(*_spent_columns(before)).where(old)).one()
                 c.execute(
                     t.services.update()
@@ -328,7 +342,7 @@ class Store:
     def version(self, name: str, version: int) -> VersionRow:
         """Raises KeyError for a version that never was."""
         where = sa.and_(t.versions.c.service == name, t.versions.c.version == version)
-        with self._engine.connect() as c:
+        with self._reader.connect() as c:
             row = c.execute(sa.select(t.versions).where(where)).first()
         if row is None:
             raise KeyError((name, version))
@@ -337,14 +351,14 @@ class Store:
     def replicas(self, name: str, *, limit: int = 200) -> list[Replica]:
         """The newest replicas of a service, ended ones included, oldest first."""
         query = sa.select(t.replicas).where(t.replicas.c.service == name)
-        with self._engine.connect() as c:
+        with self._reader.connect() as c:
             rows = c.execute(query.order_by(t.replicas.c.id.desc()).limit(limit)).all()
         return [replica_from_row(row) for row in reversed(rows)]
 
     def spent(self, now: float) -> dict[str, Spent]:
         """What each service has cost so far."""
         query = sa.select(t.replicas.c.service, *_spent_columns(now)).group_by(t.replicas.c.service)
-        with self._engine.connect() as c:
+        with self._reader.connect() as c:
             sums = {row[0]: (row[1] or 0.0, row[2] or 0.0) for row in c.execute(query)}
             folded = c.execute(
                 sa.select(t.services.c.name, t.services.c.folded_usd, t.services.c.folded_on_demand_usd)
@@ -363,7 +377,7 @@ class Store:
         if name is not None:
             query = query.where(t.events.c.service == name)
         order = t.events.c.seq.desc() if newest else t.events.c.seq
-        with self._engine.connect() as c:
+        with self._reader.connect() as c:
             rows = c.execute(query.order_by(order).limit(limit)).all()
         return [
             StoredStory(r.seq, r.at, r.service, Story(r.kind, r.message, r.replica_id, r.state))
@@ -426,10 +440,9 @@ class Store:
     def _migrate(self) -> None:
         config = Config()
         config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-        with self._engine.connect() as connection:
+        with self._writer.begin() as connection:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
-            connection.commit()
 
 
 def _spent_columns(now: float) -> tuple[sa.ColumnElement[float], sa.ColumnElement[float]]:
@@ -439,7 +452,16 @@ def _spent_columns(now: float) -> tuple[sa.ColumnElement[float], sa.ColumnElemen
     return sa.func.sum(r.price_usd_hour * hours), sa.func.sum(on_demand * hours)
 
 
+def _begin_sqlite(connection: Connection) -> None:
+    """A reader sees one state of the database, whoever writes meanwhile; a writer waits for its turn before it
+    reads, so what it decides on is still so when it writes. Python's driver by itself begins a transaction
+    neither for a SELECT nor for a CREATE TABLE."""
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # transactions begin where `_begin_sqlite` says
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")

@@ -15,7 +15,7 @@ from aiohttp import web
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from skyserve_cli.engine.profiles import L4_8B, assumed
-from skyserve_cli.engine.server import Settings, create_app
+from skyserve_cli.engine.server import Settings, create_runner
 from skyserve_cli.engine.text import EOS
 
 USER = {"role": "user", "content": "Tell me about the lake."}
@@ -55,7 +55,7 @@ async def serving(**changes: Any) -> AsyncIterator[Engine]:
     settings = Settings(
         **({"profile": L4_8B, "model": "llama", "speed": 200.0, "mean_output_tokens": 30} | changes)
     )
-    runner = web.AppRunner(create_app(settings), handler_cancellation=True, shutdown_timeout=0.1)
+    runner = create_runner(settings, grace_s=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"

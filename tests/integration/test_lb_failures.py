@@ -336,6 +336,19 @@ async def test_the_waiting_room_is_bounded(w: World) -> None:
     assert await held == (200, "late")
 
 
+async def test_a_client_that_leaves_while_held_gives_its_place_up(w: World) -> None:
+    agent = await w.agent()
+    held = asyncio.create_task(agent.text(data=b"x"))
+    await until(lambda: queued(agent))
+    held.cancel()
+
+    async def room() -> bool:
+        return not await queued(agent)
+
+    await until(room)
+    assert await until(lambda: counted(agent, "skyserve_lb_client_gone_requests_total", 1.0))
+
+
 async def test_a_held_request_returns_to_a_target_that_has_come_back(w: World) -> None:
     target = await w.target("phoenix")
     agent = await w.agent(*flags([target]))

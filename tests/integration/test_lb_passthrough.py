@@ -105,6 +105,19 @@ async def test_the_path_arrives_as_it_was_sent(w: World, path: str) -> None:
     assert facts["path"] == path
 
 
+async def test_a_request_for_an_absolute_url_arrives_as_its_path(w: World) -> None:
+    facts = await mirrored(w, b"GET http://x/a%2Fb?c=1 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert facts["path"] == "/a%2Fb?c=1"
+
+
+@pytest.mark.parametrize("target", [b"OPTIONS *", b"CONNECT x:1"])
+async def test_a_request_for_no_path_is_400(w: World, target: bytes) -> None:
+    agent = await w.agent("--target", (await w.target("target")).url)
+    answer = await raw(agent, target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"bad_request_target" in answer
+
+
 async def test_a_path_in_the_target_url_goes_in_front(w: World) -> None:
     agent = await w.agent("--target", (await w.target("mirror", mirror)).url + "/base/")
     assert json.loads((await agent.text("/v1/x?y=1"))[1])["path"] == "/base/v1/x?y=1"

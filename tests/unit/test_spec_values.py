@@ -76,6 +76,7 @@ REFERENCES = {
     "a default": ("/${X:-x}", "/x"),
     "a default for an empty value": ("/${EMPTY:-x}", "/x"),
     "an empty value": ("/$EMPTY", "/"),
+    "a default that does not end": ("/${A:-" + "${A:-" * 1000, "/${A:-" + "${A:-" * 1000),
     "a dollar": ("/$5", "/$5"),
     "a reference inside a value": ("/$REF", "/$A"),
 }
@@ -191,8 +192,9 @@ WRONG_OVERRIDES = {
     "a value that is no YAML": ("replicas=[", "service.replicas: --set: not valid YAML"),
     "an item that is not there": (
         "resources.any_of[0].cloud=aws",
-        "resources.any_of is not there",
+        "resources is not there",
     ),
+    "a long word with an odd end": (f"{'a' * 5000}]=1", "--set takes PATH=VALUE"),
     "a key inside a word": ("run.x=3", "run is not a mapping"),
 }
 

@@ -270,17 +270,19 @@ UNREADABLE = {
     "a bomb of aliases": (
         "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
         + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)),
-        "more than 50000 values",
+        "more than 10000 values",
     ),
     "a bomb of merges": (
         "a0: &a0 {x: 1}\n"
         + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 9)),
-        "more than 50000 values",
+        "more than 10000 values",
     ),
     "brackets without end": ("[" * 5000, "nested more than 50 levels"),
     "a key that is a list": ("? [a]\n: b", "a key must be a word"),
     "a merge with a number": ("<<: 3", "takes a mapping"),
-    "a number that is none": ("a: !!int seven", "is not a YAML int"),
+    "a number that is none": ("a: !!int seven", "cannot be read as a YAML int"),
+    "a number of 5000 digits": (f"a: {'9' * 5000}", "cannot be read as a YAML int"),
+    "a number of 5000 hexadecimal digits": (f"a: 0x{'f' * 5000}", "cannot be read as a YAML int"),
     "too much text": ("# " + "x" * (1 << 20), "larger than 1 MiB"),
 }
 

@@ -1,0 +1,60 @@
+"""Many simulated lives of services under a hostile cloud, a restless user and a controller that keeps being killed.
+
+    python benchmarks/torture.py [--first 0] [--seeds 2000] [--jobs 2] [--twice]
+
+Every life ends in peace, in which the fleet must come to what the goals say and then to rest; the invariants of
+`skyserve_cli.sim.checks` hold after every tick. With `--twice` each seed is lived a second time and must tell the
+same story to the letter. Exit code 1 if any invariant was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+from skyserve_cli.sim.checks import InvariantError
+from skyserve_cli.sim.torture import Outcome, run_seed
+
+
+def live(seed: int, *, twice: bool) -> Outcome | str:
+    """The outcome of a seed, or the sentence that says what it broke."""
+    try:
+        outcome = run_seed(seed)
+        if twice and run_seed(seed).digest != outcome.digest:
+            return f"seed {seed}: a second life told another story"
+    except InvariantError as error:
+        return str(error)
+    return outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=2000)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--twice", action="store_true")
+    args = parser.parse_args()
+    broken, ticks, crashes, launches = 0, 0, 0, 0
+    seeds = range(args.first, args.first + args.seeds)
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for done, result in enumerate(pool.map(partial(live, twice=args.twice), seeds, chunksize=4), 1):
+            if isinstance(result, str):
+                broken += 1
+                print(f"BROKEN {result}", flush=True)
+            else:
+                ticks, crashes = ticks + result.ticks, crashes + result.crashes
+                launches += result.launches
+            if sys.stderr.isatty() or done % 100 == 0:
+                print(f"\r{done} of {args.seeds} seeds, {broken} broken", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    print(
+        f"{args.seeds} seeds, {broken} broken; {ticks} ticks, {crashes} crashes of the controller, "
+        f"{launches} instances made"
+    )
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Make .venv with the product and its development tools; quick when nothing has changed. Prints nothing on success.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+find_python() {
+  local candidate
+  for candidate in "${PYTHON:-}" python3 python3.14 python3.13 python3.12 python3.11; do
+    [ -n "$candidate" ] && command -v "$candidate" >/dev/null || continue
+    "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$candidate"; return; }
+  done
+  echo "Python 3.11 or newer is needed; install it, or name one with PYTHON=/path/to/python." >&2
+  exit 1
+}
+
+stamp=$(cat pyproject.toml scripts/venv.sh | sha256sum | cut -d' ' -f1)
+if [ "$(cat .venv/stamp 2>/dev/null || true)" != "$stamp" ]; then
+  python=$(find_python)
+  echo "setting up .venv with $("$python" --version) …" >&2
+  rm -rf .venv
+  "$python" -m venv .venv || {
+    echo "$python cannot make virtual environments; on Debian and Ubuntu install python3-venv." >&2
+    exit 1
+  }
+  .venv/bin/python -m pip install --quiet --upgrade pip
+  .venv/bin/python -m pip install --quiet --editable . --group dev
+  echo "$stamp" > .venv/stamp
+fi

@@ -1,0 +1,47 @@
+"""`serve check`: which clouds can be used from here, and what is missing for the others."""
+
+from __future__ import annotations
+
+from provisioners.base import Candidate, Requirements
+from provisioners.errors import ProvisionError
+from skyserve_cli.clouds import Clouds
+from skyserve_cli.commands.options import Format, Output, View, home
+from skyserve_cli.config import load_config
+from skyserve_cli.output import CommandFailed, put_json, put_table, table
+
+ANYTHING = Requirements((Candidate(use_spot=True), Candidate(use_spot=False)))
+
+
+def check(output: Format = Output.TABLE) -> None:
+    """Check which clouds can be used from here.
+
+    Exit code 1 if none can.
+    """
+    here = home()
+    here.create()
+    clouds = Clouds(here, load_config(here.config))
+    found = [_ask(clouds, name) for name in clouds.enabled]
+    if output is Output.JSON:
+        put_json(found)
+    else:
+        rows = [
+            (
+                cloud["cloud"],
+                "usable" if cloud["usable"] else "not usable",
+                cloud["why"] or ", ".join(cloud["zones"]),
+            )
+            for cloud in found
+        ]
+        put_table(table(("CLOUD", "STATUS", "ZONES"), rows))
+    if not any(cloud["usable"] for cloud in found):
+        raise CommandFailed(f"no cloud can be used; enable one in {here.config}")
+
+
+def _ask(clouds: Clouds, name: str) -> View:
+    """Whether the cloud answers a question that costs nothing."""
+    try:
+        offers = clouds.get(name).offers(ANYTHING)
+    except ProvisionError as error:
+        return {"cloud": name, "usable": False, "why": str(error), "zones": []}
+    zones = sorted({f"{offer.zone.region}/{offer.zone.name}" for offer in offers})
+    return {"cloud": name, "usable": bool(zones), "why": "" if zones else "it offers nothing", "zones": zones}

@@ -1,0 +1,136 @@
+"""`serve down`: ends services, or one replica, and waits until they have really gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Annotated
+
+import typer
+
+from skyserve_cli.commands import progress
+from skyserve_cli.commands.options import (
+    NoWait,
+    Timeout,
+    View,
+    Yes,
+    complete_service,
+    controller,
+    find,
+    no_such_service,
+)
+from skyserve_cli.commands.prices import ask
+from skyserve_cli.controller.client import Client
+from skyserve_cli.output import CommandFailed, WrongUsage, place, plural, say
+
+PATIENCE_S = 1800.0  # longer than any drain and any clean-up: what is there then will not go by itself
+
+
+def down(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...", help="Names or patterns ('llama-*').", autocompletion=complete_service
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("-a", "--all", help="Every service.")] = False,
+    replica_id: Annotated[
+        int | None,
+        typer.Option("--replica-id", metavar="N", help="One replica only; another takes its place."),
+    ] = None,
+    purge: Annotated[bool, typer.Option("-p", "--purge", help="Do not wait for requests to finish.")] = False,
+    yes: Yes = False,
+    no_wait: NoWait = False,
+    timeout: Timeout = PATIENCE_S,
+) -> None:
+    """Take services down, and wait until nothing of them is left."""
+    if everything == bool(names):
+        raise WrongUsage("name the services to take down, or pass --all")
+    if replica_id is not None and (everything or len(names or ()) != 1 or purge):
+        raise WrongUsage("--replica-id goes with the name of one service, and nothing else")
+    client = controller()
+    services = client.services()
+    if replica_id is not None:
+        view = find(services, (names or [""])[0])
+        _end_replica(client, view, replica_id, yes=yes, no_wait=no_wait, timeout_s=timeout)
+        return
+
+    chosen = _chosen(services, names or [], everything)
+    if not chosen:
+        say("no service is up")
+        return
+    replicas = sum(len(progress.live_replicas(view)) for view in services if view["name"] in chosen)
+    ask(f"Take down {', '.join(chosen)} with {plural(replicas, 'replica')}?", yes=yes)
+    told = progress.last_event(client)
+    for name in chosen:
+        client.down(name, purge=purge)
+    if no_wait:
+        say(f"going down: {', '.join(chosen)}")
+        return
+    _wait(client, frozenset(chosen), told, timeout)
+    say(f"down: {', '.join(chosen)}")
+
+
+def _chosen(services: Sequence[View], patterns: Sequence[str], everything: bool) -> list[str]:
+    """Raises CommandFailed for a name or pattern that fits none."""
+    known = [view["name"] for view in services]
+    if everything:
+        return known
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            raise no_such_service(pattern, known)
+    return [name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def _end_replica(
+    client: Client, view: View, replica_id: int, *, yes: bool, no_wait: bool, timeout_s: float | None
+) -> None:
+    name = view["name"]
+    ask(f"End replica {replica_id} of {name}?", yes=yes)
+    told = progress.last_event(client)
+    client.kill(name, replica_id)
+    if no_wait:
+        return
+
+    def gone(views: dict[str, View]) -> bool:
+        return all(replica["id"] != replica_id for replica in views[name]["replicas"])
+
+    try:
+        progress.follow(client, frozenset((name,)), after=told, timeout_s=timeout_s, done=gone)
+    except KeyboardInterrupt:
+        raise CommandFailed(f"\nstopped waiting; replica {replica_id} of {name} still ends", 130) from None
+    say(f"replica {replica_id} of {name} has ended")
+
+
+def _wait(client: Client, names: frozenset[str], told: int, timeout_s: float | None) -> None:
+    def gone(views: dict[str, View]) -> bool:
+        for view in views.values():
+            if view["status"] == "FAILED_CLEANUP":
+                raise CommandFailed(_left_over(view))
+        return all(_is_gone(view) for view in views.values())
+
+    try:
+        progress.follow(client, names, after=told, timeout_s=timeout_s, done=gone)
+    except KeyboardInterrupt:
+        raise CommandFailed(
+            f"\nstopped waiting; {', '.join(sorted(names))} goes down in the background. "
+            "`serve status` lists what is left",
+            130,
+        ) from None
+
+
+def _is_gone(view: View) -> bool:
+    """No replica is left, nor the load balancer."""
+    return view["status"] == "DOWN" and not view["load_balancer"]["alive"]
+
+
+def _left_over(view: View) -> str:
+    lines = [
+        f"  replica {replica['id']} in {place(replica)}, instance {replica['instance_id'] or 'unknown'}"
+        + (f": {replica['message']}" if replica["message"] else "")
+        for replica in progress.live_replicas(view)
+    ]
+    return (
+        f"{view['name']} could not be deleted whole; the controller keeps trying. Still there:\n"
+        + "\n".join(lines)
+    )

@@ -1,0 +1,54 @@
+"""`serve engine`: an LLM engine's behaviour in time, without its GPU. What the examples run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from skyserve_cli.engine.profiles import PROFILES, UnknownProfile, describe
+from skyserve_cli.engine.server import serve
+from skyserve_cli.output import CommandFailed, WrongUsage, put
+
+
+def engine(
+    profile: Annotated[str, typer.Option("--profile", help=", ".join(PROFILES))] = "l4-8b",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    speed: Annotated[float, typer.Option("--speed", help="So many times as fast as the profile.")] = 1.0,
+    model: Annotated[
+        str | None, typer.Option("--model", help="What clients ask for. Default: the profile's.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Engines with equal seeds say the same.")] = 0,
+    mean_output_tokens: Annotated[
+        float, typer.Option("--mean-output-tokens", help="Length of answers that nobody limits.")
+    ] = 200.0,
+    cold_start: Annotated[
+        float, typer.Option("--cold-start", metavar="SECONDS", min=0, help="Before the port opens.")
+    ] = 0.0,
+    list_profiles: Annotated[
+        bool, typer.Option("--list-profiles", help="Print every parameter with its source.")
+    ] = False,
+) -> None:
+    """Run an OpenAI-compatible server that takes an LLM engine's time, without a GPU."""
+    if list_profiles:
+        put(describe())
+        return
+    for option, value in (("--speed", speed), ("--mean-output-tokens", mean_output_tokens)):
+        if not 0 < value < float("inf"):
+            raise WrongUsage(f"{option} must be above 0 (got {value:g})")
+    try:
+        serve(
+            profile,
+            host,
+            port,
+            model=model,
+            speed=speed,
+            seed=seed,
+            mean_output_tokens=mean_output_tokens,
+            cold_start_s=cold_start,
+        )
+    except UnknownProfile as error:
+        raise WrongUsage(str(error)) from None
+    except OSError as error:
+        raise CommandFailed(f"cannot listen on {host}:{port}: {error}") from error

@@ -1,0 +1,63 @@
+"""`serve events`: the story, as it is and as it goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+
+from skyserve_cli.commands.options import Output, View, complete_service, controller, find
+from skyserve_cli.commands.progress import words
+from skyserve_cli.output import date_time, printable, put
+
+POLL_S = 0.5
+
+
+def events(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Of this service only.", autocompletion=complete_service),
+    ] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
+    count: Annotated[
+        int, typer.Option("-n", "--lines", min=0, max=10_000, help="At most so many old lines.")
+    ] = 100,
+    output: Annotated[
+        Output, typer.Option("-o", "--output", help="json: an object per line.")
+    ] = Output.TABLE,
+) -> None:
+    """Tell the story: what happened to services and replicas, and why."""
+    client = controller()
+    if name is not None:
+        find(client.services(down=True), name)
+    # One line at least, to know where the story has got to.
+    told = client.events(name, newest=True, limit=max(1, count))
+    _tell(told[-count:] if count else [], output)
+    after = told[-1]["seq"] if told else 0
+    with suppress(KeyboardInterrupt):
+        while follow:
+            news = client.events(name, after=after)
+            _tell(news, output)
+            after = news[-1]["seq"] if news else after
+            time.sleep(POLL_S)
+
+
+def _tell(story: Sequence[View], output: Output) -> None:
+    for event in story:
+        put(json.dumps(event) if output is Output.JSON else _line(event))
+    sys.stdout.flush()
+
+
+def _line(event: View) -> str:
+    """Columns of fixed width: lines that come one by one cannot wait for the widest."""
+    replica = "" if event["replica_id"] is None else f"/{event['replica_id']}"
+    state = event["state"] or ""
+    return printable(
+        f"{date_time(event['at'])}  {event['service'] + replica:<20}  {words(event['kind']):<16}  "
+        f"{state:<12}  {event['message']}"
+    ).rstrip()

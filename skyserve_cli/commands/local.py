@@ -1,0 +1,134 @@
+"""`serve local`: the hand on the local cloud. Works with and without a controller."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from policies.model import CapacityType
+from provisioners import local_controls
+from provisioners.local_store import LocalStore, Record
+from skyserve_cli.commands.options import Format, Output, home
+from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, put_table, say, table, usd
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)")
+_UNIT_S = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+
+app = typer.Typer(
+    no_args_is_help=True, help="Play with the local cloud: its zones, its capacity, its spot market."
+)
+
+
+class Kind(str, Enum):
+    SPOT = "spot"
+    ON_DEMAND = "on_demand"
+
+
+@app.command()
+def zones(output: Format = Output.TABLE) -> None:
+    """List the zones: prices, and how many instances they have and have room for."""
+    found = local_controls.zones(_root())
+    if output is Output.JSON:
+        put_json([{name: getattr(zone, name) for name in zone.__slots__} for zone in found])
+        return
+    rows = [
+        (
+            f"{zone.region}/{zone.zone}",
+            usd(zone.spot_usd_hour),
+            _of(zone.spot_live, zone.spot_capacity),
+            usd(zone.on_demand_usd_hour),
+            _of(zone.on_demand_live, zone.on_demand_capacity),
+        )
+        for zone in found
+    ]
+    put_table(table(("ZONE", "$/H SPOT", "#SPOT", "$/H ON DEMAND", "#ON DEMAND"), rows))
+
+
+@app.command()
+def capacity(
+    zone: Annotated[str, typer.Argument(show_default=False)],
+    room: Annotated[
+        str, typer.Argument(metavar="N", help="A number, or `default` for what cloud.yaml says.")
+    ],
+    capacity_type: Annotated[Kind, typer.Option("--capacity-type", help="Which room.")] = Kind.SPOT,
+) -> None:
+    """Set the room in a zone; spot instances that no longer fit are preempted, the newest first."""
+    if room != "default" and not room.isdecimal():
+        raise WrongUsage(f"room is a number of instances, or `default` (got {room!r})")
+    count = None if room == "default" else int(room)
+    local_controls.set_capacity(_root(), zone, count, CapacityType(capacity_type.value))
+    shown = "as in cloud.yaml" if count is None else f"room for {count}"
+    say(f"{zone}, {capacity_type.value.replace('_', '-')}: {shown}")
+
+
+@app.command()
+def preempt(
+    target: Annotated[str, typer.Argument(metavar="REPLICA|ZONE", help="NAME/3, NAME-3, or 3; or a zone.")],
+    notice: Annotated[
+        str, typer.Option("--notice", metavar="DURATION", help="Warn so long before: 10s.")
+    ] = "0s",
+) -> None:
+    """Take a spot replica away, or all of a zone, as a cloud would."""
+    taken = local_controls.preempt(_root(), _token(_root(), target), _seconds(notice))
+    if not taken:
+        raise CommandFailed(f"no spot instance lives in {target}")
+    say(f"preempted {plural(len(taken), 'instance')}: {', '.join(taken)}")
+
+
+@app.command()
+def market(
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE|TRACE", help="A timeline (YAML), or a trace's folder.")
+    ],
+    speed: Annotated[float | None, typer.Option("--speed", help="Play it so many times as fast.")] = None,
+) -> None:
+    """Let the spot market follow a timeline or a recorded trace, from now on."""
+    if speed is not None and not 0 < speed < float("inf"):
+        raise WrongUsage(f"--speed must be above 0 (got {speed:g})")
+    playing = local_controls.play_market(_root(), source, speed)
+    say(f"the market plays {playing.source} at {playing.speed:g} times its speed; `serve local calm` ends it")
+
+
+@app.command()
+def calm() -> None:
+    """End the market's play: every zone has the room cloud.yaml gives it."""
+    local_controls.calm(_root())
+    say("the market is calm")
+
+
+def _root() -> Path:
+    here = home()
+    here.create()
+    return here.root
+
+
+def _of(live: int, room: int | None) -> str:
+    return f"{live}/{'any' if room is None else room}"
+
+
+def _token(root: Path, target: str) -> str:
+    """The token of the live replica called `target`; anything else is left for the cloud to understand."""
+    records = [
+        record for folder in LocalStore(root).folders() if folder.is_live() and (record := folder.record())
+    ]
+    called = [record for record in records if target in _names(record)]
+    if len(called) > 1:
+        names = ", ".join(f"{record.service}/{record.replica_id}" for record in called)
+        raise WrongUsage(f"{target} may be any of {names}")
+    return called[0].token if called else target
+
+
+def _names(record: Record) -> tuple[str, ...]:
+    number = str(record.replica_id)
+    return f"{record.service}/{number}", f"{record.service}-{number}", number
+
+
+def _seconds(duration: str) -> float:
+    match = _DURATION.fullmatch(duration.strip())
+    if match is None:
+        raise WrongUsage(f"--notice takes a duration such as 10s, 500ms or 2m (got {duration!r})")
+    return float(match[1]) * _UNIT_S[match[2]]

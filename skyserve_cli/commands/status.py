@@ -1,0 +1,178 @@
+"""`serve status`: what is up, where, and what it costs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+
+from skyserve_cli.commands.options import View, complete_service, controller, find, home, no_such_service
+from skyserve_cli.controller.client import Client, ControllerDownError
+from skyserve_cli.controller.clock import SystemClock
+from skyserve_cli.output import (
+    CommandFailed,
+    WrongUsage,
+    accelerators,
+    console,
+    place,
+    put,
+    put_json,
+    put_table,
+    saving,
+    say,
+    span,
+    table,
+    usd,
+)
+
+REFRESH_S = 1.0
+
+
+class Shape(str, Enum):
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+
+
+def status(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Default: all.", autocompletion=complete_service),
+    ] = None,
+    endpoint: Annotated[
+        bool, typer.Option("--endpoint", help="Print the URL of one service, and only that.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("-w", "--watch", help="Go on, once a second, until Ctrl-C.")] = False,
+    everything: Annotated[
+        bool, typer.Option("-a", "--all", help="Also services that are down and replicas that have ended.")
+    ] = False,
+    output: Annotated[Shape, typer.Option("-o", "--output", help="How to print the answer.")] = Shape.TABLE,
+) -> None:
+    """Show services, their replicas, and what they cost."""
+    if watch and (endpoint or output is Shape.JSON):
+        raise WrongUsage("--watch is for people: it goes with neither --endpoint nor -o json")
+    client = controller()
+    if watch:
+        with suppress(KeyboardInterrupt):
+            _watch(client, names or [], everything, wide=output is Shape.WIDE)
+        return
+    try:
+        services = _services(client, names or [], everything)
+    except ControllerDownError:
+        services = _without_controller()
+    if endpoint:
+        put(_only(services, names or [])["endpoint"])
+    elif output is Shape.JSON:
+        put_json(services)
+    elif not services:
+        say("no service is up")
+    else:
+        for each in _tables(services, SystemClock().now(), wide=output is Shape.WIDE):
+            put_table(each)
+
+
+def _services(client: Client, names: Sequence[str], everything: bool) -> list[View]:
+    services = client.services(down=everything, ended=everything)
+    return [find(services, name) for name in names] if names else services
+
+
+def _without_controller() -> list[View]:
+    """Nobody can say what is up, unless nothing ever was. Raises CommandFailed."""
+    url, place_of_sqlite = home().database_url, "sqlite:///"
+    if url.startswith(place_of_sqlite) and not Path(url.removeprefix(place_of_sqlite)).exists():
+        return []
+    raise CommandFailed(
+        "the controller is not running, so nobody knows how services are (they go on serving without it); "
+        "`serve controller start` starts it"
+    )
+
+
+def _only(services: Sequence[View], names: Sequence[str]) -> View:
+    if len(services) == 1:
+        return services[0]
+    if not services:
+        raise no_such_service(names[0], ()) if names else CommandFailed("no service is up")
+    raise WrongUsage(f"--endpoint is for one service; name it ({', '.join(v['name'] for v in services)})")
+
+
+def _watch(client: Client, names: Sequence[str], everything: bool, *, wide: bool) -> None:
+    clock = SystemClock()
+    screen = console(sys.stdout)
+    with Live(console=screen, auto_refresh=False, vertical_overflow="crop") as live:
+        while True:
+            services = _services(client, names, everything)
+            shown = (
+                Group(*_tables(services, clock.now(), wide=wide)) if services else Group("no service is up")
+            )
+            live.update(shown, refresh=True)
+            time.sleep(REFRESH_S)
+
+
+def _tables(services: Sequence[View], now: float, *, wide: bool) -> list[Table]:
+    replicas = [(view, replica) for view in services for replica in view["replicas"]]
+    shown = [_service_table(services, now, wide=wide)]
+    if replicas:
+        shown += [Table.grid(), _replica_table(replicas, now, wide=wide)]
+    return shown
+
+
+def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Table:
+    columns = ["SERVICE", "VERSION", "STATUS", "REPLICAS", "$/H", "SAVED", "UPTIME", "ENDPOINT"]
+    if wide:
+        columns += ["$ TOTAL", "$ ON DEMAND", "#REQ/S", "#IN FLIGHT", "#QUEUED", "POLICY", "NOTES"]
+    rows = []
+    for view in services:
+        cost, load, rate = view["cost"], view["load"], view["load"]["requests_per_s"]
+        row = [
+            view["name"],
+            str(view["version"]),
+            view["status"],
+            f"{view['ready']}/{view['target']}",
+            usd(cost["usd_per_hour"]),
+            saving(cost["usd_per_hour"], cost["usd_per_hour_on_demand"]) or "-",
+            span(now - view["created_at"]),
+            view["endpoint"],
+        ]
+        if wide:
+            row += [
+                usd(cost["usd_total"]),
+                usd(cost["usd_on_demand_equivalent"]),
+                "-" if rate is None else f"{rate:.1f}",
+                str(load["in_flight"]),
+                str(load["queued"]),
+                view["load_balancing_policy"],
+                view["notes"] or "-",
+            ]
+        rows.append(row)
+    return table(columns, rows)
+
+
+def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Table:
+    columns = ["REPLICA", "VERSION", "STATE", "ZONE", "CAPACITY", "ACCELERATOR", "$/H", "AGE"]
+    columns += ["ENDPOINT", "INSTANCE", "MESSAGE"] if wide else ["MESSAGE"]
+    rows = []
+    for view, replica in replicas:
+        row = [
+            f"{view['name']}/{replica['id']}",
+            str(replica["version"]),
+            replica["state"],
+            place(replica),
+            replica["capacity_type"],
+            accelerators(replica),
+            usd(replica["price_usd_hour"]),
+            span((replica["ended_at"] or now) - replica["created_at"]),
+        ]
+        if wide:
+            row += [replica["endpoint"] or "-", replica["instance_id"] or "-"]
+        ended = f"{replica['end_reason']} " if replica["end_reason"] else ""
+        rows.append([*row, f"{ended}{replica['message']}".strip()])
+    return table(columns, rows)

@@ -1,0 +1,120 @@
+"""`serve up`: from a file to an endpoint that answers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from skyserve_cli.commands import files, progress
+from skyserve_cli.commands.options import (
+    Env,
+    EnvFile,
+    File,
+    Format,
+    NoWait,
+    Output,
+    Secret,
+    SecretFile,
+    Set,
+    Timeout,
+    View,
+    Yes,
+    controller,
+)
+from skyserve_cli.commands.prices import ask, insist_on_offers, plan_table, plan_total
+from skyserve_cli.controller.client import Client
+from skyserve_cli.output import CommandFailed, put, put_json, say, say_table
+from skyserve_cli.spec import Loaded, spec_to_json
+
+
+def up(
+    file: File,
+    name: Annotated[
+        str | None, typer.Option("-n", "--name", help="Default: the file's name key, or its name.")
+    ] = None,
+    yes: Yes = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Stop after the plan.")] = False,
+    no_wait: NoWait = False,
+    timeout: Timeout = None,
+    env: Env = None,
+    env_file: EnvFile = None,
+    secret: Secret = None,
+    secret_file: SecretFile = None,
+    changes: Set = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """Bring a service up: show the plan and its price, ask, and wait until it answers.
+
+    The last line of stdout is the endpoint, and the only one.
+    """
+    loaded = files.load(
+        file, name=name, env=env, env_file=env_file, secret=secret, secret_file=secret_file, changes=changes
+    )
+    name = loaded.spec.name
+    client = controller()
+    if client.ensure_running():
+        say("controller started")
+    _insist_on_new(client, name)
+
+    plan = client.plan(spec_to_json(loaded.spec), loaded.secret_values)
+    insist_on_offers(plan)
+    say_table(plan_table(plan))
+    say(f"{name}: {plan_total(plan)}")
+    if dry_run:
+        if output is Output.JSON:
+            put_json(plan)
+        return
+
+    ask(f"Bring {name} up?", yes=yes)
+    told = progress.last_event(client)
+    client.put(name, spec_to_json(loaded.spec), loaded.secret_values, None)
+    if not no_wait:
+        _wait(client, loaded, told, timeout)
+    _show(client, name, output)
+
+
+def _insist_on_new(client: Client, name: str) -> None:
+    for view in client.services():
+        if view["name"] != name:
+            continue
+        if view["status"] in ("SHUTTING_DOWN", "FAILED_CLEANUP"):
+            raise CommandFailed(f"service {name} is still going down; `serve down {name}` waits for its end")
+        raise CommandFailed(
+            f"service {name} is up; give it a new version with `serve update {name} FILE`, or take it down first"
+        )
+
+
+def _wait(client: Client, loaded: Loaded, told: int, timeout_s: float | None) -> None:
+    """Until the service answers. Ctrl-C stops the waiting, not the service."""
+    name, wanted = loaded.spec.name, loaded.spec.replica_policy.min_replicas
+
+    def answers(views: dict[str, View]) -> bool:
+        view = views[name]
+        if view["status"] == "FAILED":
+            raise CommandFailed(
+                f"service {name} failed: {progress.why_failed(client, name, view['version'])}\n"
+                f"mend the file, then: serve update {name} FILE; or give up: serve down {name}"
+            )
+        if view["status"] in ("SHUTTING_DOWN", "DOWN"):
+            raise CommandFailed(f"service {name} was taken down while it came up")
+        return progress.serves(view, wanted)
+
+    try:
+        progress.follow(client, frozenset((name,)), after=told, timeout_s=timeout_s, done=answers)
+    except KeyboardInterrupt:
+        raise CommandFailed(
+            f"\nstopped waiting; {name} keeps coming up. Follow it with `serve status --watch {name}`, "
+            f"take it down with `serve down {name}`",
+            130,
+        ) from None
+
+
+def _show(client: Client, name: str, output: Output) -> None:
+    """What was asked for: the endpoint, and nothing else."""
+    (view,) = [view for view in client.services() if view["name"] == name]
+    if output is Output.JSON:
+        put_json(view)
+        return
+    say(f"{name} answers at:" if view["ready"] else f"{name} will answer at:")
+    put(view["endpoint"])

@@ -1,0 +1,122 @@
+"""`serve update`: a new version of a running service, while it goes on answering."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from skyserve_cli.commands import files, progress
+from skyserve_cli.commands.options import (
+    Env,
+    EnvFile,
+    File,
+    Format,
+    Mode,
+    NoWait,
+    Output,
+    Secret,
+    SecretFile,
+    ServiceName,
+    Set,
+    Timeout,
+    View,
+    Yes,
+    controller,
+    find,
+)
+from skyserve_cli.commands.prices import ask, insist_on_offers, plan_table, plan_total
+from skyserve_cli.controller.client import Client
+from skyserve_cli.output import CommandFailed, put, put_json, say, say_table
+from skyserve_cli.spec import ServiceSpec, spec_to_json
+
+
+def update(
+    name: ServiceName,
+    file: File,
+    mode: Annotated[Mode | None, typer.Option("--mode", help="Default: the file's update.mode.")] = None,
+    yes: Yes = False,
+    no_wait: NoWait = False,
+    timeout: Timeout = None,
+    env: Env = None,
+    env_file: EnvFile = None,
+    secret: Secret = None,
+    secret_file: SecretFile = None,
+    changes: Set = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """Give a running service a new version.
+
+    Replicas are kept where only the `service` section differs, else replaced without a gap. A version that
+    does not come up is given up, and the one before goes on serving.
+    """
+    loaded = files.load(
+        file, name=name, env=env, env_file=env_file, secret=secret, secret_file=secret_file, changes=changes
+    )
+    spec = loaded.spec
+    client = controller()
+    running = find(client.services(), name)
+    if running["status"] in ("SHUTTING_DOWN", "FAILED_CLEANUP"):
+        raise CommandFailed(f"service {name} is going down and cannot be updated")
+
+    plan = client.plan(spec_to_json(spec), loaded.secret_values)
+    insist_on_offers(plan)
+    kept, chosen = plan["keeps_replicas"], mode.value if mode else spec.update.mode
+    say(_what_changes(running, kept, chosen))
+    if not kept:
+        say_table(plan_table(plan))
+    say(f"{name}: {plan_total(plan)}")
+
+    ask(f"Update {name}?", yes=yes)
+    told = progress.last_event(client)
+    version = client.put(name, spec_to_json(spec), loaded.secret_values, chosen)
+    if not no_wait:
+        _wait(client, spec, version, kept, told, timeout)
+    (view,) = [view for view in client.services() if view["name"] == name]
+    if output is Output.JSON:
+        put_json(view)
+    else:
+        say(f"{name} is at version {version}" if not no_wait else f"{name} goes to version {version}")
+        put(view["endpoint"])
+
+
+def _what_changes(running: View, kept: bool, mode: str) -> str:
+    replicas = "its replicas are kept" if kept else f"its replicas are replaced ({mode.replace('_', '-')})"
+    return f"{running['name']}: version {running['version']} -> {running['version'] + 1}, {replicas}"
+
+
+def _wait(
+    client: Client, spec: ServiceSpec, version: int, kept: bool, told: int, timeout_s: float | None
+) -> None:
+    """Until the new version serves, and it alone. Ctrl-C stops the waiting, not the update."""
+    name, wanted = spec.name, spec.replica_policy.min_replicas
+
+    def took_over(views: dict[str, View]) -> bool:
+        view = views[name]
+        if view["version"] != version or view["status"] in ("SHUTTING_DOWN", "DOWN"):
+            raise CommandFailed(
+                f"version {version} of {name} was overtaken: it is now at version {view['version']}"
+            )
+        if version in view["failed_versions"]:
+            raise CommandFailed(_gave_up(client, view))
+        replicas = progress.live_replicas(view)
+        old = [] if kept else [replica for replica in replicas if replica["version"] != version]
+        return not old and len(replicas) == view["target"] and progress.serves(view, wanted)
+
+    try:
+        progress.follow(client, frozenset((name,)), after=told, timeout_s=timeout_s, done=took_over)
+    except KeyboardInterrupt:
+        raise CommandFailed(
+            f"\nstopped waiting; the update of {name} goes on. Follow it with `serve status --watch {name}`",
+            130,
+        ) from None
+
+
+def _gave_up(client: Client, view: View) -> str:
+    name, version = view["name"], view["version"]
+    older = "the version before goes on serving" if view["ready"] else "nothing is serving"
+    return (
+        f"version {version} of {name} failed and was given up; {older}\n"
+        f"{progress.why_failed(client, name, version)}\n"
+        f"mend the file and update again"
+    )
