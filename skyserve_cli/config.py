@@ -38,7 +38,9 @@ class LoadBalancerConfig(_Strict):
 
 class CloudConfig(_Strict):
     enabled: bool = True
-    poll_seconds: float | None = Field(default=None, gt=0.05, le=600, description="how often the cloud is listed")
+    poll_seconds: float | None = Field(
+        default=None, gt=0.05, le=600, description="how often the cloud is listed"
+    )
 
 
 class Config(_Strict):

@@ -52,7 +52,9 @@ class Static:
         self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
     ) -> Json:
         blocks: dict[str, dict[str, float]] = {
-            key: block for key, block in memory.get("blocks", {}).items() if block["until"] + FORGET_AFTER_S > now
+            key: block
+            for key, block in memory.get("blocks", {}).items()
+            if block["until"] + FORGET_AFTER_S > now
         }
         for event in events:
             replica = replicas.get(event.replica_id)

@@ -74,7 +74,9 @@ class Api:
 
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {self._token}".encode()):
+        if not hmac.compare_digest(
+            given.encode("utf-8", "surrogateescape"), f"Bearer {self._token}".encode()
+        ):
             return _refuse(401, "the token is missing or wrong")
         try:
             return await handler(request)

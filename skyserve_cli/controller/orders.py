@@ -95,8 +95,6 @@ def order_of(
         env=dict(spec.envs),
         secrets=dict(secrets),
         workdir=spec.workdir,
-        file_mounts={mount.path: mount.sources[0] for mount in spec.file_mounts if mount.sources},
-        num_nodes=spec.num_nodes,
     )
 
 

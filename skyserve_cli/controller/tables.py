@@ -10,6 +10,7 @@ from dataclasses import replace
 from lb.wire import Limits, Table, Target, TargetState
 from policies import rollout
 from policies.model import Goal, Json, Replica, ReplicaState
+from policies.routing.registry import DEFAULT_POLICY, POLICIES
 from skyserve_cli.spec.model import ServiceSpec
 
 _STATES = {
@@ -44,7 +45,8 @@ def table_of(
         )
         for replica in rollout.serving(replicas, goal, rollout_memory)
     )
-    table = Table(service, "-", targets, spec.load_balancing_policy, limits)
+    policy = spec.load_balancing_policy
+    table = Table(service, "-", targets, policy if policy in POLICIES else DEFAULT_POLICY, limits)
     content = json.dumps(table.to_json(), sort_keys=True)
     return replace(table, revision=hashlib.sha256(content.encode()).hexdigest()[:16])
 

@@ -75,7 +75,7 @@ def serve(
     chosen = profile_named(profile)
     settings = Settings(chosen, model or chosen.model, speed, seed, mean_output_tokens)
     with asyncio.Runner(loop_factory=_loop_factory()) as loop:
-        loop.run(_serve(settings, host, port, cold_start_s / speed, grace_s))
+        loop.run(_serve(settings, host, port, cold_start_s, grace_s))
 
 
 def create_runner(settings: Settings, *, grace_s: float = 5.0) -> web.AppRunner:
@@ -84,14 +84,14 @@ def create_runner(settings: Settings, *, grace_s: float = 5.0) -> web.AppRunner:
     return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=grace_s)
 
 
-async def _serve(settings: Settings, host: str, port: int, delay_s: float, grace_s: float) -> None:
+async def _serve(settings: Settings, host: str, port: int, cold_start_s: float, grace_s: float) -> None:
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     runner = create_runner(settings, grace_s=grace_s)
     await runner.setup()
     try:
-        if delay_s > 0 and await _is_set_within(stop, delay_s):
+        if cold_start_s > 0 and await _is_set_within(stop, cold_start_s / settings.speed):
             return
         await web.TCPSite(runner, host, port, reuse_address=True).start()
         bound = runner.addresses[0][1]

@@ -57,7 +57,7 @@ def load_file(
         raise SpecError([Problem("", f"cannot read {path}: {reason}")]) from error
     if len(data) > MAX_BYTES:
         raise SpecError(
-            [Problem("", f"{path} is larger than {MAX_BYTES >> 20} MiB, which no service file is")]
+            [Problem("", f"{path} is larger than {MAX_BYTES >> 10} KiB, which no service file is")]
         )
     try:
         text = data.decode("utf-8-sig")

@@ -18,7 +18,7 @@ from skyserve_cli.spec.problems import Loc, Problem, SpecError, dotted, shown
 
 Tree = None | bool | int | float | str | list["Tree"] | dict[str, "Tree"]
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 256 << 10
 MAX_VALUES = 10_000
 MAX_DEPTH = 50
 
@@ -46,7 +46,7 @@ def read_yaml(text: str) -> tuple[Tree, list[Problem]]:
     Raises SpecError when there is no tree to look at: not YAML, several documents, too large, too deep.
     """
     if len(text) > MAX_BYTES:
-        raise SpecError([Problem("", f"larger than {MAX_BYTES >> 20} MiB, which no service file is")])
+        raise SpecError([Problem("", f"larger than {MAX_BYTES >> 10} KiB, which no service file is")])
     # The loader reads the text already here, so that unprintable characters are answered like bad syntax.
     try:
         loader = _Loader(text)

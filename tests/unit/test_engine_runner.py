@@ -13,6 +13,7 @@ from skyserve_cli.engine.metrics import Telemetry
 from skyserve_cli.engine.model import EngineModel, Output, Request, RequestRefused
 from skyserve_cli.engine.profiles import L4_8B
 from skyserve_cli.engine.runner import Mailbox, Runner
+from skyserve_cli.engine.server import serve
 from skyserve_cli.engine.text import Language
 
 
@@ -120,3 +121,5 @@ def test_a_speed_that_is_not_positive_is_refused() -> None:
     model = EngineModel(L4_8B, Language())
     with pytest.raises(ValueError, match="speed"):
         Runner(model, Telemetry(model, "m"), 0.0, time.monotonic)
+    with pytest.raises(ValueError, match="speed"):
+        serve("l4-8b", "127.0.0.1", 0, speed=0.0)

@@ -283,7 +283,7 @@ UNREADABLE = {
     "a number that is none": ("a: !!int seven", "cannot be read as a YAML int"),
     "a number of 5000 digits": (f"a: {'9' * 5000}", "cannot be read as a YAML int"),
     "a number of 5000 hexadecimal digits": (f"a: 0x{'f' * 5000}", "cannot be read as a YAML int"),
-    "too much text": ("# " + "x" * (1 << 20), "larger than 1 MiB"),
+    "too much text": ("# " + "x" * (256 << 10), "larger than 256 KiB"),
 }
 
 
@@ -297,7 +297,7 @@ def test_text_that_is_no_service_file_is_refused_in_one_sentence(text: str, piec
 
 
 FILES = {
-    "a file that is too large": (b"#" * ((1 << 20) + 1), "larger than 1 MiB"),
+    "a file that is too large": (b"#" * ((256 << 10) + 1), "larger than 256 KiB"),
     "a file in Latin-1": ("name: café".encode("latin-1"), "byte 9 is 0xe9"),
     "a file in UTF-16": ("name: x".encode("utf-16"), "is not UTF-8 text"),
     "an empty file": (b"", "is empty"),
