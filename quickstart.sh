@@ -1,28 +1,11 @@
 #!/usr/bin/env bash
-# From a bare Linux machine with Python to a streamed answer of a service on three spot replicas. May be run again.
+# From a bare Linux machine with Python 3.11 or newer to a streamed answer of a service on three spot replicas.
+# May be run again: what is there already is kept.
 set -euo pipefail
-cd "$(dirname "$0")"
+cd "$(dirname "${BASH_SOURCE[0]}")"
 
-find_python() {
-    local candidate
-    for candidate in "${PYTHON:-}" python3.13 python3.12 python3.11 python3 python3.14; do
-        [ -n "$candidate" ] && command -v "$candidate" >/dev/null || continue
-        "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
-        echo "$candidate"
-        return
-    done
-    echo "quickstart needs Python 3.11 or newer with its venv module (on Debian and Ubuntu: apt install python3-venv);" \
-        "set PYTHON to one that is installed elsewhere." >&2
-    exit 1
-}
-
+scripts/venv.sh
 serve=.venv/bin/serve
-if ! "$serve" --version >/dev/null 2>&1; then
-    python=$(find_python)
-    echo "Installing into .venv with $("$python" --version) ..." >&2
-    "$python" -m venv --clear .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable .
-fi
 
 if url=$("$serve" status --endpoint hello 2>/dev/null); then
     echo "hello is up already." >&2
@@ -35,7 +18,7 @@ echo "The endpoint is $url. A streamed answer (an imitation of an engine says wo
 ask='{"model": "llama-3.1-8b", "stream": true, "max_tokens": 24,
       "messages": [{"role": "user", "content": "What is a spot instance?"}]}'
 if command -v curl >/dev/null; then
-    curl --no-buffer --silent --show-error --fail-with-body "$url/v1/chat/completions" \
+    curl --no-buffer --silent --show-error --fail "$url/v1/chat/completions" \
         --header 'Content-Type: application/json' --data "$ask"
 else
     .venv/bin/python -c '
@@ -51,8 +34,8 @@ cat >&2 <<END
 That came from one of three replicas in three regions. What to try next:
 
     source .venv/bin/activate
-    serve status --watch                    see the replicas, and what they cost
-    serve local preempt hello/1             take one away, as a spot market would (from a second terminal)
+    serve status --watch                    see the replicas and what they cost (best in a second terminal)
+    serve local preempt us-a                take what runs in one zone away, as a spot market would
     serve events hello                      read what happened and why
     serve update hello examples/01-hello-engine/service.yaml --set replicas=4
     serve down hello                        end it: nothing is left behind

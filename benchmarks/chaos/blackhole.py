@@ -40,12 +40,11 @@ SKYSERVE = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault under one policy. `attempts` is how many requests were tried on the victim after the fault."""
+    """One fault under one policy. `listed`: the victim was in the load balancer's table to the end."""
 
     outcomes: tuple[Outcome, ...]
     listed: bool
     ejections: float
-    errors_at_victim: int
 
     @property
     def failures(self) -> list[Outcome]:
@@ -83,20 +82,23 @@ def measure(stack: Stack, fault: str, *, alone: bool, seconds: float, rate: floa
     endpoint, engine = stack.endpoint(NAME), stack.engine_pid(NAME, victim)
     with controller_frozen(stack, alone):
         with Traffic(endpoint, rate) as traffic:
-            until(lambda: len(traffic.outcomes) >= rate, "no traffic")
+            # In good standing, and proved by a second of traffic: it may have been the victim before.
+            until(lambda: not stack.stats(NAME)[str(victim)]["ejected"], "the victim is still ejected")
+            warm = len(traffic.outcomes) + rate
+            until(lambda: len(traffic.outcomes) >= warm, "no traffic")
             hurt(stack, fault, victim)
             if fault == "engine frozen":
                 until(lambda: stack.metric(NAME, "skyserve_lb_ejections") > before, "it is not ejected", 30.0)
-            until(lambda: len(traffic.outcomes) >= rate * seconds, "traffic ends", 10.0 * seconds + 30.0)
-            target = stack.stats(NAME).get(str(victim))
+            until(lambda: len(traffic.outcomes) >= warm + rate * seconds, "traffic ends", 10.0 * seconds + 30.0)
         finding = Finding(
             outcomes=tuple(traffic.outcomes),
             listed=str(victim) in stack.listed(NAME),
             ejections=stack.metric(NAME, "skyserve_lb_ejections") - before,
-            errors_at_victim=0 if target is None else target["errors"],
         )
     if fault == "engine frozen":
         stack.thaw(engine)
+    else:  # a controller that was frozen has yet to find out
+        until(lambda: all(r["id"] != victim for r in stack.replicas(NAME, "READY")), "it is still called ready")
     stack.settled(NAME)
     return finding
 

@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -56,11 +57,12 @@ class Leftovers(AssertionError):
 
 
 def until(condition: Callable[[], _T | None], what: str, patience_s: float = 90.0) -> _T:
-    """Poll until `condition` is truthy; its value."""
+    """Poll until `condition` is truthy; its value. A controller that is down is one to wait for."""
     for _ in range(int(patience_s / _POLL_S)):
-        value = condition()
-        if value:
-            return value
+        with suppress(ControllerDownError):
+            value = condition()
+            if value:
+                return value
         time.sleep(_POLL_S)
     raise Stuck(what)
 
@@ -188,8 +190,9 @@ class Stack:
         try:
             return until(is_settled, "", patience_s)
         except Stuck:
-            states = Counter(replica["state"] for replica in self.replicas(name))
-            raise Stuck(f"{name} did not settle: {dict(states)}; {self.view(name)}") from None
+            view = until(lambda: self.view(name), f"{name} is not there")
+            states = Counter(replica["state"] for replica in view["replicas"])
+            raise Stuck(f"{name} did not settle: {dict(states)}; {view}") from None
 
     def went_down(self, name: str) -> None:
         """Wait until no replica and no load balancer of the service is left."""
@@ -242,11 +245,10 @@ class Stack:
         except ProcessLookupError:
             return  # somebody has replaced it meanwhile
 
-    def kill_controller(self) -> None:
-        """SIGKILL, and wait until it is gone: whoever comes next finds its lock free."""
-        pid = self.controller_pid()
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: not _lives(pid), "the controller does not die")
+    def controllers(self) -> list[int]:
+        """The controller, also one that is still coming up and has told nobody its address."""
+        daemon = "skyserve_cli.controller.daemon"
+        return [process.pid for process in self._processes() if daemon in process.cmdline()]
 
     # --- the load balancer's admin port
 

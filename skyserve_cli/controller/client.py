@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import subprocess
@@ -154,7 +155,7 @@ class Client:
                 return answer.read(), answer.headers
         except urllib.error.HTTPError as error:
             raise RefusedError(error.code, _reason(error)) from None
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError):
             raise ControllerDownError(ControllerDownError.__doc__) from None
 
 

@@ -30,8 +30,10 @@ def table_of(
         # Nothing will come up for a service that goes down: to hold a request would be to lie to its client.
         hold_s=0.0 if goal.down else Limits().hold_s,
     )
-    # A probe with a payload is real work for an engine; a plain path is a sign of life that costs nothing.
-    health_path = spec.probe.path if spec.probe.method == "GET" and "$" not in spec.probe.path else None
+    # For a sign of life any answer will do, so a path that costs the engine nothing: a probe with a payload is
+    # real work, and one with a secret in its path is nobody's business.
+    plain = spec.probe.method == "GET" and "$" not in spec.probe.path
+    health_path = spec.probe.path if plain else "/health"
     targets = tuple(
         Target(
             id=str(replica.id),

@@ -18,7 +18,9 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> list[Prob
     """Write each ``path=value`` into `tree`; the value is read as YAML.
 
     A path that starts with a key of the whole file (``resources.accelerators``) is taken from the top, any other
-    (``replica_policy.max_replicas``) from `service`.
+    (``replica_policy.max_replicas``) from `service`. In a file that says `replicas: N`, a key of `replica_policy`
+    turns that into its longer form, `min_replicas: N`: the two may not stand side by side, and nobody who sets
+    the one means to drop the other.
     """
     problems: list[Problem] = []
     for override in overrides:
@@ -32,6 +34,8 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> list[Prob
         except SpecError as error:
             problems.extend(Problem(dotted(loc), f"--set: {each}") for each in error.problems)
             continue
+        if loc[:2] == ("service", "replica_policy"):
+            _lengthen(tree.get("service"))
         obstacle = _write(tree, loc, value)
         if obstacle is not None:
             problems.append(Problem(dotted(loc), f"--set cannot reach it: {obstacle}"))
@@ -41,6 +45,14 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> list[Prob
 def _loc(path: str) -> Loc:
     steps = tuple(int(match[1]) if match[1] else match[2] or match[3] for match in _STEP.finditer(path))
     return steps if steps[0] in ServiceFile.model_fields else ("service", *steps)
+
+
+def _lengthen(service: object) -> None:
+    """`replicas: N` as `replica_policy: {min_replicas: N}`."""
+    if isinstance(service, dict) and service.get("replica_policy") is None:
+        replicas = service.pop("replicas", None)
+        if replicas is not None:
+            service["replica_policy"] = {"min_replicas": replicas}
 
 
 def _write(tree: Any, loc: Loc, value: object) -> str | None:

@@ -87,15 +87,15 @@ async def test_a_slow_target_that_answers_its_health_path_is_left_alone(w: World
     assert not other.seen
 
 
-async def test_a_target_that_dies_before_its_head_is_not_tried_again(w: World) -> None:
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_target_that_dies_before_its_head_is_not_tried_again(w: World, method: str) -> None:
     async def die(seen: Seen) -> None:
         seen.die()
 
     dying, well = await w.target("dying", die), await w.target("well")
     agent = await w.agent(*flags([dying, well]))
-    # round and round: whichever is first, the answer is the living one's
-    for _ in range(4):
-        assert await agent.text(data=b"x") == (200, "well")
+    for _ in range(4):  # whichever is first, the answer is the living one's
+        assert await agent.text(method=method) == (200, "well")
     per_request = Counter(seen.header("X-Request-Id") for seen in dying.seen)
     assert per_request
     assert set(per_request.values()) == {1}

@@ -23,12 +23,12 @@ from policies.model import (
 S = ReplicaState
 SINCE = 1000.0
 OFFER = Offer(Zone("c", "r", "z"), "m", None, 0.0, CapacityType.SPOT, 0.3)
-GOAL = Goal(
-    1, ScalingGoal(), provision_timeout_s=100.0, initial_delay_s=50.0, probe_failure_threshold_s=20.0
-)
+GOAL = Goal(1, ScalingGoal(), provision_timeout_s=100.0, initial_delay_s=50.0, probe_failure_threshold_s=20.0)
 
 
-def events(state: ReplicaState, waited_s: float, *, drain_in_s: float | None = None, empty: bool = False) -> list[Event]:
+def events(
+    state: ReplicaState, waited_s: float, *, drain_in_s: float | None = None, empty: bool = False
+) -> list[Event]:
     drain_by = None if drain_in_s is None else SINCE + drain_in_s
     replica = Replica(5, 1, OFFER, state, SINCE, SINCE, drain_by=drain_by)
     return list(due([replica], GOAL, Load(empty=frozenset({5} if empty else ())), SINCE + waited_s))

@@ -49,7 +49,7 @@ def test_the_goal_chooses_the_scaler(qps: float | None, kind: type) -> None:
 @pytest.mark.parametrize(
     ("qps", "settled"),
     [(0.0, 1), (2.0, 1), (2.1, 2), (4.0, 2), (7.9, 4), (20.0, 10), (500.0, 10)],
-    ids=lambda value: str(value),
+    ids=str,
 )
 def test_it_settles_at_as_many_as_the_rate_needs_within_bounds(qps: float, settled: int) -> None:
     scaled = Scaled()

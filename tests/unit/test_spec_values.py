@@ -199,6 +199,14 @@ WRONG_OVERRIDES = {
 }
 
 
+def test_a_policy_key_turns_a_plain_size_into_its_longer_form() -> None:
+    text = "service: {replicas: 3}\nrun: serve\n"
+    policy = load_text(text, set_overrides=["replica_policy.num_overprovision=2"]).spec.replica_policy
+    assert (policy.min_replicas, policy.max_replicas, policy.num_overprovision) == (3, 3, 2)
+    with pytest.raises(SpecError, match="cannot stand next to replica_policy"):
+        load_text(text, set_overrides=["replica_policy.num_overprovision=2", "replicas=3"])
+
+
 @pytest.mark.parametrize(("override", "piece"), WRONG_OVERRIDES.values(), ids=WRONG_OVERRIDES.keys())
 def test_wrong_overrides(override: str, piece: str) -> None:
     with pytest.raises(SpecError) as caught:

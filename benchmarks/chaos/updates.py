@@ -1,0 +1,144 @@
+"""Preemptions, a rolling update and a blue-green update under traffic: who notices?
+
+Four replicas, 30 unary requests a second, and streams that take much longer than a switch takes.
+
+Claims:
+* two of four replicas are preempted, one with ten seconds' notice and one without: no unary request fails
+* a rolling and a blue-green update: no unary request fails, and every stream that is shorter than the drain
+  timeout ends whole, also the ones whose replica was told to go while they ran
+* blue-green never mixes: no request that was sent after the first answer of the new version was complete is
+  answered by the old one. During a rolling update both answer, which is what rolling means.
+
+    python -m benchmarks.chaos.updates [--rate 30] [--stream-seconds 8]       (110: close to the drain timeout)
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.chaos.harness import Stack, service_yaml, share, until
+from benchmarks.chaos.traffic import Outcome, Traffic, latency, tally
+from policies.model import UpdateMode
+
+NAME = "web"
+UNARY_TOKENS = 40
+STREAM_TOKENS = 2000
+STREAMS_AT_ONCE = 16
+TOKEN_S = 0.067  # of the engine's profile, at speed 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    unary: tuple[Outcome, ...]
+    streams: tuple[Outcome, ...]
+
+    @property
+    def failures(self) -> list[Outcome]:
+        return [outcome for outcome in (*self.unary, *self.streams) if not outcome.good]
+
+
+def spec(replicas: int, model: str, stream_s: float) -> str:
+    """Engines so fast that a stream takes `stream_s`."""
+    return service_yaml(
+        NAME, replicas, model=model, speed=STREAM_TOKENS * TOKEN_S / stream_s, drain_timeout_s=120.0
+    )
+
+
+def preempt_two(stack: Stack, *, rate: float, notice_s: float = 10.0) -> Finding:
+    """Unary traffic only: what streams on a replica that dies without notice get is another claim's business."""
+    first, second, *_ = stack.settled(NAME)
+    with Traffic(stack.endpoint(NAME), rate, tokens=UNARY_TOKENS) as traffic:
+        flow(traffic, rate)
+        stack.preempt(NAME, first, notice_s)
+        stack.preempt(NAME, second)
+        until(lambda: not {first, second} & {r["id"] for r in stack.replicas(NAME)}, "they do not go")
+        stack.settled(NAME)
+        flow(traffic, rate)
+    return Finding(tuple(traffic.outcomes), ())
+
+
+def update(
+    stack: Stack, mode: UpdateMode, *, replicas: int, model: str, rate: float, stream_s: float
+) -> Finding:
+    """Replace every replica by one of another version, while unary requests and long streams go on."""
+    endpoint = stack.endpoint(NAME)
+    with (
+        Traffic(endpoint, rate, tokens=UNARY_TOKENS) as unary,
+        Traffic(endpoint, STREAMS_AT_ONCE / stream_s, tokens=STREAM_TOKENS, stream=True) as streams,
+    ):
+        until(lambda: streams.outcomes, "no stream ends", 10.0 * stream_s)
+        stack.update(spec(replicas, model, stream_s), mode)
+        stack.settled(NAME, model=model, patience_s=120.0 + 10.0 * stream_s)
+        flow(unary, rate)
+    return Finding(tuple(unary.outcomes), tuple(streams.outcomes))
+
+
+def flow(traffic: Traffic, count: float) -> None:
+    """Wait for so many more answers."""
+    enough = len(traffic.outcomes) + count
+    until(lambda: len(traffic.outcomes) >= enough, "the traffic stands still")
+
+
+def mixed(outcomes: Sequence[Outcome], new: str) -> list[Outcome]:
+    """Answers of another version to requests sent after the new version had already answered one."""
+    switched_at = min((o.ended_at for o in outcomes if o.model == new), default=float("inf"))
+    return [o for o in outcomes if o.good and o.model != new and o.sent_at > switched_at]
+
+
+def outlived(finding: Finding, new: str) -> list[Outcome]:
+    """Streams of the old version that ended after the new version had begun to answer."""
+    switched_at = min((o.ended_at for o in finding.unary if o.model == new), default=float("inf"))
+    return [o for o in finding.streams if o.model != new and o.ended_at > switched_at]
+
+
+def told(what: str, finding: Finding, new: str = "") -> list[str]:
+    """Print the figures; the claims that do not hold."""
+    failed = [outcome for outcome in finding.unary if not outcome.good]
+    print(f"{what}: unary failed {share(failed, finding.unary)}; {latency(finding.unary)}", flush=True)
+    broken = [f"{what}: {tally(finding.unary)}"] if failed else []
+    if finding.streams:
+        cut = [outcome for outcome in finding.streams if not outcome.good]
+        print(
+            f"{what}: streams cut {share(cut, finding.streams)}, "
+            f"{len(outlived(finding, new))} of the old version ended whole after the switch; "
+            f"{latency(finding.streams)}"
+        )
+        broken += [f"{what}: {tally(finding.streams)}"] if cut else []
+        if not outlived(finding, new):
+            broken.append(f"{what}: no stream outlived the switch: the case was not the one to show")
+    return broken
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Preemptions and updates under traffic.")
+    parser.add_argument("--rate", type=float, default=30.0, help="unary requests per second")
+    parser.add_argument("--stream-seconds", type=float, default=8.0, help="how long a stream takes")
+    given = parser.parse_args()
+    with Stack() as stack:
+        stack.up(spec(4, "v1", given.stream_seconds))
+        stack.settled(NAME)
+        broken = told("two of four preempted", preempt_two(stack, rate=given.rate))
+        versions = ((UpdateMode.ROLLING, "v2"), (UpdateMode.BLUE_GREEN, "v3"))
+        for mode, model in versions:
+            finding = update(
+                stack, mode, replicas=4, model=model, rate=given.rate, stream_s=given.stream_seconds
+            )
+            broken += told(f"{mode.value} update", finding, model)
+            both = mixed(finding.unary, model) + mixed(finding.streams, model)
+            print(f"{mode.value} update: {len(both)} answers of the old version after the first of the new")
+            if mode is UpdateMode.BLUE_GREEN and both:
+                broken.append(f"blue-green mixed the versions: {len(both)} late answers of the old one")
+    for claim in broken:
+        print(f"BROKEN: {claim}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    begun = time.monotonic()
+    code = main()
+    print(f"took {time.monotonic() - begun:.0f} s")
+    sys.exit(code)

@@ -1,0 +1,127 @@
+"""`serve` as a user runs it: a process, a home of its own, and nothing left behind afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMAND_PATIENCE_S = 90
+POLL_S = 0.1
+POLLS = 600
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command answered."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Serve:
+    """The program with its own `$SKYSERVE_HOME`."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("SKYSERVE_")},
+            "SKYSERVE_HOME": str(home),
+            "NO_COLOR": "1",
+        }
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "skyserve_cli"]
+
+    def __call__(self, *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path = ROOT) -> Said:
+        done = subprocess.run(
+            [*self.command, *map(str, arguments)],
+            env={**self.environment, **(env or {})},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_PATIENCE_S,
+        )
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    def ok(self, *arguments: str | Path, **options: Any) -> Said:
+        said = self(*arguments, **options)
+        assert said.code == 0, said
+        return said
+
+    def view(self, name: str, *flags: str) -> dict[str, Any]:
+        (view,) = self.ok("status", name, "-o", "json", *flags).json()
+        assert isinstance(view, dict)
+        return view
+
+    def eventually(self, holds: Callable[[], object]) -> None:
+        for _ in range(POLLS):
+            if holds():
+                return
+            time.sleep(POLL_S)
+        raise AssertionError("it never came true")
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that belongs to this home: by its environment, its arguments or its folder."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                ours = process.environ().get("SKYSERVE_HOME") == str(self.home)
+                ours = ours or any(str(self.home) in word for word in process.cmdline())
+                if ours or process.cwd().startswith(str(self.home)):
+                    found.append(process)
+        return found
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """A home with quick prices of time: nothing is up. Afterwards nothing may be left of what a test brought up."""
+    home = tmp_path / "home"
+    home.mkdir()
+    first = 31000 + os.getpid() * 20 % 1600
+    (home / "config.yaml").write_text(f"load_balancer: {{first_port: {first}, last_port: {first + 19}}}\n")
+    program = Serve(home)
+    namespaces = _namespaces()
+    yield program
+    if not (home / "state.db").exists():
+        assert program.processes() == [], "no controller ever ran"
+        return
+    program("controller", "start")
+    gone = program("down", "--all", "--purge", "-y", "--timeout", "60")
+    stopped = program("controller", "stop")
+    left = [f"{process.pid} {' '.join(process.cmdline())}" for process in program.processes()]
+    for process in program.processes():
+        process.kill()
+    assert (gone.code, stopped.code) == (0, 0), (gone, stopped)
+    assert left == []
+    assert [pin for pin in _pins(home) if pin in _namespaces() - namespaces] == []
+
+
+def _namespaces() -> frozenset[str]:
+    folder = Path("/run/netns")
+    return frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()
+
+
+def _pins(home: Path) -> list[str]:
+    """The namespaces that instances of this home ever had."""
+    records = home.glob("local/instances/*/record.json")
+    return [name for record in records if (name := json.loads(record.read_text())["namespace"])]

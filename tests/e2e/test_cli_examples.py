@@ -1,0 +1,35 @@
+"""Every example is right, can be planned, and serves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted(path.parent.name for path in ROOT.glob("examples/*/service.yaml"))
+NEEDS_NAMESPACES = {"05-fixed-port"}
+CAN_ISOLATE = os.geteuid() == 0 and shutil.which("ip") is not None
+
+
+def test_every_example_has_a_file_and_a_lesson() -> None:
+    folders = [path for path in sorted((ROOT / "examples").iterdir()) if path.is_dir()]
+    assert [folder.name for folder in folders] == EXAMPLES
+    assert all((folder / "README.md").read_text().startswith("# ") for folder in folders)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_example_is_right_without_a_warning_has_a_plan_and_serves(serve: Any, example: str) -> None:
+    file = ROOT / "examples" / example / "service.yaml"
+    assert serve.ok("validate", file, "-o", "json").json()["warnings"] == []
+    assert serve.ok("plan", file, "-o", "json").json()["launches"]
+    if example in NEEDS_NAMESPACES and not CAN_ISOLATE:
+        pytest.skip("needs network namespaces, hence root")
+    url = serve.ok("up", file, "-y").out.strip()
+    path = "/" if example in NEEDS_NAMESPACES else "/v1/models"
+    with urllib.request.urlopen(f"{url}{path}", timeout=30) as answer:
+        assert answer.status == 200

@@ -1,0 +1,515 @@
+"""The store on a real database: SQLite in a file and, where $SKYSERVE_TEST_POSTGRES_URL names one, PostgreSQL."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy.exc import DBAPIError
+
+from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, UpdateMode, Zone
+from skyserve_cli.state.codec import replica_from_row, replica_to_row
+from skyserve_cli.state.store import (
+    NoSuchServiceError,
+    ServiceExistsError,
+    ServiceRow,
+    StillGoingDownError,
+    Store,
+    Story,
+)
+from skyserve_cli.state.tables import metadata
+
+S = ReplicaState
+POSTGRES = "SKYSERVE_TEST_POSTGRES_URL"
+SPOT = Offer(Zone("local", "r1", "r1-a"), "m", "L4", 0.5, CapacityType.SPOT, 0.25, 1.0)
+ON_DEMAND = replace(SPOT, capacity_type=CapacityType.ON_DEMAND, price_usd_hour=1.0)
+
+
+def _empty_postgres() -> str:
+    url = os.environ.get(POSTGRES)
+    if not url:
+        pytest.skip(f"{POSTGRES} is not set")
+    engine = sa.create_engine(url)
+    with engine.begin() as c:
+        metadata.drop_all(c)
+        c.execute(sa.text("DROP TABLE IF EXISTS alembic_version"))
+    engine.dispose()
+    return url
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'state.db'}" if request.param == "sqlite" else _empty_postgres()
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    store = Store(url)
+    yield store
+    store.close()
+
+
+def put(store: Store, name: str = "chat", mode: UpdateMode | None = None, **more: Any) -> int:
+    given: dict[str, Any] = {
+        "replica_hash": "h1",
+        "sealed_secrets": b"\x00sealed",
+        "lb_port": 30001,
+        "target": 2,
+        "now": 1000.0,
+    }
+    return store.put_service(name, {"run": "x"}, mode=mode, **(given | more))
+
+
+def commit(store: Store, *changed: Replica, name: str = "chat", **more: Any) -> None:
+    given: dict[str, Any] = {"now": 1001.0, "memory": None, "target": 2, "notes": "", "story": ()}
+    store.commit(name, changed=changed, **(given | more))
+
+
+def a_replica(replica_id: int, state: ReplicaState = S.READY, offer: Offer = SPOT, **more: Any) -> Replica:
+    return replace(Replica(replica_id, 1, offer, state, 1001.0, 1000.0), **more)
+
+
+def row(store: Store, name: str = "chat") -> ServiceRow:
+    (found,) = [row for row in store.services(down=True) if row.name == name]
+    return found
+
+
+# --- goals ----------------------------------------------------------------------------------------------------
+
+
+def test_a_new_service_is_all_there(store: Store) -> None:
+    assert put(store) == 1
+    found = row(store)
+    assert (found.name, found.version, found.target, found.lb_port) == ("chat", 1, 2, 30001)
+    assert (found.down, found.purge, found.update_mode) == (False, False, UpdateMode.ROLLING)
+    assert (found.memory, found.replicas, found.killed) == (Memory(), (), frozenset())
+    version = store.version("chat", 1)
+    assert (version.spec, version.sealed_secrets, version.replica_hash) == ({"run": "x"}, b"\x00sealed", "h1")
+    assert [line.story for line in store.events("chat")] == [Story("goal", "up: version 1")]
+
+
+def test_an_update_adds_a_version_and_takes_its_port(store: Store) -> None:
+    put(store)
+    commit(store, memory=Memory(5, {"a": 1}), notes="wait")
+    assert put(store, mode=UpdateMode.BLUE_GREEN, lb_port=30007, target=9) == 2
+    found = row(store)
+    assert (found.version, found.update_mode, found.lb_port) == (2, UpdateMode.BLUE_GREEN, 30007)
+    assert (found.target, found.memory, found.notes) == (2, Memory(5, {"a": 1}), "wait")
+
+
+@pytest.mark.parametrize(
+    ("before", "mode", "error"),
+    [
+        pytest.param("nothing", UpdateMode.ROLLING, NoSuchServiceError, id="update nothing"),
+        pytest.param("up", None, ServiceExistsError, id="up twice"),
+        pytest.param("down", UpdateMode.ROLLING, NoSuchServiceError, id="update what is down"),
+        pytest.param("going down", None, StillGoingDownError, id="up while it goes down"),
+    ],
+)
+def test_what_a_goal_may_not_be(store: Store, before: str, mode: UpdateMode | None, error: type) -> None:
+    if before != "nothing":
+        put(store)
+    if before == "going down":
+        commit(store, a_replica(1, S.TERMINATING))
+    if "down" in before:
+        store.set_down("chat", purge=False, now=1002.0)
+    events = store.events(None)
+    with pytest.raises(error) as raised:
+        put(store, mode=mode)
+    assert raised.type is error
+    assert store.events(None) == events
+
+
+def test_a_revived_name_goes_on_with_ids_and_versions(store: Store) -> None:
+    put(store)
+    commit(store, a_replica(1, S.GONE, ended_at=1001.0), memory=Memory(2, {"p": 1}, {"s": 1}, {"good": 1}))
+    before = row(store)
+    store.set_down("chat", purge=True, now=1002.0)
+    assert put(store, now=2000.0, lb_port=30002, target=1) == 2
+    after = row(store)
+    assert after.memory == Memory(next_replica_id=2)
+    assert (after.version, after.lb_port, after.target, after.created_at) == (2, 30002, 1, 2000.0)
+    assert (after.down, after.purge) == (False, False)
+    assert after.incarnation != before.incarnation
+
+
+@pytest.mark.parametrize("purge", [False, True], ids=["with drain", "without drain"])
+def test_down(store: Store, purge: bool) -> None:
+    put(store)
+    commit(store, a_replica(1))
+    store.set_down("chat", purge=purge, now=1002.0)
+    assert (row(store).down, row(store).purge) == (True, purge)
+    assert [line.name for line in store.services()] == ["chat"]
+    commit(store, a_replica(1, S.GONE, ended_at=1003.0))
+    assert store.services() == []
+    assert [line.name for line in store.services(down=True)] == ["chat"]
+
+
+@pytest.mark.parametrize("act", ["down", "kill"])
+def test_goals_for_a_service_that_is_not_there(store: Store, act: str) -> None:
+    acts: dict[str, Callable[[], object]] = {
+        "down": lambda: store.set_down("ghost", purge=False, now=1.0),
+        "kill": lambda: store.kill_replica("ghost", 1, now=1.0),
+    }
+    with pytest.raises(NoSuchServiceError):
+        acts[act]()
+    assert store.events(None) == []
+
+
+def test_a_kill_stands_until_its_replica_is_gone(store: Store) -> None:
+    put(store)
+    commit(store, a_replica(1), a_replica(2), a_replica(3, S.GONE, ended_at=1001.0))
+    store.kill_replica("chat", 1, now=1002.0)
+    store.kill_replica("chat", 1, now=1003.0)
+    assert row(store).killed == {1}
+    for dead in (3, 4):
+        with pytest.raises(KeyError):
+            store.kill_replica("chat", dead, now=1003.0)
+    commit(store, a_replica(1, S.DRAINING))
+    assert row(store).killed == {1}
+    commit(store, a_replica(1, S.GONE, ended_at=1004.0))
+    assert row(store).killed == frozenset()
+
+
+def test_same_replicas_are_the_versions_with_the_current_ones_hash(store: Store) -> None:
+    put(store, "other", replica_hash="h1")
+    put(store, replica_hash="h1")
+    for number, content in enumerate(["h2", "h1", "h1"], 2):
+        assert put(store, mode=UpdateMode.ROLLING, replica_hash=content) == number
+    assert row(store).same_replicas == {1, 3}
+    assert row(store, "other").same_replicas == frozenset()
+
+
+# --- the reconciler's ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "replica",
+    [
+        pytest.param(Replica(1, 1, replace(SPOT, accelerator=None, on_demand_usd_hour=None), S.REQUESTED, 1.5, 0.5), id="bare"),
+        pytest.param(
+            Replica(
+                2, 3, ON_DEMAND, S.DRAINING, 1.25, 0.5, "i-2", "http://h:1", 0.75, 1.0, 9.5, 10.0, None,
+                EndReason.PREEMPTED, "30 s left: é\u4e16\U0001f600",
+            ),
+            id="full",
+        ),
+        pytest.param(a_replica(3, S.GONE, ended_at=5.0, end_reason=EndReason.CLOUD_ERROR), id="gone"),
+    ],
+)  # fmt: skip
+def test_a_replica_comes_back_as_it_was(store: Store, replica: Replica) -> None:
+    put(store)
+    commit(store, replica)
+    assert store.replicas("chat") == [replica]
+
+
+@pytest.mark.parametrize("state", list(S), ids=lambda s: s.value)
+def test_the_codec_knows_every_state(state: ReplicaState) -> None:
+    fields = replica_to_row("chat", a_replica(1, state))
+    assert replica_from_row(type("Row", (), fields)) == a_replica(1, state)
+
+
+def test_the_photograph_holds_each_services_own_live_replicas(store: Store) -> None:
+    for name in ("b", "a"):
+        put(store, name)
+    commit(store, a_replica(2), a_replica(1, S.REQUESTED), a_replica(3, S.GONE, ended_at=1.0), name="a")
+    commit(store, a_replica(1), name="b")
+    assert [(found.name, [r.id for r in found.replicas]) for found in store.services()] == [
+        ("a", [1, 2]),
+        ("b", [1]),
+    ]
+
+
+def test_a_commit_is_one_transaction(store: Store) -> None:
+    put(store)
+    commit(store, a_replica(1))
+    before = (row(store), store.events(None), store.replicas("chat"))
+    broken: Any = replace(a_replica(2), since=object())  # no database takes that as a number
+    with pytest.raises((DBAPIError, sa.exc.StatementError)):
+        commit(
+            store,
+            a_replica(1, S.GONE, ended_at=2.0),
+            broken,
+            memory=Memory(99),
+            target=7,
+            notes="changed",
+            story=[Story("note", "changed")],
+        )
+    assert (row(store), store.events(None), store.replicas("chat")) == before
+
+
+def test_a_commit_whose_story_cannot_be_written_leaves_nothing(store: Store) -> None:
+    put(store)
+    with pytest.raises((DBAPIError, sa.exc.StatementError)):
+        commit(store, a_replica(1), memory=Memory(2), story=[Story("note", None)])  # type: ignore[arg-type]
+    assert (row(store).replicas, row(store).memory) == ((), Memory())
+
+
+def test_memory_survives_as_it_was(store: Store) -> None:
+    memory = Memory(
+        17, {"blocks": {"c/r/z|spot": {"until": 1.5, "failures": 2}}}, {"above": [1.0, 3]}, {"failed": [2]}
+    )
+    put(store)
+    commit(store, memory=memory, target=4, notes="busy")
+    assert (row(store).memory, row(store).target, row(store).notes) == (memory, 4, "busy")
+    commit(store, target=5)
+    assert (row(store).memory, row(store).target) == (memory, 5)
+
+
+def test_the_owner_is_drawn_once(url: str) -> None:
+    first, second = Store(url), Store(url)
+    assert first.owner() == second.owner() == first.owner()
+    assert len(first.owner()) == 8
+    first.close()
+    second.close()
+
+
+# --- money and the story ---------------------------------------------------------------------------------------
+
+
+def test_money_is_price_times_time_since_the_cloud_accepted(store: Store) -> None:
+    put(store)
+    hour = 3600.0
+    commit(
+        store,
+        a_replica(1, S.GONE, launched_at=0.0, ended_at=2 * hour),
+        a_replica(2, S.READY, launched_at=hour),
+        a_replica(3, S.READY, replace(ON_DEMAND, on_demand_usd_hour=None), launched_at=2 * hour),
+        a_replica(4, S.GONE, ended_at=hour),  # never launched
+        a_replica(5, S.REQUESTED),
+    )
+    spent = store.spent(3 * hour)["chat"]
+    assert spent.usd == pytest.approx(0.25 * 2 + 0.25 * 2 + 1.0)
+    assert spent.usd_on_demand == pytest.approx(1.0 * 2 + 1.0 * 2 + 1.0)
+
+
+def test_a_service_without_replicas_has_cost_nothing(store: Store) -> None:
+    put(store)
+    assert (store.spent(1.0)["chat"].usd, store.spent(1.0)["chat"].usd_on_demand) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("keep", "before", "left"),
+    [
+        pytest.param(2, 1e9, [1, 8, 9], id="all but the newest two and the live one"),
+        pytest.param(0, 1e9, [1], id="all but the live one"),
+        pytest.param(2, 1004.0, [1, 4, 5, 6, 7, 8, 9], id="only what ended long ago"),
+        pytest.param(99, 1e9, [1, 2, 3, 4, 5, 6, 7, 8, 9], id="nothing"),
+    ],
+)
+def test_folding_drops_rows_and_keeps_the_totals(
+    store: Store, keep: int, before: float, left: list[int]
+) -> None:
+    put(store)
+    put(store, "other")
+    ended = [
+        a_replica(i, S.GONE, SPOT if i % 2 else ON_DEMAND, launched_at=100.0 * i, ended_at=1000.0 + i)
+        for i in range(2, 10)
+    ]
+    commit(store, a_replica(1, launched_at=10.0), *ended)
+    spent = store.spent(5000.0)
+    assert store.fold(before=before, keep=keep) == 9 - len(left)
+    assert store.fold(before=before, keep=keep) == 0
+    assert [replica.id for replica in store.replicas("chat")] == left
+    after = store.spent(5000.0)
+    assert after.keys() == spent.keys()
+    for name, money in spent.items():
+        assert after[name].usd == pytest.approx(money.usd)
+        assert after[name].usd_on_demand == pytest.approx(money.usd_on_demand)
+
+
+def test_the_newest_replicas_are_shown_oldest_first(store: Store) -> None:
+    put(store)
+    commit(store, *[a_replica(i, S.GONE, ended_at=1.0) for i in range(1, 6)])
+    assert [replica.id for replica in store.replicas("chat", limit=3)] == [3, 4, 5]
+
+
+def test_the_story_is_read_in_pages(store: Store) -> None:
+    put(store)
+    put(store, "other")
+    for number in range(5):
+        commit(store, story=[Story("note", f"line {number}", number, "READY")])
+    pages, after = [], 0
+    while page := store.events("chat", after=after, limit=2):
+        pages.append([line.story.message for line in page])
+        after = page[-1].seq
+    assert pages == [["up: version 1", "line 0"], ["line 1", "line 2"], ["line 3", "line 4"]]
+    newest = store.events("chat", limit=2, newest=True)
+    assert [line.story for line in newest] == [
+        Story("note", "line 3", 3, "READY"),
+        Story("note", "line 4", 4, "READY"),
+    ]
+    assert [line.service for line in store.events(None, limit=2)] == ["chat", "other"]
+
+
+# --- many at once ----------------------------------------------------------------------------------------------
+
+
+def _at_once(jobs: list[Callable[[], object]]) -> list[str]:
+    """What came of jobs that begin together: an exception's name, or the result."""
+    barrier, outcomes = threading.Barrier(len(jobs)), []
+
+    def run(job: Callable[[], object]) -> None:
+        barrier.wait(10)
+        try:
+            outcomes.append(str(job()))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the outcome
+            outcomes.append(type(error).__name__)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return sorted(outcomes)
+
+
+def test_two_ups_at_once_make_one_service(store: Store) -> None:
+    if "postgresql" in str(store.url):
+        pytest.skip("there the second insert is refused by its key")
+    assert _at_once([lambda: put(store)] * 6) == ["1", *["ServiceExistsError"] * 5]
+
+
+def test_updates_at_once_get_a_version_each(store: Store) -> None:
+    put(store)
+    assert _at_once([lambda: put(store, mode=UpdateMode.ROLLING)] * 6) == ["2", "3", "4", "5", "6", "7"]
+
+
+def test_commits_and_goals_at_once_lose_nothing(store: Store) -> None:
+    put(store)
+    commits: list[Callable[[], object]] = [
+        lambda i=i: commit(store, a_replica(i), story=[Story("note", str(i))])  # type: ignore[misc]
+        for i in range(1, 7)
+    ]
+    goals: list[Callable[[], object]] = [lambda: put(store, mode=UpdateMode.ROLLING) and None] * 3
+    assert _at_once(commits + goals) == ["None"] * 9
+    assert len(row(store).replicas) == 6
+    assert row(store).version == 4
+    assert len(store.events("chat")) == 1 + 6 + 3
+
+
+def test_a_reader_sees_one_state_while_a_writer_commits(store: Store) -> None:
+    """Target and number of replicas change together; no photograph shows one without the other."""
+    put(store)
+    commit(store, target=0)
+    done = threading.Event()
+
+    def write() -> None:
+        for number in range(1, 40):
+            commit(store, a_replica(number), target=number)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    while not done.is_set():
+        found = row(store)
+        assert found.target == len(found.replicas)
+        seen.add(found.target)
+    writer.join(60)
+    assert row(store).target == 39
+
+
+def _up(url: str, name: str) -> None:
+    store = Store(url)
+    store.owner()
+    put(store, name)
+    for number in range(1, 11):
+        commit(store, a_replica(number), name=name, memory=Memory(number + 1))
+    store.close()
+
+
+def test_processes_migrate_and_write_one_file_at_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'state.db'}"
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_up, args=(url, f"s{number}")) for number in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    store = Store(url)
+    assert [(found.name, len(found.replicas)) for found in store.services()] == [
+        ("s0", 10),
+        ("s1", 10),
+        ("s2", 10),
+    ]
+    store.close()
+
+
+def test_a_store_in_memory_is_one_database_for_all_threads() -> None:
+    store = Store("sqlite://")
+    put(store)
+    outcomes = _at_once([lambda: put(store, mode=UpdateMode.ROLLING)] * 4)
+    assert outcomes == ["2", "3", "4", "5"]
+    store.close()
+
+
+# --- the shape -------------------------------------------------------------------------------------------------
+
+
+def test_migrations_make_exactly_the_tables(url: str) -> None:
+    Store(url).close()
+    engine = sa.create_engine(url)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, metadata) == []
+    engine.dispose()
+
+
+def test_a_migration_that_is_interrupted_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database says no in the middle, as a kill would: the next start finds an empty one, not a half."""
+    path = tmp_path / "state.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE versions (x)")  # in the way of the last table of the first migration
+    connection.close()
+    with pytest.raises(DBAPIError):
+        Store(f"sqlite:///{path}")
+    with sqlite3.connect(path) as connection:
+        tables = {
+            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
+        connection.execute("DROP TABLE versions")
+    connection.close()
+    assert tables == {"versions"}
+    store = Store(f"sqlite:///{path}")
+    assert put(store) == 1
+    store.close()
+
+
+def test_an_open_database_is_safe_against_a_power_cut(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'state.db'}")
+    with sa.create_engine(store.url).connect() as other:
+        assert other.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+    with store._engine.connect() as own:
+        assert own.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
+        assert own.exec_driver_sql("PRAGMA busy_timeout").scalar() == 10_000
+    store.close()
+
+
+def test_everything_is_still_there_after_reopening(url: str) -> None:
+    first = Store(url)
+    put(first)
+    commit(first, a_replica(1), memory=Memory(2), story=[Story("Launch", "why", 1, "REQUESTED")])
+    told = (first.services(), first.events(None), first.owner())
+    first.close()
+    second = Store(url)
+    assert (second.services(), second.events(None), second.owner()) == told
+    second.close()
+
+
+def test_an_unknown_version_is_a_key_error(store: Store) -> None:
+    with pytest.raises(KeyError):
+        store.version("chat", 1)
