@@ -161,9 +161,9 @@ class SimFleet:
         self._pushed: dict[str, str] = {}
         self.dead = False
 
-    def ensure(self, orders: Mapping[str, AgentOrder]) -> None:
+    def ensure(self, orders: Mapping[str, AgentOrder | None]) -> None:
         for service, order in orders.items():
-            if self._pushed.get(service) != order.table.revision:
+            if order is not None and self._pushed.get(service) != order.table.revision:
                 self._pushed[service] = order.table.revision
                 self._clock.after(0.05, lambda table=order.table: self._push(table))  # type: ignore[misc]
         for service in [service for service in self._agents.tables if service not in orders]:
