@@ -32,7 +32,6 @@ from skyserve_cli.controller.orders import (
 from skyserve_cli.controller.tables import table_of
 from skyserve_cli.controller.view import endpoint_of, replica_view
 from skyserve_cli.spec.model import (
-    FileMount,
     LoadBalancerSpec,
     Probe,
     ReplicaPolicy,
@@ -165,18 +164,12 @@ def test_an_order_holds_everything_the_launch_needs() -> None:
         envs=(("A", "1"),),
         secrets=("KEY",),
         workdir="/src",
-        file_mounts=(FileMount("/data", ("./data",)), FileMount("/bucket", bucket="b")),
-        num_nodes=2,
     )
     order = order_of("0a1b2c3d", "chat", "abcd", a_replica(7), spec, {"KEY": "hidden"})
     assert order.token == token_of("0a1b2c3d", "chat", "abcd", 7, OFFER)
     assert (order.owner, order.service, order.replica_id, order.version) == ("0a1b2c3d", "chat", 7, 3)
     assert (order.setup, order.run, order.port, order.workdir) == ("get-it", "serve-it", 8000, "/src")
-    assert (order.env, order.secrets, order.file_mounts) == (
-        {"A": "1"},
-        {"KEY": "hidden"},
-        {"/data": "./data"},
-    )
+    assert (order.env, order.secrets) == ({"A": "1"}, {"KEY": "hidden"})
     assert "hidden" not in repr(order)
 
 

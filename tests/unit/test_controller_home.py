@@ -1,0 +1,222 @@
+"""The home: its files, its secrets, its configuration, and what is sealed with its key."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from cryptography.fernet import Fernet
+
+from provisioners.base import Candidate, Requirements
+from skyserve_cli.clouds import CloudNotEnabledError, Clouds
+from skyserve_cli.config import CloudConfig, Config, ConfigError, load_config
+from skyserve_cli.controller.seal import CannotUnsealError, Seal
+from skyserve_cli.home import Home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home.from_environment({"SKYSERVE_HOME": str(tmp_path / "home")})
+    home.create()
+    return home
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# --- files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "root", "url"),
+    [
+        pytest.param({"SKYSERVE_HOME": "/h"}, "/h", "sqlite:////h/state.db", id="a home"),
+        pytest.param({"SKYSERVE_HOME": "/h", "SKYSERVE_DB": "postgresql://x/y"}, "/h", "postgresql://x/y", id="a database"),
+        pytest.param({"SKYSERVE_HOME": "/h", "SKYSERVE_DB": ""}, "/h", "sqlite:////h/state.db", id="an empty one"),
+    ],
+)  # fmt: skip
+def test_where_things_are(environ: dict[str, str], root: str, url: str) -> None:
+    home = Home.from_environment(environ)
+    assert (str(home.root), home.database_url) == (root, url)
+
+
+def test_the_default_is_below_the_users_own_folder() -> None:
+    assert Home.from_environment({}).root == Path.home() / ".skyserve"
+
+
+def test_a_new_home_is_its_owners_alone(home: Home) -> None:
+    home.create()
+    assert [mode_of(path) for path in (home.root, home.logs)] == [0o700, 0o700]
+
+
+def test_secret_files_are_made_once_and_readable_by_the_owner_alone(home: Home) -> None:
+    assert (home.token(), home.sealing_key()) == (home.token(), home.sealing_key())
+    assert len(home.token()) >= 32
+    Fernet(home.sealing_key())
+    files = [path for path in home.root.iterdir() if path.is_file()]
+    assert {path.name for path in files} == {"controller.token", "sealing.key"}
+    assert {mode_of(path) for path in files} == {0o600}
+
+
+def test_many_that_come_at_once_get_the_same_secret(home: Home) -> None:
+    barrier, tokens = threading.Barrier(16), []
+
+    def take() -> None:
+        barrier.wait(10)
+        tokens.append(home.token())
+
+    threads = [threading.Thread(target=take) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(tokens) == 16
+    assert set(tokens) == {home.token()}
+    assert [path.name for path in home.root.iterdir() if path.is_file()] == ["controller.token"]
+
+
+# --- configuration ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [None, "", "# nothing\n"], ids=["no file", "empty", "a comment"])
+def test_without_settings_there_are_defaults(home: Home, text: str | None) -> None:
+    if text is not None:
+        home.config.write_text(text)
+    config = load_config(home.config)
+    assert config == Config()
+    assert (config.controller.tick_seconds, config.load_balancer.host) == (1.0, "127.0.0.1")
+    assert config.clouds == {"local": CloudConfig(poll_seconds=0.5)}
+
+
+def test_settings_are_read(home: Home) -> None:
+    home.config.write_text(
+        "controller: {tick_seconds: 0.2}\nload_balancer: {host: 0.0.0.0, first_port: 4000, last_port: 4000}\n"
+        "clouds: {fake: {poll_seconds: 3}, local: {enabled: false}}\n"
+    )
+    config = load_config(home.config)
+    assert config.controller.tick_seconds == 0.2
+    assert (config.load_balancer.host, config.load_balancer.first_port) == ("0.0.0.0", 4000)
+    clouds = Clouds(home, config)
+    assert clouds.enabled == ("fake",)
+    assert clouds.poll_s() == {"fake": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("controller: {tick_second: 1}", "controller.tick_second"),
+        ("controller: {tick_seconds: 0}", "controller.tick_seconds"),
+        ("controller: {tick_seconds: .nan}", "controller.tick_seconds"),
+        ("controller: {tick_seconds: soon}", "controller.tick_seconds"),
+        ("load_balancer: {first_port: 80}", "load_balancer.first_port"),
+        ("load_balancer: {first_port: 5000, last_port: 4000}", "last_port must not be below first_port"),
+        ("load_balancer: {first_port: 40000}", "last_port must not be below first_port"),
+        ("clouds: {local: {enabled: perhaps}}", "clouds.local.enabled"),
+        ("clouds: [local]", "clouds"),
+        ("colour: blue", "colour"),
+        ("[]", "config.yaml: Input should be"),
+        ("just words", "config.yaml: Input should be"),
+        ("a: [", "not YAML"),
+        ("a: !!python/object/apply:os.getpid []", "not YAML"),
+        ("\x00", "not YAML"),
+        ("# " + "x" * (1 << 20), "larger than"),
+    ],
+    ids=lambda value: value[:40].replace("\x00", "NUL"),
+)
+def test_a_wrong_configuration_says_where(home: Home, text: str, says: str) -> None:
+    home.config.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        load_config(home.config)
+    assert says in str(raised.value)
+    assert str(home.config) in str(raised.value)
+
+
+def test_all_mistakes_are_told_at_once(home: Home) -> None:
+    home.config.write_text("controller: {tick_seconds: 0}\ncolour: blue\n")
+    with pytest.raises(ConfigError) as raised:
+        load_config(home.config)
+    assert len(str(raised.value).splitlines()) == 2
+
+
+def test_a_configuration_that_cannot_be_read(home: Home) -> None:
+    home.config.mkdir()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(home.config)
+
+
+def test_bytes_that_are_no_text(home: Home) -> None:
+    home.config.write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(ConfigError, match="not YAML"):
+        load_config(home.config)
+
+
+# --- clouds ----------------------------------------------------------------------------------------------------
+
+
+def a_need(*clouds: str | None) -> Requirements:
+    return Requirements(tuple(Candidate(cloud=cloud) for cloud in clouds))
+
+
+@pytest.mark.parametrize(
+    ("enabled", "asked", "resolved"),
+    [
+        pytest.param(["local"], [None], ["local"], id="any, and there is only this machine"),
+        pytest.param(["local", "x", "y"], [None], ["x", "y"], id="any is not this machine"),
+        pytest.param(["local", "x"], ["local"], ["local"], id="this machine, named"),
+        pytest.param(["x"], ["z", "x"], ["x"], id="what is not enabled is left out"),
+    ],
+)
+def test_candidates_are_resolved_to_enabled_clouds(
+    home: Home, enabled: list[str], asked: list[str | None], resolved: list[str]
+) -> None:
+    clouds = Clouds(home, Config(clouds={name: CloudConfig() for name in enabled}))
+    need = clouds.resolve(a_need(*asked))
+    assert [candidate.cloud for candidate in need.candidates] == resolved
+
+
+@pytest.mark.parametrize("asked", ["aws", None], ids=["named", "any"])
+def test_nothing_left_is_an_error_that_says_what_to_do(home: Home, asked: str | None) -> None:
+    clouds = Clouds(home, Config(clouds={"local": CloudConfig(enabled=asked is not None)}))
+    with pytest.raises(CloudNotEnabledError) as raised:
+        clouds.resolve(a_need(asked))
+    assert str(home.config) in str(raised.value)
+    assert (asked or "no cloud") in str(raised.value)
+
+
+def test_a_cloud_is_made_once(home: Home) -> None:
+    clouds = Clouds(home, Config())
+    assert clouds.get("local") is clouds.get("local")
+    assert clouds.all() == [clouds.get("local")]
+
+
+# --- the seal --------------------------------------------------------------------------------------------------
+
+SECRETS = {"TOKEN": "hunter2", "LONG": "é\n" * 1000}
+
+
+def test_what_is_sealed_can_be_opened_with_the_key_and_not_read_without() -> None:
+    seal = Seal(Fernet.generate_key())
+    sealed = seal.close(SECRETS)
+    assert seal.open(sealed) == SECRETS
+    assert b"hunter2" not in sealed
+    assert seal.close(SECRETS) != sealed
+
+
+@pytest.mark.parametrize("damage", ["another key", "cut", "changed", "empty"])
+def test_what_cannot_be_opened_says_what_to_do(damage: str) -> None:
+    seal = Seal(Fernet.generate_key())
+    sealed = seal.close(SECRETS)
+    broken = {"cut": sealed[:-9], "changed": sealed[:-9] + b"AAAAAAAA=", "empty": b""}.get(damage, sealed)
+    reader = Seal(Fernet.generate_key()) if damage == "another key" else seal
+    with pytest.raises(CannotUnsealError, match="serve update"):
+        reader.open(broken)
+
+
+def test_a_digest_is_of_the_content_and_of_the_key() -> None:
+    seal, other = Seal(Fernet.generate_key()), Seal(Fernet.generate_key())
+    assert seal.digest({"a": "1", "b": "2"}) == seal.digest({"b": "2", "a": "1"})
+    assert seal.digest({"a": "1"}) != seal.digest({"a": "2"})
+    assert seal.digest({"a": "1"}) != other.digest({"a": "1"})

@@ -1,0 +1,577 @@
+"""The tick, over a real store and small stand-ins for the world: in which order things happen, and what a kill,
+a quiet world, an unseen cloud or another service's trouble do to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from lb.wire import TargetState
+from policies.model import (
+    Bootstrapped,
+    CapacityType,
+    EndReason,
+    Event,
+    FailureKind,
+    Launched,
+    LaunchFailed,
+    Load,
+    Memory,
+    Offer,
+    Preempted,
+    ProbeFailed,
+    ProbePassed,
+    Replica,
+    ReplicaState,
+    Terminated,
+    UpdateMode,
+    Zone,
+)
+from provisioners.base import Instance, InstanceState, Requirements
+from skyserve_cli.controller.orders import token_of
+from skyserve_cli.controller.ports import AgentOrder, Call, CallKind, ProbeOrder, Sighting
+from skyserve_cli.controller.reconciler import Reconciler
+from skyserve_cli.spec import spec_from_json, spec_to_json
+from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from skyserve_cli.state.store import ServiceRow, Store
+
+S = ReplicaState
+ZONES = [Zone("sky", "r", name) for name in ("a", "b", "c")]
+OFFERS = tuple(Offer(zone, "m", None, 0.0, CapacityType.SPOT, 0.3 + i / 10) for i, zone in enumerate(ZONES))
+SPEC = ServiceSpec("chat", "run", replica_policy=ReplicaPolicy(2, 2), drain_timeout_s=60.0)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@dataclass
+class World:
+    """Every port at once. `log` is the order in which the hands were told; `rows_at` what the store said then."""
+
+    store: Store = field(default_factory=lambda: Store("sqlite://"))
+    time: float = 1000.0
+    offers: tuple[Offer, ...] | None = OFFERS
+    events: list[tuple[str, Event]] = field(default_factory=list)
+    sightings: list[Sighting] = field(default_factory=list)
+    loads: dict[str, Load] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)  # services whose spec cannot be had
+    unprobeable: set[str] = field(default_factory=set)
+    die_at: str = ""
+    log: list[str] = field(default_factory=list)
+    rows_at: dict[str, list[ServiceRow]] = field(default_factory=dict)
+    agents: Mapping[str, AgentOrder | None] = field(default_factory=dict)
+    probes: Sequence[ProbeOrder] = ()
+    calls: Sequence[Call] = ()
+    watched: frozenset[str] = frozenset()
+    abandoned: list[str] = field(default_factory=list)
+    asked: list[Requirements] = field(default_factory=list)
+
+    def reconciler(self) -> Reconciler:
+        """A new process."""
+        return Reconciler(
+            clock=self,
+            store=self.store,
+            specs=_Specs(self),
+            offers=_Offers(self),
+            runner=_Runner(self),
+            witness=_Witness(self),
+            prober=_Prober(self),
+            fleet=_Fleet(self),
+            enabled_clouds=frozenset({"sky"}),
+            lb_host="127.0.0.1",
+        )
+
+    def now(self) -> float:
+        return self.time
+
+    def told(self, hand: str) -> None:
+        if self.die_at == hand:
+            raise Killed
+        self.log.append(hand)
+        self.rows_at[hand] = self.store.services()
+
+    # --- what a test does
+
+    def up(self, spec: ServiceSpec = SPEC, mode: UpdateMode | None = None, replica_hash: str = "") -> int:
+        return self.store.put_service(
+            spec.name,
+            spec_to_json(spec),
+            replica_hash=replica_hash or spec.replica_hash(),
+            sealed_secrets=b"",
+            lb_port=30001,
+            target=1,
+            mode=mode,
+            now=self.time,
+        )
+
+    def has(self, *replicas: Replica, name: str = "chat", memory: Memory | None = None) -> None:
+        given = memory or Memory(next_replica_id=50)
+        self.store.commit(name, now=self.time, changed=replicas, memory=given, target=2, notes="", story=())
+
+    def happens(self, *events: Event, name: str = "chat") -> None:
+        self.events += [(name, event) for event in events]
+
+    def lists(self, *instances: Instance, cloud: str = "sky") -> None:
+        self.sightings.append(Sighting(cloud, self.time, instances))
+
+    # --- what a test asks
+
+    def row(self, name: str = "chat") -> ServiceRow:
+        (found,) = [row for row in self.store.services(down=True) if row.name == name]
+        return found
+
+    def fleet(self, name: str = "chat") -> str:
+        """ "1:READY 2:DRAINING" """
+        return " ".join(f"{replica.id}:{replica.state.value}" for replica in self.row(name).replicas)
+
+    def calling(self) -> str:
+        return " ".join(f"{call.kind.value} {call.replica.id}" for call in self.calls)
+
+    def targets(self, name: str = "chat") -> str:
+        order = self.agents[name]
+        assert order is not None
+        return " ".join(f"{target.id}:{target.state.value}" for target in order.table.targets)
+
+    def story(self) -> list[str]:
+        return [
+            f"{line.story.kind} {line.story.replica_id or ''}".strip() for line in self.store.events(None)
+        ]
+
+    def token(self, replica: Replica, name: str = "chat") -> str:
+        row = self.row(name)
+        return token_of(self.store.owner(), name, row.incarnation, replica.id, replica.offer)
+
+    def instance_of(
+        self, replica: Replica, state: InstanceState = InstanceState.RUNNING, **more: Any
+    ) -> Instance:
+        plain = Instance(
+            replica.instance_id or f"i-{replica.id}", self.token(replica), self.store.owner(), "chat", replica.id,
+            replica.zone, CapacityType.SPOT, state, endpoint=f"http://h:{replica.id}",
+        )  # fmt: skip
+        return replace(plain, **more)
+
+
+class _Hand:
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+
+class _Runner(_Hand):
+    def ensure(self, calls: Sequence[Call]) -> None:
+        self.world.told("calls")
+        self.world.calls = calls
+
+    def drain(self) -> Sequence[tuple[str, Event]]:
+        events, self.world.events = self.world.events, []
+        return events
+
+    def abandon(self, orphan: Instance) -> None:
+        self.world.abandoned.append(orphan.id)
+
+
+class _Witness(_Hand):
+    def watch(self, clouds: frozenset[str]) -> None:
+        self.world.told("watch")
+        self.world.watched = clouds
+
+    def drain(self) -> Sequence[Sighting]:
+        sightings, self.world.sightings = self.world.sightings, []
+        return sightings
+
+
+class _Prober(_Hand):
+    def watch(self, orders: Sequence[ProbeOrder]) -> None:
+        self.world.told("probes")
+        self.world.probes = orders
+
+    def drain(self) -> Sequence[tuple[str, Event]]:
+        return ()
+
+
+class _Fleet(_Hand):
+    def ensure(self, orders: Mapping[str, AgentOrder | None]) -> None:
+        self.world.told("tables")
+        self.world.agents = dict(orders)
+
+    def load(self, service: str) -> Load:
+        return self.world.loads.get(service, Load())
+
+
+class _Offers(_Hand):
+    def get(self, need: Requirements) -> tuple[Offer, ...] | None:
+        self.world.asked.append(need)
+        return self.world.offers
+
+
+class _Specs(_Hand):
+    def get(self, service: str, version: int) -> ServiceSpec:
+        if service in self.world.broken:
+            raise ValueError(f"{service} cannot be read")
+
+        return spec_from_json(dict(self.world.store.version(service, version).spec))
+
+    def probe(self, service: str, version: int) -> Probe:
+        if service in self.world.unprobeable:
+            raise ValueError(f"{service} cannot be probed")
+        return self.get(service, version).probe
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    world.up()
+    yield world
+    world.store.close()
+
+
+def a_replica(replica_id: int, state: ReplicaState = S.READY, version: int = 1, **more: Any) -> Replica:
+    plain = Replica(replica_id, version, OFFERS[replica_id % 3], state, 990.0, 900.0)
+    if state is not S.REQUESTED:
+        plain = replace(plain, instance_id=f"i-{replica_id}", launched_at=950.0)
+    if state not in (S.REQUESTED, S.PROVISIONING):
+        plain = replace(plain, endpoint=f"http://h:{replica_id}")
+    return replace(plain, **more)
+
+
+# --- the order of things ---------------------------------------------------------------------------------------
+
+
+def test_intents_are_in_the_store_before_any_hand_is_told(world: World) -> None:
+    world.reconciler().tick()
+    assert world.log == ["tables", "probes", "calls", "watch"]
+    for hand in ("tables", "calls"):
+        (row,) = world.rows_at[hand]
+        assert [replica.state for replica in row.replicas] == [S.REQUESTED] * 2
+    assert world.calling() == "launch 1 launch 2"
+    assert {call.replica for call in world.calls} == set(world.row().replicas)
+    assert world.row().memory.next_replica_id == 3
+
+
+def test_a_table_shrinks_before_the_machine_is_ended(world: World) -> None:
+    world.has(a_replica(1), a_replica(2), a_replica(3, S.DRAINING, drain_by=1000.0))
+    world.lists(*[world.instance_of(replica) for replica in world.row().replicas])
+    world.reconciler().tick()
+    assert world.log.index("tables") < world.log.index("calls")
+    assert world.targets() == "1:ready 2:ready"
+    assert world.calling() == "terminate 3"
+
+
+@pytest.mark.parametrize("hand", ["tables", "probes", "calls", "watch"])
+def test_a_controller_killed_anywhere_after_the_commit_goes_on_where_the_rows_stand(
+    world: World, hand: str
+) -> None:
+    world.die_at = hand
+    with pytest.raises(Killed):
+        world.reconciler().tick()
+    before = world.row()
+    world.die_at = ""
+    world.lists()
+    world.reconciler().tick()
+    assert world.row() == before
+    assert world.calling() == "launch 1 launch 2"
+
+
+def test_a_replica_comes_up_step_by_step(world: World) -> None:
+    reconciler = world.reconciler()
+    reconciler.tick()
+    world.lists()
+    world.happens(Launched(1, "i-1"), Launched(2, "i-2"))
+    reconciler.tick()
+    assert world.fleet() == "1:PROVISIONING 2:PROVISIONING"
+    assert world.calling() == ""
+    first, second = world.row().replicas
+    world.time += 1
+    world.lists(world.instance_of(first), world.instance_of(second, InstanceState.SETUP))
+    reconciler.tick()
+    assert world.fleet() == "1:STARTING 2:PROVISIONING"
+    assert [(order.replica_id, order.endpoint, order.passing) for order in world.probes] == [
+        (1, "http://h:1", None)
+    ]
+    assert world.targets() == ""
+    world.happens(ProbePassed(1))
+    reconciler.tick()
+    assert world.fleet() == "1:READY 2:PROVISIONING"
+    assert [order.passing for order in world.probes] == [True]
+    assert world.targets() == "1:ready"
+    world.happens(ProbeFailed(1, "503"))
+    reconciler.tick()
+    assert [order.passing for order in world.probes] == [False]
+    assert world.targets() == "1:unhealthy"
+    assert world.row().memory.rollout == {"good": 1}
+    assert world.story() == [
+        "goal", "Launch 1", "Launch 2", "Launched 1", "Launched 2", "Bootstrapped 1", "ProbePassed 1", "ProbeFailed 1",
+    ]  # fmt: skip
+
+
+def test_the_agent_has_the_services_port_and_outlives_the_last_replica_of_a_service_that_is_up(
+    world: World,
+) -> None:
+    world.offers = ()
+    world.reconciler().tick()
+    order = world.agents["chat"]
+    assert order is not None
+    assert (order.host, order.port, order.tls) == ("127.0.0.1", 30001, None)
+
+
+# --- quiet -----------------------------------------------------------------------------------------------------
+
+
+def test_a_quiet_tick_writes_nothing(world: World) -> None:
+    world.has(a_replica(1), a_replica(2))
+    reconciler = world.reconciler()
+    listed = [world.instance_of(replica) for replica in world.row().replicas]
+    for _ in range(3):
+        world.lists(*listed)
+        reconciler.tick()
+        world.time += 1
+    before, story = world.row(), world.story()
+    written = _changes(world.store)
+    for _ in range(5):
+        world.lists(*listed)
+        reconciler.tick()
+        world.time += 1
+    assert (world.row(), world.story()) == (before, story)
+    assert _changes(world.store) == written
+
+
+def _changes(store: Store) -> int:
+    """How many rows were ever written over this connection."""
+    with store._engine.connect() as connection:
+        raw = connection.connection.dbapi_connection
+        assert raw is not None
+        return int(raw.total_changes)
+
+
+def test_a_note_is_told_once_and_stands_while_nothing_can_be_planned(world: World) -> None:
+    world.offers = ()
+    reconciler = world.reconciler()
+    for _ in range(3):
+        reconciler.tick()
+    assert world.row().notes == "no offer fits version 1"
+    world.offers = None
+    reconciler.tick()
+    assert world.row().notes == "no offer fits version 1"
+    assert world.story() == ["goal", "note"]
+
+
+# --- what is not known ----------------------------------------------------------------------------------------
+
+
+def test_nothing_is_planned_before_every_cloud_with_a_replica_was_seen(world: World) -> None:
+    """One of two is gone, but a controller that has just started cannot know: first it looks."""
+    elsewhere = replace(OFFERS[0], zone=Zone("far", "r", "x"))
+    world.has(a_replica(1), a_replica(2, offer=elsewhere), a_replica(3))
+    reconciler = world.reconciler()
+    reconciler.tick()
+    assert world.watched == {"sky", "far"}
+    world.lists(*[world.instance_of(r) for r in world.row().replicas if r.zone.cloud == "sky"])
+    reconciler.tick()
+    assert world.fleet() == "1:READY 2:READY 3:READY"
+    world.lists(cloud="far")
+    reconciler.tick()
+    assert world.fleet() == "1:READY 3:READY"
+    assert world.calling() == ""
+
+
+def test_outstanding_calls_do_not_wait_for_the_clouds_to_be_seen(world: World) -> None:
+    world.has(a_replica(1, S.REQUESTED), a_replica(2, S.TERMINATING))
+    world.reconciler().tick()
+    assert world.calling() == "launch 1 terminate 2"
+
+
+def test_nothing_is_planned_before_the_offers_are_known(world: World) -> None:
+    world.offers = None
+    reconciler = world.reconciler()
+    reconciler.tick()
+    assert world.fleet() == ""
+    world.offers = OFFERS
+    reconciler.tick()
+    assert world.fleet() == "1:REQUESTED 2:REQUESTED"
+
+
+def test_down_waits_for_nobody(world: World) -> None:
+    """Neither for offers nor for a listing: a cloud that is disabled or away does not keep a service up."""
+    world.has(a_replica(1), a_replica(2, S.STARTING))
+    world.store.set_down("chat", purge=False, now=world.time)
+    world.offers = None
+    world.reconciler().tick()
+    assert world.fleet() == "1:DRAINING 2:TERMINATING"
+    assert world.asked == []
+
+
+def test_down_to_the_end(world: World) -> None:
+    world.has(a_replica(1), a_replica(2, S.STARTING))
+    world.store.set_down("chat", purge=False, now=world.time)
+    reconciler = world.reconciler()
+    reconciler.tick()
+    assert world.targets() == "1:draining"
+    world.loads["chat"] = Load(empty=frozenset({1}), known=True)
+    world.happens(Terminated(2))
+    reconciler.tick()
+    assert (world.fleet(), world.calling(), world.targets()) == ("1:TERMINATING", "terminate 1", "")
+    world.happens(Terminated(1))
+    reconciler.tick()
+    assert world.fleet() == ""
+    assert world.agents == {}
+    reasons = [replica.end_reason for replica in world.store.replicas("chat")]
+    assert reasons == [EndReason.SERVICE_DOWN] * 2
+
+
+# --- what happens ---------------------------------------------------------------------------------------------
+
+
+def test_a_preempted_replica_is_replaced_elsewhere_in_the_same_tick(world: World) -> None:
+    world.has(a_replica(1), a_replica(2))
+    taken, kept = world.row().replicas
+    world.lists(world.instance_of(taken, InstanceState.PREEMPTED), world.instance_of(kept))
+    world.reconciler().tick()
+    assert world.fleet() == "2:READY 50:REQUESTED"
+    assert world.row().replicas[1].zone not in (taken.zone, kept.zone)
+    assert world.targets() == "2:ready"
+    assert [r.end_reason for r in world.store.replicas("chat") if r.state is S.GONE] == [EndReason.PREEMPTED]
+
+
+def test_events_of_one_tick_are_taken_in_order(world: World) -> None:
+    world.has(a_replica(1, S.STARTING), a_replica(2))
+    world.lists(*[world.instance_of(replica) for replica in world.row().replicas])
+    world.happens(ProbePassed(1), ProbeFailed(1), Preempted(2), ProbePassed(2))
+    world.reconciler().tick()
+    assert world.fleet() == "1:NOT_READY 50:REQUESTED"
+
+
+def test_an_event_nobody_can_handle_is_set_aside_with_its_story(world: World) -> None:
+    world.has(a_replica(1), a_replica(2))
+    world.lists(*[world.instance_of(replica) for replica in world.row().replicas])
+    world.happens(Bootstrapped(1, "http://elsewhere"), Terminated(99))
+    world.reconciler().tick()
+    assert world.fleet() == "1:READY 2:READY"
+    assert world.row().replicas[0].endpoint == "http://h:1"
+    assert world.story() == ["goal", "error 1"]
+
+
+def test_a_killed_replica_drains_and_is_replaced(world: World) -> None:
+    world.has(a_replica(1), a_replica(2))
+    world.store.kill_replica("chat", 1, now=world.time)
+    reconciler = world.reconciler()
+    world.lists(*[world.instance_of(replica) for replica in world.row().replicas])
+    reconciler.tick()
+    assert world.fleet() == "1:DRAINING 2:READY 50:REQUESTED"
+    reconciler.tick()
+    assert world.fleet() == "1:DRAINING 2:READY 50:REQUESTED"
+
+
+def test_a_version_that_fails_is_answered_with_offers_for_the_one_that_works(world: World) -> None:
+    """The two need different machines; the tick that learns of the failure must not mix them up."""
+    big = replace(SPEC, resources=(ResourceChoice(accelerator="H100", accelerator_count=8.0),))
+    world.up(big, UpdateMode.ROLLING)
+    memory = Memory(50, rollout={"good": 1})
+    world.has(a_replica(1), a_replica(2, S.REQUESTED, version=2), memory=memory)
+    world.lists(world.instance_of(world.row().replicas[0]))
+    world.happens(LaunchFailed(2, FailureKind.CONFIG, "no such machine"))
+    world.reconciler().tick()
+    assert [candidate.accelerator for candidate in world.asked[-1].candidates] == [None]
+    assert [(replica.id, replica.version) for replica in world.row().replicas] == [(1, 1), (50, 1)]
+
+
+# --- orphans ---------------------------------------------------------------------------------------------------
+
+
+def test_an_orphan_is_seen_twice_before_it_is_ended(world: World) -> None:
+    world.has(a_replica(1), a_replica(2))
+    mine = [world.instance_of(replica) for replica in world.row().replicas]
+    stray = replace(mine[0], id="i-stray", token="t-stray")
+    reconciler = world.reconciler()
+    world.lists(*mine, stray)
+    reconciler.tick()
+    assert world.abandoned == []
+    world.lists(*mine, stray)
+    reconciler.tick()
+    assert world.abandoned == ["i-stray"]
+
+
+def test_what_is_launched_while_it_is_listed_is_no_orphan(world: World) -> None:
+    reconciler = world.reconciler()
+    reconciler.tick()
+    for _ in range(3):
+        world.lists(*[world.instance_of(replica, InstanceState.PENDING) for replica in world.row().replicas])
+        reconciler.tick()
+    assert world.abandoned == []
+
+
+def test_two_listings_in_one_tick_count_twice_but_of_the_same_cloud_only(world: World) -> None:
+    stray = Instance(
+        "i-9", "t-9", world.store.owner(), "chat", 9, ZONES[0], CapacityType.SPOT, InstanceState.RUNNING
+    )
+    reconciler = world.reconciler()
+    world.lists(stray)
+    world.lists(cloud="far")
+    reconciler.tick()
+    assert world.abandoned == []
+    world.lists(stray)
+    reconciler.tick()
+    assert world.abandoned == ["i-9"]
+
+
+# --- trouble ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trouble", ["spec", "probe"], ids=["its spec cannot be read", "it cannot be probed"])
+def test_one_services_trouble_stops_no_other_and_takes_nothing_down(world: World, trouble: str) -> None:
+    world.up(replace(SPEC, name="other"))
+    reconciler = world.reconciler()
+    world.has(a_replica(1), a_replica(2))
+    mine = [world.instance_of(replica) for replica in world.row().replicas]
+    world.lists(*mine)
+    reconciler.tick()
+    order = world.agents["chat"]
+    (world.broken if trouble == "spec" else world.unprobeable).add("chat")
+    for _ in range(3):
+        world.lists(*mine)
+        reconciler.tick()
+    assert world.agents["chat"] == order is not None
+    assert world.fleet() == "1:READY 2:READY"
+    assert world.abandoned == []
+    assert world.fleet("other") == "1:REQUESTED 2:REQUESTED"
+    assert {call.service for call in world.calls} == {"other"}
+    world.broken.clear()
+    world.unprobeable.clear()
+    world.happens(Preempted(1))
+    world.lists(mine[1])
+    reconciler.tick()
+    assert world.fleet() == "2:READY 50:REQUESTED"
+
+
+def test_a_service_in_trouble_from_the_start_keeps_the_load_balancer_it_has(world: World) -> None:
+    world.has(a_replica(1))
+    world.broken.add("chat")
+    world.reconciler().tick()
+    assert world.agents == {"chat": None}
+
+
+def test_an_answer_lost_with_a_failed_commit_is_asked_for_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is away for one tick: the rows stand as they were, so the call is still outstanding."""
+    reconciler = world.reconciler()
+    reconciler.tick()
+    with monkeypatch.context() as away:
+        away.setattr(world.store, "commit", _locked)
+        world.happens(Launched(1, "i-1"))
+        reconciler.tick()
+        assert world.calling() == ""
+    world.lists()
+    reconciler.tick()
+    assert world.calling() == "launch 1 launch 2"
+
+
+def _locked(*_: Any, **__: Any) -> None:
+    raise OSError("database is locked")
+
+
+def test_states_of_targets_are_the_agents_words() -> None:
+    assert {state.value for state in TargetState} == {"ready", "unhealthy", "draining"}
+    assert {kind.value for kind in CallKind} == {"launch", "terminate"}
