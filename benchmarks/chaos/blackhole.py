@@ -89,7 +89,9 @@ def measure(stack: Stack, fault: str, *, alone: bool, seconds: float, rate: floa
             hurt(stack, fault, victim)
             if fault == "engine frozen":
                 until(lambda: stack.metric(NAME, "skyserve_lb_ejections") > before, "it is not ejected", 30.0)
-            until(lambda: len(traffic.outcomes) >= warm + rate * seconds, "traffic ends", 10.0 * seconds + 30.0)
+            until(
+                lambda: len(traffic.outcomes) >= warm + rate * seconds, "traffic ends", 10.0 * seconds + 30.0
+            )
         finding = Finding(
             outcomes=tuple(traffic.outcomes),
             listed=str(victim) in stack.listed(NAME),
@@ -98,7 +100,9 @@ def measure(stack: Stack, fault: str, *, alone: bool, seconds: float, rate: floa
     if fault == "engine frozen":
         stack.thaw(engine)
     else:  # a controller that was frozen has yet to find out
-        until(lambda: all(r["id"] != victim for r in stack.replicas(NAME, "READY")), "it is still called ready")
+        until(
+            lambda: all(r["id"] != victim for r in stack.replicas(NAME, "READY")), "it is still called ready"
+        )
     stack.settled(NAME)
     return finding
 
@@ -123,7 +127,9 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=20.0, help="requests per second")
     given = parser.parse_args()
     broken = []
-    print(f"time to first byte is configured as {TIME_TO_FIRST_BYTE_S:g} s; SkyServe: SkyPilot 0.14.1, still listed")
+    print(
+        f"time to first byte is configured as {TIME_TO_FIRST_BYTE_S:g} s; SkyServe: SkyPilot 0.14.1, still listed"
+    )
     print(f"{'policy':<12} {'fault':<16} {'controller':<11} {'failed here':<18} {'longest':<9} "
           f"{'ejected':<8} {'listed':<7} SkyServe")  # fmt: skip
     with Stack() as stack:

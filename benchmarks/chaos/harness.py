@@ -104,12 +104,11 @@ class Stack:
         self.client = Client(self.home)
         self.store = LocalStore(root)
         self._frozen: set[int] = set()
-        self._ports: set[int] = set()
 
     def __enter__(self) -> Stack:
         self.home.create()
         # Away from the local cloud's ports and from those the kernel gives to outgoing connections.
-        first = random.Random(os.getpid()).randrange(10_000, 19_900)  # noqa: S311
+        first = random.Random(os.getpid()).randrange(10_000, 19_900)
         self.home.config.write_text(
             f"controller: {{tick_seconds: 0.5}}\n"
             f"load_balancer: {{first_port: {first}, last_port: {first + 50}}}\n"
@@ -138,7 +137,6 @@ class Stack:
     def up(self, yaml: str) -> None:
         loaded = load_text(yaml)
         self.client.put(loaded.spec.name, spec_to_json(loaded.spec), {}, None)
-        self._ports.add(int(self.endpoint(loaded.spec.name).rpartition(":")[2]))
 
     def update(self, yaml: str, mode: UpdateMode = UpdateMode.ROLLING) -> None:
         loaded = load_text(yaml)
@@ -248,7 +246,7 @@ class Stack:
     def controllers(self) -> list[int]:
         """The controller, also one that is still coming up and has told nobody its address."""
         daemon = "skyserve_cli.controller.daemon"
-        return [process.pid for process in self._processes() if daemon in process.cmdline()]
+        return [process.pid for process, command in self._processes() if daemon in command]
 
     # --- the load balancer's admin port
 
@@ -318,7 +316,7 @@ class Stack:
 
     def leftovers(self) -> list[str]:
         """Everything of this installation that is still there, as sentences."""
-        left = [f"process {p.pid} lives: {' '.join(p.cmdline())[:200]}" for p in self._processes()]
+        left = [f"process {p.pid} lives: {' '.join(command)[:200]}" for p, command in self._processes()]
         left += [f"port {port} is open" for port in sorted(self._all_ports()) if _is_open(port)]
         namespaces = Path("/run/netns")
         mine = {record.namespace for f in self.store.folders() if (record := f.record()) and record.namespace}
@@ -334,10 +332,12 @@ class Stack:
 
     def _all_ports(self) -> set[int]:
         records = [folder.record() for folder in self.store.folders()]
-        return self._ports | {r.port for r in records if r is not None and r.namespace is None}
+        endpoints = {port for (port,) in self.rows("SELECT lb_port FROM services")}
+        return endpoints | {r.port for r in records if r is not None and r.namespace is None}
 
-    def _processes(self) -> list[psutil.Process]:
-        """Whoever carries this home, or one of its instances, in its arguments or its environment."""
+    def _processes(self) -> list[tuple[psutil.Process, list[str]]]:
+        """Whoever carries this home, or one of its instances, in its arguments or its environment; with its
+        arguments."""
         root = str(self.home.root)
         instances = {record.id for folder in self.store.folders() if (record := folder.record())}
         found = []
@@ -345,20 +345,20 @@ class Stack:
             try:
                 if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
                     continue
-                environment = process.environ()
+                environment, command = process.environ(), process.cmdline()
                 if (
-                    any(root in word for word in process.cmdline())
+                    any(root in word for word in command)
                     or environment.get("SKYSERVE_HOME") == root
                     or environment.get(local_process.INSTANCE_MARK) in instances
                 ):
-                    found.append(process)
+                    found.append((process, command))
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         return found
 
     def _sweep(self) -> None:
         """After a failure, too, the machine is as it was."""
-        for process in self._processes():
+        for process, _ in self._processes():
             try:
                 process.kill()
             except psutil.NoSuchProcess:
@@ -367,7 +367,7 @@ class Stack:
 
 def _lives(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

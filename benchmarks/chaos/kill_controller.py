@@ -11,7 +11,7 @@ Claims, when all is quiet again:
 * every end has the reason, and the reasons the numbers, that the script explains
 * no request failed
 
-    python -m benchmarks.chaos.kill_controller [--kills 50] [--seed 1]
+    python -m benchmarks.chaos.kill_controller [--kills 50] [--seed 1] [--longest-life 2.5]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 
@@ -41,11 +41,11 @@ class Killer:
     """Kills whatever controller there is, `kills` times, and sees to it that there is a next one. A context
     manager with a thread of its own."""
 
-    def __init__(self, stack: Stack, kills: int, seed: int, longest_life_s: float = 2.5) -> None:
+    def __init__(self, stack: Stack, kills: int, seed: int, longest_life_s: float) -> None:
         self.done = 0
         self._stack = stack
         self._kills = kills
-        self._random = random.Random(seed)  # noqa: S311
+        self._random = random.Random(seed)
         self._longest_life_s = longest_life_s
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="killer", daemon=True)
@@ -62,10 +62,11 @@ class Killer:
 
     @property
     def finished(self) -> bool:
-        return self.done >= self._kills
+        """Whether there will be no further kill."""
+        return self.done >= self._kills or not self._thread.is_alive()
 
     def _run(self) -> None:
-        while not self.finished and not self._stopping.is_set():
+        while self.done < self._kills and not self._stopping.is_set():
             starting = threading.Thread(target=self._bring_up, daemon=True)
             starting.start()
             self._stopping.wait(self._random.uniform(0.0, self._longest_life_s))
@@ -254,13 +255,22 @@ def audit_instances(stack: Stack) -> list[str]:
     return broken
 
 
-def run(stack: Stack, script: Script, *, kills: int, seed: int, rate: float) -> tuple[Traffic, int]:
-    """The scripted life, over and over until the killer has had his fill."""
+def run(
+    stack: Stack,
+    script: Script,
+    deeds: Sequence[Callable[[], None]],
+    *,
+    kills: int,
+    seed: int,
+    longest_life_s: float,
+    rate: float,
+) -> tuple[Traffic, int]:
+    """The deeds of the script, over and over until the killer has had his fill; the traffic, and the kills."""
     script.steady_up()
     with Traffic(stack.endpoint(STEADY), rate) as traffic:
-        with Killer(stack, kills, seed) as killer:
+        with Killer(stack, kills, seed, longest_life_s) as killer:
             while True:
-                for deed in script.cycle():
+                for deed in deeds:
                     deed()
                 if killer.finished:
                     break
@@ -273,14 +283,20 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second")
+    parser.add_argument("--longest-life", type=float, default=2.5, help="seconds a controller may live")
     given = parser.parse_args()
     with Stack() as stack:
         script = Script(stack)
-        traffic, kills = run(stack, script, kills=given.kills, seed=given.seed, rate=given.rate)
+        traffic, kills = run(
+            stack, script, script.cycle(), kills=given.kills, seed=given.seed,
+            longest_life_s=given.longest_life, rate=given.rate,
+        )  # fmt: skip
         broken = audit(stack, script)
     print(f"controller killed {kills} times (seed {given.seed}) during {dict(script.deeds)}")
     print(f"replicas launched, each explained: {dict(script.launches)}; ended: {dict(script.ends)}")
     print(f"requests failed: {share(traffic.failed(), traffic.outcomes)}; {latency(traffic.outcomes)}")
+    if kills < given.kills:
+        broken.append(f"only {kills} kills of {given.kills}")
     if traffic.failed():
         broken.append(f"requests failed: {tally(traffic.outcomes)}")
     for claim in broken:

@@ -185,18 +185,18 @@ class Office:
         """The endpoint's port: the one asked for, the one the service had, or the first that is free."""
         rows = {row.name: row for row in self._store.services(down=True)}
         taken = {row.lb_port for row in rows.values() if row.name != name and not row.down}
-        has = rows[name].lb_port if name in rows and not rows[name].down else None
+        had = rows[name].lb_port if name in rows else None
         settings = self._clouds.config.load_balancer
         host = spec.load_balancer.host or settings.host
         chosen = spec.load_balancer.port
         if chosen is not None:
             if chosen in taken:
                 raise NoFreePortError(f"service.load_balancer.port: {chosen} belongs to another service")
-            if chosen != has and not _is_free(host, chosen):
+            if chosen != had and not _is_free(host, chosen):  # its own agent may still hold it
                 raise NoFreePortError(f"service.load_balancer.port: {chosen} is in use on {host}")
             return chosen
-        if has is not None:
-            return has
+        if had is not None and not rows[name].down:
+            return had
         for port in range(settings.first_port, settings.last_port + 1):
             if port not in taken and _is_free(host, port):
                 return port

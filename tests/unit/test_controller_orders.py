@@ -208,11 +208,11 @@ def test_targets_are_the_replicas_that_can_be_asked() -> None:
     ("probe", "path"),
     [
         pytest.param(Probe("/health"), "/health", id="a plain path"),
-        pytest.param(Probe("/v1/chat", post_data="{}"), None, id="a payload is work"),
-        pytest.param(Probe("/h?key=$KEY"), None, id="a secret stays here"),
+        pytest.param(Probe("/v1/chat", post_data="{}"), "/health", id="a payload is work"),
+        pytest.param(Probe("/h?key=$KEY"), "/health", id="a secret stays here"),
     ],
 )
-def test_what_an_agent_may_ask_a_silent_target(probe: Probe, path: str | None) -> None:
+def test_what_an_agent_may_ask_a_silent_target(probe: Probe, path: str) -> None:
     assert a_table(replace(SPEC, probe=probe), a_replica()).targets[0].health_path == path
 
 

@@ -1,0 +1,443 @@
+"""The controller's API over a real socket, a real database and the local cloud: every route and every refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestServer
+from yarl import URL
+
+from policies.model import Memory, Offer, Replica, ReplicaState
+from provisioners.base import Candidate, Requirements
+from provisioners.local import LocalProvisioner
+from skyserve_cli.clouds import Clouds
+from skyserve_cli.config import Config, LoadBalancerConfig
+from skyserve_cli.controller.api import Api
+from skyserve_cli.controller.books import SpecBook
+from skyserve_cli.controller.lb_fleet import ProcessFleet
+from skyserve_cli.controller.office import Office
+from skyserve_cli.controller.seal import Seal
+from skyserve_cli.home import Home
+from skyserve_cli.spec import load_text, spec_to_json
+from skyserve_cli.state.store import Store, Story
+
+TOKEN = "the-token"
+YAML = "name: chat\nresources: {cloud: local}\nservice: {readiness_probe: /, replicas: 2}\nrun: serve-it\n"
+ROUTES = [
+    ("GET", "/v1/health"),
+    ("GET", "/v1/services"),
+    ("PUT", "/v1/services/chat"),
+    ("POST", "/v1/services/chat/down"),
+    ("POST", "/v1/services/chat/replicas/1/down"),
+    ("POST", "/v1/plan"),
+    ("GET", "/v1/events"),
+    ("GET", "/v1/logs/controller"),
+    ("GET", "/v1/logs/load_balancer/chat"),
+    ("GET", "/v1/logs/replica/chat/1"),
+    ("POST", "/v1/stop"),
+    ("GET", "/v1/nothing"),
+]
+
+
+class Controller:
+    """The API with everything behind it but the reconciler."""
+
+    def __init__(self, home: Home, fleet: ProcessFleet, ports: range) -> None:
+        self.time = 1000.0
+        self.home = home
+        self.store = Store(home.database_url)
+        self.woken = self.stopped = 0
+        seal = Seal(home.sealing_key())
+        settings = LoadBalancerConfig(first_port=ports.start, last_port=ports.stop - 1)
+        self.specs = SpecBook(self.store, seal)
+        office = Office(
+            store=self.store,
+            specs=self.specs,
+            seal=seal,
+            clouds=Clouds(home, Config(load_balancer=settings)),
+            fleet=fleet,
+            clock=self,
+            owner=self.store.owner(),
+            wake=self._wake,
+            load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
+        )
+        self.server = TestServer(Api(office, TOKEN, home.controller_log, self._stop).app())
+        self.session = aiohttp.ClientSession()
+
+    def now(self) -> float:
+        return self.time
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def _stop(self) -> None:
+        self.stopped += 1
+
+    async def raw(self, method: str, path: str, **more: Any) -> tuple[int, bytes, dict[str, str]]:
+        headers = {"Authorization": f"Bearer {TOKEN}"} | more.pop("headers", {})
+        async with self.session.request(
+            method, self.server.make_url(path), headers=headers, **more
+        ) as answer:
+            return answer.status, await answer.read(), dict(answer.headers)
+
+    async def call(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        url = self.server.make_url(path)
+        async with self.session.request(method, url, json=body, headers=headers) as answer:
+            content: dict[str, Any] = await answer.json()
+            return answer.status, content
+
+    async def up(
+        self, yaml: str = YAML, *, name: str = "chat", mode: str | None = None, **more: Any
+    ) -> tuple[int, Any]:
+        spec = spec_to_json(load_text(yaml).spec)
+        return await self.call("PUT", f"/v1/services/{name}", {"spec": spec, "mode": mode} | more)
+
+    def has(self, *replicas: Replica) -> None:
+        self.store.commit(
+            "chat",
+            now=1001.0,
+            changed=replicas,
+            memory=Memory(9),
+            target=2,
+            notes="",
+            story=[Story("note", "x")],
+        )
+
+
+@pytest.fixture
+async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
+    home = Home.from_environment({"SKYSERVE_HOME": str(tmp_path)})
+    home.create()
+    first = free_port()
+    fleet = ProcessFleet(home.load_balancers, asyncio.get_running_loop(), lambda: None)
+    controller = Controller(home, fleet, range(first, first + 20))
+    await controller.server.start_server()
+    yield controller
+    await controller.session.close()
+    await controller.server.close()
+    controller.store.close()
+
+
+def free_port() -> int:
+    """A port that nobody has now, low enough that twenty more exist."""
+    for _ in range(50):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port < 60_000:
+            return port
+    raise AssertionError("no low port is free")
+
+
+def a_replica(controller: Controller, replica_id: int = 1) -> Replica:
+    offer = an_offer(controller)
+    return Replica(
+        replica_id, 1, offer, ReplicaState.READY, 1000.0, 1000.0, "i-1", "http://h:1", 1000.0, 1000.0
+    )
+
+
+def an_offer(controller: Controller) -> Offer:
+    return LocalProvisioner(controller.home.root).offers(Requirements((Candidate(cloud="local"),)))[0]
+
+
+# --- the token -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [None, "", "Bearer", "Bearer wrong", TOKEN, f"bearer {TOKEN}", f"Bearer {TOKEN}x", "Bearer \udcff\udcfe"],
+    ids=["none", "empty", "no token", "wrong", "no scheme", "other case", "longer", "not text"],
+)
+async def test_no_route_answers_without_the_token(controller: Controller, given: str | None) -> None:
+    """Over a plain socket: a client library would refuse to send some of these."""
+    for method, path in ROUTES:
+        reader, writer = await asyncio.open_connection(controller.server.host, controller.server.port)
+        lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", "Content-Length: 0"]
+        lines += [] if given is None else [f"Authorization: {given}"]
+        writer.write("\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape"))
+        assert (await reader.readline()).split()[1] == b"401", (method, path)
+        writer.close()
+        await writer.wait_closed()
+    assert (controller.stopped, controller.woken) == (0, 0)
+
+
+# --- goals -----------------------------------------------------------------------------------------------------
+
+
+async def test_up_update_kill_down(controller: Controller) -> None:
+    assert await controller.up() == (200, {"name": "chat", "version": 1})
+    assert await controller.up(mode="rolling") == (200, {"name": "chat", "version": 2})
+    controller.has(a_replica(controller))
+    assert await controller.call("POST", "/v1/services/chat/replicas/1/down") == (200, {})
+    assert await controller.call("POST", "/v1/services/chat/down", {"purge": True}) == (200, {})
+    (row,) = controller.store.services()
+    assert (row.version, row.killed, row.down, row.purge) == (2, {1}, True, True)
+    assert controller.woken == 4
+    assert (await controller.up())[0] == 409
+
+
+async def test_what_is_refused_changes_nothing(controller: Controller) -> None:
+    status, answer = await controller.up(mode="rolling")
+    assert (status, answer) == (404, {"error": "there is no service chat"})
+    await controller.up()
+    status, answer = await controller.up()
+    assert status == 409
+    assert "serve update" in answer["error"]
+    for path in ("/v1/services/ghost/down", "/v1/services/ghost/replicas/1/down"):
+        assert await controller.call("POST", path) == (404, {"error": "there is no service ghost"})
+    controller.has(a_replica(controller))
+    status, answer = await controller.call("POST", "/v1/services/chat/replicas/7/down")
+    assert (status, answer) == (404, {"error": "service chat has no live replica 7"})
+    status, _ = await controller.call("POST", f"/v1/services/chat/replicas/{10**30}/down")
+    assert status == 404
+    await controller.call("POST", "/v1/services/chat/down")
+    status, answer = await controller.up()
+    assert status == 409
+    assert "going down" in answer["error"]
+    assert controller.store.services()[0].version == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"\xff", b"[]", b"null", b"3", b"{}", b'{"spec": 1}', b'{"spec": {}}', b'{"spec": null}'],
+    ids=lambda body: body.decode("latin-1"),
+)
+@pytest.mark.parametrize(("method", "path"), [("PUT", "/v1/services/chat"), ("POST", "/v1/plan")])
+async def test_a_wrong_body_is_a_wrong_request(
+    controller: Controller, method: str, path: str, body: bytes
+) -> None:
+    status, content, _ = await controller.raw(method, path, data=body)
+    assert status == 400
+    assert b"error" in content
+    assert controller.store.services() == []
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"mode": "sideways"}, "sideways"),
+        ({"mode": 3}, "3"),
+        ({"secrets": None}, "NoneType"),
+        ({"secrets": [1]}, "TypeError"),
+    ],
+    ids=["an unknown mode", "a mode that is no word", "secrets: null", "secrets: a list"],
+)
+async def test_a_wrong_field_is_a_wrong_request(
+    controller: Controller, more: dict[str, Any], says: str
+) -> None:
+    status, answer = await controller.up(**({"mode": None} | more))
+    assert status == 400
+    assert says in answer["error"]
+
+
+@pytest.mark.parametrize("name", ["..%2Fx", "a%20b", "-x", "1x", "x" * 64, "%00", "ä"])
+async def test_a_name_that_is_none(controller: Controller, name: str) -> None:
+    url = URL(f"{controller.server.make_url('/')}v1/services/{name}", encoded=name.isascii())
+    spec = spec_to_json(load_text(YAML).spec)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with controller.session.put(url, json={"spec": spec}, headers=headers) as answer:
+        assert answer.status == 400
+    assert controller.store.services() == []
+
+
+async def test_secrets_are_sealed_and_must_be_there(controller: Controller) -> None:
+    yaml = YAML + "secrets: {KEY: hunter2}\n"
+    status, answer = await controller.up(yaml)
+    assert (status, "KEY" in answer["error"]) == (400, True)
+    assert (await controller.up(yaml, secrets={"KEY": "hunter2"}))[0] == 200
+    assert b"hunter2" not in controller.store.version("chat", 1).sealed_secrets
+    assert controller.specs.secrets("chat", 1) == {"KEY": "hunter2"}
+    raw = b"".join(path.read_bytes() for path in controller.home.root.glob("state.db*"))
+    assert b"hunter2" not in raw
+
+
+async def test_a_changed_secret_is_another_replica_and_a_changed_size_is_not(controller: Controller) -> None:
+    yaml = YAML + "secrets: {KEY: a}\n"
+    await controller.up(yaml, secrets={"KEY": "a"})
+    await controller.up(yaml.replace("replicas: 2", "replicas: 5"), secrets={"KEY": "a"}, mode="rolling")
+    assert controller.store.services()[0].same_replicas == {1}
+    await controller.up(yaml, secrets={"KEY": "b"}, mode="rolling")
+    assert controller.store.services()[0].same_replicas == frozenset()
+
+
+async def test_a_cloud_that_is_not_enabled(controller: Controller) -> None:
+    status, answer = await controller.up(YAML.replace("local", "aws"))
+    assert status == 422
+    assert "aws is not enabled here" in answer["error"]
+    assert controller.store.services() == []
+
+
+# --- ports -----------------------------------------------------------------------------------------------------
+
+
+async def test_every_service_has_a_port_of_its_own_and_keeps_it(controller: Controller) -> None:
+    await asyncio.gather(*[controller.up(name=f"s{number}") for number in range(8)])
+    ports = {row.name: row.lb_port for row in controller.store.services()}
+    assert len(set(ports.values())) == 8
+    await controller.up(name="s3", mode="rolling")
+    assert {row.name: row.lb_port for row in controller.store.services()} == ports
+
+
+async def test_no_port_is_left(controller: Controller) -> None:
+    outcomes = [(await controller.up(name=f"s{number}"))[0] for number in range(21)]
+    assert outcomes.count(422) >= 1
+    assert outcomes[-1] == 422
+
+
+async def test_a_port_that_is_asked_for(controller: Controller) -> None:
+    port = free_port()
+    yaml = YAML.replace("replicas: 2", f"replicas: 2, load_balancer: {{port: {port}}}")
+    assert (await controller.up(name="mine"))[0] == 200
+    assert (await controller.up(yaml, name="mine", mode="rolling"))[0] == 200
+    assert controller.store.services()[0].lb_port == port
+    status, answer = await controller.up(yaml, name="other")
+    assert (status, "belongs to another service" in answer["error"]) == (422, True)
+    await controller.call("POST", "/v1/services/mine/down")
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        status, answer = await controller.up(yaml, name="other")
+    assert (status, "is in use" in answer["error"]) == (422, True)
+    assert (await controller.up(yaml, name="other"))[0] == 200
+
+
+# --- facts -----------------------------------------------------------------------------------------------------
+
+
+async def test_health(controller: Controller) -> None:
+    controller.time = 1012.5
+    status, answer = await controller.call("GET", "/v1/health")
+    assert status == 200
+    assert (answer["uptime_s"], answer["clouds"]) == (12.5, ["local"])
+
+
+async def test_services_show_every_promised_key(controller: Controller) -> None:
+    await controller.up()
+    status, answer = await controller.call("GET", "/v1/services")
+    assert status == 200
+    assert answer["services"][0]["status"] == "REPLICA_INIT"
+    controller.has(a_replica(controller))
+    controller.time = 1000.0 + 3600.0
+    (service,) = (await controller.call("GET", "/v1/services"))[1]["services"]
+    assert {
+        "name",
+        "version",
+        "status",
+        "endpoint",
+        "endpoints",
+        "replicas",
+        "target",
+        "cost",
+    } <= service.keys()
+    assert (service["status"], service["ready"], service["endpoints"]) == ("READY", 1, [service["endpoint"]])
+    price = service["replicas"][0]["price_usd_hour"]
+    cost = service["cost"]
+    assert (cost["usd_per_hour"], cost["usd_total"]) == (price, pytest.approx(price))
+    assert cost["usd_on_demand_equivalent"] >= cost["usd_total"]
+
+
+async def test_what_is_down_or_ended_is_shown_when_asked_for(controller: Controller) -> None:
+    await controller.up()
+    replica = a_replica(controller)
+    controller.has(replica)
+    await controller.call("POST", "/v1/services/chat/down")
+    controller.has(replace(replica, state=ReplicaState.GONE, ended_at=1001.0))
+    assert (await controller.call("GET", "/v1/services"))[1] == {"services": []}
+    (service,) = (await controller.call("GET", "/v1/services?all=1&ended=1"))[1]["services"]
+    assert (service["status"], [r["state"] for r in service["replicas"]]) == ("DOWN", ["GONE"])
+    (service,) = (await controller.call("GET", "/v1/services?all=1"))[1]["services"]
+    assert service["replicas"] == []
+
+
+async def test_a_plan_says_where_and_for_how_much_and_leaves_nothing(controller: Controller) -> None:
+    spec = spec_to_json(load_text(YAML).spec)
+    status, answer = await controller.call("POST", "/v1/plan", {"spec": spec})
+    assert (status, answer["target"], len(answer["launches"])) == (200, 2, 2)
+    assert len({launch["zone"] for launch in answer["launches"]}) == 2
+    assert answer["usd_per_hour"] == pytest.approx(
+        sum(launch["price_usd_hour"] for launch in answer["launches"])
+    )
+    assert controller.store.services(down=True) == []
+    assert controller.woken == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "seqs"),
+    [
+        ("", [1, 2, 3]),
+        ("?after=1", [2, 3]),
+        ("?after=-5&limit=2", [1, 2]),
+        ("?newest=1&limit=1", [3]),
+        ("?service=chat", [1, 3]),
+        ("?service=ghost", []),
+        ("?limit=0", []),
+        ("?limit=-1", []),
+        (f"?after={10**40}", []),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value else None,
+)
+async def test_events(controller: Controller, query: str, seqs: list[int]) -> None:
+    await controller.up()
+    await controller.up(name="other")
+    controller.has()
+    status, answer = await controller.call("GET", f"/v1/events{query}")
+    assert status == 200
+    assert [event["seq"] for event in answer["events"]] == seqs
+    for event in answer["events"]:
+        assert event.keys() == {"seq", "at", "service", "replica_id", "kind", "state", "message"}
+
+
+@pytest.mark.parametrize("query", ["after=x", "limit=1.5", "limit="])
+async def test_numbers_that_are_none(controller: Controller, query: str) -> None:
+    assert (await controller.call("GET", f"/v1/events?{query}"))[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("query", "content", "next_offset"),
+    [
+        ("", b"0123456789", "10"),
+        ("?offset=4", b"456789", "10"),
+        ("?offset=4&max=3", b"456", "7"),
+        ("?offset=99", b"", "99"),
+        ("?offset=-9&max=2", b"01", "2"),
+        ("?max=-1", b"", "0"),
+    ],
+)
+async def test_logs_are_read_in_pieces(
+    controller: Controller, query: str, content: bytes, next_offset: str
+) -> None:
+    controller.home.controller_log.write_bytes(b"0123456789")
+    folder = controller.home.load_balancers / "chat"
+    folder.mkdir(parents=True)
+    (folder / "agent.log").write_bytes(b"0123456789")
+    for what in ("controller", "load_balancer/chat"):
+        status, body, headers = await controller.raw("GET", f"/v1/logs/{what}{query}")
+        assert (status, body, headers["X-Next-Offset"]) == (200, content, next_offset)
+
+
+async def test_logs_that_are_not_there(controller: Controller) -> None:
+    assert (await controller.raw("GET", "/v1/logs/load_balancer/ghost"))[:2] == (200, b"")
+    assert (await controller.call("GET", "/v1/logs/replica/chat/1"))[0] == 404
+    await controller.up()
+    controller.has(a_replica(controller))
+    status, answer = await controller.call("GET", "/v1/logs/replica/chat/1")
+    assert (status, "no log" in answer["error"]) == (404, True)
+
+
+async def test_stop(controller: Controller) -> None:
+    assert await controller.call("POST", "/v1/stop") == (200, {"pid": os.getpid()})
+    assert controller.stopped == 1
+
+
+async def test_an_unknown_path(controller: Controller) -> None:
+    assert (await controller.raw("GET", "/v1/nothing"))[0] == 404
+    assert (await controller.raw("DELETE", "/v1/services/chat"))[0] == 405

@@ -1,0 +1,303 @@
+"""Load balancer agents as real processes: started, given their table, taken back, restarted, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from lb.wire import Limits, Table, Target, TargetState
+from policies.model import Load
+from skyserve_cli.controller.lb_fleet import ProcessFleet
+from skyserve_cli.controller.ports import AgentOrder
+
+WAIT = aiohttp.ClientTimeout(total=10.0)
+
+
+@dataclass
+class World:
+    """Fleets over one folder, a backend, and every agent they ever started."""
+
+    folder: Path
+    backend: str
+    fleets: list[ProcessFleet] = field(default_factory=list)
+    pids: set[int] = field(default_factory=set)
+    woken: int = 0
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    async def fleet(self) -> ProcessFleet:
+        fleet = ProcessFleet(self.folder, asyncio.get_running_loop(), self.wake)
+        await fleet.start()
+        self.fleets.append(fleet)
+        return fleet
+
+    def order(
+        self, *states: TargetState, port: int, service: str = "chat", revision: str = "1"
+    ) -> AgentOrder:
+        targets = tuple(Target(str(i), self.backend, state=state) for i, state in enumerate(states, 1))
+        table = Table(service, revision, targets, "least_load", Limits(hold_s=0.0))
+        return AgentOrder(service, "127.0.0.1", port, table)
+
+    def agents(self) -> list[psutil.Process]:
+        """The living agents of this folder."""
+        found = []
+        for process in psutil.process_iter(["cmdline", "status"]):
+            line = process.info["cmdline"] or []
+            if str(self.folder) in " ".join(line) and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process)
+                self.pids.add(process.pid)
+        return found
+
+    async def eventually(self, holds: Callable[[], bool]) -> None:
+        for _ in range(1500):
+            if holds():
+                return
+            await asyncio.sleep(0.02)
+        log = "".join(path.read_text() for path in self.folder.glob("*/agent.log"))
+        raise AssertionError(f"it did not come to be; the agents said: {log[-2000:]}")
+
+    async def get(self, port: int, path: str = "/") -> int:
+        """The status of a request, 0 where nobody listens."""
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=WAIT) as session,
+                session.get(f"http://127.0.0.1:{port}{path}") as answer,
+            ):
+                await answer.read()
+                return answer.status
+        except aiohttp.ClientError:
+            return 0
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path / "lb", "")
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/slow":
+            await world.release.wait()
+        return web.Response(text="ok")
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    server = TestServer(app)
+    await server.start_server()
+    world.backend = str(server.make_url("/")).rstrip("/")
+    yield world
+    world.release.set()
+    for fleet in world.fleets:
+        await fleet.close()
+    for process in world.agents():
+        process.kill()
+    await server.close()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        found: int = probe.getsockname()[1]
+    return found
+
+
+def synced(fleet: ProcessFleet, service: str = "chat") -> Callable[[], bool]:
+    return lambda: fleet.view(service).acked
+
+
+async def test_an_agent_is_started_serves_its_table_and_is_stopped(world: World, port: int) -> None:
+    fleet = await world.fleet()
+    assert fleet.load("chat") == Load()
+    assert not fleet.view("chat").alive
+    fleet.ensure({"chat": world.order(TargetState.READY, port=port)})
+    await world.eventually(synced(fleet))
+    view = fleet.view("chat")
+    assert (view.alive, view.ready_targets, view.restarts) == (True, 1, 0)
+    assert [await world.get(port) for _ in range(3)] == [200] * 3
+    await world.eventually(lambda: fleet.load("chat").requests == 3)
+    assert fleet.load("chat").known
+    assert 10.0 <= fleet.load("chat").window_s < 60.0  # it cannot tell of a minute it has not seen
+    assert len(world.agents()) == 1
+    fleet.ensure({})
+    await world.eventually(lambda: not world.agents())
+    await world.eventually(lambda: not list(world.folder.glob("*/agent.json")))
+    assert await world.get(port) == 0
+    assert {path.name for path in (world.folder / "chat").iterdir()} <= {"agent.log"}
+
+
+async def test_secrets_of_an_agent_are_not_on_its_command_line(world: World, port: int) -> None:
+    fleet = await world.fleet()
+    fleet.ensure({"chat": world.order(port=port)})
+    await world.eventually(synced(fleet))
+    token = (world.folder / "chat" / "token").read_text()
+    assert (world.folder / "chat" / "token").stat().st_mode & 0o777 == 0o600
+    assert (world.folder / "chat").stat().st_mode & 0o777 == 0o700
+    (process,) = world.agents()
+    assert token not in " ".join(process.cmdline())
+
+
+async def test_a_new_table_is_pushed_to_the_same_process(world: World, port: int) -> None:
+    fleet = await world.fleet()
+    fleet.ensure({"chat": world.order(port=port)})
+    await world.eventually(synced(fleet))
+    before = [process.pid for process in world.agents()]
+    assert await world.get(port) == 503
+    fleet.ensure({"chat": world.order(TargetState.READY, port=port, revision="2")})
+    await world.eventually(lambda: fleet.view("chat").ready_targets == 1)
+    assert await world.get(port) == 200
+    assert [process.pid for process in world.agents()] == before
+
+
+async def test_a_drained_target_is_empty_when_its_last_request_has_ended(world: World, port: int) -> None:
+    fleet = await world.fleet()
+    fleet.ensure({"chat": world.order(TargetState.READY, TargetState.UNHEALTHY, port=port)})
+    await world.eventually(synced(fleet))
+    slow = asyncio.create_task(world.get(port, "/slow"))
+    await world.eventually(lambda: fleet.load("chat").in_flight == 1)
+    fleet.ensure({"chat": world.order(TargetState.DRAINING, TargetState.DRAINING, port=port, revision="2")})
+    await world.eventually(lambda: fleet.load("chat").empty == {2})
+    woken = world.woken
+    world.release.set()
+    assert await slow == 200
+    await world.eventually(lambda: fleet.load("chat").empty == {1, 2})
+    assert world.woken > woken
+
+
+@pytest.mark.parametrize("parting", ["closed", "dropped"])
+async def test_the_next_controller_takes_the_agent_back(world: World, port: int, parting: str) -> None:
+    """Dropped: as after a SIGKILL, nothing was said to anybody."""
+    first = await world.fleet()
+    first.ensure({"chat": world.order(TargetState.READY, port=port)})
+    await world.eventually(synced(first))
+    before = [process.pid for process in world.agents()]
+    await first.close()
+    if parting == "dropped":
+        first._keepers.clear()
+    assert await world.get(port) == 200
+    second = await world.fleet()
+    second.ensure({"chat": world.order(TargetState.READY, port=port)})
+    await world.eventually(synced(second))
+    assert [process.pid for process in world.agents()] == before
+    assert second.view("chat").restarts == 0
+    await world.eventually(lambda: second.load("chat").requests == 1)
+    second.ensure({})
+    await world.eventually(lambda: not world.agents())
+
+
+async def test_an_agent_left_for_a_service_that_has_gone_down_is_ended(world: World, port: int) -> None:
+    first = await world.fleet()
+    first.ensure({"chat": world.order(port=port)})
+    await world.eventually(synced(first))
+    await first.close()
+    second = await world.fleet()
+    second.ensure({})
+    await world.eventually(lambda: not world.agents())
+
+
+async def test_an_order_that_cannot_be_given_leaves_the_agent_as_it_is(world: World, port: int) -> None:
+    first = await world.fleet()
+    first.ensure({"chat": world.order(TargetState.READY, port=port)})
+    await world.eventually(synced(first))
+    await first.close()
+    second = await world.fleet()
+    for fleet in (first, second):
+        fleet.ensure({"chat": None})
+    second.ensure({"chat": None, "other": world.order(port=_another(port), service="other")})
+    await world.eventually(synced(second, "other"))
+    assert len(world.agents()) == 2
+    assert await world.get(port) == 200
+
+
+def _another(port: int) -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        found: int = probe.getsockname()[1]
+    assert found != port
+    return found
+
+
+@pytest.mark.parametrize("adopted", [False, True], ids=["its own", "taken over"])
+async def test_a_killed_agent_is_back_with_its_table_on_the_same_port(
+    world: World, port: int, adopted: bool
+) -> None:
+    fleet = await world.fleet()
+    fleet.ensure({"chat": world.order(TargetState.READY, port=port)})
+    await world.eventually(synced(fleet))
+    if adopted:
+        await fleet.close()
+        fleet = await world.fleet()
+        fleet.ensure({"chat": world.order(TargetState.READY, port=port)})
+        await world.eventually(synced(fleet))
+    (process,) = world.agents()
+    os.kill(process.pid, signal.SIGKILL)
+    await world.eventually(lambda: [one.pid for one in world.agents()] not in ([], [process.pid]))
+    await world.eventually(lambda: fleet.view("chat").acked and fleet.view("chat").restarts == 1)
+    assert await world.get(port) == 200
+    assert len(world.agents()) == 1
+
+
+async def test_an_agent_killed_while_nobody_looked_is_started_by_the_next_controller(
+    world: World, port: int
+) -> None:
+    first = await world.fleet()
+    first.ensure({"chat": world.order(TargetState.READY, port=port)})
+    await world.eventually(synced(first))
+    await first.close()
+    (process,) = world.agents()
+    os.kill(process.pid, signal.SIGKILL)
+    await world.eventually(lambda: not world.agents())
+    second = await world.fleet()
+    second.ensure({"chat": world.order(TargetState.READY, port=port)})
+    await world.eventually(synced(second))
+    assert await world.get(port) == 200
+
+
+async def test_another_port_is_another_process(world: World, port: int) -> None:
+    fleet = await world.fleet()
+    fleet.ensure({"chat": world.order(TargetState.READY, port=port)})
+    await world.eventually(synced(fleet))
+    moved = _another(port)
+    order = world.order(TargetState.READY, port=moved)
+    fleet.ensure({"chat": replace(order, table=replace(order.table, revision="2"))})
+    await asyncio.sleep(0)  # the loop takes the order
+    await world.eventually(lambda: fleet.view("chat").acked)
+    assert [await world.get(moved), await world.get(port)] == [200, 0]
+    assert len(world.agents()) == 1
+
+
+async def test_a_port_in_use_is_tried_again_until_it_is_free(world: World, port: int) -> None:
+    fleet = await world.fleet()
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        fleet.ensure({"chat": world.order(TargetState.READY, port=port)})
+        log = world.folder / "chat" / "agent.log"
+        await world.eventually(lambda: log.exists() and log.read_text().count("\n") >= 2)
+        assert not fleet.view("chat").acked
+    await world.eventually(synced(fleet))
+    assert await world.get(port) == 200
+
+
+async def test_two_controllers_never_start_two_agents(world: World, port: int) -> None:
+    fleets = [await world.fleet() for _ in range(3)]
+    for fleet in fleets:
+        fleet.ensure({"chat": world.order(TargetState.READY, port=port)})
+    for fleet in fleets:
+        await world.eventually(synced(fleet))
+    assert len(world.agents()) == 1
+    for fleet in fleets[1:]:
+        await fleet.close()
+    fleets[0].ensure({})
+    await world.eventually(lambda: not world.agents())

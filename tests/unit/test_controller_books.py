@@ -1,0 +1,271 @@
+"""What the tick asks without waiting: specs and offers; and the eye on the clouds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from time import sleep
+from typing import Any, ClassVar
+
+import pytest
+from cryptography.fernet import Fernet
+
+from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
+from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Provisioner, Requirements
+from provisioners.errors import AuthError
+from provisioners.fake import FakeProvisioner
+from skyserve_cli.controller.books import OfferBook, SpecBook, all_offers
+from skyserve_cli.controller.orders import requirements_of, token_of
+from skyserve_cli.controller.ports import Call, CallKind, Sighting
+from skyserve_cli.controller.seal import CannotUnsealError, Seal
+from skyserve_cli.controller.witness import ThreadWitness
+from skyserve_cli.spec import spec_to_json
+from skyserve_cli.spec.model import Probe, ServiceSpec
+from skyserve_cli.state.store import Store
+
+NEED = Requirements((Candidate(use_spot=True),))
+SPEC = ServiceSpec(
+    "chat", "run", secrets=("KEY",), probe=Probe("/", headers=(("Authorization", "Bearer $KEY"),))
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if holds():
+            return
+        sleep(0.005)
+    raise AssertionError("it did not come to be")
+
+
+# --- offers ----------------------------------------------------------------------------------------------------
+
+
+class Shop(FakeProvisioner):
+    """A cloud with one price; asked `times`; raises `error` while there is one."""
+
+    def __init__(self, price: float, error: Exception | None = None, zone: str = "z") -> None:
+        super().__init__(lambda: 0.0)
+        self.price = price
+        self.error = error
+        self.zone = Zone("shop", "r", zone)
+        self.times = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def offers(self, need: Requirements) -> Sequence[Offer]:
+        self.times += 1
+        assert self.gate.wait(30)
+        if self.error is not None:
+            raise self.error
+        return [Offer(self.zone, "m", None, 0.0, CapacityType.SPOT, self.price)]
+
+
+def prices(offers: Sequence[Offer] | None) -> list[float] | None:
+    return None if offers is None else [offer.price_usd_hour for offer in offers]
+
+
+def test_offers_of_all_clouds_come_cheapest_first() -> None:
+    assert prices(all_offers([Shop(3.0), Shop(1.0), Shop(2.0)], NEED)) == [1.0, 2.0, 3.0]
+
+
+def test_an_order_of_preference_is_kept() -> None:
+    assert prices(all_offers([Shop(3.0), Shop(1.0)], replace(NEED, ordered=True))) == [3.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "error", [AuthError("no right", cloud="shop"), ZeroDivisionError()], ids=["refused", "a defect"]
+)
+def test_a_cloud_that_cannot_be_asked_keeps_no_other_from_being_used(error: Exception) -> None:
+    assert prices(all_offers([Shop(1.0, error), Shop(2.0)], NEED)) == [2.0]
+
+
+def test_the_book_never_waits_and_asks_once_at_a_time() -> None:
+    shop, woken = Shop(1.0), threading.Event()
+    shop.gate.clear()
+    book = OfferBook([shop], Clock(), woken.set)
+    assert [book.get(NEED) for _ in range(5)] == [None] * 5
+    shop.gate.set()
+    eventually(woken.is_set)
+    assert prices(book.get(NEED)) == [1.0]
+    assert shop.times == 1
+
+
+def test_the_book_shows_the_old_prices_until_the_new_are_there() -> None:
+    shop, clock, woken = Shop(1.0), Clock(), threading.Event()
+    book = OfferBook([shop], clock, woken.set, ttl_s=60.0)
+    book.get(NEED)
+    eventually(woken.is_set)
+    shop.price = 2.0
+    clock.time += 60.0
+    assert prices(book.get(NEED)) == [1.0]
+    assert shop.times == 1
+    clock.time += 0.1
+    assert prices(book.get(NEED)) == [1.0]
+    eventually(lambda: prices(book.get(NEED)) == [2.0])
+    assert shop.times == 2
+
+
+# --- specs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    store = Store("sqlite://")
+    yield store
+    store.close()
+
+
+def stored(store: Store, seal: Seal, spec: ServiceSpec = SPEC) -> None:
+    sealed = seal.close({"KEY": "hunter2"})
+    store.put_service(
+        "chat",
+        spec_to_json(spec),
+        replica_hash="h",
+        sealed_secrets=sealed,
+        lb_port=1,
+        target=1,
+        mode=None,
+        now=0.0,
+    )
+
+
+def test_specs_come_back_as_they_were_with_secrets_only_where_they_are_needed(store: Store) -> None:
+    seal = Seal(Fernet.generate_key())
+    stored(store, seal)
+    book = SpecBook(store, seal)
+    assert book.get("chat", 1) == SPEC
+    assert book.get("chat", 1) is book.get("chat", 1)
+    assert book.probe("chat", 1).headers == (("Authorization", "Bearer hunter2"),)
+    assert book.get("chat", 1).probe.headers == (("Authorization", "Bearer $KEY"),)
+    offer = Offer(Zone("c", "r", "z"), "m", None, 0.0, CapacityType.SPOT, 0.3)
+    replica = Replica(4, 1, offer, ReplicaState.REQUESTED, 0.0, 0.0)
+    order = book.order("me", Call("chat", "abcd", CallKind.LAUNCH, replica))
+    assert (order.token, order.secrets) == (token_of("me", "chat", "abcd", 4, offer), {"KEY": "hunter2"})
+
+
+def test_another_homes_secrets_stay_closed(store: Store) -> None:
+    stored(store, Seal(Fernet.generate_key()))
+    book = SpecBook(store, Seal(Fernet.generate_key()))
+    assert book.get("chat", 1) == SPEC
+    with pytest.raises(CannotUnsealError):
+        book.probe("chat", 1)
+
+
+def test_a_version_that_never_was(store: Store) -> None:
+    with pytest.raises(KeyError):
+        SpecBook(store, Seal(Fernet.generate_key())).get("chat", 1)
+
+
+def test_every_need_of_a_spec_can_be_a_key() -> None:
+    assert {requirements_of(SPEC): 1}[requirements_of(SPEC)] == 1
+
+
+# --- the witness -----------------------------------------------------------------------------------------------
+
+
+class Sky:
+    """A cloud that lists what it is told to, and counts."""
+
+    name: ClassVar[str] = "sky"
+
+    def __init__(self) -> None:
+        self.listed: list[Instance] = []
+        self.error: Exception | None = None
+        self.times = 0
+
+    def instances(self, owner: str, service: str | None = None) -> Sequence[Instance]:
+        self.times += 1
+        assert owner == "me"
+        if self.error is not None:
+            raise self.error
+        return list(self.listed)
+
+    def offers(self, need: Requirements) -> Sequence[Offer]:
+        return []
+
+    def launch(self, order: LaunchOrder) -> Instance:
+        raise NotImplementedError
+
+    def terminate(self, instance: Instance) -> None:
+        raise NotImplementedError
+
+
+INSTANCE = Instance(
+    "i-1", "t-1", "me", "chat", 1, Zone("sky", "r", "z"), CapacityType.SPOT, InstanceState.RUNNING
+)
+
+
+class Looking:
+    """A witness of one or more clouds."""
+
+    def __init__(self, *names: str) -> None:
+        self.clouds: dict[str, Any] = {name: Sky() for name in names}
+        self.clock = Clock()
+        self.woken = 0
+        self.sightings: list[Sighting] = []
+        provisioners: Callable[[str], Provisioner] = lambda name: self.clouds[name]  # noqa: E731
+        self.witness = ThreadWitness(provisioners, "me", self.clock, self._wake, dict.fromkeys(names, 0.005))
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def sees(self, holds: Callable[[], bool]) -> None:
+        def look() -> bool:
+            self.sightings += self.witness.drain()
+            return holds()
+
+        eventually(look)
+
+
+@pytest.fixture
+def looking() -> Iterator[Looking]:
+    looking = Looking("sky", "sea")
+    yield looking
+    looking.witness.close()
+
+
+def test_it_looks_over_and_over_and_wakes_the_tick_for_news_alone(looking: Looking) -> None:
+    sky = looking.clouds["sky"]
+    looking.witness.watch(frozenset({"sky"}))
+    looking.sees(lambda: len(looking.sightings) >= 3)
+    assert looking.woken == 1
+    assert {(one.cloud, one.asked_at, one.instances) for one in looking.sightings} == {("sky", 1000.0, ())}
+    sky.listed = [INSTANCE]
+    looking.sees(lambda: looking.sightings[-1].instances == (INSTANCE,))
+    eventually(lambda: looking.woken == 2)
+    assert looking.clouds["sea"].times == 0
+
+
+@pytest.mark.parametrize(
+    "error", [AuthError("no right", cloud="sky"), ZeroDivisionError()], ids=["refused", "a defect"]
+)
+def test_a_cloud_that_cannot_be_listed_gives_no_sighting_and_is_asked_again(
+    looking: Looking, error: Exception
+) -> None:
+    """No listing is not an empty listing: nobody must be thought gone because the cloud did not answer."""
+    sky = looking.clouds["sky"]
+    sky.error = error
+    looking.witness.watch(frozenset({"sky", "sea"}))
+    looking.sees(lambda: sky.times >= 3 and len(looking.sightings) >= 1)
+    assert {one.cloud for one in looking.sightings} == {"sea"}
+    sky.error = None
+    looking.sees(lambda: any(one.cloud == "sky" for one in looking.sightings))
+
+
+def test_a_cloud_that_is_not_watched_any_more_is_not_asked(looking: Looking) -> None:
+    looking.witness.watch(frozenset({"sky", "sea"}))
+    looking.sees(lambda: {one.cloud for one in looking.sightings} == {"sky", "sea"})
+    looking.witness.watch(frozenset({"sea"}))
+    sky, sea = looking.clouds["sky"], looking.clouds["sea"]
+    before, seen = sky.times, sea.times
+    eventually(lambda: sea.times > seen + 5)
+    assert sky.times <= before + 1  # one look may have been under way
