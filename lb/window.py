@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 MAX_WINDOW_S = 600.0
@@ -17,7 +18,7 @@ class WindowCounter:
         self._buckets: deque[tuple[int, int]] = deque()  # (second, how many), oldest first
 
     def add(self, now: float) -> None:
-        second = int(now)
+        second = math.floor(now)
         if self._buckets and self._buckets[-1][0] >= second:
             last, count = self._buckets[-1]
             self._buckets[-1] = (last, count + 1)
@@ -28,7 +29,7 @@ class WindowCounter:
 
     def count(self, now: float, window_s: float) -> int:
         """Occurrences in the last `window_s` seconds (at most MAX_WINDOW_S)."""
-        oldest = int(now - min(window_s, MAX_WINDOW_S))
+        oldest = math.floor(now - min(window_s, MAX_WINDOW_S))
         total = 0
         for second, count in reversed(self._buckets):
             if second <= oldest:

@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-_GIVE_UP_S = 120.0
+_GIVE_UP_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ Claims:
 * blue-green never mixes: no request that was sent after the first answer of the new version was complete is
   answered by the old one. During a rolling update both answer, which is what rolling means.
 
-    python -m benchmarks.chaos.updates [--rate 30] [--stream-seconds 8]       (110: close to the drain timeout)
+    python -m benchmarks.chaos.updates [--rate 30] [--stream-seconds 8]       (80: about as long as the drain timeout)
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from policies.model import UpdateMode
 from provisioners.base import LogSource
 from skyserve_cli.clouds import CloudNotEnabledError
 from skyserve_cli.controller.office import NoFreePortError, NoSuchReplicaError, Office
-from skyserve_cli.state.store import NoSuchServiceError, ServiceExistsError, StillGoingDownError
+from skyserve_cli.state.values import NoSuchServiceError, ServiceExistsError, StillGoingDownError
 
 log = logging.getLogger(__name__)
 

@@ -8,15 +8,9 @@ pidfd becomes readable) and started again on the same port, with the table it ha
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import json
 import logging
 import os
-import secrets
-import select
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +20,7 @@ import aiohttp
 
 from lb.wire import Stats, Table, TargetState, WireError
 from policies.model import Load
+from skyserve_cli.controller.lb_process import Agent, AgentFolder, Shape, shape_of
 from skyserve_cli.controller.ports import AgentOrder
 
 log = logging.getLogger(__name__)
@@ -35,6 +30,8 @@ DRAIN_POLL_S = 0.1
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
 LONGEST_RESTART_S = 5.0
+CALL_TIMEOUT_S = 3.0
+FROZEN_AFTER_SILENCES = 4
 WINDOW_S = 60.0
 SHORTEST_WINDOW_S = 10.0
 
@@ -47,17 +44,6 @@ class AgentView:
     acked: bool
     ready_targets: int
     restarts: int
-
-
-@dataclass(slots=True)
-class _Agent:
-    """A running agent process. `process` is None for one that an earlier controller started."""
-
-    pid: int
-    admin_url: str
-    token: str
-    shape: tuple[object, ...]
-    process: subprocess.Popen[bytes] | None
 
 
 class ProcessFleet:
@@ -73,7 +59,7 @@ class ProcessFleet:
 
     async def start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        timeout = aiohttp.ClientTimeout(total=5.0)
+        timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
         self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
 
     async def close(self) -> None:
@@ -119,15 +105,17 @@ class _Keeper:
     """Looks after the agent of one service."""
 
     def __init__(self, folder: Path, session: aiohttp.ClientSession, wake: Callable[[], None]) -> None:
-        self._folder = folder
+        self._name = folder.name
+        self._folder = AgentFolder(folder)
         self._session = session
         self._wake = wake
         self._order: AgentOrder | None = None
-        self._agent: _Agent | None = None
+        self._agent: Agent | None = None
         self._stirred = asyncio.Event()
         self._acked: Table | None = None
         self._restarts = -1
-        self._failures = 0
+        self._failures = 0  # in a row
+        self._silences = 0  # in a row, of a living agent
         self.load = Load()
         self.finished = False
 
@@ -152,8 +140,9 @@ class _Keeper:
             try:
                 await self._turn()
             except (TimeoutError, aiohttp.ClientError, OSError, WireError, ValueError) as error:
-                log.warning("load balancer %s: %s: %s", self._folder.name, type(error).__name__, error)
+                log.warning("load balancer %s: %s: %s", self._name, type(error).__name__, error)
                 self._failures += 1
+                self._silences += isinstance(error, TimeoutError)
             if self.finished:
                 return
             with suppress(asyncio.TimeoutError):
@@ -171,8 +160,8 @@ class _Keeper:
         if order is None:
             await self._end()
             return
-        shape = _shape(order)
-        if self._agent is not None and (self._agent.shape != shape or not _alive(self._agent)):
+        shape = shape_of(order)
+        if self._agent is not None and self._is_lost(self._agent, shape):
             await self._lose(self._agent)
         if self._agent is None:
             self._agent = await self._adopt(shape) or await self._spawn(order)
@@ -182,20 +171,25 @@ class _Keeper:
         if self._acked is None or self._acked.revision != order.table.revision:
             await self._push(agent, order.table)
         await self._ask(agent)
-        self._failures = 0
+        self._failures = self._silences = 0
 
-    async def _push(self, agent: _Agent, table: Table) -> None:
+    def _is_lost(self, agent: Agent, shape: Shape) -> bool:
+        """Dead, of the wrong shape, or frozen: an agent that answers its controller nothing, time after time,
+        answers its clients nothing either."""
+        return not agent.alive() or agent.shape != shape or self._silences >= FROZEN_AFTER_SILENCES
+
+    async def _push(self, agent: Agent, table: Table) -> None:
         async with self._session.put(
-            f"{agent.admin_url}/-/targets", json=table.to_json(), headers=_bearer(agent)
+            f"{agent.admin_url}/-/targets", json=table.to_json(), headers=agent.authorization
         ) as response:
             if response.status != 200:
                 raise ValueError(f"push refused: {response.status} {(await response.text())[:200]}")
         self._acked = table
         self._wake()
 
-    async def _ask(self, agent: _Agent) -> None:
+    async def _ask(self, agent: Agent) -> None:
         url = f"{agent.admin_url}/-/stats?window_s={WINDOW_S:g}"
-        async with self._session.get(url, headers=_bearer(agent)) as response:
+        async with self._session.get(url, headers=agent.authorization) as response:
             response.raise_for_status()
             stats = Stats.from_json(await response.json())
         table = self._acked
@@ -209,91 +203,27 @@ class _Keeper:
         if stirring:
             self._wake()
 
-    async def _adopt(self, shape: tuple[object, ...] | None) -> _Agent | None:
-        """The agent an earlier controller left, if it lives and has the wanted shape (None: any)."""
-        try:
-            told = self._told()
-            if told is None:
-                return None
-            url = f"http://127.0.0.1:{told['admin_port']}"
-            found = _Agent(int(told["pid"]), url, self._token(), self._saved_shape(), None)
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        if not _alive(found) or not await self._is_ours(found):
-            return None
-        if shape is not None and found.shape != shape:
+    async def _adopt(self, shape: Shape | None) -> Agent | None:
+        """The agent an earlier controller left, if it has the wanted shape (None: any)."""
+        found = self._folder.left()
+        if found is not None and shape is not None and found.shape != shape:
             await self._lose(found)
             return None
         return found
 
-    async def _is_ours(self, agent: _Agent) -> bool:
-        """A pid may have been given to a stranger, but a stranger does not know the token."""
-        try:
-            async with self._session.get(f"{agent.admin_url}/-/live", headers=_bearer(agent)) as response:
-                return response.status == 200
-        except (TimeoutError, aiohttp.ClientError, OSError):
-            return False
-
-    async def _spawn(self, order: AgentOrder) -> _Agent:
-        process = self._start_process(order)
+    async def _spawn(self, order: AgentOrder) -> Agent:
+        process = self._folder.start(order)
         self._restarts += 1  # from -1: the first start is none
         log.info("start load balancer service=%s pid=%d port=%d", order.service, process.pid, order.port)
         for _ in range(int(START_TIMEOUT_S / 0.02)):
-            told = self._told()
-            if told is not None:
-                url = f"http://127.0.0.1:{told['admin_port']}"
-                return _Agent(process.pid, url, self._token(), _shape(order), process)
-            if process.poll() is not None:
-                raise OSError(f"the agent exited with {process.returncode}: {self._last_words()}")
+            agent = self._folder.started(process, order)
+            if agent is not None:
+                return agent
             await asyncio.sleep(0.02)
         process.kill()
         raise OSError(f"the agent did not listen within {START_TIMEOUT_S:g} s")
 
-    def _start_process(self, order: AgentOrder) -> subprocess.Popen[bytes]:
-        """The agent inherits a lock that it holds for as long as it lives: a controller that was killed while
-        it started one cannot be followed by one that starts a second."""
-        self._folder.mkdir(exist_ok=True, mode=0o700)
-        lock = os.open(self._folder / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shape = json.dumps(_shape(order))
-            (self._folder / "shape.json").write_text(shape)
-            _write_secret(self._folder / "token", secrets.token_urlsafe(32))
-            command = agent_command(order, self._folder / "token", self._folder / "table.json")
-            with (
-                (self._folder / "agent.json").open("wb") as out,
-                (self._folder / "agent.log").open("ab") as err,
-            ):
-                return subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,
-                    pass_fds=(lock,),
-                )
-        finally:
-            os.close(lock)
-
-    def _told(self) -> dict[str, int] | None:
-        """What the agent prints once it listens: its addresses and its pid."""
-        text = (self._folder / "agent.json").read_text()
-        if not text.endswith("\n"):
-            return None
-        told: dict[str, int] = json.loads(text)
-        return told
-
-    def _token(self) -> str:
-        return (self._folder / "token").read_text()
-
-    def _saved_shape(self) -> tuple[object, ...]:
-        return tuple(json.loads((self._folder / "shape.json").read_text()))
-
-    def _last_words(self) -> str:
-        lines = (self._folder / "agent.log").read_text(errors="replace").strip().splitlines()
-        return lines[-1][:300] if lines else "no output"
-
-    def _watch(self, agent: _Agent) -> None:
+    def _watch(self, agent: Agent) -> None:
         """Be told at once when the process ends."""
         loop = asyncio.get_running_loop()
         try:
@@ -309,57 +239,35 @@ class _Keeper:
 
         loop.add_reader(fd, ended)
 
-    async def _lose(self, agent: _Agent) -> None:
+    async def _lose(self, agent: Agent) -> None:
         """End the agent, if it is not dead already, and forget what it knew."""
-        await _stop(agent)
+        await self._stop(agent)
         self._agent = None
         self._acked = None
+        self._silences = 0
         self.load = Load()
+
+    async def _stop(self, agent: Agent) -> None:
+        """Ask, then insist; one that is frozen hears only the second."""
+        frozen = self._silences >= FROZEN_AFTER_SILENCES
+        for sign in (signal.SIGKILL,) if frozen else (signal.SIGTERM, signal.SIGKILL):
+            if agent.alive():
+                agent.send(sign)
+            for _ in range(int(STOP_TIMEOUT_S / 0.05)):
+                if not agent.alive():
+                    return
+                await asyncio.sleep(0.05)
 
     async def _end(self) -> None:
         if self._agent is None:
             self._agent = await self._adopt(None)
         if self._agent is not None:
             await self._lose(self._agent)
-        if self._is_held():
+        if self._folder.is_held():
             raise OSError("an agent lives that does not answer; trying again")
-        self._clear()
+        self._folder.clear()
         self.finished = True
         self._wake()
-
-    def _is_held(self) -> bool:
-        """Whether some agent holds the lock of this folder: one that is starting, or has stopped answering."""
-        try:
-            lock = os.open(self._folder / "agent.lock", os.O_RDWR)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(lock)
-        return False
-
-    def _clear(self) -> None:
-        for name in ("agent.json", "table.json", "token", "shape.json", "agent.lock"):
-            (self._folder / name).unlink(missing_ok=True)
-
-
-def agent_command(order: AgentOrder, token_file: Path, table_file: Path) -> list[str]:
-    """How an agent is started. Nothing in it is a secret."""
-    command = [sys.executable, "-m", "lb", "--service", order.service, "--host", order.host]
-    command += ["--port", str(order.port), "--admin-host", "127.0.0.1", "--admin-port", "0"]
-    command += ["--admin-token-file", str(token_file), "--table-file", str(table_file)]
-    command += ["--policy", order.table.policy]
-    if order.tls is not None:
-        command += ["--tls-certfile", order.tls[0], "--tls-keyfile", order.tls[1]]
-    return command
-
-
-def _shape(order: AgentOrder) -> tuple[object, ...]:
-    """What cannot be changed without starting the agent anew."""
-    return (order.host, order.port, *(order.tls or ()))
 
 
 def _load(stats: Stats, table: Table | None) -> Load:
@@ -374,42 +282,3 @@ def _load(stats: Stats, table: Table | None) -> Load:
         empty=frozenset(int(name) for name in draining - busy),
         known=True,
     )
-
-
-def _bearer(agent: _Agent) -> dict[str, str]:
-    return {"Authorization": f"Bearer {agent.token}"}
-
-
-def _alive(agent: _Agent) -> bool:
-    """Asks the pidfd: a dead process whose parent has not buried it still has a pid that takes signals."""
-    if agent.process is not None:
-        return agent.process.poll() is None
-    try:
-        fd = os.pidfd_open(agent.pid)
-    except ProcessLookupError:
-        return False
-    try:
-        watch = select.poll()
-        watch.register(fd, select.POLLIN)
-        return not watch.poll(0)
-    finally:
-        os.close(fd)
-
-
-async def _stop(agent: _Agent) -> None:
-    """Ask, then insist."""
-    for sign, patience_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, STOP_TIMEOUT_S)):
-        if not _alive(agent):
-            return
-        with suppress(ProcessLookupError):
-            os.kill(agent.pid, sign)
-        for _ in range(int(patience_s / 0.05)):
-            if not _alive(agent):
-                return
-            await asyncio.sleep(0.05)
-
-
-def _write_secret(path: Path, content: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(content)

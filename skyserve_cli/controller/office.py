@@ -18,13 +18,15 @@ from skyserve_cli import __version__
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.controller.books import SpecBook, all_offers
 from skyserve_cli.controller.clock import Clock
+from skyserve_cli.controller.digest import folder_digest
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.orders import goal_of, on_demand_price, requirements_of
 from skyserve_cli.controller.seal import Seal
 from skyserve_cli.controller.view import service_view
 from skyserve_cli.spec import spec_from_json
 from skyserve_cli.spec.model import ServiceSpec
-from skyserve_cli.state.store import ServiceRow, Spent, Store
+from skyserve_cli.state.store import Store
+from skyserve_cli.state.values import ServiceRow, Spent
 
 ENDED_SHOWN_FOR_S = 3600.0
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
@@ -214,8 +216,10 @@ class Office:
         return spec.replica_hash(self._content_digest(spec, secrets)) == made
 
     def _content_digest(self, spec: ServiceSpec, secrets: Mapping[str, str]) -> str:
-        """What the spec only names: secret values, by a keyed digest that does not give them away."""
-        return self._seal.digest(secrets) if secrets else ""
+        """What the spec only names: the files of the working directory, and secret values, these by a keyed
+        digest that does not give them away."""
+        files = folder_digest(Path(spec.workdir)) if spec.workdir is not None else ""
+        return files + (self._seal.digest(secrets) if secrets else "")
 
 
 def plan_view(spec: ServiceSpec, decided: Plan, *, offers_known: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from policies.model import CapacityType, Goal, Offer, Replica, ScalingGoal
 from provisioners.base import Candidate, LaunchOrder, Requirements
 from skyserve_cli.spec.model import ServiceSpec
-from skyserve_cli.state.store import ServiceRow
+from skyserve_cli.state.values import ServiceRow
 
 _MAX_TOKEN = 63
 

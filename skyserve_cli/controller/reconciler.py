@@ -51,7 +51,8 @@ from skyserve_cli.controller.ports import (
 )
 from skyserve_cli.controller.sightings import events_of, orphans
 from skyserve_cli.controller.tables import table_of
-from skyserve_cli.state.store import ServiceRow, Store, Story
+from skyserve_cli.state.store import Store
+from skyserve_cli.state.values import ServiceRow, Story
 
 log = logging.getLogger(__name__)
 

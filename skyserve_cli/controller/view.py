@@ -10,7 +10,7 @@ from policies.service_state import service_state
 from skyserve_cli.controller.lb_fleet import AgentView
 from skyserve_cli.controller.orders import on_demand_price
 from skyserve_cli.spec.model import ServiceSpec
-from skyserve_cli.state.store import ServiceRow, Spent
+from skyserve_cli.state.values import ServiceRow, Spent
 
 
 def service_view(

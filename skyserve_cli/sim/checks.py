@@ -19,7 +19,8 @@ from policies.model import Replica, ReplicaState
 from skyserve_cli.controller.orders import goal_of, token_of
 from skyserve_cli.controller.ports import Specs
 from skyserve_cli.sim.world import SimCloud
-from skyserve_cli.state.store import ServiceRow, Store
+from skyserve_cli.state.store import Store
+from skyserve_cli.state.values import ServiceRow
 
 #: How long an instance may live without a row: the sweep needs two listings and a call, each of which may fail.
 ORPHAN_GRACE_S = 180.0

@@ -35,7 +35,8 @@ from skyserve_cli.spec.model import (
     ServiceSpec,
     UpdateSpec,
 )
-from skyserve_cli.state.store import ServiceExistsError, ServiceRow, Store
+from skyserve_cli.state.store import Store
+from skyserve_cli.state.values import ServiceExistsError, ServiceRow
 
 _KEY = b"c2ltdWxhdGVkLXNpbXVsYXRlZC1zaW11bGF0ZWQtLSE="
 

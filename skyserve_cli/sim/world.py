@@ -176,6 +176,7 @@ class SimCloud:
         self.faults = Faults(slow_call_s=self.faults.slow_call_s)
         for zone in self.zones:
             zone.dry_until = 0.0
+            zone.spot_capacity = 50  # or a full world would have no room for an update to come to its end
         for one in self.made.values():
             if one.preempt_at > now and one.notice_at > now:
                 one.preempt_at = one.notice_at = NEVER

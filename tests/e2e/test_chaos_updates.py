@@ -1,4 +1,4 @@
-"""Preemptions and updates that no client notices. The long version: benchmarks/chaos/updates.py."""
+"""Updates that no client notices. The long version: benchmarks/chaos/updates.py."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,11 @@ import pytest
 
 from benchmarks.chaos.harness import Stack
 from benchmarks.chaos.traffic import tally
-from benchmarks.chaos.updates import NAME, mixed, outlived, preempt_two, spec, update
+from benchmarks.chaos.updates import NAME, mixed, outlived, spec, update
 from policies.model import UpdateMode
 
 STREAM_S = 2.0
-REPLICAS = 3  # of which two are preempted; updates go on with fewer
-UPDATED = 2
+REPLICAS = 2
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +20,6 @@ def stack() -> Iterator[Stack]:
         yield stack
 
 
-def test_preemptions_with_and_without_notice_fail_no_request(stack: Stack) -> None:
-    finding = preempt_two(stack, rate=20, notice_s=2.0)
-    assert tally(finding.unary) == {}
-
-
 @pytest.mark.parametrize(
     ("mode", "model"),
     [(UpdateMode.ROLLING, "v2"), (UpdateMode.BLUE_GREEN, "v3")],
@@ -33,11 +27,11 @@ def test_preemptions_with_and_without_notice_fail_no_request(stack: Stack) -> No
 )
 def test_an_update_fails_no_request_and_cuts_no_stream(stack: Stack, mode: UpdateMode, model: str) -> None:
     stack.settled(NAME)
-    finding = update(stack, mode, replicas=UPDATED, model=model, rate=20, stream_s=STREAM_S)
+    finding = update(stack, mode, replicas=REPLICAS, model=model, rate=20, stream_s=STREAM_S)
     assert tally(finding.unary) == {}
     assert tally(finding.streams) == {}
     assert outlived(finding, model), "no stream was under way at the switch: not the case to test"
-    assert {outcome.model for outcome in finding.unary[-UPDATED:]} == {model}
+    assert {outcome.model for outcome in finding.unary[-REPLICAS:]} == {model}
     if mode is UpdateMode.BLUE_GREEN:
         assert mixed(finding.unary, model) == []
         assert mixed(finding.streams, model) == []

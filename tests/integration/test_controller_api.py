@@ -27,7 +27,8 @@ from skyserve_cli.controller.office import Office
 from skyserve_cli.controller.seal import Seal
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, spec_to_json
-from skyserve_cli.state.store import Store, Story
+from skyserve_cli.state.store import Store
+from skyserve_cli.state.values import Story
 
 TOKEN = "the-token"
 YAML = "name: chat\nresources: {cloud: local}\nservice: {readiness_probe: /, replicas: 2}\nrun: serve-it\n"

@@ -301,3 +301,14 @@ async def test_two_controllers_never_start_two_agents(world: World, port: int) -
         await fleet.close()
     fleets[0].ensure({})
     await world.eventually(lambda: not world.agents())
+
+
+async def test_a_frozen_agent_is_replaced_by_one_that_serves(world: World, port: int) -> None:
+    fleet = await world.fleet()
+    fleet.ensure({"chat": world.order(TargetState.READY, port=port)})
+    await world.eventually(synced(fleet))
+    (frozen,) = world.agents()
+    frozen.send_signal(signal.SIGSTOP)
+    await world.eventually(lambda: fleet.view("chat").restarts == 1 and fleet.view("chat").acked)
+    assert [agent.pid for agent in world.agents()] != [frozen.pid]
+    assert await world.get(port) == 200

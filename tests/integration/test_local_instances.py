@@ -27,7 +27,7 @@ from provisioners.local_store import InstanceFolder, LocalStore
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the local cloud needs Linux")
 
 OWNER = "owner-1"
-SERVE = 'exec python3 -m http.server "$SKYSERVE_REPLICA_PORT"'
+SERVE = 'exec python3 -u -m http.server "$SKYSERVE_REPLICA_PORT"'
 
 
 def eventually(holds: Callable[[], bool], what: str) -> None:

@@ -24,7 +24,7 @@ from provisioners.local_store import LocalStore
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the local cloud needs Linux")
 
 OWNER = "owner-1"
-SERVE = 'echo "replica $SKYSERVE_REPLICA_ID" > index.html; exec python3 -m http.server '
+SERVE = 'echo "replica $SKYSERVE_REPLICA_ID" > index.html; exec python3 -u -m http.server '
 
 
 def eventually(holds: Callable[[], bool], what: str) -> None:

@@ -86,7 +86,7 @@ def is_answering(instance: Instance) -> bool:
         return False
 
 
-SERVE = 'exec python3 -m http.server "$SKYSERVE_REPLICA_PORT"'
+SERVE = 'exec python3 -u -m http.server "$SKYSERVE_REPLICA_PORT"'
 
 
 def test_without_notice_it_is_gone_like_a_machine_that_was_unplugged(market: Market) -> None:

@@ -40,7 +40,7 @@ from skyserve_cli.spec.model import (
     Tls,
     UpdateSpec,
 )
-from skyserve_cli.state.store import ServiceRow
+from skyserve_cli.state.values import ServiceRow
 
 S = ReplicaState
 OFFER = Offer(Zone("c", "r", "z"), "m", "L4", 1.0, CapacityType.SPOT, 0.3, 1.0)

@@ -36,7 +36,8 @@ from skyserve_cli.controller.ports import AgentOrder, Call, CallKind, ProbeOrder
 from skyserve_cli.controller.reconciler import Reconciler
 from skyserve_cli.spec import spec_from_json, spec_to_json
 from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
-from skyserve_cli.state.store import ServiceRow, Store
+from skyserve_cli.state.store import Store
+from skyserve_cli.state.values import ServiceRow
 
 S = ReplicaState
 ZONES = [Zone("sky", "r", name) for name in ("a", "b", "c")]

@@ -19,15 +19,15 @@ from sqlalchemy.exc import DBAPIError
 
 from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, UpdateMode, Zone
 from skyserve_cli.state.codec import replica_from_row, replica_to_row
-from skyserve_cli.state.store import (
+from skyserve_cli.state.store import Store
+from skyserve_cli.state.tables import metadata
+from skyserve_cli.state.values import (
     NoSuchServiceError,
     ServiceExistsError,
     ServiceRow,
     StillGoingDownError,
-    Store,
     Story,
 )
-from skyserve_cli.state.tables import metadata
 
 S = ReplicaState
 POSTGRES = "SKYSERVE_TEST_POSTGRES_URL"

@@ -1,0 +1,78 @@
+"""What the store takes and gives, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from policies.model import Memory, Replica, UpdateMode
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRow:
+    """One service as stored, with its live replicas and the memory of its policies."""
+
+    name: str
+    incarnation: str
+    created_at: float
+    version: int
+    same_replicas: frozenset[int]
+    update_mode: UpdateMode
+    down: bool
+    purge: bool
+    target: int
+    notes: str
+    memory: Memory
+    lb_port: int
+    killed: frozenset[int]
+    replicas: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRow:
+    """One version of a service: its spec as JSON and its sealed secrets."""
+
+    service: str
+    version: int
+    replica_hash: str
+    spec: Mapping[str, Any]
+    sealed_secrets: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """One line of the story. `replica_id` None: about the service."""
+
+    kind: str
+    message: str
+    replica_id: int | None = None
+    state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStory:
+    seq: int
+    at: float
+    service: str
+    story: Story
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """US dollars since the service's first `up`; the second figure is the same fleet all on demand."""
+
+    usd: float
+    usd_on_demand: float
+
+
+class ServiceExistsError(Exception):
+    """A service of that name is up."""
+
+
+class StillGoingDownError(ServiceExistsError):
+    """A service of that name is on its way down."""
+
+
+class NoSuchServiceError(Exception):
+    """No service of that name is known."""
