@@ -56,7 +56,7 @@ class Clouds:
         if not kept:
             named = sorted({candidate.cloud for candidate in need.candidates if candidate.cloud})
             raise CloudNotEnabledError(
-                f"resources: {', '.join(named) or 'no cloud'} is not enabled here (enabled: "
+                f"resources: only on {' or '.join(named) or 'clouds'}, and none of them is enabled here (enabled: "
                 f"{', '.join(self.enabled) or 'none'}); name an enabled cloud in `infra`, or enable one in "
                 f"{self.home.config}"
             )

@@ -90,9 +90,9 @@ def mixed(outcomes: Sequence[Outcome], new: str) -> list[Outcome]:
 
 
 def outlived(finding: Finding, new: str) -> list[Outcome]:
-    """Streams of the old version that ended after the new version had begun to answer."""
+    """Streams of the old version that ended whole after the new version had begun to answer."""
     switched_at = min((o.ended_at for o in finding.unary if o.model == new), default=float("inf"))
-    return [o for o in finding.streams if o.model != new and o.ended_at > switched_at]
+    return [o for o in finding.streams if o.good and o.model != new and o.ended_at > switched_at]
 
 
 def told(what: str, finding: Finding, new: str = "") -> list[str]:

@@ -273,7 +273,7 @@ async def test_a_changed_secret_is_another_replica_and_a_changed_size_is_not(con
 async def test_a_cloud_that_is_not_enabled(controller: Controller) -> None:
     status, answer = await controller.up(YAML.replace("local", "aws"))
     assert status == 422
-    assert "aws is not enabled here" in answer["error"]
+    assert "only on aws, and none of them is enabled here" in answer["error"]
     assert controller.store.services() == []
 
 
