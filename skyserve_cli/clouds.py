@@ -55,10 +55,14 @@ class Clouds:
                 kept.append(candidate)
         if not kept:
             named = sorted({candidate.cloud for candidate in need.candidates if candidate.cloud})
+            wanted = (
+                f"only on {' or '.join(named)}, and none of them is enabled here"
+                if named
+                else "no cloud is enabled"
+            )
             raise CloudNotEnabledError(
-                f"resources: only on {' or '.join(named) or 'clouds'}, and none of them is enabled here (enabled: "
-                f"{', '.join(self.enabled) or 'none'}); name an enabled cloud in `infra`, or enable one in "
-                f"{self.home.config}"
+                f"resources: {wanted} (enabled: {', '.join(self.enabled) or 'none'}); "
+                f"name an enabled cloud in `infra`, or enable one in {self.home.config}"
             )
         return replace(need, candidates=tuple(kept))
 
