@@ -66,7 +66,8 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     target = wanted + goal.scaling.num_overprovision if wanted > 0 else 0
     new, old = rollout.split(staying, goal, memory.rollout)
 
-    retired = rollout.to_retire(target, new, old, goal)
+    memory = replace(memory, rollout=rollout.settle(target, new, old, goal, memory.rollout))
+    retired = rollout.to_retire(target, new, old, goal, memory.rollout)
     why = f"version {rollout.wanted_version(goal, memory.rollout)} takes over"
     actions += [_end(r, EndReason.REPLACED, why, observation) for r in retired]
     surplus = _surplus(target, new)

@@ -5,14 +5,16 @@ at once, which needs twice the quota). An old replica is drained for each new on
 of ready replicas does not sink below the target by more than `max_unavailable`.
 
 Blue-green: the whole new fleet comes up beside the old one and gets no request; when it is ready to the last
-replica all requests move at once and the old fleet drains.
+replica all requests move at once and the old fleet drains. A fleet that another update overtakes before it was
+complete has never served and never will: it is ended at once.
 
 A version that never had a ready replica and has failed `FAILURES_UNTIL_FAILED` times (or once in a way that
 cannot get better: the cloud called the order wrong) is failed: it is not launched again, and the last version
 that did work is wanted instead, so that its lost replicas are still replaced. The user sees the failure in
 `serve status` and updates again.
 
-Memory: {"good": version, "failed": [versions], "failures": n, "failing": version, "retry_at": s}.
+Memory: {"good": version, "failed": [versions], "failures": n, "failing": version, "retry_at": s, "serving":
+newest version that has been in the load balancers' tables}.
 """
 
 from __future__ import annotations
@@ -124,10 +126,12 @@ def launches_allowed(target: int, new: Sequence[Replica], old: Sequence[Replica]
     return min(missing, max(0, target + goal.max_surge - len(new) - len(old)))
 
 
-def to_retire(target: int, new: Sequence[Replica], old: Sequence[Replica], goal: Goal) -> list[Replica]:
+def to_retire(
+    target: int, new: Sequence[Replica], old: Sequence[Replica], goal: Goal, memory: Json
+) -> list[Replica]:
     """The old replicas to end now: those that do not serve at once, the others as new ones take over."""
     ready = sum(replica.state is ReplicaState.READY for replica in new)
-    idle = [replica for replica in old if replica.state not in (ReplicaState.READY, ReplicaState.NOT_READY)]
+    idle = [replica for replica in old if not _serves(replica, goal, memory)]
     serving = [replica for replica in old if replica not in idle]
     if goal.update_mode is UpdateMode.BLUE_GREEN:
         return idle + (serving if ready >= target else [])
@@ -147,10 +151,31 @@ def serving(replicas: Sequence[Replica], goal: Goal, memory: Json) -> list[Repli
     if goal.update_mode is UpdateMode.ROLLING:
         return candidates
     version = wanted_version(goal, memory)
-    old_ready = any(r.state is ReplicaState.READY and not is_wanted(r, goal, version) for r in candidates)
-    if not old_ready:
+    old = [r for r in candidates if not is_wanted(r, goal, version) and _serves(r, goal, memory)]
+    if not any(replica.state is ReplicaState.READY for replica in old):
         return candidates
-    return [r for r in candidates if r.state is ReplicaState.DRAINING or not is_wanted(r, goal, version)]
+    return [r for r in candidates if r.state is ReplicaState.DRAINING or r in old]
+
+
+def settle(target: int, new: Sequence[Replica], old: Sequence[Replica], goal: Goal, memory: Json) -> Json:
+    """The memory once the wanted version is the one that serves: at once when rolling, else when requests have
+    moved to it, or when there is nothing else for them."""
+    version = wanted_version(goal, memory)
+    ready = sum(replica.state is ReplicaState.READY for replica in new)
+    old_ready = any(r.state is ReplicaState.READY and _serves(r, goal, memory) for r in old)
+    if goal.update_mode is UpdateMode.BLUE_GREEN and old_ready and ready < target:
+        return memory
+    return memory if memory.get("serving") == version else {**memory, "serving": version}
+
+
+def _serves(replica: Replica, goal: Goal, memory: Json) -> bool:
+    """Whether an old replica answers requests: up, and not of a blue-green fleet that was never switched to."""
+    if replica.state not in (ReplicaState.READY, ReplicaState.NOT_READY):
+        return False
+    hidden = goal.update_mode is UpdateMode.BLUE_GREEN and replica.version > memory.get(
+        "serving", replica.version
+    )
+    return not hidden
 
 
 def _is_failure(event: Event) -> bool:

@@ -24,7 +24,7 @@ def build(
     return ServiceSpec(
         name=name,
         run=file.run or "",
-        setup=file.setup,
+        setup=file.setup or None,
         probe=_probe(service.readiness_probe),
         replica_policy=_replica_policy(service),
         load_balancing_policy=service.load_balancing_policy,

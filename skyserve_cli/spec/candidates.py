@@ -119,7 +119,8 @@ def _place(path: str, section: AlternativeSection, base: Place | NoPlace) -> Pla
     if section.cloud is not None:
         cloud = section.cloud.lower()
         refusal = cloud_refusal(cloud, section.cloud, f"{path}.cloud")
-        known = base if isinstance(base, Place) else Place()
+        # The base's region is one of the base's cloud: on another cloud it means nothing.
+        known = base if isinstance(base, Place) and base.cloud in (None, cloud) else Place()
         return refusal or narrowed(known, cloud, section.region, section.zone)
     return base if isinstance(base, NoPlace) else narrowed(base, None, section.region, section.zone)
 

@@ -14,9 +14,9 @@ from skyserve_cli.spec.schema import Section, ServiceFile
 # Pydantic's error types in our words; `{}` takes the bound from the error's context.
 _SENTENCES: Mapping[str, str] = MappingProxyType(
     {
-        "greater_than": "must be above {gt:g}",
-        "greater_than_equal": "must be at least {ge:g}",
-        "less_than_equal": "must be at most {le:g}",
+        "greater_than": "must be above {gt:.12g}",
+        "greater_than_equal": "must be at least {ge:.12g}",
+        "less_than_equal": "must be at most {le:.12g}",
         "int_type": "must be a whole number",
         "int_parsing": "must be a whole number",
         "int_parsing_size": "must be a whole number of a reasonable size",
@@ -28,6 +28,7 @@ _SENTENCES: Mapping[str, str] = MappingProxyType(
         "bool_parsing": "must be true or false",
         "string_type": "must be text",
         "string_too_short": "must not be empty",
+        "too_short": "must not be empty",
         "dict_type": "must be a mapping",
         "model_type": "must be a mapping",
         "model_attributes_type": "must be a mapping",

@@ -16,10 +16,16 @@ from pydantic_core import PydanticCustomError
 from skyserve_cli.spec.model import AcceleratorQps, Pairs
 from skyserve_cli.spec.problems import did_you_mean, shown
 
-_ACCELERATOR = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::([0-9.]+))?")
-_CPUS = re.compile(r"[0-9]+(\.[0-9]+)?[+x]?")
-_MEMORY = re.compile(r"[0-9]+(\.[0-9]+)?(gb?|tb?|mb?)?[+x]?", re.IGNORECASE)
-_DISK = re.compile(r"([0-9]{1,9})\s*(gb?|tb?)?", re.IGNORECASE)
+_REST = r"[A-Za-z0-9._-]*"
+# One word, or several in capitals: ``Gaudi HL-205``, but not ``an L4``.
+_NAME = rf"[A-Za-z0-9]{_REST}|[A-Z]{_REST}(?: [A-Z0-9]{_REST})+"
+_ACCELERATOR = re.compile(rf"\s*({_NAME})\s*(?::\s*([0-9.]+)\s*)?")
+# How SkyPilot asks for any GPU of a size: ``80GB+``, ``16GB:4``, ``nvidia:40GB+:2``.
+_GPU_OF_A_SIZE = re.compile(r"([A-Za-z]+:)?[0-9]+[GMT]B\+?(:[0-9]+)?", re.IGNORECASE)
+_CPUS = re.compile(r"[0-9]+(\.[0-9]+)?\+?")
+_SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([kmgtp][bi]|[gmt])?([+x]?)", re.IGNORECASE)
+# As SkyPilot counts: GB and Gi are the same, and so on.
+_GB = {"k": 2.0**-20, "m": 2.0**-10, "g": 1.0, "t": 2.0**10, "p": 2.0**20}
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _MAX_PORTS = 1000
 
@@ -80,7 +86,7 @@ def _word(*names: str) -> Any:
 
 _LB_POLICIES = ("least_load", "round_robin", "instance_aware_least_load")
 _PLACERS = ("dynamic_fallback",)
-_DISK_TIERS = ("low", "medium", "high", "ultra", "best", "none")
+_DISK_TIERS = ("low", "medium", "high", "ultra", "best")
 _NETWORK_TIERS = ("standard", "best")
 _UPDATE_MODES = ("rolling", "blue_green")
 _MOUNT_MODES = ("copy", "mount", "mount_cached")
@@ -144,6 +150,9 @@ def _accelerator_entry(key: str, value: object) -> tuple[str, float]:
 
 
 def _name_and_count(value: object, at: tuple[str | int, ...]) -> tuple[str, float | None]:
+    if isinstance(value, str) and _GPU_OF_A_SIZE.fullmatch(value):
+        hint = "name the accelerators that will do, like {L4, A100-80GB}"
+        raise refuse("accelerators cannot be chosen by their memory yet", value, at=at, hint=hint)
     match = _ACCELERATOR.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise refuse("must be an accelerator like L4 or A100-80GB:8", value, at=at)
@@ -231,31 +240,45 @@ PortsValue = Annotated[
 # --- sizes and images ----------------------------------------------------------------------------------------
 
 
-def _sized(pattern: re.Pattern[str], example: str) -> Callable[[object], str]:
-    def parse(value: object) -> str:
-        text = _as_text(value)
-        if not isinstance(text, str) or not pattern.fullmatch(text):
-            raise refuse(f"must look like {example}", value)
-        return text
-
-    return parse
+def parse_cpus(value: object) -> str:
+    """``4``, ``0.5`` or ``4+``."""
+    text = _as_text(value)
+    if not isinstance(text, str) or not _CPUS.fullmatch(text):
+        raise refuse("must look like 4 or 4+", value)
+    return text
 
 
-_NUMBER_OR_TEXT = WithJsonSchema({"type": ["number", "string"]})
-Cpus = Annotated[str, PlainValidator(_sized(_CPUS, "4 or 4+")), _NUMBER_OR_TEXT]
-Memory = Annotated[str, PlainValidator(_sized(_MEMORY, "16, 16+ or 16GB")), _NUMBER_OR_TEXT]
+def parse_memory(value: object) -> str:
+    """``16``, ``16+``, ``16GB``, ``16Gi+``, ``1TB`` -> GB, with the plus: ``16``, ``16+``, ``16``, ``16+``, ``1024``.
+
+    The ``4x`` SkyPilot allows (GB for each virtual CPU) stays as it is.
+    """
+    size_gb, suffix = _gigabytes(value)
+    if size_gb is None:
+        raise refuse("must look like 16, 16+ or 16GB", value)
+    return f"{size_gb:.9f}".rstrip("0").rstrip(".") + suffix
 
 
 def parse_disk_size(value: object) -> int:
-    """Gigabytes: ``512``, ``512GB`` or ``1TB``."""
-    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    match = _DISK.fullmatch(text)
-    size_gb = int(match[1]) * (1024 if (match[2] or "").lower().startswith("t") else 1) if match else 0
-    if not 1 <= size_gb <= 1_000_000:
-        raise refuse("must be a size in GB like 512, or 1TB", value)
-    return size_gb
+    """``512``, ``512GB``, ``512Gi`` or ``1TB`` -> GB."""
+    size_gb, suffix = _gigabytes(value)
+    if size_gb is None or suffix or not size_gb.is_integer() or not 1 <= size_gb <= 10_000_000:
+        raise refuse("must be a whole size in GB like 512, or 1TB", value)
+    return int(size_gb)
 
 
+def _gigabytes(value: object) -> tuple[float | None, str]:
+    """The size, None if it is none, and what stands behind it (``+`` or ``x``)."""
+    text = _as_text(value)
+    match = _SIZE.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return None, ""
+    return float(match[1]) * _GB[(match[2] or "g")[0].lower()], match[3].lower()
+
+
+_NUMBER_OR_TEXT = WithJsonSchema({"type": ["number", "string"]})
+Cpus = Annotated[str, PlainValidator(parse_cpus), _NUMBER_OR_TEXT]
+Memory = Annotated[str, PlainValidator(parse_memory), _NUMBER_OR_TEXT]
 DiskSize = Annotated[int, PlainValidator(parse_disk_size), _NUMBER_OR_TEXT]
 
 

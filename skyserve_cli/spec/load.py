@@ -103,7 +103,7 @@ def load_text(
     candidates = expand(file.resources, spot_knob(file.service.replica_policy if file.service else None))
     problems += candidates.problems
     problems += rule_problems(file, candidates, sound)
-    service_name = _name(name, file, source, problems, sound)
+    service_name = _name(name, file, source, problems, warnings, sound)
     if problems or file.service is None:
         raise SpecError(problems)
 
@@ -111,7 +111,7 @@ def load_text(
     warnings += [
         *substitution.warnings,
         *candidates.warnings,
-        *rule_warnings(spec.replica_policy),
+        *rule_warnings(spec),
         *not_yet_warnings(tree),
     ]
     return Loaded(spec, tuple(dict.fromkeys(warnings)), variables.secrets)
@@ -149,11 +149,26 @@ def _hoist(tree: dict[str, Any], problems: list[Problem]) -> list[SpecWarning]:
     return warnings
 
 
-def _name(given: str | None, file: ServiceFile, source: str, problems: list[Problem], sound: Sound) -> str:
+def _name(
+    given: str | None,
+    file: ServiceFile,
+    source: str,
+    problems: list[Problem],
+    warnings: list[SpecWarning],
+    sound: Sound,
+) -> str:
     name = given if given is not None else file.name
     if name is None:
         return name_from_path(source)
-    if not _NAME.fullmatch(name) and sound("name"):
+    if _NAME.fullmatch(name):
+        return name
+    dashed = re.sub(r"[._]+", "-", name)
+    if given is None and _NAME.fullmatch(dashed):
+        # SkyPilot's `name` is that of a task, where these are allowed.
+        message = f"the name of a service has no dots or underscores; {shown(name)} is called {shown(dashed)}"
+        warnings.append(SpecWarning("name", message))
+        return dashed
+    if sound("name"):
         rule = "must be letters, digits and dashes, begin with a letter, and have at most 63 characters"
         problems.append(Problem("name", f"{rule} (got {shown(name)})", name))
     return name

@@ -116,7 +116,10 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class GitSource:
-    """A working directory that is a git repository; `ref` None means its default branch."""
+    """A working directory that is a git repository; `ref` None means its default branch.
+
+    Both may hold ``$NAME`` references to secrets, as a token in the URL.
+    """
 
     url: str
     ref: str | None = None

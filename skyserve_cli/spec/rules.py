@@ -1,14 +1,15 @@
 """What must hold between keys. Each rule looks only at keys that are right in themselves (`Sound`)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from skyserve_cli.spec.candidates import Candidates
 from skyserve_cli.spec.check import Sound
-from skyserve_cli.spec.model import ReplicaPolicy
+from skyserve_cli.spec.model import AcceleratorQps, ResourceChoice, ServiceSpec
 from skyserve_cli.spec.problems import Problem, SpecWarning, shown
 from skyserve_cli.spec.schema import ReplicaPolicySection, ServiceFile, ServiceSection
 
 _POLICY = "service.replica_policy"
+_TARGETS = f"{_POLICY}.target_qps_per_replica"
 
 
 def spot_knob(policy: ReplicaPolicySection | None) -> str | None:
@@ -32,7 +33,7 @@ def problems(file: ServiceFile, candidates: Candidates, sound: Sound) -> Iterato
             yield Problem("service", "is missing: this file describes no service", hint=hint)
         return
     yield from _size(file.service, sound)
-    yield from _load_balancing(file.service, candidates, sound)
+    yield from _load_balancing(file.service, sound)
     yield from _update(file.service, sound)
     if sound.everywhere("ports"):
         yield from _ports(file.service.ports, candidates)
@@ -62,35 +63,13 @@ def _size(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
         yield Problem(f"{_POLICY}.base_ondemand_fallback_replicas", message, base)
 
 
-def _load_balancing(service: ServiceSection, candidates: Candidates, sound: Sound) -> Iterator[Problem]:
-    path = f"{_POLICY}.target_qps_per_replica"
-    if not sound(*path.split(".")):
-        return
+def _load_balancing(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
     targets = service.replica_policy.target_qps_per_replica if service.replica_policy else None
-    if not isinstance(targets, tuple):
-        if service.load_balancing_policy == "instance_aware_least_load":
-            yield Problem(
-                path, "must be a mapping from accelerator to number for instance_aware_least_load", targets
-            )
+    if not sound(*_TARGETS.split(".")) or isinstance(targets, tuple):
         return
-    if not sound("resources") or candidates.problems:
-        return
-    offered = {(choice.accelerator, choice.accelerator_count) for choice in candidates.choices}
-    for target in targets:
-        fits = [
-            (name, count)
-            for name, count in offered
-            if name is not None
-            and name.lower() == target.accelerator.lower()
-            and target.count in (None, count)
-        ]
-        if not fits:
-            key = target.accelerator if target.count is None else f"{target.accelerator}:{target.count:g}"
-            yield Problem(path, f"names {shown(key)}, which is not among the accelerators of resources", key)
-        offered.difference_update(fits)
-    for name, count in sorted(offered, key=str):
-        missing = "no accelerator" if name is None else f"{name}:{count:g}"
-        yield Problem(path, f"has no value for {missing}, which resources allows")
+    if service.load_balancing_policy == "instance_aware_least_load":
+        message = "must be a mapping from accelerator to number for instance_aware_least_load"
+        yield Problem(_TARGETS, message, targets)
 
 
 def _update(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
@@ -118,8 +97,36 @@ def _ports(main: int | None, candidates: Candidates) -> Iterator[Problem]:
         yield Problem("resources.ports", f"must be the same for every alternative (got {said})")
 
 
-def warnings(policy: ReplicaPolicy) -> Iterator[SpecWarning]:
-    """What is allowed and has no effect."""
+def warnings(spec: ServiceSpec) -> Iterator[SpecWarning]:
+    """What is allowed and has no effect, or not the one that was meant."""
+    policy = spec.replica_policy
     if policy.target_qps_per_replica is not None and not policy.autoscaling:
         message = f"has no effect: the size is fixed at {policy.min_replicas} until max_replicas is above min_replicas"
-        yield SpecWarning(f"{_POLICY}.target_qps_per_replica", message)
+        yield SpecWarning(_TARGETS, message)
+    if policy.target_qps_by_accelerator:
+        yield from _mismatches(policy.target_qps_by_accelerator, spec.resources)
+
+
+def _mismatches(
+    targets: Sequence[AcceleratorQps], choices: Sequence[ResourceChoice]
+) -> Iterator[SpecWarning]:
+    """A target for an accelerator that is not asked for, or none for one that is. SkyPilot allows both."""
+    offered = {(choice.accelerator, choice.accelerator_count) for choice in choices}
+    served = set()
+    for target in targets:
+        fits = {
+            (name, count)
+            for name, count in offered
+            if (name or "").lower() == target.accelerator.lower() and target.count in (None, count)
+        }
+        if not fits:
+            key = target.accelerator if target.count is None else f"{target.accelerator}:{target.count:g}"
+            message = (
+                f"names {shown(key)}, which is not among the accelerators of resources: it has no effect"
+            )
+            yield SpecWarning(_TARGETS, message)
+        served |= fits
+    for name, count in sorted(offered - served, key=str):
+        missing = "no accelerator" if name is None else f"{name}:{count:g}"
+        message = f"has no value for {missing}, which resources allows: the smallest value counts for it"
+        yield SpecWarning(_TARGETS, message)

@@ -156,13 +156,13 @@ class TlsSection(Section):
 
 class ServiceSection(Section):
     refused = {
+        "external_load_balancers": "a service has one load balancer; load_balancer says where it listens",
         "pool": "pools are not offered: they run batch jobs, this runs services",
         "workers": "pools are not offered: they run batch jobs, this runs services",
     }
     renamed = {
         "https": "tls",
         "auth_token": "readiness_probe.headers",
-        "external_load_balancers": "load_balancer",
         "load_balancer_type": "load_balancing_policy",
     }
 
@@ -192,6 +192,9 @@ class AlternativeSection(Section):
     refused = {
         "job_recovery": "has no meaning for a service: replicas that die are always replaced",
     }
+    renamed = {
+        "ephemeral_storage": "disk_size",
+    }
 
     infra: Text | None = None
     """cloud[/region[/zone]], with * for any. Use this or cloud, region and zone."""
@@ -212,7 +215,7 @@ class AlternativeSection(Section):
     cpus: Cpus | None = None
     """Number of virtual CPUs; 4+ means at least 4."""
     memory: Memory | None = None
-    """Memory in GB; 16+ means at least 16."""
+    """Memory in GB, or with a unit; 16+ means at least 16."""
     use_spot: bool | None = None
     """Spot instances: cheap, and taken back at any moment."""
     ports: PortsValue | None = None
@@ -298,7 +301,7 @@ class ServiceFile(Section):
     """Nodes in one replica; requests go to the first."""
     workdir: Annotated[WorkdirSection | None, _Shorthand({"type": "string"}), _word_as("path")] = None
     """Folder (or git repository) that is copied to the replica and in which setup and run start."""
-    setup: Text | None = None
+    setup: AnyText | None = None
     """Shell commands that prepare a node, once."""
     run: Text | None = None
     """Shell commands that start the server. Required."""

@@ -3,7 +3,8 @@
 A value is looked for on the command line, then in the file, then (for an empty key) in the user's environment.
 Environment variables are substituted into `service`, `file_mounts`, `workdir` and `volumes`, never into `setup`
 and `run`: these are shell scripts and see the variables when they run. A secret's reference stays a reference, so
-that its value never becomes part of the spec; the readiness probe alone can use one (`Probe.resolved`).
+that its value never becomes part of the spec; the readiness probe alone can use one (`Probe.resolved`). A local
+path is no secret even if it is given as one: it is filled in, and the user is told.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,12 @@ from skyserve_cli.spec.references import NAME, referenced, substitute
 _SUBSTITUTED = ("service", "file_mounts", "workdir", "volumes")
 _PROBE: Loc = ("service", "readiness_probe")
 _POST_DATA: Loc = (*_PROBE, "post_data")
+_LOCAL_PATHS: tuple[Loc, ...] = (
+    ("service", "tls", "keyfile"),
+    ("service", "tls", "certfile"),
+    ("workdir",),
+    ("workdir", "path"),
+)
 _OURS = "SKYSERVE_"
 
 
@@ -53,7 +60,9 @@ def gather(
 
 def _declared(section: object, key: str, problems: list[Problem]) -> dict[str, Any]:
     if isinstance(section, dict):
-        return section
+        # ``secrets:NAME`` is how SkyPilot refers to a secret its server keeps; ours come from the user.
+        prefix = "secrets:" if key == "secrets" else ""
+        return {name.removeprefix(prefix): value for name, value in section.items()}
     names: dict[str, Any] = {}
     if isinstance(section, list) and key == "secrets":
         for index, item in enumerate(section):
@@ -127,7 +136,12 @@ class Substitution:
         if not names:
             return text
         secret = names & set(self._variables.secret_names)
-        if secret and loc[0] in ("service", "workdir") and loc[:2] != _PROBE:
+        values, keep = self._variables.envs, self._variables.secret_names
+        if secret and loc in _LOCAL_PATHS:
+            message = f"the secret {min(secret)} is used as a path: its value is stored and shown"
+            self.warnings.append(SpecWarning(dotted(loc), message))
+            values, keep = {**values, **self._variables.secrets}, ()
+        elif secret and loc[0] == "service" and loc[:2] != _PROBE:
             message = f"the secret {min(secret)} cannot be used here: its value would be stored and shown"
             hint = "secrets can be used in service.readiness_probe, in setup and in run"
             self.problems.append(Problem(dotted(loc), message, hint=hint))
@@ -139,5 +153,4 @@ class Substitution:
 
         # The text of a JSON document: a value must not end the string it stands in.
         quote = json_inner if loc == _POST_DATA else str
-        envs = self._variables.envs
-        return substitute(text, envs, keep=self._variables.secret_names, quote=quote, unknown=unknown)
+        return substitute(text, values, keep=keep, quote=quote, unknown=unknown)

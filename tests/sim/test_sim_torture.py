@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from lb.wire import TargetState
 from policies.model import ReplicaState, UpdateMode
 from skyserve_cli.sim.hands import Crash
 from skyserve_cli.sim.torture import Life, run_seed
@@ -164,6 +165,29 @@ def test_updates_never_leave_fewer_ready_than_wanted() -> None:
                 break
         assert min(seen) >= 4, (mode, seen)
         assert all(replica.version == 2 for replica in life.row("chat").replicas)
+
+
+def test_a_blue_green_update_that_is_overtaken_never_mixes_fleets() -> None:
+    life = Life(22, CALM)
+    for place in life.cloud.zones:
+        place.spot_capacity = 20
+    life.put(spec(replicas=3))
+    settle(life, 3)
+    life.put(spec(replicas=3, run="serve --second"), UpdateMode.BLUE_GREEN)
+    while not any(r.version == 2 and r.state is ReplicaState.READY for r in life.row("chat").replicas):
+        life.run_for(0.5, 0.5)
+    life.put(spec(replicas=3, run="serve --third"), UpdateMode.BLUE_GREEN)
+    for _ in range(300):
+        life.run_for(1.0, 1.0)
+        versions = {replica.id: replica.version for replica in life.row("chat").replicas}
+        targets = life.agents.tables["chat"].targets
+        serving = {
+            versions[int(t.id)] for t in targets if t.state is TargetState.READY and int(t.id) in versions
+        }
+        assert serving in ({1}, {3}, set()), serving
+        if set(versions.values()) == {3}:
+            return
+    pytest.fail("the third version never took over")
 
 
 def test_a_version_that_cannot_start_leaves_the_old_one_serving_and_says_so() -> None:

@@ -302,7 +302,7 @@ def test_a_replica_comes_up_step_by_step(world: World) -> None:
     reconciler.tick()
     assert [order.passing for order in world.probes] == [False]
     assert world.targets() == "1:unhealthy"
-    assert world.row().memory.rollout == {"good": 1}
+    assert world.row().memory.rollout == {"good": 1, "serving": 1}
     assert world.story() == [
         "goal", "Launch 1", "Launch 2", "Launched 1", "Launched 2", "Bootstrapped 1", "ProbePassed 1", "ProbeFailed 1",
     ]  # fmt: skip

@@ -202,7 +202,7 @@ def test_launches_allowed(goal: Goal, new: str, old: str, allowed: int) -> None:
 )
 def test_old_replicas_that_stay(goal: Goal, target: int, new: str, old: str, kept: str) -> None:
     before = fleet(v1=old)
-    retired = rollout.to_retire(target, fleet(v2=new), before, goal)
+    retired = rollout.to_retire(target, fleet(v2=new), before, goal, {})
     marks = {S.READY: "R", S.NOT_READY: "N"}
     assert "".join(marks[r.state] for r in before if r not in retired) == kept
 
@@ -221,6 +221,31 @@ def test_who_is_in_the_load_balancers_table(goal: Goal, v1: str, v2: str, served
     marks = {S.READY: "R", S.NOT_READY: "N", S.DRAINING: "D"}
     listed = rollout.serving(fleet(v1=v1, v2=v2), goal, V1_WORKS)
     assert " ".join(f"{r.version}{marks[r.state]}" for r in listed) == served
+
+
+V3 = replace(BLUE_GREEN, version=3)
+
+
+def test_a_blue_green_fleet_that_is_overtaken_never_serves_and_goes_at_once() -> None:
+    memory = {"good": 2, "serving": 1}
+    everyone = fleet(v1="RR", v2="RN", v3="R")
+    v1, v2, v3 = everyone[:2], everyone[2:4], everyone[4:]
+    assert rollout.serving(everyone, V3, memory) == v1
+    assert rollout.to_retire(2, v3, [*v1, *v2], V3, memory) == v2
+
+
+@pytest.mark.parametrize(
+    ("goal", "new", "old", "serving"),
+    [
+        pytest.param(V2, "", "RR", 2, id="rolling: from the first moment"),
+        pytest.param(BLUE_GREEN, "RP", "RR", 1, id="blue-green: not before the last one is ready"),
+        pytest.param(BLUE_GREEN, "RR", "RR", 2, id="blue-green: when it is"),
+        pytest.param(BLUE_GREEN, "RP", "NN", 2, id="blue-green: when nothing else is left"),
+    ],
+)
+def test_the_version_that_serves(goal: Goal, new: str, old: str, serving: int) -> None:
+    after = rollout.settle(2, fleet(v2=new), fleet(v1=old), goal, {"serving": 1})
+    assert after == {"serving": serving}
 
 
 def test_a_replica_without_an_endpoint_is_in_no_table() -> None:

@@ -29,6 +29,9 @@ resources:
 """
 
 
+SERVES = "service: {}\nrun: serve\n"
+
+
 def spec_of(text: str, **options: object) -> ServiceSpec:
     text = dedent(text)
     if "service:" not in text:
@@ -67,6 +70,8 @@ ACCELERATORS = {
     "a mapping of names with counts": ("{A100-80GB:8, H100:8}", [("A100-80GB", 8), ("H100", 8)], False),
     "a list": ("[L4, A100:8]", [("L4", 1), ("A100", 8)], True),
     "a list of one": ("[L4]", [("L4", 1)], False),
+    "a name of two words": ("Gaudi HL-205:8", [("Gaudi HL-205", 8)], False),
+    "one with spaces around it": ("' L4 : 2 '", [("L4", 2)], False),
     "a TPU": ("tpu-v5litepod-8", [("tpu-v5litepod-8", 1)], False),
     "none": ("", [(None, 0)], False),
 }
@@ -123,6 +128,26 @@ def test_alternatives_are_laid_over_the_base() -> None:
         ResourceChoice("aws", "us-west-2", use_spot=False, cpus="16", labels=(("team", "a"),)),
     )
     assert not spec.resources_ordered
+
+
+def test_an_alternative_on_another_cloud_leaves_the_region_of_the_base_behind() -> None:
+    spec = spec_of(
+        """
+        resources:
+          infra: aws/us-east-1
+          any_of: [{cloud: aws}, {cloud: gcp}, {cloud: gcp, region: us-west1}, {infra: azure}]
+        """
+    )
+    assert [(c.cloud, c.region) for c in spec.resources] == [
+        ("aws", "us-east-1"), ("gcp", None), ("gcp", "us-west1"), ("azure", None),
+    ]  # fmt: skip
+
+
+def test_places_of_no_certain_cloud() -> None:
+    spec = spec_of("resources: {use_spot: true, any_of: [{zone: us-central1-a}, {region: us-east1}]}")
+    assert [(c.cloud, c.region, c.zone) for c in spec.resources] == [
+        (None, None, "us-central1-a"), (None, "us-east1", None),
+    ]  # fmt: skip
 
 
 def test_every_accelerator_meets_every_alternative() -> None:
@@ -218,6 +243,32 @@ def test_a_target_for_each_accelerator() -> None:
     assert spec.replica_policy.target_qps_per_replica == 1.5
 
 
+TARGETS = {
+    "every accelerator has one": ("{H100: 3, L4: 1}", []),
+    "with and without a count": ('{"H100:1": 3, H100: 2, L4: 1}', []),
+    "in another case": ("{h100: 3, l4: 1}", []),
+    "one nobody asked for": ("{H100: 3, L4: 1, T4: 1}", ['names "T4"']),
+    "one is missing": ("{H100: 3}", ["no value for L4:1"]),
+    "of another count": ('{"H100:8": 3, L4: 1}', ['names "H100:8"', "no value for H100:1"]),
+}
+
+
+@pytest.mark.parametrize(("targets", "said"), TARGETS.values(), ids=TARGETS.keys())
+def test_targets_that_do_not_match_the_accelerators_are_pointed_out(targets: str, said: list[str]) -> None:
+    loaded = load_text(
+        f"""
+        service:
+          load_balancing_policy: instance_aware_least_load
+          replica_policy: {{min_replicas: 1, max_replicas: 2, target_qps_per_replica: {targets}}}
+        resources: {{accelerators: {{H100: 1, L4: 1}}}}
+        run: serve
+        """
+    )
+    path = "service.replica_policy.target_qps_per_replica"
+    about = [w.message for w in loaded.warnings if w.path == path and "not acted on" not in w.message]
+    assert [piece in message for piece, message in zip(said, about, strict=True)] == [True] * len(said)
+
+
 PORTS = {
     "one": ("", "8080", (8080,), 8080),
     "one in quotes": ("", '"8080"', (8080,), 8080),
@@ -264,6 +315,40 @@ def test_images(text: str, images: tuple[tuple[str, str], ...]) -> None:
     assert spec_of(f"resources: {{image_id: {text}}}").resources[0].images == images
 
 
+MEMORIES = {
+    "a number": ("16", "16"),
+    "part of one": ("0.5", "0.5"),
+    "at least": ("16+", "16+"),
+    "with a unit": ("16GB", "16"),
+    "at least, with a unit": ("16gb+", "16+"),
+    "in gibibytes": ("16Gi", "16"),
+    "in megabytes": ("1536MB", "1.5"),
+    "in terabytes": ("1TB+", "1024+"),
+    "for each CPU": ("4x", "4x"),
+}
+
+
+@pytest.mark.parametrize(("text", "memory"), MEMORIES.values(), ids=MEMORIES.keys())
+def test_memory_is_in_gigabytes(text: str, memory: str) -> None:
+    assert spec_of(f"resources: {{memory: {text}}}").resources[0].memory == memory
+
+
+DISKS = {
+    "a number": ("512", 512),
+    "a number in quotes": ('"512"', 512),
+    "with a unit": ("512gb", 512),
+    "in gibibytes": ("512Gi", 512),
+    "in megabytes": ("102400MB", 100),
+    "in terabytes": ("2Ti", 2048),
+    "in petabytes": ("1PB", 1 << 20),
+}
+
+
+@pytest.mark.parametrize(("text", "size_gb"), DISKS.values(), ids=DISKS.keys())
+def test_disks_are_in_gigabytes(text: str, size_gb: int) -> None:
+    assert spec_of(f"resources: {{disk_size: {text}}}").resources[0].disk_size_gb == size_gb
+
+
 def test_disks_and_sizes() -> None:
     (choice,) = spec_of(
         "resources: {disk_size: 1TB, disk_tier: BEST, cpus: 4+, memory: 16, max_hourly_cost: 2}"
@@ -289,6 +374,53 @@ def test_everything_else_in_a_service() -> None:
     assert (spec.load_balancer.stream_timeout_s, spec.load_balancer.time_to_first_byte_s) == (5.0, 7.0)
     assert (spec.load_balancing_policy, spec.drain_timeout_s) == ("round_robin", 0.0)
     assert (spec.workdir, spec.workdir_git, spec.num_nodes) == (".", None, 2)
+
+
+def test_paths_may_be_given_as_secrets() -> None:
+    loaded = load_text(
+        """
+        service: {tls: {keyfile: $KEY_PATH, certfile: "${FOLDER}/cert.pem"}}
+        envs: {FOLDER: /etc/certs}
+        secrets: {KEY_PATH: , CODE: ./server}
+        workdir: $CODE
+        run: serve
+        """,
+        environ={"KEY_PATH": "/etc/certs/key.pem"},
+    )
+    assert loaded.spec.tls == Tls("/etc/certs/key.pem", "/etc/certs/cert.pem")
+    assert loaded.spec.workdir == "./server"
+    assert [str(warning) for warning in loaded.warnings] == [
+        "service.tls.keyfile: the secret KEY_PATH is used as a path: its value is stored and shown",
+        "workdir: the secret CODE is used as a path: its value is stored and shown",
+    ]
+
+
+def test_a_token_in_the_address_of_a_repository_stays_a_reference() -> None:
+    spec = spec_of("workdir: {url: 'https://$TOKEN@example.com/r.git'}\nsecrets: {TOKEN: hunter2}")
+    assert spec.workdir_git == GitSource("https://$TOKEN@example.com/r.git")
+
+
+def test_secrets_may_be_written_as_references_to_a_server() -> None:
+    loaded = load_text(f"secrets: {{'secrets:TOKEN': }}\n{SERVES}", environ={"TOKEN": "hunter2"})
+    assert (loaded.spec.secrets, dict(loaded.secret_values)) == (("TOKEN",), {"TOKEN": "hunter2"})
+
+
+NAMES = {
+    "dashes": ("llama-3-1", "llama-3-1", 0),
+    "underscores and dots": ("Llama_3.1", "Llama-3-1", 1),
+    "runs of them": ("my__chat.-x", "my-chat--x", 1),
+}
+
+
+@pytest.mark.parametrize(("text", "name", "warnings"), NAMES.values(), ids=NAMES.keys())
+def test_the_name_of_a_task_names_the_service(text: str, name: str, warnings: int) -> None:
+    loaded = load_text(f"name: {text}\n{SERVES}")
+    assert loaded.spec.name == name
+    assert [warning.path for warning in loaded.warnings] == ["name"] * warnings
+
+
+def test_an_empty_setup_is_none() -> None:
+    assert spec_of("setup: ''").setup is None
 
 
 def test_a_working_directory_from_git() -> None:

@@ -84,16 +84,6 @@ WRONG = {
         "service.replica_policy.target_qps_per_replica.L4",
         "above 0",
     ),
-    "a target for an accelerator nobody asked for": (
-        policy("target_qps_per_replica: {H100: 2, L4: 1}") + "\nresources: {accelerators: L4}",
-        "service.replica_policy.target_qps_per_replica",
-        'names "H100"',
-    ),
-    "an accelerator without a target": (
-        policy("target_qps_per_replica: {L4: 1}") + "\nresources: {accelerators: {L4: 1, H100: 1}}",
-        "service.replica_policy.target_qps_per_replica",
-        "no value for H100:1",
-    ),
     "instance-aware balancing with one target": (
         "service: {load_balancing_policy: instance_aware_least_load, replica_policy: {target_qps_per_replica: 1}}",
         "service.replica_policy.target_qps_per_replica",
@@ -201,14 +191,34 @@ WRONG = {
     ),
     "a range from the wrong end": ("resources: {ports: 90-80}", "resources.ports", "the lower end first"),
     "a port in a list that is a word": ("resources: {ports: [80, http]}", "resources.ports[1]", "must be a port"),
-    "a disk without size": ("resources: {disk_size: big}", "resources.disk_size", "a size in GB"),
+    "a disk without size": ("resources: {disk_size: big}", "resources.disk_size", "size in GB"),
     "a price of 0": ("resources: {max_hourly_cost: 0}", "resources.max_hourly_cost", "must be above 0"),
+    "GPUs by their memory": ("resources: {accelerators: 'nvidia:80GB+:2'}", "resources.accelerators", "name the accelerators"),
+    "GPUs by their memory, in a mapping": (
+        "resources: {accelerators: {40GB+: 1}}",
+        'resources.accelerators["40GB+"]',
+        "by their memory yet",
+    ),
+    "half a gigabyte of disk": ("resources: {disk_size: 512MB}", "resources.disk_size", "a whole size in GB"),
+    "memory of an unknown unit": ("resources: {memory: 16 apples}", "resources.memory", "must look like 16"),
+    "a disk by its older name": ("resources: {ephemeral_storage: 50}", "resources.ephemeral_storage", "it is now disk_size"),
     "cpus in words": ("resources: {cpus: four}", "resources.cpus", "must look like 4 or 4+"),
     "a disk tier nobody sells": ("resources: {disk_tier: fast}", "resources.disk_tier", "must be one of low, medium"),
     # the rest
     "nothing to run": ("run:", "run", "is missing"),
+    "an empty script": ("run: ''", "run", "must not be empty"),
     "a script that is a list": ("run: [a, b]", "run", "must be text"),
     "no node": ("num_nodes: 0", "num_nodes", "at least 1"),
+    "a delay of a year": (
+        "service: {readiness_probe: {path: /, initial_delay_seconds: 31536000}}",
+        "service.readiness_probe.initial_delay_seconds",
+        "at most 2592000 (got 31536000)",
+    ),
+    "load balancers in several regions": (
+        "service: {external_load_balancers: [{resources: {cloud: aws}}]}",
+        "service.external_load_balancers",
+        "one load balancer",
+    ),
     "a name with a space": ("name: my service", "name", "letters, digits and dashes"),
     "a name that begins with a digit": ("name: 3d", "name", "begin with a letter"),
     "a variable without a value": ("envs: {HF_HOME: }", "envs.HF_HOME", "pass --env HF_HOME=VALUE, or export HF_HOME"),
@@ -219,8 +229,8 @@ WRONG = {
     "a variable that is a secret as well": ("envs: {A: b}\nsecrets: {A: b}", "secrets.A", "is also one of envs"),
     "variables that are a list": ("envs: [A]", "envs", "must be a mapping"),
     "a secret where it would be shown": (
-        "service: {tls: {keyfile: $KEY, certfile: c}}\nsecrets: {KEY: k}",
-        "service.tls.keyfile",
+        "service: {load_balancer: {host: $KEY}}\nsecrets: {KEY: k}",
+        "service.load_balancer.host",
         "the secret KEY cannot be used here",
     ),
     "a number that is a variable with a word": (
