@@ -98,7 +98,7 @@ def _ports(main: int | None, candidates: Candidates) -> Iterator[Problem]:
 
 
 def warnings(spec: ServiceSpec) -> Iterator[SpecWarning]:
-    """What is allowed and has no effect, or not the one that was meant."""
+    """What is allowed and may not do what was meant."""
     policy = spec.replica_policy
     if policy.target_qps_per_replica is not None and not policy.autoscaling:
         message = f"has no effect: the size is fixed at {policy.min_replicas} until max_replicas is above min_replicas"
@@ -121,9 +121,7 @@ def _mismatches(
         }
         if not fits:
             key = target.accelerator if target.count is None else f"{target.accelerator}:{target.count:g}"
-            message = (
-                f"names {shown(key)}, which is not among the accelerators of resources: it has no effect"
-            )
+            message = f"names {shown(key)}, which is not among the accelerators of resources"
             yield SpecWarning(_TARGETS, message)
         served |= fits
     for name, count in sorted(offered - served, key=str):
