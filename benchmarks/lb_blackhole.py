@@ -7,8 +7,8 @@ answers). Nobody tells the load balancer. A request fails if it is not answered 
 The figures to compare with were measured on SkyPilot 0.14.1 with its own SkyServeLoadBalancer, the same load
 and the same faults (four runs of the first case, one of the others, on a busy 2-core machine): the dead target
 always has the fewest requests in flight, its failures are retried on any target including itself, and nothing
-takes it out of the list before the controller does. Related upstream: skypilot-org/skypilot pull request 3916
-(do not retry on the replica that failed) and issue 10444 (load counts that leak).
+takes it out of the list before the controller does. Related upstream: skypilot-org/skypilot #3916
+(do not retry on the replica that failed) and #10444 (load counts that leak).
 
     python benchmarks/lb_blackhole.py [--seconds 20] [--rate 20]
 """

@@ -48,6 +48,11 @@ class Home:
         return self.root / "controller.lock"
 
     @property
+    def keeper_lock(self) -> Path:
+        """Held by whoever starts the controller again when it dies."""
+        return self.root / "keeper.lock"
+
+    @property
     def controller_address(self) -> Path:
         """JSON: where the controller's API listens."""
         return self.root / "controller.json"

@@ -248,6 +248,10 @@ class Stack:
         daemon = "skyserve_cli.controller.daemon"
         return [process.pid for process, command in self._processes() if daemon in command]
 
+    def _keepers(self) -> list[int]:
+        keeper = "skyserve_cli.controller.keeper"
+        return [process.pid for process, command in self._processes() if keeper in command]
+
     # --- the load balancer's admin port
 
     def ask_agent(self, name: str, path: str) -> bytes:
@@ -313,6 +317,7 @@ class Stack:
         finally:
             pid = self.client.stop()
             until(lambda: not _lives(pid), "the controller does not stop", 30.0)
+            until(lambda: not self._keepers(), "the controller's keeper does not stop", 30.0)
 
     def leftovers(self) -> list[str]:
         """Everything of this installation that is still there, as sentences."""

@@ -6,6 +6,7 @@ import fcntl
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +14,6 @@ import typer
 from skyserve_cli.commands.options import Format, Output, home
 from skyserve_cli.commands.options import controller as connect
 from skyserve_cli.controller.client import ControllerDownError
-from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed, put, put_json, say, span
 
 STOP_PATIENCE_S = 30.0
@@ -28,7 +28,8 @@ def start(
 ) -> None:
     """Start the controller; nothing happens if it is running.
 
-    `serve up` does this by itself.
+    `serve up` does this by itself. A controller that dies is started again, but not with --foreground: that is
+    the service manager's work.
     """
     if foreground:
         arguments = [sys.executable, "-m", "skyserve_cli.controller.daemon"]
@@ -46,7 +47,7 @@ def stop() -> None:
         say("the controller is not running")
         return
     for _ in range(int(STOP_PATIENCE_S / POLL_S)):
-        if not _is_held(home()):
+        if not _is_held(home().lock) and not _is_held(home().keeper_lock):
             say("controller stopped; services go on serving")
             return
         time.sleep(POLL_S)
@@ -72,9 +73,9 @@ def status(output: Format = Output.TABLE) -> None:
     )
 
 
-def _is_held(here: Home) -> bool:
-    """Whether a controller of this home lives: the kernel lets go of its lock when it has ended."""
-    descriptor = os.open(here.lock, os.O_RDWR | os.O_CREAT, 0o600)
+def _is_held(lock: Path) -> bool:
+    """Whether the process that holds this lock lives: the kernel lets go of it when it has ended."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

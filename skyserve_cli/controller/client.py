@@ -95,7 +95,7 @@ class Client:
         self._home.create()
         with self._home.controller_log.open("ab") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "skyserve_cli.controller.daemon"],
+                [sys.executable, "-m", "skyserve_cli.controller.keeper"],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

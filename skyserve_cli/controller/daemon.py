@@ -2,7 +2,8 @@
 
 Two threads of control: the event loop (API, probes, load balancers) and the reconciler's, which waits until
 somebody wakes it or a tick has passed. Nothing needs to be saved on the way out, because everything is saved on
-the way: SIGKILL is a way of stopping like any other. Replicas and load balancers go on without it.
+the way: SIGKILL is a way of stopping like any other. Replicas and load balancers go on without it, and
+`keeper` starts it again.
 
     python -m skyserve_cli.controller.daemon
 """
