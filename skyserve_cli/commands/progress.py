@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from rich.live import Live
 
 from skyserve_cli.commands.options import View
-from skyserve_cli.controller.client import Client, RefusedError
+from skyserve_cli.controller.client import Client, ControllerDownError, RefusedError
 from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.output import CommandFailed, clock_time, console, place, say, span, table
 
 POLL_S = 0.2
 LOG_LINES_SHOWN = 20
+AWAY_PATIENCE_S = 30.0
 
 
 def last_event(client: Client) -> int:
@@ -36,15 +37,24 @@ def follow(
 ) -> None:
     """Tell what happens to `names` until `done` says so of their views by name (down ones included).
 
-    Raises CommandFailed after `timeout_s`, and whatever `done` raises.
+    A controller that dies meanwhile is given `AWAY_PATIENCE_S` to come back. Raises CommandFailed after
+    `timeout_s`, ControllerDownError, and whatever `done` raises.
     """
     clock = SystemClock()
-    began = clock.now()
+    began = answered = clock.now()
     with _live() as show:
         while True:
-            # The views first: whatever they show has its event already, and that is still told before the end.
-            views = {view["name"]: view for view in client.services(down=True) if view["name"] in names}
-            for event in client.events(None, after=after):
+            try:
+                # The views first: whatever they show has its event already, still told before the end.
+                views = {view["name"]: view for view in client.services(down=True) if view["name"] in names}
+                events = client.events(None, after=after)
+                answered = clock.now()
+            except ControllerDownError:
+                if clock.now() - answered > AWAY_PATIENCE_S:
+                    raise
+                time.sleep(POLL_S)
+                continue
+            for event in events:
                 after = event["seq"]
                 if event["service"] in names:
                     say(story_line(event, with_service=len(names) > 1))

@@ -1,0 +1,42 @@
+"""The controller is killed while a user waits for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+FILE = """
+name: slow
+service: {readiness_probe: /health, replicas: 2}
+resources: {infra: local, use_spot: true}
+setup: sleep 3
+run: serve engine --profile l4-8b --speed 50 --port $SKYSERVE_REPLICA_PORT
+"""
+
+
+def test_up_goes_on_waiting_and_no_replica_is_launched_twice(serve: Any, tmp_path: Path) -> None:
+    file = tmp_path / "slow.yaml"
+    file.write_text(FILE)
+    waiting = subprocess.Popen(
+        [*serve.command, "up", str(file), "-y"],
+        env=serve.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    address = serve.home / "controller.json"
+    serve.eventually(address.exists)
+    serve.eventually(lambda: len(serve.ok("status", "-o", "json").json()) == 1)
+    serve.eventually(lambda: len(serve.view("slow")["replicas"]) == 2)
+    os.kill(json.loads(address.read_text())["pid"], signal.SIGKILL)
+
+    out, _ = waiting.communicate(timeout=90)
+    assert waiting.returncode == 0
+    view = serve.view("slow")
+    assert out == f"{view['endpoint']}\n"
+    assert [(replica["id"], replica["state"]) for replica in view["replicas"]] == [(1, "READY"), (2, "READY")]
