@@ -94,7 +94,7 @@ class Static:
                 open_offers,
                 key=lambda o: (in_zone[o.zone], in_region[o.zone.cloud, o.zone.region], rank[o]),
             )
-            places.append(Place(best, _why(best, in_zone[best.zone])))
+            places.append(Place(best, _why(in_zone[best.zone])))
             in_zone[best.zone] += 1
             in_region[best.zone.cloud, best.zone.region] += 1
         return places, memory
@@ -144,6 +144,5 @@ def _cloud_key(offer: Offer) -> str:
     return f"{offer.zone.cloud}/*/*"
 
 
-def _why(offer: Offer, already: int) -> str:
-    there = "no replica there yet" if already == 0 else f"{already} there, no zone has fewer"
-    return f"{offer.zone} {offer.capacity_type.value} at {offer.price_usd_hour:.3f} USD/h: {there}"
+def _why(already: int) -> str:
+    return "no replica there yet" if already == 0 else f"{already} there, no zone has fewer"

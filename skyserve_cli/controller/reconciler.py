@@ -253,7 +253,7 @@ class _Change:
             if isinstance(action, Launch):
                 born = request(action, self.now)
                 self.replicas[born.id] = born
-                self.story.append(Story("Launch", action.why, born.id, born.state.value))
+                self.story.append(Story("Launch", _told(action), born.id, born.state.value))
                 continue
             replica = self.replicas[action.replica_id]
             after = apply(replica, action, self.now, self._goal.drain_timeout_s)
@@ -271,6 +271,12 @@ class _Change:
             return
         message = getattr(cause, "message", "") or getattr(cause, "why", "") or _detail(cause)
         self.story.append(Story(kind, message, after.id, after.state.value))
+
+
+def _told(launch: Launch) -> str:
+    offer = launch.offer
+    price = f"{offer.price_usd_hour:.3f} USD/h"
+    return f"{offer.zone} {offer.capacity_type.value} at {price}: {launch.why}"
 
 
 def _detail(cause: Event | Action) -> str:
