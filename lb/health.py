@@ -69,11 +69,13 @@ class HealthChecker:
         """Start the probes that are due now."""
         now = self._clock()
         limits = self._table.table.limits
-        soon_s = limits.probe_timeout_s + LOOK_EVERY_S
+        # Not less than the gap between two probes, or an ejection could run out between them.
+        soon_s = max(limits.probe_timeout_s, PROBE_EJECTED_EVERY_S) + LOOK_EVERY_S
         ejected = self._table.ejected(now)
         self._probed_at = {key: self._probed_at[key] for key, _, _ in ejected if key in self._probed_at}
         for key, target, left_s in ejected:
-            due = left_s <= soon_s or self._anybody_held()
+            # Who is held has tried this target: if its ejection ran out unprobed, nobody else may come to try it.
+            due = 0.0 < left_s <= soon_s or self._anybody_held()
             if due and now - self._probed_at.get(key, now - PROBE_EJECTED_EVERY_S) >= PROBE_EJECTED_EVERY_S:
                 self._probed_at[key] = now
                 self._start(key, self._probe_ejected(key, target, lengthen=left_s <= soon_s))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 
 from aiohttp import web
 from yarl import URL
 
 from lb import answers
+from lb.headers import wants_websocket
 from lb.wire import Limits
 
 
@@ -27,6 +29,22 @@ def origin_form(request: web.BaseRequest) -> str | None:
     return sent if sent.startswith("/") else None
 
 
+def begins_websocket(request: web.BaseRequest, request_id: str) -> bool:
+    """Whether the request opens a WebSocket (RFC 6455 §4.1). Raises RefusedError (400) if it wants to, but no hand
+    can be shaken: a target would be bothered in vain."""
+    headers = request.headers
+    if request.method != "GET" or not wants_websocket(headers):
+        return False
+    try:
+        key = base64.b64decode(headers.get("Sec-WebSocket-Key", ""), validate=True)
+    except ValueError:
+        key = b""
+    if len(key) != 16 or headers.get("Sec-WebSocket-Version") != "13":
+        text = "A WebSocket needs Sec-WebSocket-Version: 13 and a Sec-WebSocket-Key of 16 bytes in base64."
+        raise _refused(400, "malformed_handshake", text, request_id)
+    return True
+
+
 async def read_body(request: web.BaseRequest, limits: Limits, request_id: str) -> bytes:
     """The body as it was sent, content encoding and all. Raises RefusedError (400, 408, 413)."""
     if not request.body_exists:
@@ -43,7 +61,7 @@ async def read_body(request: web.BaseRequest, limits: Limits, request_id: str) -
             part = await asyncio.wait_for(request.content.readany(), limits.idle_timeout_s)
         except asyncio.TimeoutError:  # noqa: UP041 (not the same in 3.10)
             raise _refused(408, "body_timeout", "The body did not arrive in time.", request_id) from None
-        except web.RequestPayloadError:
+        except (web.RequestPayloadError, ConnectionError):  # a connection that ends here: the client has left
             raise _refused(400, "malformed_body", "The body is not well-formed.", request_id) from None
         size += len(part)
         if size > limits.max_body_bytes:

@@ -23,8 +23,8 @@ from multidict import CIMultiDict
 
 from lb import answers, websocket
 from lb.explain import Explanation, Explanations
-from lb.headers import sane_request_id, to_target, wants_websocket
-from lb.intake import RefusedError, origin_form, read_body
+from lb.headers import sane_request_id, to_target
+from lb.intake import RefusedError, begins_websocket, origin_form, read_body
 from lb.metrics import Metrics
 from lb.queue import HoldQueue
 from lb.relay import send_stream, send_whole
@@ -143,8 +143,12 @@ class Proxy:
             if outlook is Outlook.LOST:
                 waiting.moved.set_result("its target is gone")
             elif outlook is Outlook.DOUBTFUL:
-                standing, _ = self._table.candidates(now, waiting.exchange.tried)
-                if standing is Standing.GOOD:
+                exchange = waiting.exchange
+                standing, _ = self._table.candidates(now, exchange.tried)
+                # A server that does one request at a time looks frozen while it works on this very one: without
+                # a bound, the request would be begun again and again and keep all of them busy.
+                if standing is Standing.GOOD and exchange.executions + 1 < exchange.limits.max_attempts:
+                    exchange.executions += 1
                     waiting.moved.set_result("its target is in doubt and another is well")
         for ticket in self._queue.admit(
             lambda held: bool(self._table.candidates(now, held.exchange.tried)[1])
@@ -166,6 +170,9 @@ class Proxy:
             response = await self._serve(request, exchange)
         except RefusedError as refused:
             response = refused.response
+            if request.transport is None:  # it left in the midst of its body, and hears nothing
+                self._metrics.client_gone()
+                return response
         except asyncio.CancelledError:
             if request.transport is None:
                 self._metrics.client_gone()
@@ -178,6 +185,7 @@ class Proxy:
     async def _accept(self, request: web.BaseRequest, raw_path: str, now: float) -> _Exchange:
         limits = self._table.table.limits
         request_id = sane_request_id(request.headers.get("X-Request-Id")) or self._next_id()
+        shakes_hands = begins_websocket(request, request_id)
         body = await read_body(request, limits, request_id)
         headers = to_target(
             request.headers,
@@ -197,7 +205,7 @@ class Proxy:
             arrived_at=now,
             wait_left_s=limits.time_to_first_byte_s,
             hold_left_s=limits.hold_s,
-            websocket=wants_websocket(request.headers),
+            websocket=shakes_hands,
         )
 
     def _next_id(self) -> str:
@@ -235,7 +243,8 @@ class Proxy:
                     continue
                 except aiohttp.WSServerHandshakeError as error:
                     text = f"The target refused the WebSocket with HTTP status {error.status}."
-                    return self._answer(exchange, error.status, "websocket_refused", text)
+                    status = error.status if error.status >= 300 else 502  # below is success, here is none
+                    return self._answer(exchange, status, "websocket_refused", text)
                 self._first_byte(exchange, booking)
                 if isinstance(opened, Answer) and opened.status in RETRY_STATUSES and opened.whole:
                     self._table.failed(booking, Blame.TROUBLE, self._clock())
@@ -253,7 +262,7 @@ class Proxy:
         choice = self._table.choose(exchange.view, now, exchange.tried)
         if choice is not None:
             exchange.story.note(now, "chose", choice.target_id, choice.because, choice)
-            return choice.target_id, False
+            return choice.target_id, exchange.stale is not None  # where one had gone stale, others may have
         stale, exchange.stale = exchange.stale, None
         if stale is not None and self._table.standing(stale, now) is not Standing.CLOSED:
             exchange.story.note(now, "chose", stale.id, "the only one; again, on a new connection")

@@ -322,11 +322,11 @@ class TargetTable:
         return [(entry.key, entry.target) for entry in self._entries.values() if entry.key in keys]
 
     def ejected(self, now: float) -> list[tuple[Key, Target, float]]:
-        """Targets left out now, and for how many seconds more."""
+        """Targets left out, and for how many seconds more; not above 0 if their trial is due and nobody's yet."""
         return [
             (entry.key, entry.target, entry.ejected_until - now)
             for entry in self._entries.values()
-            if entry.ejected_until is not None and now < entry.ejected_until
+            if entry.ejected_until is not None and (now < entry.ejected_until or entry.trial is None)
         ]
 
     def rows(self, now: float) -> Iterator[tuple[Target, Standing, int]]:

@@ -176,6 +176,8 @@ def close_websocket(socket: aiohttp.ClientWebSocketResponse) -> None:
 
 async def _begin(response: aiohttp.ClientResponse, method: str) -> Answer:
     content = response.content
+    if not content.is_eof():
+        _end_with_connection(response)
     length = response.content_length
     small = length is not None and length <= WHOLE_UP_TO_BYTES
     refusal = response.status in RETRY_STATUSES  # wanted whole: it is kept while another target is tried
@@ -191,6 +193,28 @@ async def _begin(response: aiohttp.ClientResponse, method: str) -> Answer:
             size += len(part)
         first = b"".join(parts)
     return Answer(response, first, whole=method == "HEAD" or not first or content.at_eof())
+
+
+def _end_with_connection(response: aiohttp.ClientResponse) -> None:
+    """aiohttp hangs up on a body with a malformed chunk, but tells only who waits for a head: without this, the
+    reader of the body would wait for the idle timeout."""
+    content = response.content
+    protocol = response.connection.protocol if response.connection is not None else None
+    closed = protocol.closed if protocol is not None else None
+
+    def ended(_: object) -> None:
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError("the body is malformed"))
+
+    def forget() -> None:  # the connection outlives the answer
+        if closed is not None:
+            closed.remove_done_callback(ended)
+
+    if closed is None:
+        ended(closed)
+    else:
+        closed.add_done_callback(ended)
+        content.on_eof(forget)
 
 
 def _session(connector: aiohttp.TCPConnector, trace: aiohttp.TraceConfig) -> aiohttp.ClientSession:

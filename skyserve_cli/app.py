@@ -54,6 +54,7 @@ EXIT_CODES: Mapping[str, int] = MappingProxyType(
     {
         "skyserve_cli.spec.problems.SpecError": 2,
         "skyserve_cli.config.ConfigError": 2,
+        "skyserve_cli.home.HomeError": 2,
         "provisioners.registry.UnknownCloudError": 2,
         "provisioners.errors.InvalidRequestError": 2,
         "provisioners.errors.ProvisionError": 1,

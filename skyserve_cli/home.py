@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -9,6 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.fernet import Fernet
+
+
+class HomeError(Exception):
+    """The folder everything lives in cannot be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +31,14 @@ class Home:
         return cls(root, environ.get("SKYSERVE_DB") or f"sqlite:///{root / 'state.db'}")
 
     def create(self) -> None:
-        """Make the folder, for its owner alone."""
-        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.logs.mkdir(exist_ok=True, mode=0o700)
+        """Make the folder, for its owner alone. Raises HomeError where that cannot be."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.logs.mkdir(exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise HomeError(
+                f"no home can be made at {self.root}: {error.strerror}; set SKYSERVE_HOME"
+            ) from None
 
     @property
     def config(self) -> Path:
@@ -70,6 +80,21 @@ class Home:
     def sealing_key(self) -> bytes:
         """The key that seals secrets in the database; made on first use, never stored with them."""
         return _secret_file(self.root / "sealing.key", Fernet.generate_key)
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process that holds this lock lives: the kernel lets go of it when the last one has ended."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY)
+    except OSError:  # no such file, or none that could be
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _secret_file(path: Path, make: Callable[[], bytes]) -> bytes:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +12,7 @@ import typer
 from skyserve_cli.commands.options import Format, Output, home
 from skyserve_cli.commands.options import controller as connect
 from skyserve_cli.controller.client import ControllerDownError
+from skyserve_cli.home import is_held
 from skyserve_cli.output import CommandFailed, put, put_json, say, span
 
 STOP_PATIENCE_S = 30.0
@@ -47,7 +46,7 @@ def stop() -> None:
         say("the controller is not running")
         return
     for _ in range(int(STOP_PATIENCE_S / POLL_S)):
-        if not _is_held(home().lock) and not _is_held(home().keeper_lock):
+        if not is_held(home().lock) and not is_held(home().keeper_lock):
             say("controller stopped; services go on serving")
             return
         time.sleep(POLL_S)
@@ -71,15 +70,3 @@ def status(output: Format = Output.TABLE) -> None:
         f"running for {span(health['uptime_s'])}, process {health['pid']}, version {health['version']}, "
         f"home {home().root}, clouds: {clouds}"
     )
-
-
-def _is_held(lock: Path) -> bool:
-    """Whether the process that holds this lock lives: the kernel lets go of it when it has ended."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False

@@ -73,7 +73,10 @@ def preempt(
     ] = "0s",
 ) -> None:
     """Take a spot replica away, or all of a zone, as a cloud would."""
-    taken = local_controls.preempt(_root(), _token(_root(), target), _seconds(notice))
+    wanted = (
+        target.rsplit("/", 1)[-1] if target.startswith("local/") else target
+    )  # a zone as `status` shows it
+    taken = local_controls.preempt(_root(), _token(_root(), wanted), _seconds(notice))
     if not taken:
         raise CommandFailed(f"no spot instance lives in {target}")
     say(f"preempted {plural(len(taken), 'instance')}: {', '.join(taken)}")

@@ -128,7 +128,10 @@ def _tables(services: Sequence[View], now: float, *, wide: bool) -> list[Table]:
 def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Table:
     columns = ["SERVICE", "VERSION", "STATUS", "REPLICAS", "$/H", "SAVED", "UPTIME", "ENDPOINT"]
     if wide:
-        columns += ["$ TOTAL", "$ ON DEMAND", "#REQ/S", "#IN FLIGHT", "#QUEUED", "POLICY", "NOTES"]
+        columns += ["$ TOTAL", "$ ON DEMAND", "#REQ/S", "#IN FLIGHT", "#QUEUED", "POLICY"]
+    noted = wide or any(view["notes"] for view in services)
+    if noted:
+        columns.append("NOTES")
     rows = []
     for view in services:
         cost, load, rate = view["cost"], view["load"], view["load"]["requests_per_s"]
@@ -150,8 +153,9 @@ def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Table
                 str(load["in_flight"]),
                 str(load["queued"]),
                 view["load_balancing_policy"],
-                view["notes"] or "-",
             ]
+        if noted:
+            row.append(view["notes"] or "-")
         rows.append(row)
     return table(columns, rows)
 

@@ -15,14 +15,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from skyserve_cli.home import Home
+from skyserve_cli.home import Home, is_held
 
 START_TIMEOUT_S = 30.0
+COMEBACK_TIMEOUT_S = 15.0  # the keeper's longest pause, and the start
+POLL_S = 0.05
 CALL_TIMEOUT_S = 30.0
 
 
 class ControllerDownError(Exception):
     """No controller is running for this home; `serve controller start` starts one."""
+
+
+class _NotReachedError(ControllerDownError):
+    """Nobody has heard the call, or it only asked: it may be made again."""
 
 
 class RefusedError(Exception):
@@ -103,7 +109,7 @@ class Client:
                 cwd="/",
                 env=self._environment(),
             )
-        for _ in range(int(START_TIMEOUT_S / 0.05)):
+        for _ in range(int(START_TIMEOUT_S / POLL_S)):
             try:
                 self.health()
                 return True
@@ -112,7 +118,7 @@ class Client:
                     raise ControllerDownError(
                         f"the controller did not start: {self._last_words()} (see {self._home.controller_log})"
                     ) from None
-            time.sleep(0.05)
+            time.sleep(POLL_S)
         raise ControllerDownError(f"the controller did not answer within {START_TIMEOUT_S:g} s")
 
     def _environment(self) -> dict[str, str]:
@@ -140,10 +146,22 @@ class Client:
     def _call(
         self, method: str, path: str, body: object = None, query: Mapping[str, str] | None = None
     ) -> tuple[bytes, Mapping[str, str]]:
+        for _ in range(int(COMEBACK_TIMEOUT_S / POLL_S)):
+            try:
+                return self._call_once(method, path, body, query)
+            except _NotReachedError:
+                if not is_held(self._home.keeper_lock):
+                    break
+            time.sleep(POLL_S)  # it has died, and its keeper is about to start it again
+        raise ControllerDownError(ControllerDownError.__doc__)
+
+    def _call_once(
+        self, method: str, path: str, body: object, query: Mapping[str, str] | None
+    ) -> tuple[bytes, Mapping[str, str]]:
         try:
             base = json.loads(self._home.controller_address.read_text())["url"]
         except (OSError, ValueError, KeyError):
-            raise ControllerDownError(ControllerDownError.__doc__) from None
+            raise _NotReachedError from None
         url = base + urllib.parse.quote(path) + ("?" + urllib.parse.urlencode(query) if query else "")
         request = urllib.request.Request(url, method=method)  # noqa: S310 - our own loopback address
         request.add_header("Authorization", f"Bearer {self._home.token()}")
@@ -155,7 +173,10 @@ class Client:
                 return answer.read(), answer.headers
         except urllib.error.HTTPError as error:
             raise RefusedError(error.code, _reason(error)) from None
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError):
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+            refused = isinstance(getattr(error, "reason", error), ConnectionRefusedError)
+            if refused or method == "GET":
+                raise _NotReachedError from None
             raise ControllerDownError(ControllerDownError.__doc__) from None
 
 

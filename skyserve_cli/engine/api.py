@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from reprlib import repr as shown  # in a message: bounded, however long or deep the value is
 from typing import Any
 
 import orjson
@@ -249,7 +250,7 @@ class _Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise BadRequest(f"{name} must be true or false (got {value!r})", param=name)
+            raise BadRequest(f"{name} must be true or false (got {shown(value)})", param=name)
         return value
 
     def integer(
@@ -259,7 +260,7 @@ class _Fields:
         if value is None:
             return default
         if not _is_integer(value):
-            raise BadRequest(f"{name} must be an integer (got {value!r})", param=name)
+            raise BadRequest(f"{name} must be an integer (got {shown(value)})", param=name)
         if least is not None and value < least:
             raise BadRequest(f"{name} must be at least {least} (got {value})", param=name)
         if most is not None and value > most:

@@ -36,7 +36,7 @@ def render(
     if not messages:
         raise BadRequest("messages must hold at least one message", param="messages")
     # Tools change nothing in what this engine says, but they are read: their tokens take time and memory.
-    turns = [("system", orjson.dumps(list(tools)).decode())] if tools else []
+    turns = [("system", _json_text(tools, "tools"))] if tools else []
     turns += [_turn(message, f"messages[{index}]") for index, message in enumerate(messages)]
     text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
     if continue_final_message:
@@ -57,7 +57,7 @@ def _turn(message: Any, where: str) -> tuple[str, str]:
         raise BadRequest(f"{where}.role must be a string", param=f"{where}.role")
     content = _content(message.get("content"), f"{where}.content")
     calls = message.get("tool_calls")
-    return role, content + (orjson.dumps(calls).decode() if calls else "")
+    return role, content + (_json_text(calls, f"{where}.tool_calls") if calls else "")
 
 
 def _content(content: Any, where: str) -> str:
@@ -77,3 +77,12 @@ def _part(part: Any, where: str) -> str:
         return str(part["text"])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     raise BadRequest(f"{where}: this engine reads text parts only (got {kind!r})", param=where)
+
+
+def _json_text(value: Any, where: str) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except (
+        orjson.JSONEncodeError
+    ) as error:  # what orjson reads is nested four times deeper than what it writes
+        raise BadRequest(f"{where} is nested too deeply", param=where) from error

@@ -1,7 +1,7 @@
 """The engine behind a port: OpenAI's API over HTTP/1.1, with vLLM's metrics and helpers.
 
     POST /v1/chat/completions  /v1/completions  /tokenize  /detokenize
-    GET  /v1/models  /health  /ping  /version  /metrics
+    GET  /v1/models  /v1/models/NAME  /health  /ping  /version  /metrics
 
 A client that leaves cancels its handler (also while its request is still pending or is not streamed), and the
 `finally` of the handler frees the request's blocks. SIGTERM: /health says 503, no new connections, what runs may
@@ -25,7 +25,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from skyserve_cli.engine import api
 from skyserve_cli.engine.api import Kind
-from skyserve_cli.engine.errors import ApiError, BadRequest, error_body
+from skyserve_cli.engine.errors import ApiError, BadRequest, ModelNotFound, error_body
 from skyserve_cli.engine.metrics import Telemetry
 from skyserve_cli.engine.model import EngineModel, Output, RequestRefused
 from skyserve_cli.engine.profiles import Profile, profile_named
@@ -137,6 +137,7 @@ class _Server:
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._completions),
                 web.get("/v1/models", self._models),
+                web.get("/v1/models/{name:.+}", self._one_model),
                 web.post("/tokenize", self._tokenize),
                 web.post("/detokenize", self._detokenize),
                 web.get("/health", self._health),
@@ -226,7 +227,16 @@ class _Server:
         return list(touched)
 
     async def _models(self, _: web.Request) -> web.Response:
-        model = {
+        return _json({"object": "list", "data": [self._card()]})
+
+    async def _one_model(self, http: web.Request) -> web.Response:
+        asked = http.match_info["name"]
+        if asked != self._settings.model:
+            raise ModelNotFound(asked, self._settings.model)
+        return _json(self._card())
+
+    def _card(self) -> dict[str, object]:
+        return {
             "id": self._settings.model,
             "object": "model",
             "created": self._started_at,
@@ -235,7 +245,6 @@ class _Server:
             "parent": None,
             "max_model_len": self._model.max_model_len,
         }
-        return _json({"object": "list", "data": [model]})
 
     async def _tokenize(self, http: web.Request) -> web.Response:
         body = api.parse_json(await http.read())
@@ -275,7 +284,8 @@ def _json(body: dict[str, Any], status: int = 200) -> web.Response:
 
 def _request_id(http: web.Request) -> str | None:
     asked = http.headers.get("X-Request-Id")
-    return asked if asked and len(asked) <= _MAX_REQUEST_ID else None
+    # Bytes that are not UTF-8 come as surrogates, which could not be sent back.
+    return asked if asked and len(asked) <= _MAX_REQUEST_ID and asked.isprintable() else None
 
 
 async def _echo_request_id(http: web.Request, response: web.StreamResponse) -> None:
@@ -290,6 +300,8 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return await handler(request)
     except ApiError as error:
         return _json(error.body(), error.status)
+    except web.RequestPayloadError:
+        return _json(error_body("the body is not well-formed: broken encoding", "invalid_request_error"), 400)
     except web.HTTPException as error:
         message = f"{error.status} {error.reason}: {request.method} {request.path}"
         return _json(error_body(message, "invalid_request_error"), error.status)

@@ -202,3 +202,17 @@ def test_the_market_can_be_played_and_calmed(serve: Any) -> None:
     serve.ok("local", "calm")
     assert "0/1" not in serve.ok("local", "zones").out
     assert serve("local", "preempt", "us-a").err == "no spot instance lives in us-a\n"
+    as_status_shows_it = serve("local", "preempt", "local/us/us-a")
+    assert (as_status_shows_it.code, as_status_shows_it.err) == (
+        1,
+        "no spot instance lives in local/us/us-a\n",
+    )
+
+
+def test_a_home_that_cannot_be_made_is_a_sentence(serve: Any, tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.touch()
+    said = serve("controller", "start", env={"SKYSERVE_HOME": str(in_the_way / "home")})
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(f"no home can be made at {in_the_way}/home: ")
+    assert "Traceback" not in said.err

@@ -31,6 +31,7 @@ def endpoint(serve: Any, tmp_path: Path) -> str:
 def test_the_official_client_and_curl_work_unchanged(endpoint: str) -> None:
     with openai.OpenAI(base_url=f"{endpoint}/v1", api_key="any", max_retries=0) as client:
         model = client.models.list().data[0].id
+        assert client.models.retrieve(model).id == model
         whole = client.chat.completions.create(
             model=model, messages=QUESTION, max_tokens=12, seed=4, extra_body={"ignore_eos": True}
         )

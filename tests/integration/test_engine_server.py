@@ -272,9 +272,19 @@ async def test_tokenize_and_back(engine: Engine) -> None:
     ],
 )
 async def test_errors_have_openais_shape(method: str, path: str, body: bytes, status: int) -> None:
+    await assert_refused(method, path, body, status)
+
+
+async def test_a_body_that_does_not_unpack_is_400() -> None:
+    await assert_refused("POST", "/v1/completions", b"not gzip", 400, {"Content-Encoding": "gzip"})
+
+
+async def assert_refused(
+    method: str, path: str, body: bytes, status: int, headers: dict[str, str] | None = None
+) -> None:
     async with (
         serving(max_body_bytes=4096) as engine,
-        engine.http.request(method, engine.url + path, data=body) as response,
+        engine.http.request(method, engine.url + path, data=body, headers=headers) as response,
     ):
         assert response.status == status
         error = (await response.json())["error"]
@@ -286,6 +296,19 @@ async def test_errors_have_openais_shape(method: str, path: str, body: bytes, st
 async def test_what_probes_ask(engine: Engine, path: str) -> None:
     async with engine.http.get(engine.url + path) as response:
         assert response.status == 200
+
+
+async def test_a_request_id_that_is_no_text_is_not_used(engine: Engine) -> None:
+    body = b'{"prompt":"a","max_tokens":1}'
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(engine.url.rpartition(":")[2]))
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Request-Id: caf\xe9\r\n"
+    )
+    writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"X-Request-Id" not in answer
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

@@ -140,6 +140,24 @@ async def test_a_stream_cut_in_its_midst_is_an_error_to_the_client_not_a_clean_e
     assert "skyserve_lb_cut_streams_total{" in await agent.ask("GET", "/-/metrics")
 
 
+async def test_a_malformed_chunk_is_the_end_of_a_stream_at_once(w: World) -> None:
+    begun = asyncio.Event()
+
+    async def babble(seen: Seen) -> None:
+        await seen.begin_stream()
+        await seen.chunk(b"data: 1\n\n")
+        await begun.wait()
+        await seen.send(b"no chunk size\r\n")
+        await seen.gone()
+
+    agent = await w.agent("--idle-timeout", "3600", *flags([await w.target("babbling", babble)]))
+    async with agent.http.post(agent.url) as response:
+        assert await response.content.readexactly(9) == b"data: 1\n\n"
+        begun.set()
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+
+
 async def test_a_stream_that_falls_silent_is_ended_by_the_idle_timeout(w: World) -> None:
     async def stall(seen: Seen) -> None:
         await seen.begin_stream()
@@ -236,6 +254,38 @@ async def test_an_unhealthy_mark_moves_who_waits_only_if_another_is_well(w: Worl
     assert await request == (200, "well")
 
 
+async def test_doubt_moves_a_request_at_most_max_attempts_less_one_times(w: World) -> None:
+    go = asyncio.Event()
+
+    async def wait(seen: Seen) -> None:
+        await go.wait()
+        await seen.answer(b"at last")
+
+    targets = [await w.target(name, wait) for name in "abc"]
+    agent = await w.agent()
+
+    async def begun() -> list[ToyTarget]:
+        return [target for target in targets if target.seen]
+
+    async def two_begun() -> bool:
+        return len(await begun()) == 2
+
+    async def doubt(doubted: list[ToyTarget], revision: str) -> None:
+        states = [{**t.json, "state": "unhealthy"} if t in doubted else t.json for t in targets]
+        await agent.push(*states, revision=revision, limits={"max_attempts": 2})
+
+    await doubt([], "r1")
+    request = asyncio.create_task(agent.text(data=b"x"))
+    await until(begun)
+    await doubt(await begun(), "r2")
+    await until(two_begun)
+    await doubt(await begun(), "r3")
+    assert (await agent.stats())["in_flight"] == 1
+    go.set()
+    assert await request == (200, "at last")
+    assert sum(len(target.seen) for target in targets) == 2
+
+
 async def test_time_to_first_byte_ends_in_504_and_ejects_who_was_silent(w: World) -> None:
     silent = await w.target("silent")
     silent.frozen = True
@@ -316,6 +366,25 @@ async def test_a_client_that_leaves_is_noticed_by_the_target(w: World, streaming
     assert await until(lambda: counted(agent, "skyserve_lb_client_gone_requests_total", 1.0))
 
 
+async def test_a_client_that_leaves_in_its_body_is_counted_and_is_no_error(w: World) -> None:
+    agent = await w.agent(*flags(await w.targets("a")))  # whose log must hold no error at its end
+    _, writer = await asyncio.open_connection("127.0.0.1", agent.port)
+    writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n12345")
+    await until(lambda: arrived(agent))
+    writer.transport.abort()
+
+    async def counted() -> bool:
+        lines = (await agent.ask("GET", "/-/metrics")).splitlines()
+        (gone,) = (line for line in lines if line.startswith("skyserve_lb_client_gone_requests_total{"))
+        return gone.endswith(" 1.0")
+
+    await until(counted)
+
+
+async def arrived(agent: RunningAgent) -> bool:
+    return (await agent.stats())["requests"] == 1
+
+
 async def test_nobody_there_is_503_with_retry_after_and_is_demand(w: World) -> None:
     agent = await w.agent("--hold", "0.1")
     async with agent.http.post(agent.url, data=b"x") as response:
@@ -359,6 +428,22 @@ async def test_a_held_request_returns_to_a_target_that_has_come_back(w: World) -
     assert await request == (200, "phoenix")
 
 
+async def test_a_quick_probe_does_not_leave_the_held_waiting_for_a_target_that_is_back(w: World) -> None:
+    target = await w.target("phoenix")
+    agent = await w.agent()
+    await agent.push(target.json, limits={"probe_timeout_s": 0.1, "hold_s": 3600.0})
+    await target.stop()
+    request = asyncio.create_task(agent.text(data=b"x"))
+    await until(lambda: queued(agent))
+    await until(lambda: told(agent, "still no sign of life"))  # the first ejection is over, and was renewed
+    await target.start()
+    assert await asyncio.wait_for(request, 20) == (200, "phoenix")
+
+
+async def told(agent: RunningAgent, text: str) -> bool:
+    return text in agent.log.read_text()
+
+
 async def test_a_stale_connection_is_no_failure_even_if_the_target_is_the_only_one(w: World) -> None:
     served: Counter[int] = Counter()
 
@@ -375,6 +460,23 @@ async def test_a_stale_connection_is_no_failure_even_if_the_target_is_the_only_o
         assert await agent.text(data=b"x") == (200, "ok")
     (stats,) = (await agent.stats())["targets"]
     assert (stats["errors"], stats["ejected"]) == (0, False)
+
+
+async def test_stale_connections_to_all_targets_at_once_fail_no_request(w: World) -> None:
+    async def once_per_connection(seen: Seen) -> None:
+        if seen.writer in used:
+            seen.die()
+            return
+        used.add(seen.writer)
+        await seen.answer(b"ok")
+
+    used: set[asyncio.StreamWriter] = set()
+    targets = await w.targets("a", "b", "c", "d")
+    for target in targets:
+        target.behave = once_per_connection
+    agent = await w.agent("--policy", "round_robin", "--max-attempts", "2", *flags(targets))
+    for _ in range(3 * len(targets)):
+        assert await agent.text(data=b"x") == (200, "ok")
 
 
 async def test_a_burst_over_a_target_killed_in_its_midst_fails_nowhere(w: World) -> None:

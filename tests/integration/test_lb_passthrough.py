@@ -347,6 +347,35 @@ async def test_websockets_pass_both_ways_with_their_protocol(w: World) -> None:
         await runner.cleanup()
 
 
+@pytest.mark.parametrize(
+    "handshake",
+    [
+        pytest.param("Sec-WebSocket-Version: 13", id="no key"),
+        pytest.param("Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: c2hvcnQ=", id="a short key"),
+        pytest.param("Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: ?", id="a key not in base64"),
+        pytest.param(
+            "Sec-WebSocket-Version: 99\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", id="another version"
+        ),
+    ],
+)
+async def test_a_malformed_websocket_handshake_is_400_and_bothers_no_target(w: World, handshake: str) -> None:
+    target = await w.target("target")
+    agent = await w.agent("--target", target.url)
+    head = f"GET /ws HTTP/1.1\r\nHost: x\r\nConnection: upgrade, close\r\nUpgrade: websocket\r\n{handshake}"
+    answer = await raw(agent, head.encode() + b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"code": "malformed_handshake"' in answer
+    assert not target.seen
+
+
+@pytest.mark.parametrize("status", ["101 Switching Protocols", "200 OK"])
+async def test_a_websocket_the_target_did_not_open_is_not_opened(w: World, status: str) -> None:
+    agent = await w.agent("--target", (await w.target("deaf", lambda seen: seen.answer(b"", status))).url)
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await agent.http.ws_connect(agent.url + "/ws")
+    assert refused.value.status == 502
+
+
 async def test_the_official_openai_client_works(w: World) -> None:
     async def engine(seen: Seen) -> None:
         base = {"id": "c1", "created": 1, "model": "m"}

@@ -24,6 +24,14 @@ def parse(body: dict[str, Any]) -> Generation:
     return parse_generation(body, kind, "llama", max_model_len=1000)
 
 
+def nested(levels: int) -> list[Any]:
+    """Lists in lists: as deep as a parser lets pass, and deeper than a writer goes."""
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 # What is understood
 
 
@@ -83,6 +91,16 @@ def test_choices_of_one_prompt_differ_by_seed() -> None:
     ("body", "param", "sentence"),
     [
         pytest.param({"messages": []}, "messages", "at least one", id="no messages"),
+        pytest.param(
+            HELLO | {"tools": nested(900)}, "tools", "nested too deeply", id="tools nested beyond writing"
+        ),
+        pytest.param(
+            {"messages": [{"role": "assistant", "tool_calls": nested(900)}]},
+            "messages[0].tool_calls",
+            "nested too deeply",
+            id="calls nested beyond writing",
+        ),
+        pytest.param(HELLO | {"n": nested(900)}, "n", "integer", id="a number nested beyond showing"),
         pytest.param({"messages": "hi"}, "messages", "list", id="messages that are a string"),
         pytest.param({"messages": ["hi"]}, "messages[0]", "object", id="a message that is a string"),
         pytest.param({"messages": [{"content": "x"}]}, "messages[0].role", "string", id="no role"),
