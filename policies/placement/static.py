@@ -56,6 +56,7 @@ class Static:
             for key, block in memory.get("blocks", {}).items()
             if block["until"] + FORGET_AFTER_S > now
         }
+        told: set[str] = set()
         for event in events:
             replica = replicas.get(event.replica_id)
             if replica is None:
@@ -63,9 +64,9 @@ class Static:
             zone_key = _zone_key(replica.offer)
             match event:
                 case LaunchFailed(kind=FailureKind.CAPACITY):
-                    blocks[zone_key] = _block(blocks.get(zone_key), now)
+                    _block(blocks, zone_key, told, now)
                 case PreemptionNotice() | Preempted() if replica.preempt_at is None and _is_spot(replica):
-                    blocks[zone_key] = _block(blocks.get(zone_key), now)
+                    _block(blocks, zone_key, told, now)
                 case LaunchFailed(kind=FailureKind.QUOTA, retry_at=retry_at):
                     until = now + QUOTA_BLOCK_S if retry_at is None else retry_at
                     blocks[_region_key(replica.offer)] = {"until": until, "failures": 1}
@@ -112,12 +113,14 @@ def next_opening(offers: Sequence[Offer], memory: Json, now: float) -> float | N
     return min(waits, default=None)
 
 
-def _block(before: Mapping[str, float] | None, now: float) -> dict[str, float]:
-    failures = 1 if before is None else int(before["failures"]) + 1
-    return {
-        "until": now + min(LONGEST_BLOCK_S, FIRST_BLOCK_S * 2 ** min(failures - 1, 10)),
-        "failures": failures,
-    }
+def _block(blocks: dict[str, dict[str, float]], key: str, told: set[str], now: float) -> None:
+    """One step longer than before; several losses of one moment are one piece of news (`told` of this moment)."""
+    if key in told:
+        return
+    told.add(key)
+    failures = int(blocks[key]["failures"]) + 1 if key in blocks else 1
+    wait_s = min(LONGEST_BLOCK_S, FIRST_BLOCK_S * 2 ** min(failures - 1, 10))
+    blocks[key] = {"until": now + wait_s, "failures": failures}
 
 
 def _is_spot(replica: Replica) -> bool:

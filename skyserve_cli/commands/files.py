@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from skyserve_cli.output import WrongUsage, say
-from skyserve_cli.spec import FileMount, Loaded, ServiceSpec, load_file
+from skyserve_cli.spec import FileMount, Loaded, Problem, ServiceSpec, SpecError, load_file
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 
@@ -35,7 +35,21 @@ def load(
     )
     for warning in loaded.warnings:
         say(f"warning: {warning}")
-    return replace(loaded, spec=anchored(loaded.spec, Path.cwd()))
+    spec = anchored(loaded.spec, Path.cwd())
+    missing = tuple(_missing(spec))
+    if missing:
+        raise SpecError(missing)
+    return replace(loaded, spec=spec)
+
+
+def _missing(spec: ServiceSpec) -> Iterator[Problem]:
+    """What the file names and is not there: better said now than by the first replica."""
+    if spec.workdir is not None and not _URL.match(spec.workdir) and not Path(spec.workdir).is_dir():
+        yield Problem("workdir", f"{spec.workdir} is not a folder", spec.workdir)
+    if spec.tls is not None:
+        for key, path in (("keyfile", spec.tls.keyfile), ("certfile", spec.tls.certfile)):
+            if not Path(path).is_file():
+                yield Problem(f"service.tls.{key}", f"{path} is not a file", path)
 
 
 def anchored(spec: ServiceSpec, folder: Path) -> ServiceSpec:

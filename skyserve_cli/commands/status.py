@@ -129,7 +129,7 @@ def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Table
     columns = ["SERVICE", "VERSION", "STATUS", "REPLICAS", "$/H", "SAVED", "UPTIME", "ENDPOINT"]
     if wide:
         columns += ["$ TOTAL", "$ ON DEMAND", "#REQ/S", "#IN FLIGHT", "#QUEUED", "POLICY"]
-    noted = wide or any(view["notes"] for view in services)
+    noted = wide or any(map(_note, services))
     if noted:
         columns.append("NOTES")
     rows = []
@@ -155,9 +155,15 @@ def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Table
                 view["load_balancing_policy"],
             ]
         if noted:
-            row.append(view["notes"] or "-")
+            row.append(_note(view) or "-")
         rows.append(row)
     return table(columns, rows)
+
+
+def _note(view: View) -> str:
+    version = view["version"]
+    given_up = view["ready"] and version in view["failed_versions"]
+    return view["notes"] or (f"version {version} was given up; an earlier one serves" if given_up else "")
 
 
 def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Table:

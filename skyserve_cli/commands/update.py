@@ -71,7 +71,7 @@ def update(
     told = progress.last_event(client)
     version = client.put(name, spec_to_json(spec), loaded.secret_values, chosen)
     if not no_wait:
-        _wait(client, spec, version, kept, told, timeout)
+        _wait(client, spec, version, told, timeout)
     (view,) = [view for view in client.services() if view["name"] == name]
     if output is Output.JSON:
         put_json(view)
@@ -85,9 +85,7 @@ def _what_changes(running: View, kept: bool, mode: str) -> str:
     return f"{running['name']}: version {running['version']} -> {running['version'] + 1}, {replicas}"
 
 
-def _wait(
-    client: Client, spec: ServiceSpec, version: int, kept: bool, told: int, timeout_s: float | None
-) -> None:
+def _wait(client: Client, spec: ServiceSpec, version: int, told: int, timeout_s: float | None) -> None:
     """Until the new version serves, and it alone. Ctrl-C stops the waiting, not the update."""
     name, wanted = spec.name, spec.replica_policy.min_replicas
 
@@ -100,7 +98,8 @@ def _wait(
         if version in view["failed_versions"]:
             raise CommandFailed(_gave_up(client, view))
         replicas = progress.live_replicas(view)
-        old = [] if kept else [replica for replica in replicas if replica["version"] != version]
+        wanted_versions = {version, *view["same_versions"]}  # going back keeps what is left of that version
+        old = [replica for replica in replicas if replica["version"] not in wanted_versions]
         return not old and len(replicas) == view["target"] and progress.serves(view, wanted)
 
     try:

@@ -42,6 +42,7 @@ def service_view(
         "created_at": row.created_at,
         "update_mode": row.update_mode.value,
         "failed_versions": list(row.memory.rollout.get("failed", ())),
+        "same_versions": sorted(row.same_replicas),
         "load_balancing_policy": spec.load_balancing_policy,
         "load_balancer": {
             "alive": agent.alive,

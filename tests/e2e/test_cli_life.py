@@ -121,6 +121,11 @@ def test_an_update_keeps_replaces_or_gives_up_and_goes_on_serving(serve: Any, tm
     assert "the version before goes on serving" in bad.err
     assert "| out of luck" in bad.err
     assert "usage" in json.loads(ask(url))
+    assert "version 5 was given up" in serve.ok("status", "small").out
+    serving = [replica["id"] for replica in serve.view("small")["replicas"]]
+    back = serve.ok("update", "small", write(tmp_path, ENGINE), "--env", "A=1", "-y", "--timeout", "60")
+    assert back.out.strip() == url
+    assert [replica["id"] for replica in serve.view("small")["replicas"]] == serving
     assert serve("update", "smal", tmp_path / "service.yaml", "-y").err == (
         "there is no service smal; did you mean small?\n"
     )

@@ -124,6 +124,22 @@ def test_every_problem_of_a_file_has_its_line(serve: Any, tmp_path: Path) -> Non
     assert {problem["path"] for problem in answer["problems"]} >= {"service.replicas", "service.polcy"}
 
 
+def test_files_that_are_named_and_not_there_are_said_before_anything_is_launched(
+    serve: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(
+        "service: {replicas: 1, tls: {keyfile: no.key, certfile: no.crt}}\nworkdir: nowhere\nrun: serve\n"
+    )
+    said = serve("up", file, "-y", cwd=tmp_path)
+    assert (said.code, said.out) == (2, "")
+    assert [line.split(": ")[0] for line in said.err.splitlines()] == [
+        "workdir",
+        "service.tls.keyfile",
+        "service.tls.certfile",
+    ]
+
+
 def test_a_wrong_configuration_is_2_and_names_the_key(serve: Any) -> None:
     kept = (serve.home / "config.yaml").read_text()
     (serve.home / "config.yaml").write_text("clouds: {local: {enabeld: true}}\n")

@@ -191,6 +191,12 @@ def test_a_longer_quota_block_is_not_shortened_by_an_error() -> None:
     assert next_opening((A1,), after, 200.0) == 5000.0
 
 
+def test_losses_of_one_moment_are_one_piece_of_news() -> None:
+    lost = {number: replica(number, A1) for number in range(1, 6)}
+    after = Static().learn({}, [Preempted(number) for number in lost], lost, 0.0)
+    assert [block["failures"] for block in after["blocks"].values()] == [1]
+
+
 def test_failures_of_long_ago_are_forgotten() -> None:
     memory = learn(NO_ROOM, NO_ROOM, NO_ROOM, now=0.0)  # until 40 s
     late = 40.0 + FORGET_AFTER_S
