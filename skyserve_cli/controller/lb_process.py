@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skyserve_cli.controller.ports import AgentOrder
+from skyserve_cli.home import is_held
 
 Shape = tuple[object, ...]
 
@@ -113,17 +114,7 @@ class AgentFolder:
 
     def is_held(self) -> bool:
         """Whether some agent holds the lock: one that listens, or one that is starting."""
-        try:
-            lock = os.open(self.path / "agent.lock", os.O_RDWR)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(lock)
-        return False
+        return is_held(self.path / "agent.lock")
 
     def clear(self) -> None:
         """The agent is gone for good; its log stays."""
