@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -72,12 +73,16 @@ def signal_all(pids: list[int], signal_number: int) -> None:
 
 
 def kill_marked(instance_id: str, rounds: int = 50) -> None:
-    """Kill whatever still carries the mark. In rounds, because a process may fork while we look."""
+    """Kill whatever still carries the mark. In rounds, because a process may fork while we look, and until two
+    looks in a row find nothing, because one that is just starting a program shows no mark for a moment."""
+    missed = 0
     for _ in range(rounds):
         pids = marked(instance_id)
-        if not pids:
+        missed = 0 if pids else missed + 1
+        if missed == 2:
             return
         signal_all(pids, signal.SIGKILL)
+        time.sleep(0.005)
 
 
 def _processes() -> Iterator[tuple[int, int, bool]]:

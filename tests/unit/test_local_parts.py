@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -134,6 +135,10 @@ def test_processes_are_found_by_kinship_and_by_mark() -> None:
     shell.stdout.readline()
     below = local_process.descendants(shell.pid)
     assert len(below) == 1
+    for _ in range(500):  # one that has just been forked shows no mark until its program runs
+        if len(local_process.marked(mark)) == 2:
+            break
+        time.sleep(0.01)
     assert sorted(local_process.marked(mark)) == sorted([shell.pid, *below])
     local_process.kill_marked(mark)
     assert shell.wait() == -9
