@@ -280,7 +280,6 @@ class Goal:
     update_mode: UpdateMode = UpdateMode.ROLLING
     max_surge: int = 1
     max_unavailable: int = 0
-    use_spot: bool = False
     provision_timeout_s: float = 1800.0
     initial_delay_s: float = 1200.0
     probe_failure_threshold_s: float = 180.0

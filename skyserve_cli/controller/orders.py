@@ -30,7 +30,6 @@ def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
         update_mode=row.update_mode,
         max_surge=spec.update.max_surge,
         max_unavailable=spec.update.max_unavailable,
-        use_spot=any(choice.use_spot for choice in spec.resources),
         initial_delay_s=spec.probe.initial_delay_s,
         probe_failure_threshold_s=spec.probe.failure_threshold_s,
         drain_timeout_s=0.0 if row.purge else spec.drain_timeout_s,

@@ -80,7 +80,6 @@ def test_a_goal_says_what_row_and_spec_say() -> None:
         update_mode=UpdateMode.BLUE_GREEN,
         max_surge=4,
         max_unavailable=2,
-        use_spot=True,
         initial_delay_s=5.0,
         probe_failure_threshold_s=6.0,
         drain_timeout_s=77.0,
