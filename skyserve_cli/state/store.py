@@ -10,17 +10,21 @@ is asked for the machine, so not even a power cut can separate the two.
 from __future__ import annotations
 
 import secrets as random_source
+import sqlite3
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import orjson
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Connection, make_url
 
 from policies.model import Memory, Replica, ReplicaState, UpdateMode
+from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.codec import (
     memory_from_json,
@@ -28,6 +32,7 @@ from skyserve_cli.state.codec import (
     replica_from_row,
     replica_to_row,
 )
+from skyserve_cli.state.photograph import Photograph
 from skyserve_cli.state.values import (
     NoSuchServiceError,
     ServiceExistsError,
@@ -39,6 +44,9 @@ from skyserve_cli.state.values import (
     VersionRow,
 )
 
+_WAL_TRIES = 200
+_WAL_PAUSE_S = 0.05
+
 
 class Store:
     """The database behind a SQLAlchemy URL. Thread-safe: every verb takes its own connection."""
@@ -49,19 +57,22 @@ class Store:
         """`migrate` False makes the tables as they are now, without Alembic. `draw` gives names that nobody
         else has: so many random bytes, as hexadecimal digits."""
         self._draw = draw
+        self._photograph: Photograph | None = None
+        self._lock = threading.Lock()
         url = make_url(url)
         in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
         if in_memory:
             # One connection for all, handed from thread to thread: another would be another database.
             self._engine = sa.create_engine(
                 url,
+                json_serializer=_to_json,
                 poolclass=sa.pool.QueuePool,
                 pool_size=1,
                 max_overflow=0,
                 connect_args={"check_same_thread": False},
             )
         else:
-            self._engine = sa.create_engine(url)
+            self._engine = sa.create_engine(url, json_serializer=_to_json)
         on_sqlite = url.get_backend_name() == "sqlite"
         if on_sqlite:
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
@@ -71,6 +82,9 @@ class Store:
         self._writer = self._engine.execution_options(writes=True)
         if in_memory or not migrate:
             t.metadata.create_all(self._writer)
+            with self._writer.begin() as c:
+                if c.execute(q.COUNT).first() is None:
+                    c.execute(t.changes.insert().values(id=1, count=0))
         else:
             self._migrate()
 
@@ -103,6 +117,7 @@ class Store:
         as replicas of before live. A `mode` raises NoSuchServiceError if there is nothing up to update.
         """
         with self._writer.begin() as c:
+            self._bump(c)
             same_name = t.services.c.name == name
             row = c.execute(sa.select(t.services).where(same_name).with_for_update()).first()
             if row is not None and not row.down and mode is None:
@@ -159,6 +174,7 @@ class Store:
     def set_down(self, name: str, *, purge: bool, now: float) -> None:
         """Take the service down; `purge`: without waiting for requests to finish."""
         with self._writer.begin() as c:
+            self._bump(c)
             where = t.services.c.name == name
             if c.execute(sa.select(t.services.c.name).where(where)).first() is None:
                 raise NoSuchServiceError(name)
@@ -169,6 +185,7 @@ class Store:
         """End one replica; another will take its place. Raises NoSuchServiceError, or KeyError if it is not
         alive."""
         with self._writer.begin() as c:
+            self._bump(c)
             live = {replica.id for replica in self._live(c, name)}
             if (
                 not live
@@ -193,24 +210,39 @@ class Store:
 
     def services(self, *, down: bool = False) -> list[ServiceRow]:
         """The photograph: every service that is up or still has live replicas (`down`: also the others)."""
-        with self._reader.connect() as c:
-            rows = c.execute(sa.select(t.services).order_by(t.services.c.name)).all()
-            live: dict[str, list[Replica]] = {}
-            alive = t.replicas.c.state != ReplicaState.GONE.value
-            for row in c.execute(sa.select(t.replicas).where(alive).order_by(t.replicas.c.id)):
-                live.setdefault(row.service, []).append(replica_from_row(row))
-            kills: dict[str, set[int]] = {}
-            for row in c.execute(sa.select(t.kills)):
-                kills.setdefault(row.service, set()).add(row.replica_id)
-            shown = [row for row in rows if down or not row.down or row.name in live]
-            same = self._same_replicas(c, {row.name: row.version for row in shown})
+        with self._lock, self._reader.connect() as c:
+            count = int(c.execute(q.COUNT).scalar_one())
+            if down:
+                return self._read(c, down=True)
+            if self._photograph is None or self._photograph.count != count:
+                rows = self._read(c, down=False)
+                self._photograph = Photograph(count, {row.name: row for row in rows})
+            return list(self._photograph.rows.values())
+
+    def forget(self) -> None:
+        """Read everything anew next time, as a process does that has just started."""
+        with self._lock:
+            self._photograph = None
+
+    def _read(self, c: Connection, *, down: bool) -> list[ServiceRow]:
+        rows = c.execute(q.SERVICES).all()
+        live: dict[str, list[Replica]] = {}
+        for row in c.execute(q.LIVE):
+            live.setdefault(row.service, []).append(replica_from_row(row))
+        kills: dict[str, set[int]] = {}
+        for row in c.execute(q.KILLS):
+            kills.setdefault(row.service, set()).add(row.replica_id)
+        shown = [row for row in rows if down or not row.down or row.name in live]
+        same: dict[str, set[int]] = {row.name: set() for row in shown}
+        for service, version in c.execute(q.SAME_REPLICAS):
+            same.setdefault(service, set()).add(version)
         return [
             ServiceRow(
                 name=row.name,
                 incarnation=row.incarnation,
                 created_at=row.created_at,
                 version=row.version,
-                same_replicas=same.get(row.name, frozenset()),
+                same_replicas=frozenset(same[row.name] - {row.version}),
                 update_mode=UpdateMode(row.update_mode),
                 down=row.down,
                 purge=row.purge,
@@ -236,18 +268,24 @@ class Store:
         story: Sequence[Story],
     ) -> None:
         """One tick of one service: intents, memory and story in one transaction. `memory` None: unchanged."""
-        values: dict[str, Any] = {"target": target, "notes": notes}
+        values: dict[str, Any] = {"service": name, "target": target, "notes": notes}
         if memory is not None:
-            values |= {"memory": memory_to_json(memory), "next_replica_id": memory.next_replica_id}
+            written = memory_to_json(memory)
+            values |= {"memory": written, "next_replica_id": memory.next_replica_id}
+            # What is kept is what would be read: JSON has no tuples, and only text for keys.
+            memory = memory_from_json(orjson.loads(orjson.dumps(written)), memory.next_replica_id)
         gone = [replica.id for replica in changed if replica.state is ReplicaState.GONE]
         with self._writer.begin() as c:
-            c.execute(t.services.update().where(t.services.c.name == name).values(**values))
+            count = self._bump(c)
+            c.execute(q.SET_STATUS, values)
             if changed:
                 self._upsert(c, t.replicas, [replica_to_row(name, replica) for replica in changed])
             if gone:
-                ended = sa.and_(t.kills.c.service == name, t.kills.c.replica_id.in_(gone))
-                c.execute(t.kills.delete().where(ended))
+                c.execute(q.END_KILLS, {"service_": name, "gone": gone})
             self._tell(c, name, now, story)
+        with self._lock:
+            if self._photograph is not None:
+                self._photograph.follow(count, name, changed, memory, target, notes)
 
     def fold(self, *, before: float, keep: int = 200) -> int:
         """Drop GONE replicas that ended before `before`, but the newest `keep` of each service; their cost is
@@ -330,26 +368,9 @@ class Store:
         alive = sa.and_(t.replicas.c.service == name, t.replicas.c.state != ReplicaState.GONE.value)
         return [replica_from_row(row) for row in c.execute(sa.select(t.replicas).where(alive))]
 
-    def _same_replicas(self, c: Connection, current: Mapping[str, int]) -> dict[str, frozenset[int]]:
-        """For each service the versions whose replicas are identical to the current version's."""
-        v = t.versions.c
-        newest = t.versions.alias()
-        query = (
-            sa.select(v.service, v.version)
-            .join(
-                newest,
-                sa.and_(newest.c.service == v.service, newest.c.replica_hash == v.replica_hash),
-            )
-            .join(
-                t.services,
-                sa.and_(t.services.c.name == newest.c.service, t.services.c.version == newest.c.version),
-            )
-        )
-        found: dict[str, set[int]] = {}
-        for service, version in c.execute(query):
-            if version != current.get(service):
-                found.setdefault(service, set()).add(version)
-        return {service: frozenset(versions) for service, versions in found.items()}
+    def _bump(self, c: Connection) -> int:
+        """Say that what `services` shows has changed. In the transaction that changes it."""
+        return int(c.execute(q.BUMP).scalar_one())
 
     def _tell(self, c: Connection, name: str, now: float, story: Iterable[Story]) -> None:
         lines = [
@@ -364,18 +385,10 @@ class Store:
             for line in story
         ]
         if lines:
-            c.execute(t.events.insert(), lines)
+            c.execute(q.TELL, lines)
 
     def _upsert(self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        dialect = sqlite if c.dialect.name == "sqlite" else postgresql
-        statement = dialect.insert(table)
-        keys = [column.name for column in table.primary_key]
-        rest = {name: statement.excluded[name] for name in rows[0] if name not in keys}
-        if rest:
-            statement = statement.on_conflict_do_update(index_elements=keys, set_=rest)
-        else:
-            statement = statement.on_conflict_do_nothing(index_elements=keys)
-        c.execute(statement, list(rows))
+        c.execute(q.UPSERT[table.name, c.dialect.name], list(rows))
 
     def _migrate(self) -> None:
         config = Config()
@@ -383,6 +396,10 @@ class Store:
         with self._writer.begin() as connection:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+
+
+def _to_json(value: Any) -> str:
+    return orjson.dumps(value).decode()
 
 
 def _spent_columns(now: float) -> tuple[sa.ColumnElement[float], sa.ColumnElement[float]]:
@@ -403,8 +420,22 @@ def _begin_sqlite(connection: Connection) -> None:
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # transactions begin where `_begin_sqlite` says
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA busy_timeout=10000")
+    _write_ahead(cursor)
+    cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
+
+
+def _write_ahead(cursor: Any) -> None:
+    """Change to WAL mode, for which SQLite wants the file for itself and does not wait until it has it: processes
+    that start at once would refuse each other."""
+    for tries_left in reversed(range(_WAL_TRIES)):
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError:
+            if tries_left == 0:
+                raise
+            time.sleep(_WAL_PAUSE_S)
+        else:
+            return

@@ -14,6 +14,15 @@ identity = sa.Table(
     sa.Column("owner", sa.String(32), nullable=False),
 )
 
+#: One row: how often anything was written that `Store.services` shows. Whoever has read it at this count need not
+#: read again.
+changes = sa.Table(
+    "changes",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("count", sa.Integer, nullable=False),
+)
+
 services = sa.Table(
     "services",
     metadata,

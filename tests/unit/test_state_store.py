@@ -513,3 +513,38 @@ def test_everything_is_still_there_after_reopening(url: str) -> None:
 def test_an_unknown_version_is_a_key_error(store: Store) -> None:
     with pytest.raises(KeyError):
         store.version("chat", 1)
+
+
+# --- the photograph --------------------------------------------------------------------------------------------
+
+
+def test_another_process_s_writes_are_seen(url: str) -> None:
+    controller, api = Store(url), Store(url)
+    put(api)
+    assert [row.name for row in controller.services()] == ["chat"]
+    api.set_down("chat", purge=True, now=5.0)
+    assert [row.purge for row in controller.services(down=True)] == [True]
+    assert controller.services() == []
+    put(api)
+    controller.commit("chat", now=6.0, changed=(), memory=None, target=3, notes="n", story=())
+    put(api, mode=UpdateMode.ROLLING)
+    controller.commit("chat", now=7.0, changed=(), memory=None, target=4, notes="m", story=())
+    (seen,) = controller.services()
+    assert (seen.version, seen.target, seen.notes) == (3, 4, "m")
+    controller.close()
+    api.close()
+
+
+def test_what_is_kept_after_commits_is_what_would_be_read(store: Store) -> None:
+    put(store)
+    store.services()
+    memory = Memory(7, {"zones": ("a", "b"), "n": {"1": 0.1}}, {"target": 2}, {})
+    store.commit(
+        "chat", now=1.0, changed=[a_replica(2), a_replica(1)], memory=memory, target=2, notes="", story=()
+    )
+    gone = replace(a_replica(1), state=ReplicaState.GONE, ended_at=2.0)
+    store.commit("chat", now=2.0, changed=[gone], memory=None, target=2, notes="x", story=())
+    kept = store.services()
+    store.forget()
+    assert kept == store.services()
+    assert [replica.id for replica in kept[0].replicas] == [2]
