@@ -91,6 +91,7 @@ class Agent:
             in_flight=self.targets.in_flight,
             queued=self.proxy.held,
             rejected=self.proxy.rejections.count(now, window_s),
+            ongoing=self.proxy.ongoing.mean(now, window_s),
             targets=self.targets.stats(now, window_s),
         )
 

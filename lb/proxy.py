@@ -30,7 +30,7 @@ from lb.queue import HoldQueue
 from lb.relay import send_stream, send_whole
 from lb.targets import Blame, Booking, Key, Outlook, Standing, TargetTable
 from lb.upstream import RETRY_STATUSES, Answer, Failure, Upstream, UpstreamError, close_websocket
-from lb.window import WindowCounter
+from lb.window import WindowCounter, WindowMean
 from lb.wire import Limits, Target
 from policies.routing.base import RequestView
 
@@ -122,6 +122,7 @@ class Proxy:
         self.explanations = Explanations()
         self.arrivals = WindowCounter()
         self.rejections = WindowCounter()
+        self.ongoing = WindowMean(clock())  # in flight or held
 
     @property
     def held(self) -> int:
@@ -167,7 +168,11 @@ class Proxy:
         self._metrics.request()
         try:
             exchange = await self._accept(request, raw_path, now)
-            response = await self._serve(request, exchange)
+            self.ongoing.step(self._clock(), 1)
+            try:
+                response = await self._serve(request, exchange)
+            finally:
+                self.ongoing.step(self._clock(), -1)
         except RefusedError as refused:
             response = refused.response
             if request.transport is None:  # it left in the midst of its body, and hears nothing

@@ -1,4 +1,4 @@
-"""How many in the last seconds: counters over a sliding window, in whole-second buckets. Pure; `now` is given."""
+"""What went on in the last seconds: counts and means over a sliding window. Pure; `now` is given."""
 
 from __future__ import annotations
 
@@ -36,3 +36,45 @@ class WindowCounter:
                 break
             total += count
         return total
+
+
+class WindowMean:
+    """The mean over time of a number that goes up and down; `now` must not run backwards.
+
+    Keeps the area under the number, with one or two marks a second: an answer is exact to what changed within the
+    second at the window's far end, and memory is bounded by the window, not by the traffic.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._level = 0
+        self._area = 0.0  # from the beginning to `_at`
+        self._at = now
+        self._marks: deque[tuple[float, float]] = deque(
+            [(now, 0.0)]
+        )  # (instant, area until then), oldest first
+
+    def step(self, now: float, by: int) -> None:
+        """The number changes."""
+        if now - self._marks[-1][0] >= 1.0 and self._at > self._marks[-1][0]:
+            self._marks.append((self._at, self._area))  # from here until now it has not changed
+        self._area += self._level * (now - self._at)
+        self._at = now
+        self._level += by
+        if now - self._marks[-1][0] >= 1.0:
+            self._marks.append((now, self._area))
+        while len(self._marks) > 1 and self._marks[1][0] <= now - MAX_WINDOW_S:
+            self._marks.popleft()
+
+    def mean(self, now: float, window_s: float) -> float:
+        """Over the last `window_s` seconds (at most MAX_WINDOW_S), or since the beginning if that is less."""
+        start = max(now - min(window_s, MAX_WINDOW_S), self._marks[0][0])
+        if start >= now:
+            return float(self._level)
+        total = self._area + self._level * (now - self._at)
+        later, later_area = now, total
+        for at, area in ((self._at, self._area), *reversed(self._marks)):
+            if at <= start:
+                share = (start - at) / (later - at)
+                return (total - area - share * (later_area - area)) / (now - start)
+            later, later_area = at, area
+        return total / (now - start)

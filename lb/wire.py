@@ -221,7 +221,8 @@ class TargetStats:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Demand and load. `requests` arrived and `rejected` were turned away during the last `window_s`.
+    """Demand and load. `requests` arrived and `rejected` were turned away during the last `window_s`; `ongoing` is
+    how many were in flight or held at a time, on the mean over it.
 
     Held and rejected requests are among `requests`: they are demand as well.
     """
@@ -235,6 +236,7 @@ class Stats:
     in_flight: int
     queued: int
     rejected: int
+    ongoing: float = 0.0
     targets: tuple[TargetStats, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -248,12 +250,14 @@ class Stats:
             "in_flight": self.in_flight,
             "queued": self.queued,
             "rejected": self.rejected,
+            "ongoing": self.ongoing,
             "targets": [target.to_json() for target in self.targets],
         }
 
     @classmethod
     def from_json(cls, value: object, path: str = "") -> Stats:
         fields = _Fields(value, path)
+        in_flight, queued = fields.count("in_flight"), fields.count("queued")
         stats = cls(
             service=fields.text("service"),
             region=fields.text("region"),
@@ -261,9 +265,11 @@ class Stats:
             uptime_s=fields.number("uptime_s", 0.0, 1e12),
             window_s=fields.number("window_s", 0.0, 1e9),
             requests=fields.count("requests"),
-            in_flight=fields.count("in_flight"),
-            queued=fields.count("queued"),
+            in_flight=in_flight,
+            queued=queued,
             rejected=fields.count("rejected"),
+            # An agent of an earlier version tells no mean; what is now is the best guess.
+            ongoing=fields.number("ongoing", 0.0, 1e12, float(in_flight + queued)),
             targets=tuple(TargetStats.from_json(one, at) for one, at in fields.items("targets")),
         )
         fields.done()

@@ -15,6 +15,18 @@ def due(replicas: Iterable[Replica], goal: Goal, load: Load, now: float) -> Iter
             yield event
 
 
+def next_due(replicas: Iterable[Replica], goal: Goal) -> float | None:
+    """When the first of these deadlines is, if nothing happens before."""
+    limits = {
+        ReplicaState.PROVISIONING: goal.provision_timeout_s,
+        ReplicaState.STARTING: goal.initial_delay_s,
+        ReplicaState.NOT_READY: goal.probe_failure_threshold_s,
+    }
+    ends = [r.since + limits[r.state] for r in replicas if r.state in limits]
+    ends += [r.drain_by for r in replicas if r.state is ReplicaState.DRAINING and r.drain_by is not None]
+    return min(ends, default=None)
+
+
 def _due(replica: Replica, goal: Goal, load: Load, now: float) -> Event | None:
     waited = now - replica.since
     match replica.state:

@@ -6,9 +6,10 @@
 `InvalidTransition`, which names it: in tests and in the simulator that fails the run, in the daemon the event
 is set aside with its story. Print the table with `python -m policies.lifecycle`.
 
-Two rules hold for every state in which an instance may exist: a Terminate is accepted, and a Preempted ends
-it. TERMINATING swallows whatever arrives late, because a call that was under way when the end was decided
-still answers. GONE answers nothing: a Launched that reaches it is an orphan, and a bug.
+Three rules hold for every state in which an instance may exist: a Terminate is accepted, a Preempted ends it,
+and a NodeLost ends it by way of TERMINATING, because the nodes that are left must go too. TERMINATING swallows
+whatever arrives late, because a call that was under way when the end was decided still answers. GONE answers
+nothing: a Launched that reaches it is an orphan, and a bug.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from policies.model import (
     Action,
     BootstrapFailed,
     Bootstrapped,
+    CapacityType,
     Drain,
     Drained,
     EndReason,
@@ -28,6 +30,7 @@ from policies.model import (
     Launch,
     Launched,
     LaunchFailed,
+    NodeLost,
     Preempted,
     PreemptionNotice,
     ProbeFailed,
@@ -42,7 +45,11 @@ from policies.model import (
 _S = ReplicaState
 Kind = type
 
-_ALIVE: dict[Kind, ReplicaState] = {Preempted: _S.GONE, Terminate: _S.TERMINATING}
+_ALIVE: dict[Kind, ReplicaState] = {
+    Preempted: _S.GONE,
+    NodeLost: _S.TERMINATING,
+    Terminate: _S.TERMINATING,
+}
 _LATE: dict[Kind, ReplicaState] = dict.fromkeys(
     (
         Launched,
@@ -53,6 +60,7 @@ _LATE: dict[Kind, ReplicaState] = dict.fromkeys(
         ProbeFailed,
         GaveUp,
         PreemptionNotice,
+        NodeLost,
         Drained,
     ),
     _S.TERMINATING,
@@ -197,6 +205,9 @@ def _record(
         case Preempted(lost=lost, message=message):
             reason = EndReason.LOST if lost else EndReason.PREEMPTED
             return _ending(replica, reason, message)
+        case NodeLost(message=message):
+            spot = replica.offer.capacity_type is CapacityType.SPOT
+            return _ending(replica, EndReason.PREEMPTED if spot else EndReason.LOST, message)
         case Drain(reason=reason, why=why, drain_by=drain_by):
             return replace(_ending(replica, reason, why), drain_by=drain_by)
         case Terminate(reason=reason, why=why):

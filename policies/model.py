@@ -76,7 +76,7 @@ class Zone:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A priced instance type in one zone and capacity type."""
+    """A priced instance type in one zone and capacity type. Prices are for all nodes of a replica together."""
 
     zone: Zone
     instance_type: str
@@ -195,6 +195,14 @@ class Preempted:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A replica of several nodes has lost one for good: what is left of it runs, is paid for, and is of no use."""
+
+    replica_id: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """Nothing is in flight any more, or the time to drain is over (`message` says which)."""
 
@@ -211,7 +219,7 @@ class Terminated:
 
 Event = Union[  # noqa: UP007 - evaluated at run time, and Python 3.10 has no `type` statement
     Launched, LaunchFailed, Bootstrapped, BootstrapFailed, RunExited, ProbePassed, ProbeFailed, GaveUp,
-    PreemptionNotice, Preempted, Drained, Terminated,
+    PreemptionNotice, Preempted, NodeLost, Drained, Terminated,
 ]  # fmt: skip
 
 
@@ -248,15 +256,48 @@ Action = Union[Launch, Drain, Terminate]  # noqa: UP007
 
 
 @dataclass(frozen=True, slots=True)
+class AcceleratorQps:
+    """What one replica on this accelerator can answer, per second. `count` None stands for any number of them."""
+
+    accelerator: str
+    count: float | None
+    qps: float
+
+
+@dataclass(frozen=True, slots=True)
 class ScalingGoal:
-    """How many replicas are wanted. Without `target_qps_per_replica` the size is fixed at `min_replicas`."""
+    """How many replicas are wanted. Without any target the size is fixed at `min_replicas`.
+
+    A replica should carry `target_qps_per_replica` requests per second; where that differs by accelerator,
+    `target_qps_by_accelerator` says how, and the plain number is the smallest of them. Or it should carry
+    `target_ongoing_per_replica` requests at a time. More (less) load must last `upscale_delay_s`
+    (`downscale_delay_s`).
+    """
 
     min_replicas: int = 1
     max_replicas: int = 1
     target_qps_per_replica: float | None = None
     upscale_delay_s: float = 300.0
     downscale_delay_s: float = 1200.0
+    target_qps_by_accelerator: tuple[AcceleratorQps, ...] = ()
+    target_ongoing_per_replica: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementGoal:
+    """On which capacity, and where. `placer` is a name of `registry`.
+
+    `num_overprovision` is SpotHedge's N_extra: spot replicas beyond the wanted number. With
+    `dynamic_ondemand_fallback` on-demand replicas stand in for spot replicas that are missing;
+    `base_ondemand_fallback_replicas` of the wanted replicas are on demand at all times. `availability_target` is
+    the part of the time in which the wanted number should be ready (0.995), for policies that can aim.
+    """
+
+    placer: str = "spread"
     num_overprovision: int = 0
+    dynamic_ondemand_fallback: bool = False
+    base_ondemand_fallback_replicas: int = 0
+    availability_target: float | None = None
 
 
 class UpdateMode(str, Enum):
@@ -276,6 +317,7 @@ class Goal:
 
     version: int
     scaling: ScalingGoal
+    placement: PlacementGoal = PlacementGoal()
     same_replicas: frozenset[int] = frozenset()
     update_mode: UpdateMode = UpdateMode.ROLLING
     max_surge: int = 1
@@ -292,14 +334,16 @@ class Goal:
 class Load:
     """Demand of one service as its load balancers saw it, summed over regions.
 
-    `requests` arrived in the last `window_s` seconds, answered or not. `empty` are the draining replicas to
-    which every LB has promised to send nothing more and has nothing left to finish.
+    `requests` arrived in the last `window_s` seconds, answered or not. `in_flight` and `queued` are at this moment;
+    `ongoing` is the mean of their sum over the window. `empty` are the draining replicas to which every LB has
+    promised to send nothing more and has nothing left to finish.
     """
 
     window_s: float = 60.0
     requests: int = 0
     in_flight: int = 0
     queued: int = 0
+    ongoing: float = 0.0
     empty: frozenset[int] = frozenset()
     known: bool = False  # False: no LB has reported since the controller started
 
@@ -331,9 +375,15 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do, what to remember, and sentences for the story (`notes`)."""
+    """What to do, what to remember, and sentences for the story (`notes`).
+
+    `wanted` is how many replicas the load needs, `target` how many should serve so that they are there. `wake_at` is the earliest instant at which the plan may differ
+    although nothing has happened (a wait ends); None: never.
+    """
 
     actions: tuple[Action, ...]
     memory: Memory
     notes: tuple[str, ...] = ()
     target: int = 0
+    wanted: int = 0
+    wake_at: float | None = None

@@ -7,7 +7,7 @@ Every action says why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from policies import rollout
@@ -22,17 +22,10 @@ from policies.model import (
     Replica,
     ReplicaState,
     Terminate,
+    UpdateMode,
 )
-from policies.placement.static import next_opening
+from policies.placement.base import View
 from policies.registry import Policies
-
-_ENDING_ORDER = {
-    ReplicaState.REQUESTED: 0,
-    ReplicaState.PROVISIONING: 1,
-    ReplicaState.STARTING: 2,
-    ReplicaState.NOT_READY: 3,
-    ReplicaState.READY: 4,
-}
 
 
 def learn(
@@ -51,37 +44,64 @@ def learn(
 
 def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     """What to do now. Running it again on its own outcome, with no new event, gives no action."""
-    goal = observation.goal
+    goal, now = observation.goal, observation.now
     if goal.down:
         why = "the service goes down"
         ends = [_end(r, EndReason.SERVICE_DOWN, why, observation) for r in _live(observation)]
         return Plan((*ends, *_cut_short(observation)), memory, target=0)
 
-    killed = [r for r in _live(observation) if r.id in goal.killed]
+    live = {replica.id: replica for replica in _live(observation)}
+    killed = [r for r in live.values() if r.id in goal.killed]
     actions: list[Action] = [_end(r, EndReason.USER, "asked for by id", observation) for r in killed]
-    staying = tuple(r for r in observation.replicas if r not in killed)
+    staying = [replica for replica in observation.replicas if replica not in killed]
 
-    wanted, scaling = policies.scaler.target(observation, memory.scaling)
-    memory = replace(memory, scaling=scaling)
-    target = wanted + goal.scaling.num_overprovision if wanted > 0 else 0
+    wanted, scaling, rescale_at = policies.scaler.target(observation, memory.scaling)
+    size = wanted + goal.placement.num_overprovision if wanted > 0 else 0
     new, old = rollout.split(staying, goal, memory.rollout)
+    complete = rollout.is_complete(size, new)
+    memory = replace(memory, scaling=scaling, rollout=rollout.settle(complete, old, goal, memory.rollout))
+    retired = rollout.to_retire(size, new, old, goal, memory.rollout)
+    version = rollout.wanted_version(goal, memory.rollout)
+    old = [replica for replica in old if replica not in retired]
 
-    memory = replace(memory, rollout=rollout.settle(target, new, old, goal, memory.rollout))
-    retired = rollout.to_retire(target, new, old, goal, memory.rollout)
-    why = f"version {rollout.wanted_version(goal, memory.rollout)} takes over"
+    held_back, retry_at = rollout.may_launch(goal, memory.rollout, now)
+    side_by_side = old if goal.update_mode is UpdateMode.ROLLING else []
+    view = View(
+        now=now,
+        wanted=wanted,
+        goal=goal.placement,
+        replicas=tuple(new),
+        others=tuple(side_by_side),
+        offers=observation.offers,
+        limit=0 if held_back else rollout.launch_limit(size, new, old, goal),
+    )
+    decided = policies.placer.decide(view, memory.placement)
+    if old and not held_back and not decided.launches and rollout.is_enough(wanted, new):
+        # The replicas beyond the wanted number cannot be had now: an update does not wait for them.
+        memory = replace(memory, rollout=rollout.settle(True, old, goal, memory.rollout))
+        retired += old
+    why = f"version {version} takes over"
     actions += [_end(r, EndReason.REPLACED, why, observation) for r in retired]
-    surplus = _surplus(target, new)
-    why = f"{len(new)} replicas, {target} wanted"
-    actions += [_end(r, EndReason.SCALED_DOWN, why, observation) for r in surplus]
+    actions += [_end(live[e.replica_id], EndReason.SCALED_DOWN, e.why, observation) for e in decided.ends]
 
-    missing = rollout.launches_allowed(target, new, [r for r in old if r not in retired], goal)
-    launches, memory, notes = _launch(missing, replace(observation, replicas=staying), memory, policies)
-    return Plan((*actions, *launches), memory, notes, target)
+    first = memory.next_replica_id
+    launches = [
+        Launch(first + i, place.offer, version, place.why) for i, place in enumerate(decided.launches)
+    ]
+    memory = replace(memory, placement=decided.memory, next_replica_id=first + len(launches))
+    notes = decided.notes
+    if decided.target > len(new):
+        if held_back:
+            notes = (held_back,)
+        elif not observation.offers:
+            notes = (f"no offer fits version {version}",)
+    wakes = [at for at in (decided.wake_at, rescale_at, retry_at) if at is not None]
+    return Plan((*actions, *launches), memory, notes, decided.target, wanted, min(wakes, default=None))
 
 
 def _live(observation: Observation) -> list[Replica]:
     """Those whose end has not been decided yet."""
-    return [replica for replica in observation.replicas if replica.state in _ENDING_ORDER]
+    return [replica for replica in observation.replicas if replica.state in rollout.COUNTED]
 
 
 def _end(replica: Replica, reason: EndReason, why: str, observation: Observation) -> Drain | Terminate:
@@ -98,35 +118,3 @@ def _cut_short(observation: Observation) -> list[Terminate]:
     draining = [r for r in observation.replicas if r.state is ReplicaState.DRAINING]
     late = [r for r in draining if r.drain_by is None or r.drain_by > observation.now]
     return [Terminate(r.id, EndReason.SERVICE_DOWN, "down, without drain") for r in late]
-
-
-def _surplus(target: int, new: Sequence[Replica]) -> list[Replica]:
-    """The replicas too many: first those that do not serve yet, then the oldest version, then the youngest."""
-    order = sorted(new, key=lambda r: (_ENDING_ORDER[r.state], r.version, -r.id))
-    return order[: max(0, len(new) - target)]
-
-
-def _launch(
-    count: int, observation: Observation, memory: Memory, policies: Policies
-) -> tuple[list[Launch], Memory, tuple[str, ...]]:
-    if count <= 0:
-        return [], memory, ()
-    goal, now = observation.goal, observation.now
-    held_back = rollout.may_launch(goal, memory.rollout, now)
-    if held_back is not None:
-        return [], memory, (held_back,)
-    places, placement = policies.placer.place(count, observation, memory.placement)
-    first = memory.next_replica_id
-    version = rollout.wanted_version(goal, memory.rollout)
-    launches = [Launch(first + i, place.offer, version, place.why) for i, place in enumerate(places)]
-    memory = replace(memory, placement=placement, next_replica_id=first + len(launches))
-    return launches, memory, _shortfall(count - len(launches), observation, memory, version)
-
-
-def _shortfall(short: int, observation: Observation, memory: Memory, version: int) -> tuple[str, ...]:
-    """Sentences without numbers that change by themselves: an unchanged note costs no write."""
-    if short <= 0:
-        return ()
-    if next_opening(observation.offers, memory.placement, observation.now) is None:
-        return (f"no offer fits version {version}",)
-    return (f"{short} more wanted, but every zone was out of room when last asked; trying again soon",)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from policies.model import Goal
+from policies.model import Goal, ScalingGoal
 from policies.placement.base import PlacementPolicy
+from policies.placement.baselines import Asg, EvenSpread, OnDemand, RoundRobin, SingleRegion, SingleZone
+from policies.placement.risk_hedge import RiskHedge
+from policies.placement.spothedge import SpotHedge, as_printed
 from policies.placement.static import Static
+from policies.scaling.accelerator_rate import AcceleratorRate
 from policies.scaling.base import Scaler
 from policies.scaling.fixed import Fixed
+from policies.scaling.ongoing import Ongoing
 from policies.scaling.request_rate import RequestRate
 
 
@@ -19,7 +25,40 @@ class Policies(NamedTuple):
     placer: PlacementPolicy
 
 
+#: What `Goal.placement.placer` may name.
+PLACERS: Mapping[str, Callable[[], PlacementPolicy]] = {
+    "spread": Static,
+    "spothedge": SpotHedge,
+    "spothedge_literal": as_printed,
+    "even_spread": EvenSpread,
+    "round_robin": RoundRobin,
+    "single_zone": SingleZone,
+    "single_region": SingleRegion,
+    "asg": Asg,
+    "risk_hedge": RiskHedge,
+    "on_demand": OnDemand,
+}
+
+
+#: Names that mean another placer: SkyPilot's name for SpotHedge.
+ALIASES: Mapping[str, str] = {"dynamic_fallback": "spothedge"}
+
+#: What `spot_placer: auto` stands for.
+AUTO = "risk_hedge"
+
+#: The placers that keep on-demand replicas whatever the goal says about fallback.
+MIXERS = frozenset({"asg", "on_demand"})
+
+
 def policies_for(goal: Goal) -> Policies:
     """The policies a goal asks for. Policy objects hold no state, so they are made anew whenever needed."""
-    scaler: Scaler = Fixed() if goal.scaling.target_qps_per_replica is None else RequestRate()
-    return Policies(scaler, Static())
+    return Policies(scaler_for(goal.scaling), PLACERS[goal.placement.placer]())
+
+
+def scaler_for(goal: ScalingGoal) -> Scaler:
+    """The scaler that understands the target which the goal sets."""
+    if goal.target_ongoing_per_replica is not None:
+        return Ongoing()
+    if goal.target_qps_by_accelerator:
+        return AcceleratorRate()
+    return Fixed() if goal.target_qps_per_replica is None else RequestRate()

@@ -50,6 +50,8 @@ COUNTED = (
     ReplicaState.READY,
 )
 
+NO_LIMIT = 1_000_000
+
 _ENDING = (ReplicaState.DRAINING, ReplicaState.TERMINATING)
 
 
@@ -94,14 +96,14 @@ def has_failed(goal: Goal, memory: Json) -> bool:
     return goal.version in memory.get("failed", ())
 
 
-def may_launch(goal: Goal, memory: Json, now: float) -> str | None:
-    """None if new replicas may be launched now, else the sentence that says why not."""
+def may_launch(goal: Goal, memory: Json, now: float) -> tuple[str, float | None]:
+    """("", None) if new replicas may be launched now, else the sentence that says why not, and until when."""
     if has_failed(goal, memory) and "good" not in memory:
-        return f"version {goal.version} has failed; update the service"
+        return f"version {goal.version} has failed; update the service", None
     # An update ends the wait: it is there to put right what failed.
     if memory.get("failing") == wanted_version(goal, memory) and now < memory.get("retry_at", 0.0):
-        return "the last replica failed; waiting before the next launch"
-    return None
+        return "the last replica failed; waiting before the next launch", memory["retry_at"]
+    return "", None
 
 
 def is_wanted(replica: Replica, goal: Goal, version: int) -> bool:
@@ -118,26 +120,36 @@ def split(replicas: Sequence[Replica], goal: Goal, memory: Json) -> tuple[list[R
     return new, old
 
 
-def launches_allowed(target: int, new: Sequence[Replica], old: Sequence[Replica], goal: Goal) -> int:
-    """How many replicas of the wanted version may be launched now (may be negative: a surplus)."""
-    missing = target - len(new)
+def launch_limit(size: int, new: Sequence[Replica], old: Sequence[Replica], goal: Goal) -> int:
+    """How many replicas of the wanted version may be launched now, however many are missing."""
     if not old or goal.update_mode is UpdateMode.BLUE_GREEN:
-        return missing
-    return min(missing, max(0, target + goal.max_surge - len(new) - len(old)))
+        return NO_LIMIT
+    return max(0, size + goal.max_surge - len(new) - len(old))
+
+
+def is_complete(size: int, new: Sequence[Replica]) -> bool:
+    """Whether the new fleet is ready to the last replica."""
+    return _ready(new) >= size
+
+
+def is_enough(wanted: int, new: Sequence[Replica]) -> bool:
+    """Whether the new fleet carries the load, and nothing more of it is on its way."""
+    return _ready(new) >= wanted and _ready(new) == len(new)
 
 
 def to_retire(
-    target: int, new: Sequence[Replica], old: Sequence[Replica], goal: Goal, memory: Json
+    size: int, new: Sequence[Replica], old: Sequence[Replica], goal: Goal, memory: Json
 ) -> list[Replica]:
     """The old replicas to end now: those that do not serve at once, the others as new ones take over."""
-    ready = sum(replica.state is ReplicaState.READY for replica in new)
     idle = [replica for replica in old if not _serves(replica, goal, memory)]
     serving = [replica for replica in old if replica not in idle]
+    if is_complete(size, new):
+        return idle + serving
     if goal.update_mode is UpdateMode.BLUE_GREEN:
-        return idle + (serving if ready >= target else [])
+        return idle
     # An old replica that is not ready shields nobody: it goes first.
     serving.sort(key=lambda replica: (replica.state is ReplicaState.READY, replica.version, replica.id))
-    keep = max(0, target - ready - goal.max_unavailable)
+    keep = max(0, size - _ready(new) - goal.max_unavailable)
     return idle + serving[: max(0, len(serving) - keep)]
 
 
@@ -157,15 +169,18 @@ def serving(replicas: Sequence[Replica], goal: Goal, memory: Json) -> list[Repli
     return [r for r in candidates if r.state is ReplicaState.DRAINING or r in old]
 
 
-def settle(target: int, new: Sequence[Replica], old: Sequence[Replica], goal: Goal, memory: Json) -> Json:
+def settle(complete: bool, old: Sequence[Replica], goal: Goal, memory: Json) -> Json:
     """The memory once the wanted version is the one that serves: at once when rolling, else when requests have
-    moved to it, or when there is nothing else for them."""
+    moved to it because it is complete, or when there is nothing else for them."""
     version = wanted_version(goal, memory)
-    ready = sum(replica.state is ReplicaState.READY for replica in new)
     old_ready = any(r.state is ReplicaState.READY and _serves(r, goal, memory) for r in old)
-    if goal.update_mode is UpdateMode.BLUE_GREEN and old_ready and ready < target:
+    if goal.update_mode is UpdateMode.BLUE_GREEN and old_ready and not complete:
         return memory
     return memory if memory.get("serving") == version else {**memory, "serving": version}
+
+
+def _ready(replicas: Sequence[Replica]) -> int:
+    return sum(replica.state is ReplicaState.READY for replica in replicas)
 
 
 def _serves(replica: Replica, goal: Goal, memory: Json) -> bool:

@@ -1,5 +1,8 @@
 """The port every cloud is behind: four methods, five errors (`errors`), a few values.
 
+A replica of several nodes is one instance here: launched whole in one zone or not at all, shown as one, destroyed
+as one. `gang` has the rule by which the states of its nodes become the state of the instance.
+
 One contract suite (`tests/contract`) runs over every implementation; what the docstrings here promise is what
 it checks.
 """
@@ -16,7 +19,7 @@ from policies.model import CapacityType, Offer, Zone
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One acceptable shape of a replica's instance. None and "*" mean "any"."""
+    """One acceptable shape of a replica's nodes. None and "*" mean "any"; `max_hourly_cost` is of one node."""
 
     cloud: str | None = None
     region: str | None = None
@@ -32,10 +35,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a service asks of a cloud. `ordered`: earlier candidates are preferred, whatever they cost."""
+    """What a service asks of a cloud. `ordered`: earlier candidates are preferred, whatever they cost. A replica
+    is `num_nodes` machines, and offers are priced for all of them."""
 
     candidates: tuple[Candidate, ...]
     ordered: bool = False
+    num_nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,10 @@ class LaunchOrder:
     (lower-case letters, digits, hyphens; at most 63 characters). `owner` marks everything this controller
     ever launched. `env` are plain variables, `secrets` those that must never reach a log, a command line or a
     disk in clear. `port` is the port the user's server listens on, or None if it takes $SKYSERVE_REPLICA_PORT.
+
+    `setup` and `run` start on each of `num_nodes` machines, `run` when `setup` is done on all of them. They tell
+    each other apart by $SKYPILOT_NODE_RANK (0 is the head, which serves the port), and find each other by
+    $SKYPILOT_NODE_IPS (a line per node, by rank), $SKYPILOT_NUM_NODES and $SKYPILOT_NUM_GPUS_PER_NODE.
     """
 
     token: str
@@ -65,13 +74,14 @@ class LaunchOrder:
 
 
 class InstanceState(str, Enum):
-    """The cloud's truth about an instance, bootstrap included."""
+    """The cloud's truth about an instance, bootstrap included; of one with several nodes see `gang`."""
 
     PENDING = "pending"  # accepted, not booted
     SETUP = "setup"  # booted; `setup` runs
     RUNNING = "running"  # `run` was started
     SETUP_FAILED = "setup_failed"
     RUN_EXITED = "run_exited"
+    BROKEN = "broken"  # a part of it is gone, and what is left is of no use until it is terminated
     STOPPING = "stopping"  # we asked for its end
     PREEMPTED = "preempted"  # the cloud took it
     TERMINATED = "terminated"  # it is gone because somebody asked, or for a reason nobody knows
@@ -84,10 +94,10 @@ class InstanceState(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One machine as the cloud tells it.
+    """One replica's machine or machines as the cloud tells it; `id` and `endpoint` are those of the head.
 
-    `preempt_at` (UNIX seconds) is set while a preemption notice stands. `endpoint` is the base URL on which
-    the replica's port can be reached, once known. `message` is one sentence about a failed state.
+    `preempt_at` (UNIX seconds) is set while a preemption notice stands, for whichever node. `endpoint` is the base
+    URL on which the replica's port can be reached, once known. `message` is one sentence about a failed state.
     """
 
     id: str
@@ -119,6 +129,8 @@ class Provisioner(Protocol):
     def launch(self, order: LaunchOrder) -> Instance:
         """Start an instance; returns once the cloud accepted it, long before it is of use.
 
+        All nodes of it start in the offer's zone, or none does: a zone with room for some of them has no room.
+
         The same token twice gives the same instance, even if it has died since. Raises the classes of
         `provisioners.errors` only; after an error other than TransientError nothing is left behind.
         """
@@ -132,21 +144,21 @@ class Provisioner(Protocol):
         ...
 
     def terminate(self, instance: Instance) -> None:
-        """Destroy the instance and all that came with it. Already gone is success. Returns once it is gone
-        or the cloud has promised it; `instances` tells when it really is."""
+        """Destroy the instance, all its nodes, and all that came with it. Already gone is success. Returns once it
+        is gone or the cloud has promised it; `instances` tells when it really is."""
         ...
 
 
 @runtime_checkable
 class LogSource(Protocol):
-    """A provisioner that can show what a replica printed."""
+    """A provisioner that can show what a replica printed, node by node; node 0 is the head."""
 
-    def read_log(self, instance: Instance, offset: int, max_bytes: int) -> bytes:
-        """Bytes of the replica's log (setup, then run) from `offset`; empty at the end. Works for dead instances
-        as long as their logs are kept."""
+    def read_log(self, instance: Instance, offset: int, max_bytes: int, node: int = 0) -> bytes:
+        """Bytes of the node's log (setup, then run) from `offset`; empty at the end. Works for dead instances
+        as long as their logs are kept. A node that is none has an empty log."""
         ...
 
-    def log_window(self, instance: Instance) -> tuple[int, int]:
+    def log_window(self, instance: Instance, node: int = 0) -> tuple[int, int]:
         """The offsets that can be read: (first kept byte, end). Old parts of a long log are dropped, and
         reading before the first kept byte starts there."""
         ...

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import ClassVar
 
 from policies.model import CapacityType, Offer, Zone
 from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError
+from provisioners.gang import gang_state, who_is_lost
 from provisioners.offering import ZonePrices, offers_for
 
 CLOUD = "fake"
@@ -28,13 +29,15 @@ DEFAULT_PRICES = (
 
 @dataclass(slots=True)
 class _Machine:
-    """What the cloud knows of one instance; all else follows from it and the time."""
+    """What the cloud knows of one instance; all else follows from it and the time. Its nodes boot in step and differ
+    only in whether they are lost."""
 
     order: LaunchOrder
     launched_at: float
     preempt_at: float | None = None
     stopped: bool = False
     failure: tuple[InstanceState, str] | None = None
+    lost: set[int] = field(default_factory=set)
 
 
 class FakeProvisioner:
@@ -108,9 +111,14 @@ class FakeProvisioner:
             self._capacity[zone, capacity_type] = capacity
 
     def preempt(self, token: str, notice_s: float = 0.0) -> None:
-        """Take the instance, `notice_s` from now."""
+        """Take the instance, all nodes of it, `notice_s` from now."""
         with self._lock:
             self._machines[token].preempt_at = self._now() + notice_s
+
+    def lose_node(self, token: str, rank: int) -> None:
+        """Take one node of the instance, now."""
+        with self._lock:
+            self._machines[token].lost.add(rank)
 
     def fail(self, token: str, state: InstanceState, message: str) -> None:
         """Put the instance in SETUP_FAILED, RUN_EXITED or, for a machine that died by itself, TERMINATED."""
@@ -126,12 +134,14 @@ class FakeProvisioner:
         if not re.fullmatch(r"[a-z0-9-]{1,63}", order.token):
             raise InvalidRequestError(f"{order.token!r} is no token", cloud=CLOUD, zone=zone)
         taken = sum(
-            machine.order.offer.zone == zone
+            machine.order.num_nodes - len(machine.lost)
+            for machine in self._machines.values()
+            if machine.order.offer.zone == zone
             and machine.order.offer.capacity_type is capacity_type
             and not self._state(machine).is_gone
-            for machine in self._machines.values()
         )
-        if taken >= self._capacity.get((zone.name, capacity_type), taken + 1):
+        wanted = taken + order.num_nodes
+        if wanted > self._capacity.get((zone.name, capacity_type), wanted):
             raise CapacityError(f"{zone} has no {capacity_type.value} capacity", cloud=CLOUD, zone=zone)
 
     def _instance(self, machine: _Machine) -> Instance:
@@ -147,13 +157,25 @@ class FakeProvisioner:
             state=state,
             endpoint=f"http://{order.token}.fake:{order.port or 8080}",
             preempt_at=None if state.is_gone else machine.preempt_at,
-            message=machine.failure[1] if machine.failure and state is machine.failure[0] else "",
+            message=self._message(machine, state),
         )
+
+    def _message(self, machine: _Machine, state: InstanceState) -> str:
+        if state is InstanceState.BROKEN:
+            return who_is_lost(sorted(machine.lost), machine.order.num_nodes)
+        return machine.failure[1] if machine.failure and state is machine.failure[0] else ""
 
     def _state(self, machine: _Machine) -> InstanceState:
         if machine.stopped:
             return InstanceState.TERMINATED
         if machine.preempt_at is not None and self._now() >= machine.preempt_at:
+            return InstanceState.PREEMPTED
+        if machine.lost:
+            return gang_state([self._of_node(machine, rank) for rank in range(machine.order.num_nodes)])
+        return self._of_node(machine, 0)
+
+    def _of_node(self, machine: _Machine, rank: int) -> InstanceState:
+        if rank in machine.lost:
             return InstanceState.PREEMPTED
         if machine.failure is not None:
             return machine.failure[0]

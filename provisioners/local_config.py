@@ -30,7 +30,7 @@ DEFAULT_CLOUD_YAML = """\
 cold_start_s: 0.5            # from an accepted launch to `setup`
 stop_grace_s: 3              # from SIGTERM to SIGKILL when an instance is terminated
 preemption_notice_s: 0       # warning before the market takes a spot instance; 0: none
-network: 10.213.0.0/16       # replicas that need the same port each get a /30 of this
+network: 10.213.0.0/16       # replicas that need the same port each get a subnet of this
 
 regions:                     # capacity: how many instances fit at once; null: any number
   us:

@@ -93,20 +93,26 @@ def calm(home: Path) -> None:
         store.market_path.unlink(missing_ok=True)
 
 
-def preempt(home: Path, target: str, notice_s: float = 0.0, now: Callable[[], float] = unix_now) -> list[str]:
-    """Preempt one spot instance (by token or id) or all spot instances of a zone; returns their tokens.
+def preempt(
+    home: Path,
+    target: str,
+    notice_s: float = 0.0,
+    now: Callable[[], float] = unix_now,
+    *,
+    node: int | None = None,
+) -> list[str]:
+    """Preempt one spot instance (by token or id) or all spot instances of a zone, or only their node of rank `node`;
+    returns their tokens.
 
     The zone's room stays as it is: what was taken can be launched again at once.
     """
     store = LocalStore(home)
-    live = [
-        (folder, record) for folder in store.folders() if (record := folder.record()) and folder.is_live()
-    ]
-    chosen = _chosen(store, live, target)
+    live = [(folder, record) for folder in store.nodes() if (record := folder.record()) and folder.is_live()]
+    chosen = [entry for entry in _chosen(store, live, target) if node in (None, entry[1].rank)]
     at = now() + notice_s
     for folder, _ in chosen:
         folder.ask_to_preempt(at)
-    return [record.token for _, record in chosen]
+    return list(dict.fromkeys(record.token for _, record in chosen))
 
 
 def _chosen(
@@ -117,12 +123,12 @@ def _chosen(
         return [
             entry for entry in live if entry[1].zone == target and entry[1].capacity_type is CapacityType.SPOT
         ]
-    for folder, record in live:
-        if target in (record.token, record.id):
-            if record.capacity_type is not CapacityType.SPOT:
-                raise InvalidRequestError(f"{target} is on-demand, and only spot is preempted", cloud=CLOUD)
-            return [(folder, record)]
-    known = names + [record.token for _, record in live]
+    named = [entry for entry in live if target in (entry[1].token, store.node_id(entry[0].head))]
+    if any(record.capacity_type is not CapacityType.SPOT for _, record in named):
+        raise InvalidRequestError(f"{target} is on-demand, and only spot is preempted", cloud=CLOUD)
+    if named:
+        return named
+    known = [*names, *dict.fromkeys(record.token for _, record in live)]
     raise InvalidRequestError(
         f"{target!r} is neither a zone nor a live instance{did_you_mean(target, known)}", cloud=CLOUD
     )

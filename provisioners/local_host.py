@@ -1,10 +1,11 @@
-"""The host process of one local instance: what a virtual machine is to a cloud's instance.
+"""The host process of one node of a local instance: what a virtual machine is to a cloud's instance.
 
     python -m provisioners.local_host DIR      (the launcher does this; the order comes on standard input)
 
-It boots (a cold start), runs `setup` and then `run` in the replica's work directory, and stays until it is told
-to stop or the spot market takes it, even if `run` has ended: like a machine, it is there, and paid for, until
-somebody ends it. It needs nobody: the controller may die and come back and will find it by its folder.
+It boots (a cold start), runs `setup`, waits until that is done on every node of the replica, runs `run`, both in
+the node's work directory, and stays until it is told to stop or the spot market takes it, even if `run` has ended:
+like a machine, it is there, and paid for, until somebody ends it. It needs nobody: the controller may
+die and come back and will find it by its folder.
 
 Its life is `Host.live`, read top to bottom. All waiting happens in `_turn`, which keeps the log flowing, reaps,
 and raises the end of the instance (`_End`) wherever that finds us. One thread; asleep, it wakes four times per
@@ -117,6 +118,9 @@ class Host:
             if code != 0:
                 self._enter(InstanceState.SETUP_FAILED, self._obituary("setup", "failed", code))
                 return
+        self._folder.say_prepared()
+        while not self._folder.is_prepared():
+            self._turn(_LOOK_EVERY_S)
         self._enter(InstanceState.RUNNING)
         code = self._shell(self._order.run, isolated=True)
         self._enter(InstanceState.RUN_EXITED, self._obituary("run", "ended", code))
@@ -288,7 +292,7 @@ class Host:
 
 
 class SpotPlace:
-    """The place of one spot instance in the queue for its zone's room: older ones are served first.
+    """The place of one spot node in the queue for its zone's room: older ones are served first.
 
     Nobody who comes later matters, so the elders are counted once and only ever get fewer.
     """
@@ -308,9 +312,9 @@ class SpotPlace:
 
     def _elders_fill(self, capacity: int) -> bool:
         if self._elders is None:
-            self._elders = [folder for folder in self._store.folders() if self._is_elder(folder.record())]
+            self._elders = [node for node in self._store.nodes() if self._is_elder(node.record())]
         if len(self._elders) >= capacity:
-            self._elders = [folder for folder in self._elders if folder.is_live()]
+            self._elders = [node for node in self._elders if node.is_live()]
         return len(self._elders) >= capacity
 
     def _is_elder(self, other: Record | None) -> bool:

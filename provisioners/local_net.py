@@ -1,12 +1,14 @@
 """Ports for replicas of one machine, and a network of their own for those that insist on a fixed port.
 
-A replica that takes $SKYSERVE_REPLICA_PORT gets a free port of the loopback interface. One that always listens
-on the same port is put in a network namespace, joined to the machine by a pair of virtual interfaces with a /30
-of its own, so that any number of them listen on the same port. That needs root and the `ip` program; whether
-it is permitted is found out by trying. An isolated replica must listen on all interfaces (0.0.0.0), as on any
-real cloud; it reaches this machine and is reached from it, and has no way out to other networks.
+A replica that takes $SKYSERVE_REPLICA_PORT gets a free port of the loopback interface per node. One that always
+listens on the same port is put in a network namespace, joined to the machine by a pair of virtual interfaces with a
+subnet of its own (a /30), so that any number of them listen on the same port. The nodes of a replica of several have
+a namespace each, on a wider subnet that they share: its bridge is in the head's namespace, where no packet filter of
+the machine stands between them. That needs root and the `ip` program; whether it is permitted is found out by
+trying. An isolated replica must listen on all interfaces (0.0.0.0), as on any real cloud; it reaches this machine
+and is reached from it, and has no way out to other networks.
 
-The namespace and our end of the pair carry the same name, derived from the instance: that name is all it takes
+A namespace and our end of the head's pair carry the same name, derived from the node: that name is all it takes
 to remove both, by whoever finds them.
 """
 
@@ -16,10 +18,10 @@ import fcntl
 import os
 import socket
 import subprocess
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from ipaddress import IPv4Address, IPv4Network
-from itertools import pairwise
+from ipaddress import IPv4Interface, IPv4Network
+from itertools import islice, pairwise
 from pathlib import Path
 from zlib import crc32
 
@@ -59,37 +61,53 @@ def namespace_name(instance_id: str) -> str:
     return f"skyserve-{instance_id.removeprefix('i-')[:6]}"
 
 
-def create_namespace(name: str, network: IPv4Network) -> str:
-    """Create the namespace `name` with a /30 out of `network` and return the address inside it.
+def create_namespaces(names: Sequence[str], network: IPv4Network) -> list[str]:
+    """Create a namespace per name, all on one subnet of `network`, and return the addresses inside them.
 
     Raises NotPermittedError, and then nothing is left behind.
     """
     with _machine_lock():
-        remove_namespace(name)  # of a launch that was cut short
+        _remove_all(names)  # of a launch that was cut short
         try:
-            outside, inside = _free_pair(network)
-            for command in creation(name, outside, inside):
+            subnet = _free_subnet(network, len(names))
+            outside, *insides = [str(host) for host in islice(subnet.hosts(), 1 + len(names))]
+            for command in creation(names, outside, insides, subnet.prefixlen):
                 _run(command)
-            _run(entering(name, ["true"]))  # some containers let us make what they do not let us enter
+            for name in names:
+                _run(entering(name, ["true"]))  # some containers let us make what they do not let us enter
         except NotPermittedError:
-            remove_namespace(name)
+            _remove_all(names)
             raise
-    return inside
+    return insides
 
 
-def creation(name: str, outside: str, inside: str) -> list[list[str]]:
-    """The commands that make a namespace, as data."""
-    return [
-        ["ip", "netns", "add", name],
-        ["ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name],
-        ["ip", "address", "add", f"{outside}/30", "dev", name],
-        ["ip", "link", "set", name, "up"],
-        ["ip", "-n", name, "address", "add", f"{inside}/30", "dev", "eth0"],
-        ["ip", "-n", name, "link", "set", "lo", "up"],
-        ["ip", "-n", name, "link", "set", "eth0", "up"],
-        # So that the machine's own addresses can be reached from inside.
-        ["ip", "-n", name, "route", "add", "default", "via", outside],
+def creation(names: Sequence[str], outside: str, insides: Sequence[str], prefix: int) -> list[list[str]]:
+    """The commands that make the namespaces of one replica, the head's first, as data."""
+    head, *others = names
+    ours = "port0" if others else "eth0"
+    commands = [
+        *(["ip", "netns", "add", name] for name in names),
+        ["ip", "link", "add", head, "type", "veth", "peer", "name", ours, "netns", head],
+        ["ip", "address", "add", f"{outside}/{prefix}", "dev", head],
+        ["ip", "link", "set", head, "up"],
     ]
+    if others:  # the head's eth0 is a bridge, into which we and the other nodes are plugged
+        link = ["ip", "-n", head, "link"]
+        commands.append([*link, "add", "eth0", "type", "bridge"])
+        for rank, name in enumerate(others, start=1):
+            commands.append(
+                [*link, "add", f"port{rank}", "type", "veth", "peer", "name", "eth0", "netns", name]
+            )
+        commands += [[*link, "set", f"port{rank}", "master", "eth0", "up"] for rank in range(len(names))]
+    for name, inside in zip(names, insides, strict=True):
+        commands += [
+            ["ip", "-n", name, "address", "add", f"{inside}/{prefix}", "dev", "eth0"],
+            ["ip", "-n", name, "link", "set", "lo", "up"],
+            ["ip", "-n", name, "link", "set", "eth0", "up"],
+            # So that the machine's own addresses can be reached from inside.
+            ["ip", "-n", name, "route", "add", "default", "via", outside],
+        ]
+    return commands
 
 
 def entering(name: str, command: list[str]) -> list[str]:
@@ -116,15 +134,26 @@ def _run(command: list[str]) -> str:
         raise NotPermittedError(str(error)) from error
 
 
-def _free_pair(network: IPv4Network) -> tuple[str, str]:
-    """The two addresses of the first /30 that no interface of this machine is in."""
+def _free_subnet(network: IPv4Network, num_nodes: int) -> IPv4Network:
+    """The first subnet with an address for us and each node, of which no interface of this machine has a part."""
     words = _run(["ip", "-o", "-4", "address"]).split()
-    used = [IPv4Address(word.partition("/")[0]) for before, word in pairwise(words) if before == "inet"]
-    for subnet in network.subnets(new_prefix=30):
-        if not any(address in subnet for address in used):
-            outside, inside = subnet.hosts()
-            return str(outside), str(inside)
-    raise NotPermittedError(f"no /30 is left in {network}")
+    used = [IPv4Interface(word) for before, word in pairwise(words) if before == "inet"]
+    prefix = 32 - (num_nodes + 2).bit_length()  # the first and the last address of a subnet are nobody's
+    for subnet in network.subnets(new_prefix=prefix) if prefix >= network.prefixlen else ():
+        if not any(_overlap(interface, subnet, network) for interface in used):
+            return subnet
+    raise NotPermittedError(f"no /{prefix} is left in {network}")
+
+
+def _overlap(used: IPv4Interface, subnet: IPv4Network, network: IPv4Network) -> bool:
+    """Subnets of other replicas are taken whole; of a wider network this machine is in, only its own address."""
+    ours = used.network.subnet_of(network)
+    return used.network.overlaps(subnet) if ours else used.ip in subnet
+
+
+def _remove_all(names: Iterable[str]) -> None:
+    for name in names:
+        remove_namespace(name)
 
 
 @contextmanager

@@ -12,8 +12,13 @@
         host.pid, host.err   the host process, and what it said if it broke
         status.json          the host's word on how far the instance is; its heirs' once it is dead
         stop, preempt.json   marks others leave for the host
+        prepared             `setup` is done here: `run` starts when it is on every node
         log.OFFSET           output of `setup` and `run`, in segments named by their first byte
         work/                the replica's work directory, gone with the instance
+        node.1/, …           the other nodes of a replica of several: the same files for each
+
+What is above node.1/ is node 0's, the head's: a gang appears and disappears with its head's folder. Hosts are
+started last node first, so where the head's came up the launch was carried out.
 
 The folder is the cloud's whole memory, so every process that can read it sees the same cloud.
 """
@@ -24,22 +29,25 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from policies.model import CapacityType, Zone
 from provisioners.base import Instance, InstanceState
+from provisioners.gang import gang_of
 
 CLOUD = "local"
+_NODE = "node."  # no token has a dot in it
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was decided when the instance was launched. `sequence` is its place in the order of launches."""
+    """What was decided when a node was launched. `sequence` is its place in the order of launches; `price_usd_hour`
+    is the whole replica's."""
 
     id: str
     token: str
@@ -57,6 +65,8 @@ class Record:
     host: str
     port: int
     namespace: str | None = None  # the network namespace, if it has one to itself
+    rank: int = 0
+    num_nodes: int = 1
 
     @property
     def endpoint(self) -> str:
@@ -65,7 +75,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How far an instance is, since when (UNIX seconds), and one sentence if that needs one."""
+    """How far a node is, since when (UNIX seconds), and one sentence if that needs one."""
 
     state: InstanceState
     since: float
@@ -74,7 +84,8 @@ class Status:
 
 
 class InstanceFolder:
-    """One instance on disk. Reading never fails because another process is writing: files are replaced whole."""
+    """One node on disk; the head's stands for the instance. Reading never fails because another process is writing:
+    files are replaced whole."""
 
     __slots__ = ("path",)
 
@@ -83,7 +94,24 @@ class InstanceFolder:
 
     @property
     def token(self) -> str:
-        return self.path.name.removeprefix(".")
+        return self.head.path.name.removeprefix(".")
+
+    @property
+    def rank(self) -> int:
+        return int(self.path.name.removeprefix(_NODE)) if self.path.name.startswith(_NODE) else 0
+
+    @property
+    def head(self) -> InstanceFolder:
+        return InstanceFolder(self.path.parent) if self.rank else self
+
+    def at(self, rank: int) -> InstanceFolder:
+        """A node of the instance whose head this is, whether or not there is one of that rank."""
+        return self if rank == 0 else InstanceFolder(self.path / f"{_NODE}{rank}")
+
+    def nodes(self) -> list[InstanceFolder]:
+        """Every node of the instance whose head this is, by rank."""
+        others = [InstanceFolder(path) for path in self.path.glob(f"{_NODE}*")]
+        return [self, *sorted(others, key=lambda node: node.rank)]
 
     @property
     def alive_path(self) -> Path:
@@ -139,7 +167,7 @@ class InstanceFolder:
         return False
 
     def is_live(self) -> bool:
-        """Whether the instance still takes a place in its zone."""
+        """Whether the node still takes a place in its zone."""
         status = self.status()
         return (status is None or not status.state.is_gone) and self.is_host_alive()
 
@@ -148,6 +176,13 @@ class InstanceFolder:
 
     def is_asked_to_stop(self) -> bool:
         return (self.path / "stop").exists()
+
+    def say_prepared(self) -> None:
+        (self.path / "prepared").touch()
+
+    def is_prepared(self) -> bool:
+        """Whether `setup` is done on every node of the instance."""
+        return all((node.path / "prepared").exists() for node in self.head.nodes())
 
     def ask_to_preempt(self, at: float) -> None:
         """Leave the host a preemption for the instant `at` (UNIX seconds)."""
@@ -158,7 +193,32 @@ class InstanceFolder:
         return None if raw is None else float(raw["at"])
 
     def instance(self) -> Instance | None:
-        """The instance as the cloud tells it, or None if its host never came up (its launch was cut short)."""
+        """The instance whose head this is, as the cloud tells it, or None if none of its hosts ever came up.
+
+        If only the head's did not, it is PENDING: its launch is under way, or was cut short and will be undone.
+        """
+        head = self.node()  # before the others: if it came up, they did
+        others = [node.node() for node in self.nodes()[1:]]
+        if head is not None:
+            never = replace(head, state=InstanceState.TERMINATED, message="its host died at once")
+            return gang_of([head, *(node or never for node in others)])
+        record = self.record()
+        if record is None or not any(others):
+            return None
+        return _told(record, InstanceState.PENDING)
+
+    def was_launched(self) -> bool:
+        """Whether the launch of the instance whose head this is was carried out: the head's host came up."""
+        return self.node() is not None
+
+    def ended_at(self) -> float | None:
+        """When the last node of the instance whose head this is ended (UNIX seconds); None while one has not."""
+        ends = [node.status() for node in self.nodes()]
+        gone = [status.since for status in ends if status is not None and status.state.is_gone]
+        return max(gone) if len(gone) == len(ends) else None
+
+    def node(self) -> Instance | None:
+        """This node alone as the cloud tells it, or None if its host never came up."""
         record = self.record()
         if record is None:
             return None
@@ -168,19 +228,8 @@ class InstanceFolder:
         if status is None and not host_alive and not self.host_error():
             return None
         state, message = self._state(status, host_alive)
-        return Instance(
-            id=record.id,
-            token=record.token,
-            owner=record.owner,
-            service=record.service,
-            replica_id=record.replica_id,
-            zone=Zone(CLOUD, record.region, record.zone),
-            capacity_type=record.capacity_type,
-            state=state,
-            endpoint=record.endpoint,
-            preempt_at=None if status is None or state.is_gone else status.preempt_at,
-            message=message,
-        )
+        preempt_at = None if status is None or state.is_gone else status.preempt_at
+        return _told(record, state, preempt_at, message)
 
     def _state(self, status: Status | None, host_alive: bool) -> tuple[InstanceState, str]:
         if status is not None and status.state.is_gone:
@@ -195,6 +244,24 @@ class InstanceFolder:
         if self.is_asked_to_stop():
             return InstanceState.STOPPING, ""
         return (InstanceState.PENDING, "") if status is None else (status.state, status.message)
+
+
+def _told(
+    record: Record, state: InstanceState, preempt_at: float | None = None, message: str = ""
+) -> Instance:
+    return Instance(
+        id=record.id,
+        token=record.token,
+        owner=record.owner,
+        service=record.service,
+        replica_id=record.replica_id,
+        zone=Zone(CLOUD, record.region, record.zone),
+        capacity_type=record.capacity_type,
+        state=state,
+        endpoint=record.endpoint,
+        preempt_at=preempt_at,
+        message=message,
+    )
 
 
 class LocalStore:
@@ -238,7 +305,12 @@ class LocalStore:
         return InstanceFolder(self.instances_path / token)
 
     def folders(self) -> list[InstanceFolder]:
+        """One for each instance."""
         return [folder for folder in self._entries() if not folder.path.name.startswith(".")]
+
+    def nodes(self) -> list[InstanceFolder]:
+        """Every node of every instance."""
+        return [node for folder in self.folders() for node in folder.nodes()]
 
     def drafts(self) -> list[InstanceFolder]:
         return [folder for folder in self._entries() if folder.path.name.startswith(".")]
@@ -249,25 +321,30 @@ class LocalStore:
         except FileNotFoundError:
             return []
 
-    def draft(self, token: str) -> InstanceFolder:
+    def draft(self, token: str, num_nodes: int) -> InstanceFolder:
         """A folder in the making, invisible to others: what a launch that is cut short leaves behind. Call
         with the lock held."""
         draft = InstanceFolder(self.instances_path / f".{token}")
         shutil.rmtree(draft.path, ignore_errors=True)
         draft.path.mkdir(mode=0o700)
         draft.work_path.mkdir()
+        for rank in range(1, num_nodes):
+            draft.at(rank).work_path.mkdir(parents=True)
         return draft
 
-    def publish(self, draft: InstanceFolder, record: Record) -> InstanceFolder:
-        """Make the drafted instance appear, in one step."""
-        draft.write_record(record)
-        folder = self.folder(record.token)
+    def publish(self, draft: InstanceFolder, records: Sequence[Record]) -> InstanceFolder:
+        """Make the drafted instance appear, all nodes of it in one step."""
+        for node, record in zip(draft.nodes(), records, strict=True):
+            node.write_record(record)
+        folder = self.folder(draft.token)
         draft.path.rename(folder.path)
         return folder
 
-    def instance_id(self, token: str) -> str:
-        """An id no other home uses, and the same again after a launch that was cut short."""
-        return "i-" + sha256(f"{self.root.resolve()}\0{token}".encode()).hexdigest()[:12]
+    def node_id(self, node: InstanceFolder) -> str:
+        """An id no other home uses, and the same again after a launch that was cut short. The head's is the
+        instance's."""
+        name = node.token if node.rank == 0 else f"{node.token}.{node.rank}"
+        return "i-" + sha256(f"{self.root.resolve()}\0{name}".encode()).hexdigest()[:12]
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -25,30 +25,33 @@ def offers_for(need: Requirements, prices: Sequence[ZonePrices], instance_type: 
     """Every zone that fits a candidate, cheapest first; with `need.ordered`, in the order of the candidates.
 
     For clouds of make-believe machines: any accelerator and any instance type asked for is to be had, the
-    price grows with the number of accelerators, and `cpus` and `memory` are not looked at.
+    price grows with the number of accelerators and of nodes, and `cpus` and `memory` are not looked at.
     """
     per_candidate = [
-        sorted(_fitting(candidate, prices, instance_type), key=_by_price) for candidate in need.candidates
+        sorted(_fitting(candidate, prices, instance_type, need.num_nodes), key=_by_price)
+        for candidate in need.candidates
     ]
     offers = dict.fromkeys(offer for group in per_candidate for offer in group)
     return list(offers) if need.ordered else sorted(offers, key=_by_price)
 
 
-def _fitting(candidate: Candidate, prices: Iterable[ZonePrices], instance_type: str) -> Iterator[Offer]:
+def _fitting(
+    candidate: Candidate, prices: Iterable[ZonePrices], instance_type: str, num_nodes: int
+) -> Iterator[Offer]:
     capacity_type = CapacityType.SPOT if candidate.use_spot else CapacityType.ON_DEMAND
     count = candidate.accelerator_count if candidate.accelerator else 0.0
     scale = count or 1.0
     for known in prices:
-        price_usd_hour = round(known.price_usd_hour(capacity_type) * scale, 6)
-        if _fits(candidate, known.zone) and price_usd_hour <= _most(candidate):
+        node_usd_hour = round(known.price_usd_hour(capacity_type) * scale, 6)
+        if _fits(candidate, known.zone) and node_usd_hour <= _most(candidate):
             yield Offer(
                 zone=known.zone,
                 instance_type=_or_any(candidate.instance_type) or instance_type,
                 accelerator=candidate.accelerator,
                 accelerator_count=count,
                 capacity_type=capacity_type,
-                price_usd_hour=price_usd_hour,
-                on_demand_usd_hour=round(known.on_demand_usd_hour * scale, 6),
+                price_usd_hour=round(node_usd_hour * num_nodes, 6),
+                on_demand_usd_hour=round(known.on_demand_usd_hour * scale * num_nodes, 6),
             )
 
 

@@ -42,6 +42,7 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "events": Verb("Tell the story: what happened to services and replicas, and why.", STORY),
         "validate": Verb("Check a service file without launching anything.", FILES),
         "plan": Verb("Show where a service would run and what it would cost, without launching it.", FILES),
+        "simulate": Verb("Show what a service would have cost on a spot market, and how often it would have been short.", FILES),
         "check": Verb("Check which clouds can be used from here.", MACHINERY),
         "controller": Verb("Start, stop and look at the controller.", MACHINERY, family=True),
         "local": Verb("Play with the local cloud: its zones, its capacity, its spot market.", MACHINERY, family=True),

@@ -146,8 +146,10 @@ def place(replica: dict[str, Any]) -> str:
 
 
 def accelerators(replica: dict[str, Any]) -> str:
-    name = replica["accelerator"]
-    return "-" if name is None else f"{name}:{replica['accelerator_count']:g}"
+    """Those of each node, and how many nodes if there are several: ``2x L4:8``."""
+    name, nodes = replica["accelerator"], replica["num_nodes"]
+    each = "-" if name is None else f"{name}:{replica['accelerator_count']:g}"
+    return each if nodes == 1 else f"{nodes}x {each}"
 
 
 def plural(count: int, noun: str) -> str:

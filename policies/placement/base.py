@@ -1,11 +1,32 @@
-"""The port of a placement policy."""
+"""The port of a placement policy, and the values it takes and gives."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from policies.model import Event, Json, Observation, Offer, Replica
+from policies.model import Event, Json, Offer, PlacementGoal, Replica
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a placer sees, once per tick.
+
+    `wanted` is the number of replicas the load needs (the paper's N_tar). `replicas` are those of the wanted
+    version that live and are not being ended. `others` are of an older version and serve beside them during a
+    rolling update: a placer neither ends nor replaces them, but they occupy zones and answer requests. `offers`
+    are best first; on-demand ones are among them where the goal has a use for them. At most `limit` launches may
+    be made now.
+    """
+
+    now: float
+    wanted: int
+    goal: PlacementGoal
+    replicas: tuple[Replica, ...]
+    others: tuple[Replica, ...]
+    offers: tuple[Offer, ...]
+    limit: int
 
 
 class Place(NamedTuple):
@@ -15,8 +36,32 @@ class Place(NamedTuple):
     why: str
 
 
+class End(NamedTuple):
+    """One replica too many, and why this one."""
+
+    replica_id: int
+    why: str
+
+
+class Decision(NamedTuple):
+    """`target` is how many replicas should serve; `launches` come most urgent first. `wake_at` is the earliest
+    instant at which the decision may differ although nothing has happened; None: never."""
+
+    target: int
+    memory: Json
+    launches: Sequence[Place] = ()
+    ends: Sequence[End] = ()
+    wake_at: float | None = None
+    notes: tuple[str, ...] = ()
+
+
 class PlacementPolicy(Protocol):
-    """Decides where replicas go. Pure; what it remembers is JSON in `memory`."""
+    """Decides how many replicas of which capacity go where, and which are too many.
+
+    Pure; what it remembers is JSON in `memory`, which changes only when something has happened: every change is
+    a write to the database. Deciding again on the outcome of a decision gives nothing more to do. Ties go by the
+    order of the offers.
+    """
 
     def learn(
         self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
@@ -25,6 +70,6 @@ class PlacementPolicy(Protocol):
         preemptions say something about a zone; quota and permission errors say where not to ask."""
         ...
 
-    def place(self, count: int, observation: Observation, memory: Json) -> tuple[Sequence[Place], Json]:
-        """At most `count` places for new replicas, fewer where nothing has room now."""
+    def decide(self, view: View, memory: Json) -> Decision:
+        """The launches and ends that bring the fleet to what it should be now."""
         ...

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from policies.model import Json, Observation
+
+
+class Size(NamedTuple):
+    """How many replicas the load needs, what to remember, and the earliest instant at which the answer may differ
+    although the load does not (None: never)."""
+
+    wanted: int
+    memory: Json
+    wake_at: float | None = None
 
 
 class Scaler(Protocol):
     """Decides the number of replicas that should be serving."""
 
-    def target(self, observation: Observation, memory: Json) -> tuple[int, Json]:
-        """The wanted number (over-provisioning not included) and what to remember. Pure."""
+    def target(self, observation: Observation, memory: Json) -> Size:
+        """The wanted number (over-provisioning not included). Pure."""
         ...

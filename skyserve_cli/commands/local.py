@@ -71,15 +71,21 @@ def preempt(
     notice: Annotated[
         str, typer.Option("--notice", metavar="DURATION", help="Warn so long before: 10s.")
     ] = "0s",
+    node: Annotated[
+        int | None, typer.Option("--node", metavar="RANK", min=0, help="Only this machine of several.")
+    ] = None,
 ) -> None:
     """Take a spot replica away, or all of a zone, as a cloud would."""
     wanted = (
         target.rsplit("/", 1)[-1] if target.startswith("local/") else target
     )  # a zone as `status` shows it
-    taken = local_controls.preempt(_root(), _token(_root(), wanted), _seconds(notice))
+    taken = local_controls.preempt(_root(), _token(_root(), wanted), _seconds(notice), node=node)
+    which = "" if node is None else f"node {node} of "
     if not taken:
-        raise CommandFailed(f"no spot instance lives in {target}")
-    say(f"preempted {plural(len(taken), 'instance')}: {', '.join(taken)}")
+        raise CommandFailed(
+            f"no spot instance lives in {target}" if node is None else f"{target} has no node {node}"
+        )
+    say(f"preempted {which}{plural(len(taken), 'instance')}: {', '.join(taken)}")
 
 
 @app.command()

@@ -23,6 +23,9 @@ def logs(
     ] = None,
     replica: Annotated[int | None, typer.Argument(metavar="[REPLICA]", help="The id of a replica.")] = None,
     replica_id: Annotated[int | None, typer.Option("--replica-id", metavar="N", help="The same.")] = None,
+    node: Annotated[
+        int, typer.Option("--node", metavar="RANK", min=0, help="Which machine of a replica of several.")
+    ] = 0,
     of_controller: Annotated[bool, typer.Option("--controller", help="The controller's log.")] = False,
     of_load_balancer: Annotated[
         bool, typer.Option("--load-balancer", help="The load balancer's log.")
@@ -52,7 +55,7 @@ def logs(
         what = (
             f"load_balancer/{name}"
             if of_load_balancer
-            else f"replica/{name}/{_replica(client, name, wanted)}"
+            else f"replica/{name}/{_replica(client, name, wanted)}/{node}"
         )
     with suppress(KeyboardInterrupt):
         _print(client, what, follow=follow, tail=tail)
@@ -117,11 +120,11 @@ def _has_ended(client: Client, what: str) -> bool:
     kind, _, rest = what.partition("/")
     if kind == "controller":
         return False
-    name, _, replica_id = rest.partition("/")
+    name, *ids = rest.split("/")
     view = next((view for view in client.services() if view["name"] == name), None)
     if view is None or kind == "load_balancer":
         return view is None
-    return all(replica["id"] != int(replica_id) for replica in progress.live_replicas(view))
+    return all(replica["id"] != int(ids[0]) for replica in progress.live_replicas(view))
 
 
 def _last_lines(content: bytes, count: int) -> bytes:

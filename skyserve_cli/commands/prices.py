@@ -30,11 +30,22 @@ def plan_table(plan: View) -> Table:
 
 
 def plan_total(plan: View) -> str:
-    """One sentence: ``3 replicas for $1.05 per hour, 68% less than $3.30 on demand.``"""
-    paid, on_demand = plan["usd_per_hour"], plan["usd_per_hour_on_demand"]
-    cost = f"{plural(len(plan['launches']), 'replica')} for ${usd(paid)} per hour"
-    less = saving(paid, on_demand)
-    return f"{cost}, {less} less than ${usd(on_demand)} on demand." if less else f"{cost}."
+    """One sentence: ``3 replicas for $1.05 per hour, 68% less than $3.30 on demand.``
+
+    On-demand replicas beyond the target stand in until the others are ready: they are counted apart.
+    """
+    beyond = max(0, len(plan["launches"]) - plan["target"])
+    stand_ins = [each for each in plan["launches"] if each["capacity_type"] == "on_demand"][:beyond]
+    for_now = sum(launch["price_usd_hour"] for launch in stand_ins)
+    paid, on_demand = plan["usd_per_hour"] - for_now, plan["usd_per_hour_on_demand"] - for_now
+    said = f"{plural(len(plan['launches']) - len(stand_ins), 'replica')} for ${usd(paid)} per hour"
+    if less := saving(paid, on_demand):
+        said += f", {less} less than ${usd(on_demand)} on demand"
+    if stand_ins:
+        said += (
+            f"; until they are ready {plural(len(stand_ins), 'on-demand replica')} for ${usd(for_now)} more"
+        )
+    return f"{said}."
 
 
 def insist_on_offers(plan: View) -> None:

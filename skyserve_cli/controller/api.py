@@ -10,7 +10,7 @@ slow disk does not stop the probes on this event loop.
     POST /v1/services/NAME/replicas/ID/down
     POST /v1/plan                {"spec", "secrets"}
     GET  /v1/events              ?service= &after= &limit= &newest=1
-    GET  /v1/logs/controller | /v1/logs/load_balancer/NAME | /v1/logs/replica/NAME/ID    ?offset= &max=
+    GET  /v1/logs/controller | /v1/logs/load_balancer/NAME | /v1/logs/replica/NAME/ID[/NODE]    ?offset= &max=
     POST /v1/stop
 """
 
@@ -67,6 +67,7 @@ class Api:
                 web.get("/v1/logs/controller", self._log_of_controller),
                 web.get("/v1/logs/load_balancer/{name}", self._log_of_load_balancer),
                 web.get("/v1/logs/replica/{name}/{id:\\d+}", self._log_of_replica),
+                web.get("/v1/logs/replica/{name}/{id:\\d+}/{node:\\d+}", self._log_of_replica),
                 web.post("/v1/stop", self._stop_daemon),
             ]
         )
@@ -148,12 +149,13 @@ class Api:
 
     async def _log_of_replica(self, request: web.Request) -> web.Response:
         name, replica_id = request.match_info["name"], int(request.match_info["id"])
-        source, instance = await asyncio.to_thread(self._office.instance, name, replica_id)
+        node = int(request.match_info.get("node", 0))
+        source, instance = await asyncio.to_thread(self._office.instance, name, replica_id, node)
         if instance is None or not isinstance(source, LogSource):
             return _refuse(404, f"replica {replica_id} of {name} has no log that is still kept")
-        first_kept, _ = await asyncio.to_thread(source.log_window, instance)
+        first_kept, _ = await asyncio.to_thread(source.log_window, instance, node)
         return await _log_answer(
-            request, lambda offset, most: source.read_log(instance, offset, most), first_kept
+            request, lambda offset, most: source.read_log(instance, offset, most, node), first_kept
         )
 
     async def _stop_daemon(self, request: web.Request) -> web.Response:

@@ -48,6 +48,8 @@ class SpecBook:
 
     def secrets(self, service: str, version: int) -> dict[str, str]:
         """The secrets in clear: for a launch or a probe, never to be kept or shown."""
+        if not self.get(service, version).secrets:
+            return {}
         return self._seal.open(self._store.version(service, version).sealed_secrets)
 
     def order(self, owner: str, call: Call) -> LaunchOrder:

@@ -80,7 +80,7 @@ class Client:
         return events
 
     def log(self, what: str, *, offset: int = 0) -> tuple[bytes, int]:
-        """`what` is "controller", "load_balancer/NAME" or "replica/NAME/ID". Answers bytes and the next offset."""
+        """`what` is "controller", "load_balancer/NAME" or "replica/NAME/ID[/NODE]". Answers bytes and the next offset."""
         content, headers = self._call("GET", f"/v1/logs/{what}", query={"offset": str(offset)})
         return content, int(headers.get("X-Next-Offset", offset))
 

@@ -32,7 +32,6 @@ STOP_TIMEOUT_S = 5.0
 LONGEST_RESTART_S = 5.0
 CALL_TIMEOUT_S = 3.0
 FROZEN_AFTER_SILENCES = 4
-WINDOW_S = 60.0
 SHORTEST_WINDOW_S = 10.0
 
 
@@ -170,7 +169,7 @@ class _Keeper:
         agent = self._agent
         if self._acked is None or self._acked.revision != order.table.revision:
             await self._push(agent, order.table)
-        await self._ask(agent)
+        await self._ask(agent, order.window_s)
         self._failures = self._silences = 0
 
     def _is_lost(self, agent: Agent, shape: Shape) -> bool:
@@ -187,8 +186,8 @@ class _Keeper:
         self._acked = table
         self._wake()
 
-    async def _ask(self, agent: Agent) -> None:
-        url = f"{agent.admin_url}/-/stats?window_s={WINDOW_S:g}"
+    async def _ask(self, agent: Agent, window_s: float) -> None:
+        url = f"{agent.admin_url}/-/stats?window_s={window_s:g}"
         async with self._session.get(url, headers=agent.authorization) as response:
             response.raise_for_status()
             stats = Stats.from_json(await response.json())
@@ -279,6 +278,7 @@ def _load(stats: Stats, table: Table | None) -> Load:
         requests=stats.requests,
         in_flight=stats.in_flight,
         queued=stats.queued,
+        ongoing=stats.ongoing,
         empty=frozenset(int(name) for name in draining - busy),
         known=True,
     )

@@ -152,12 +152,16 @@ class Office:
             for line in self._store.events(service, after=after, limit=limit, newest=newest)
         ]
 
-    def instance(self, name: str, replica_id: int) -> tuple[Provisioner, Instance | None]:
-        """The instance of a replica, dead or alive, and its cloud. Raises NoSuchReplicaError."""
+    def instance(self, name: str, replica_id: int, node: int = 0) -> tuple[Provisioner, Instance | None]:
+        """The instance of a replica, dead or alive, and its cloud. Raises NoSuchReplicaError if there is no such
+        replica, or no such node in it."""
         known = {replica.id: replica for replica in self._store.replicas(name, limit=1000)}
         if replica_id not in known:
             raise NoSuchReplicaError(f"service {name} has no replica {replica_id}")
         replica = known[replica_id]
+        last = self._specs.get(name, replica.version).num_nodes - 1
+        if node > last:
+            raise NoSuchReplicaError(f"replica {replica_id} of {name} has no node {node}; its last is {last}")
         cloud = self._clouds.get(replica.zone.cloud)
         listed = cloud.instances(self._owner, name)
         return cloud, next((i for i in listed if i.id == replica.instance_id), None)
@@ -180,6 +184,10 @@ class Office:
             spent=spent,
             host=spec.load_balancer.host or self._clouds.config.load_balancer.host,
             ended=recently,
+            num_nodes={
+                version: self._specs.get(row.name, version).num_nodes
+                for version in {replica.version for replica in (*row.replicas, *recently)}
+            },
             now=now,
         )
 
@@ -238,6 +246,7 @@ def plan_view(spec: ServiceSpec, decided: Plan, *, offers_known: int) -> dict[st
                 "instance_type": launch.offer.instance_type,
                 "accelerator": launch.offer.accelerator,
                 "accelerator_count": launch.offer.accelerator_count,
+                "num_nodes": spec.num_nodes,
                 "price_usd_hour": launch.offer.price_usd_hour,
                 "why": launch.why,
             }

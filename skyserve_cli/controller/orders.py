@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 
-from policies.model import CapacityType, Goal, Offer, Replica, ScalingGoal
+from policies.model import CapacityType, Goal, Offer, PlacementGoal, Replica, ScalingGoal
+from policies.registry import ALIASES, AUTO, MIXERS
 from provisioners.base import Candidate, LaunchOrder, Requirements
-from skyserve_cli.spec.model import ServiceSpec
+from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
 from skyserve_cli.state.values import ServiceRow
 
 _MAX_TOKEN = 63
@@ -24,8 +26,10 @@ def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
             target_qps_per_replica=policy.target_qps_per_replica,
             upscale_delay_s=policy.upscale_delay_s,
             downscale_delay_s=policy.downscale_delay_s,
-            num_overprovision=policy.num_overprovision,
+            target_qps_by_accelerator=policy.target_qps_by_accelerator,
+            target_ongoing_per_replica=policy.target_ongoing_requests_per_replica,
         ),
+        placement=placement_of(spec),
         same_replicas=row.same_replicas,
         update_mode=row.update_mode,
         max_surge=spec.update.max_surge,
@@ -38,8 +42,40 @@ def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
     )
 
 
+def placement_of(spec: ServiceSpec) -> PlacementGoal:
+    """Who places the replicas of this spec, and with which knobs.
+
+    Without a placer by name, a file that gives a knob gets the placer which that knob belongs to, and one that
+    gives none is spread plainly. A service without spot replicas leaves nothing to hedge.
+    """
+    policy = spec.replica_policy
+    if not any(choice.use_spot for choice in spec.resources):
+        return PlacementGoal(num_overprovision=policy.num_overprovision)
+    aims, stands_in = policy.availability_target is not None, policy.dynamic_ondemand_fallback
+    placer = policy.spot_placer
+    chooses = aims or placer in ("auto", "risk_hedge")  # leaves the capacity to the placer
+    if placer is None and (stands_in or policy.base_ondemand_fallback_replicas) and not aims:
+        placer = "dynamic_fallback"
+    if placer is None:
+        placer = "auto" if aims else "spread"
+    if placer == "auto":
+        placer = "dynamic_fallback" if policy.num_overprovision else AUTO
+    return PlacementGoal(
+        placer=ALIASES.get(placer, placer),
+        num_overprovision=policy.num_overprovision,
+        dynamic_ondemand_fallback=chooses if stands_in is None else stands_in,
+        base_ondemand_fallback_replicas=policy.base_ondemand_fallback_replicas,
+        availability_target=policy.availability_target,
+    )
+
+
 def requirements_of(spec: ServiceSpec) -> Requirements:
-    """What to ask the clouds for."""
+    """What to ask the clouds for: what the file names, and the same on demand where the placer may want that."""
+    goal = placement_of(spec)
+    stand_ins: tuple[ResourceChoice, ...] = ()
+    if goal.dynamic_ondemand_fallback or goal.base_ondemand_fallback_replicas or goal.placer in MIXERS:
+        spot = (choice for choice in spec.resources if choice.use_spot)
+        stand_ins = tuple(replace(choice, use_spot=False) for choice in spot)
     return Requirements(
         candidates=tuple(
             Candidate(
@@ -54,9 +90,10 @@ def requirements_of(spec: ServiceSpec) -> Requirements:
                 use_spot=choice.use_spot,
                 max_hourly_cost=choice.max_usd_hour,
             )
-            for choice in spec.resources
+            for choice in dict.fromkeys((*spec.resources, *stand_ins))
         ),
         ordered=spec.resources_ordered,
+        num_nodes=spec.num_nodes,
     )
 
 
@@ -94,6 +131,7 @@ def order_of(
         env=dict(spec.envs),
         secrets=dict(secrets),
         workdir=spec.workdir,
+        num_nodes=spec.num_nodes,
     )
 
 

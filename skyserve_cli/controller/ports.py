@@ -94,13 +94,14 @@ class Prober(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentOrder:
-    """The load balancer a service should have."""
+    """The load balancer a service should have. Its load is asked for over the last `window_s`."""
 
     service: str
     host: str
     port: int
     table: Table
     tls: tuple[str, str] | None = None  # certificate file, key file
+    window_s: float = 60.0
 
 
 class LbFleet(Protocol):

@@ -103,6 +103,7 @@ class Reconciler:
         self._seen: set[str] = set()  # clouds listed at least once since this process started
         self._suspects: dict[str, frozenset[str]] = {}
         self._agents: Mapping[str, AgentOrder | None] = {}  # as last ordered
+        self.plans: dict[str, Plan] = {}  # of the last tick, for whoever watches
 
     def tick(self) -> None:
         """One turn over all services. Never sleeps, never waits for the network."""
@@ -111,6 +112,7 @@ class Reconciler:
         sightings = self._witness.drain()
         self._seen.update(sighting.cloud for sighting in sightings)
         turn = _Turn(clouds=set(self._enabled_clouds))
+        self.plans = {}
         for row in self._store.services():
             try:
                 self._turn_service(row, answers.get(row.name, ()), sightings, now, turn)
@@ -154,6 +156,7 @@ class Reconciler:
         decided = Plan((), memory, (row.notes,) if row.notes else (), row.target)
         if goal.down or (offers is not None and self._knows_all(photograph.replicas)):
             decided = plan(replace(photograph, offers=offers or ()), memory, policies)
+        self.plans[row.name] = decided
         change.act(decided.actions)
         self._commit(row, change, decided)
 
@@ -163,7 +166,8 @@ class Reconciler:
         if live or not goal.down:
             host = spec.load_balancer.host or self._lb_host
             tls = None if spec.tls is None else (spec.tls.certfile, spec.tls.keyfile)
-            turn.agents[row.name] = AgentOrder(row.name, host, row.lb_port, table, tls)
+            window_s = spec.replica_policy.load_window_s
+            turn.agents[row.name] = AgentOrder(row.name, host, row.lb_port, table, tls, window_s)
         self._order(row, live, turn)
 
     def _knows_all(self, replicas: Iterable[Replica]) -> bool:

@@ -9,6 +9,7 @@ from policies.model import (
     Bootstrapped,
     CapacityType,
     Event,
+    NodeLost,
     Preempted,
     PreemptionNotice,
     Replica,
@@ -55,6 +56,9 @@ def _events(replica: Replica, instance: Instance) -> Iterator[Event]:
             return
         case InstanceState.TERMINATED | InstanceState.STOPPING:
             yield _gone(replica, instance.message or "terminated, and not by this controller")
+            return
+        case InstanceState.BROKEN:
+            yield NodeLost(replica.id, instance.message or "the cloud took a part of it")
             return
         case InstanceState.SETUP_FAILED:
             if replica.state is ReplicaState.PROVISIONING:

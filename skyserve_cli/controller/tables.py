@@ -27,8 +27,7 @@ def table_of(
     limits = Limits(
         time_to_first_byte_s=_within_a_day(spec.load_balancer.time_to_first_byte_s),
         idle_timeout_s=_within_a_day(spec.load_balancer.stream_timeout_s),
-        # Nothing will come up for a service that goes down: to hold a request would be to lie to its client.
-        hold_s=0.0 if goal.down else Limits().hold_s,
+        hold_s=_hold_s(goal),
     )
     # For a sign of life any answer will do, so a path that costs the engine nothing: a probe with a payload is
     # real work, and one with a secret in its path is nobody's business.
@@ -51,6 +50,16 @@ def table_of(
     table = Table(service, "-", targets, policy if policy in POLICIES else DEFAULT_POLICY, limits)
     content = json.dumps(table.to_json(), sort_keys=True)
     return replace(table, revision=hashlib.sha256(content.encode()).hexdigest()[:16])
+
+
+def _hold_s(goal: Goal) -> float:
+    """How long a request waits for a replica. Whoever wakes a service that sleeps waits for the whole start."""
+    if goal.down:  # nothing will come up: to hold a request would be to lie to its client
+        return 0.0
+    plain = Limits().hold_s
+    if goal.scaling.min_replicas > 0:
+        return plain
+    return _within_a_day(plain + goal.initial_delay_s)
 
 
 def _within_a_day(seconds: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from policies.model import Goal, Load, Replica, ReplicaState
@@ -23,9 +23,11 @@ def service_view(
     spent: Spent,
     host: str,
     ended: Sequence[Replica],
+    num_nodes: Mapping[int, int],
     now: float,
 ) -> dict[str, Any]:
-    """One service. Instants are UNIX seconds, money is US dollars; `ended` replicas are listed after the live."""
+    """One service. Instants are UNIX seconds, money is US dollars; `ended` replicas are listed after the live.
+    `num_nodes` are the nodes of a replica by its version."""
     endpoint = endpoint_of(row, spec, host)
     status = service_state(goal, row.replicas, row.target, row.memory.rollout, now)
     billed = [r for r in row.replicas if r.launched_at is not None]
@@ -57,7 +59,7 @@ def service_view(
             "usd_total": round(spent.usd, 6),
             "usd_on_demand_equivalent": round(spent.usd_on_demand, 6),
         },
-        "replicas": [replica_view(r) for r in (*row.replicas, *ended)],
+        "replicas": [replica_view(r, num_nodes[r.version]) for r in (*row.replicas, *ended)],
     }
 
 
@@ -68,7 +70,7 @@ def endpoint_of(row: ServiceRow, spec: ServiceSpec, host: str) -> str:
     return f"{scheme}://{shown}:{row.lb_port}"
 
 
-def replica_view(replica: Replica) -> dict[str, Any]:
+def replica_view(replica: Replica, num_nodes: int = 1) -> dict[str, Any]:
     offer = replica.offer
     return {
         "id": replica.id,
@@ -81,6 +83,7 @@ def replica_view(replica: Replica) -> dict[str, Any]:
         "instance_type": offer.instance_type,
         "accelerator": offer.accelerator,
         "accelerator_count": offer.accelerator_count,
+        "num_nodes": num_nodes,
         "price_usd_hour": offer.price_usd_hour,
         "endpoint": replica.endpoint,
         "instance_id": replica.instance_id,

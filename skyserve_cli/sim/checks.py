@@ -4,6 +4,7 @@
 * at most one instance was ever made for a replica;
 * GONE is final, and ids only grow;
 * no table names a target that is not a live, reachable replica;
+* what the store remembers of the database is what is in it;
 * the cost in the store is the cloud's bill;
 * a world that is left in peace comes to what the goals say, and then to rest: ticks write nothing.
 """
@@ -51,6 +52,11 @@ class Invariants:
         for service, table in tables.items():
             self._targets_live(service, table, rows)
 
+    def photograph(self, kept: Sequence[ServiceRow], read: Sequence[ServiceRow]) -> None:
+        """What the store remembers is what is in the database."""
+        true = [row for row in read if row.replicas or not row.down]
+        self._require(list(kept) == true, f"the store remembers {kept} and holds {true}")
+
     def at_rest(self, rows: Sequence[ServiceRow], specs: Specs) -> None:
         """After the world has been calm for long: the fleet is what the goals say."""
         owned = 0
@@ -61,7 +67,7 @@ class Invariants:
             if row.down:
                 self._require(not row.replicas, f"{row.name} is down but has {row.replicas}")
                 continue
-            hopeless = rollout.may_launch(goal, row.memory.rollout, self._cloud.clock.now())
+            hopeless, _ = rollout.may_launch(goal, row.memory.rollout, self._cloud.clock.now())
             if rollout.has_failed(goal, row.memory.rollout) and hopeless:
                 self._require(not row.replicas, f"{row.name} has failed but has {row.replicas}")
                 continue

@@ -50,6 +50,7 @@ HOSTILE = Faults(
     spot_life_s=400.0,
     notice=0.5,
     notice_s=30.0,
+    one_node=0.6,
     dry_s=60.0,
     slow_call_s=2.0,
     crash=0.02,
@@ -114,6 +115,7 @@ class Life:
 
     def start_controller(self) -> None:
         """A new process: nothing in it but what the store and the world say."""
+        self.store.forget()
         self.runner = SimRunner(
             self.cloud, self.clock, self.rng, self.owner, lambda call: self.specs.order(self.owner, call)
         )
@@ -151,7 +153,9 @@ class Life:
                 self._die()
         else:
             self.reconciler.tick()
-        self.invariants.after_tick(self.store.services(down=True), self.agents.tables)
+        rows = self.store.services(down=True)
+        self.invariants.after_tick(rows, self.agents.tables)
+        self.invariants.photograph(self.store.services(), rows)
 
     def run_for(self, seconds: float, tick_s: float) -> None:
         end = self.clock.now() + seconds
@@ -237,7 +241,10 @@ class _User:
                 self._up(name)
             case "update":
                 self._serial += 1
-                self._update(name, replace(self._specs[name], run=f"serve --build {self._serial}"))
+                build = replace(
+                    self._specs[name], run=f"serve --build {self._serial}", num_nodes=self._nodes()
+                )
+                self._update(name, build)
             case "same":
                 probe = replace(self._specs[name].probe, interval_s=rng.uniform(1.0, 20.0))
                 self._update(name, replace(self._specs[name], probe=probe))
@@ -259,7 +266,8 @@ class _User:
             case "preempt" if row.replicas:
                 victim = rng.choice(row.replicas)
                 if victim.instance_id is not None:
-                    life.cloud.preempt(victim.instance_id, rng.choice([0.0, 10.0, 120.0]))
+                    notice_s = rng.choice([0.0, 10.0, 120.0])
+                    life.cloud.preempt(victim.instance_id, notice_s, one_node=rng.random() < 0.5)
             case _:
                 pass
 
@@ -273,12 +281,16 @@ class _User:
             update=UpdateSpec(max_surge=rng.randint(1, 2), max_unavailable=0),
             drain_timeout_s=rng.choice([5.0, 30.0, 120.0]),
             resources=(ResourceChoice(cloud="sim", use_spot=rng.random() < 0.8),),
+            num_nodes=self._nodes(),
         )
         try:
             self._life.put(spec)
         except ServiceExistsError:
             return  # its old replicas are not gone yet; the user comes back later
         self._specs[name] = spec
+
+    def _nodes(self) -> int:
+        return self._life.rng.choice([1, 1, 2, 3])
 
     def _policy(self) -> ReplicaPolicy:
         rng = self._life.rng

@@ -38,6 +38,7 @@ class Faults:
     spot_life_s: float = NEVER
     notice: float = 0.0  # the part of preemptions that are announced
     notice_s: float = 30.0
+    one_node: float = 0.0  # the part of preemptions that take a single node of a replica of several
     dry_s: float = 0.0  # after a preemption the zone has no spot capacity for about this long
     slow_call_s: float = 1.0
     crash: float = 0.0  # of the controller, per tick
@@ -46,7 +47,8 @@ class Faults:
 
 @dataclass(slots=True)
 class SimInstance:
-    """One machine, with its fate."""
+    """One replica's machine or machines, with their fate. With `loses_one` the market takes a single node of them
+    at `preempt_at`, and the others stay until they are terminated."""
 
     id: str
     order: LaunchOrder
@@ -58,16 +60,34 @@ class SimInstance:
     exits_at: float
     preempt_at: float
     notice_at: float
+    loses_one: bool = False
     terminated_at: float = NEVER
 
     @property
     def ended_at(self) -> float:
-        return min(self.terminated_at, self.preempt_at)
+        """When the last node was gone."""
+        return self.terminated_at if self.loses_one else min(self.terminated_at, self.preempt_at)
+
+    def nodes(self, now: float) -> int:
+        """How many nodes live."""
+        if not self.made_at <= now < self.ended_at:
+            return 0
+        return self.order.num_nodes - (self.loses_one and now >= self.preempt_at)
+
+    def usd(self, now: float) -> float:
+        """What it has cost, each node for as long as it lived."""
+        end = min(self.ended_at, now)
+        last_s = min(end, self.preempt_at) - self.made_at  # of the node that may be lost before the others
+        others_s = end - self.made_at
+        count = self.order.num_nodes
+        return self.order.offer.price_usd_hour * ((count - 1) * others_s + last_s) / count / 3600.0
 
     def state(self, now: float) -> InstanceState:
         if now >= self.ended_at:
             taken = self.preempt_at <= self.terminated_at
             return InstanceState.PREEMPTED if taken else InstanceState.TERMINATED
+        if now >= self.preempt_at:
+            return InstanceState.BROKEN
         if now < self.boot_at:
             return InstanceState.PENDING
         if now < self.run_at:
@@ -114,8 +134,8 @@ class SimCloud:
                             candidate.accelerator,
                             1.0,
                             kind,
-                            price,
-                            zone.on_demand_usd_hour,
+                            price * need.num_nodes,
+                            zone.on_demand_usd_hour * need.num_nodes,
                         )
                         found.append(offer)
         return sorted(found, key=lambda offer: (offer.price_usd_hour, offer.zone))
@@ -159,14 +179,14 @@ class SimCloud:
 
     def ledger_usd(self) -> float:
         now = self.clock.now()
-        return sum(
-            one.order.offer.price_usd_hour * (min(one.ended_at, now) - one.made_at) / 3600.0
-            for one in self.made.values()
-        )
+        return sum(one.usd(now) for one in self.made.values())
 
-    def preempt(self, instance_id: str, notice_s: float = 0.0) -> None:
-        """The market takes this one, now or after a notice."""
+    def preempt(self, instance_id: str, notice_s: float = 0.0, *, one_node: bool = False) -> None:
+        """The market takes this one, or a single node of it, now or after a notice. What has ended or is broken stays so."""
         one = self.by_id[instance_id]
+        if self.clock.now() >= min(one.preempt_at, one.terminated_at):
+            return
+        one.loses_one = one_node and one.order.num_nodes > 1
         one.notice_at = self.clock.now()
         one.preempt_at = self.clock.now() + notice_s
 
@@ -203,11 +223,13 @@ class SimCloud:
         place = next(zone for zone in self.zones if zone.zone == order.offer.zone)
         spot = order.offer.capacity_type is CapacityType.SPOT
         there = sum(
-            one.order.offer.zone == place.zone and one.order.offer.capacity_type is order.offer.capacity_type
+            one.nodes(now)
             for one in self.alive()
+            if one.order.offer.zone == place.zone
+            and one.order.offer.capacity_type is order.offer.capacity_type
         )
         capacity = place.spot_capacity if spot else place.on_demand_capacity
-        if (spot and now < place.dry_until) or there >= capacity:
+        if (spot and now < place.dry_until) or there + order.num_nodes > capacity:
             raise CapacityError(f"no capacity in {place.zone}", cloud=self.name, zone=place.zone)
         boot_at = now + rng.uniform(5.0, 40.0)
         run_at = boot_at + rng.uniform(1.0, 20.0)
@@ -227,6 +249,7 @@ class SimCloud:
             exits_at=run_at + rng.uniform(1.0, 300.0) if rng.random() < faults.run_exit else NEVER,
             preempt_at=preempt_at,
             notice_at=notice_at,
+            loses_one=order.num_nodes > 1 and rng.random() < faults.one_node,
         )
         self.made[order.token] = self.by_id[made.id] = made
         return made

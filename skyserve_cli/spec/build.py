@@ -80,10 +80,13 @@ def _replica_policy(service: ServiceSection) -> ReplicaPolicy:
         max_replicas=section.min_replicas if section.max_replicas is None else section.max_replicas,
         target_qps_per_replica=min(each.qps for each in target) if isinstance(target, tuple) else target,
         target_qps_by_accelerator=by_accelerator,
+        target_ongoing_requests_per_replica=section.target_ongoing_requests_per_replica,
+        load_window_s=section.load_window_seconds,
         num_overprovision=section.num_overprovision,
         dynamic_ondemand_fallback=section.dynamic_ondemand_fallback,
         base_ondemand_fallback_replicas=section.base_ondemand_fallback_replicas,
         spot_placer=section.spot_placer,
+        availability_target=section.availability_target,
         upscale_delay_s=section.upscale_delay_seconds,
         downscale_delay_s=section.downscale_delay_seconds,
     )

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from skyserve_cli.spec.model import AcceleratorQps, Pairs
+from policies.model import AcceleratorQps
+from skyserve_cli.spec.model import Pairs
 from skyserve_cli.spec.problems import did_you_mean, shown
 
 _REST = r"[A-Za-z0-9._-]*"
@@ -62,7 +63,10 @@ Count = Annotated[int, BeforeValidator(_not_bool), Field(ge=0, le=10_000)]
 Port = Annotated[int, BeforeValidator(_not_bool), Field(ge=1, le=65_535)]
 Seconds = Annotated[float, BeforeValidator(_not_bool), Field(ge=0, le=_MONTH_S, allow_inf_nan=False)]
 SomeSeconds = Annotated[float, BeforeValidator(_not_bool), Field(gt=0, le=_MONTH_S, allow_inf_nan=False)]
+WindowSeconds = Annotated[float, BeforeValidator(_not_bool), Field(ge=1, le=600, allow_inf_nan=False)]
+AboveZero = Annotated[float, BeforeValidator(_not_bool), Field(gt=0, le=1e9, allow_inf_nan=False)]
 Money = Annotated[float, BeforeValidator(_not_bool), Field(gt=0, allow_inf_nan=False)]
+Availability = Annotated[float, BeforeValidator(_not_bool), Field(ge=0.5, le=0.9999, allow_inf_nan=False)]
 Text = Annotated[str, BeforeValidator(_as_text), Field(min_length=1)]
 AnyText = Annotated[str, BeforeValidator(_as_text)]
 
@@ -85,7 +89,18 @@ def _word(*names: str) -> Any:
 
 
 _LB_POLICIES = ("least_load", "round_robin", "instance_aware_least_load")
-_PLACERS = ("dynamic_fallback",)
+_PLACERS = (
+    "auto",
+    "dynamic_fallback",
+    "risk_hedge",
+    "spothedge_literal",
+    "even_spread",
+    "round_robin",
+    "single_zone",
+    "single_region",
+    "asg",
+    "spread",
+)
 _DISK_TIERS = ("low", "medium", "high", "ultra", "best")
 _NETWORK_TIERS = ("standard", "best")
 _UPDATE_MODES = ("rolling", "blue_green")

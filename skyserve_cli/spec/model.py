@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
+from policies.model import AcceleratorQps
 from skyserve_cli.spec.references import substitute
 
 Pairs = tuple[tuple[str, str], ...]
@@ -53,30 +54,24 @@ def json_inner(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class AcceleratorQps:
-    """What one replica on this accelerator can answer. `count` None stands for any number of them."""
-
-    accelerator: str
-    count: float | None
-    qps: float
-
-
-@dataclass(frozen=True, slots=True)
 class ReplicaPolicy:
     """How many replicas, and on which capacity.
 
-    Where the target differs by accelerator, `target_qps_per_replica` is the smallest: a scaler that looks at one
-    number only then errs towards more replicas.
+    Where the target differs by accelerator, `target_qps_per_replica` is the smallest of the values. The load is
+    the mean over the last `load_window_s`.
     """
 
     min_replicas: int = 1
     max_replicas: int = 1
     target_qps_per_replica: float | None = None
     target_qps_by_accelerator: tuple[AcceleratorQps, ...] = ()
+    target_ongoing_requests_per_replica: float | None = None
+    load_window_s: float = 60.0
     num_overprovision: int = 0
-    dynamic_ondemand_fallback: bool = False
+    dynamic_ondemand_fallback: bool | None = None
     base_ondemand_fallback_replicas: int = 0
     spot_placer: str | None = None
+    availability_target: float | None = None
     upscale_delay_s: float = 300.0
     downscale_delay_s: float = 1200.0
 

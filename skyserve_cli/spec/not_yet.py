@@ -23,10 +23,6 @@ class NotYet:
     applies: Callable[[object], bool] = _given
 
 
-def _is_map(value: object) -> bool:
-    return isinstance(value, dict)
-
-
 def _is_git(value: object) -> bool:
     return isinstance(value, dict) and "url" in value
 
@@ -35,22 +31,9 @@ def _is_instance_aware(value: object) -> bool:
     return isinstance(value, str) and value.lower() == "instance_aware_least_load"
 
 
-def _is_several(value: object) -> bool:
-    return str(value) != "1"
-
-
-_POLICY = "service.replica_policy"
 _SKYPILOT_ONLY = "it is a setting of SkyPilot's own machinery"
 
 NOT_YET: tuple[NotYet, ...] = (
-    NotYet(f"{_POLICY}.spot_placer", "replicas go to the cheapest zone with room, spread over zones"),
-    NotYet(
-        f"{_POLICY}.dynamic_ondemand_fallback", "missing spot replicas are replaced by spot replicas only"
-    ),
-    NotYet(f"{_POLICY}.base_ondemand_fallback_replicas", "all replicas are spot"),
-    NotYet(
-        f"{_POLICY}.target_qps_per_replica", "the smallest of the values counts for every replica", _is_map
-    ),
     NotYet("service.load_balancing_policy", "least_load is used", _is_instance_aware),
     NotYet("resources.instance_type", "any instance type with the accelerator is taken"),
     NotYet("resources.cpus", "offers are not filtered by it"),
@@ -67,7 +50,6 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("resources.autostop", "a service ends with `serve down`"),
     NotYet("resources.priority", _SKYPILOT_ONLY),
     NotYet("resources.priority_class", _SKYPILOT_ONLY),
-    NotYet("num_nodes", "a replica is one node", _is_several),
     NotYet("workdir", "a git repository is not checked out; clone it in setup", _is_git),
     NotYet("file_mounts", "nothing is mounted or copied; fetch the files in setup"),
     NotYet("volumes", "no volume is mounted"),

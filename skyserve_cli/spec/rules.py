@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 
+from policies.model import AcceleratorQps
 from skyserve_cli.spec.candidates import Candidates
 from skyserve_cli.spec.check import Sound
-from skyserve_cli.spec.model import AcceleratorQps, ResourceChoice, ServiceSpec
+from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
 from skyserve_cli.spec.problems import Problem, SpecWarning, shown
 from skyserve_cli.spec.schema import ReplicaPolicySection, ServiceFile, ServiceSection
 
 _POLICY = "service.replica_policy"
 _TARGETS = f"{_POLICY}.target_qps_per_replica"
+_ONGOING = f"{_POLICY}.target_ongoing_requests_per_replica"
 
 
 def spot_knob(policy: ReplicaPolicySection | None) -> str | None:
@@ -18,7 +20,8 @@ def spot_knob(policy: ReplicaPolicySection | None) -> str | None:
         return None
     used = {
         "spot_placer": policy.spot_placer is not None,
-        "dynamic_ondemand_fallback": policy.dynamic_ondemand_fallback,
+        "availability_target": policy.availability_target is not None,
+        "dynamic_ondemand_fallback": bool(policy.dynamic_ondemand_fallback),
         "base_ondemand_fallback_replicas": policy.base_ondemand_fallback_replicas > 0,
     }
     return next((f"{_POLICY}.{key}" for key, is_used in used.items() if is_used), None)
@@ -33,6 +36,7 @@ def problems(file: ServiceFile, candidates: Candidates, sound: Sound) -> Iterato
             yield Problem("service", "is missing: this file describes no service", hint=hint)
         return
     yield from _size(file.service, sound)
+    yield from _placement(file.service.replica_policy, sound)
     yield from _load_balancing(file.service, sound)
     yield from _update(file.service, sound)
     if sound.everywhere("ports"):
@@ -47,20 +51,40 @@ def _size(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
         message = "cannot stand next to replica_policy; a fixed size is replicas alone, or min_replicas alone"
         yield Problem("service.replicas", f"{message} (got {service.replicas})", service.replicas)
     at = ("service", "replica_policy")
+    rated, ongoing = policy.target_qps_per_replica is not None, policy.target_ongoing_requests_per_replica
+    if rated and ongoing is not None:
+        message = f"cannot stand next to target_qps_per_replica: choose one of the two (got {ongoing:g})"
+        yield Problem(_ONGOING, message, ongoing)
     if not (sound(*at, "min_replicas") and sound(*at, "max_replicas")):
         return
     low, high = policy.min_replicas, policy.max_replicas
     top = low if high is None else high
     if top < low:
         yield Problem(f"{_POLICY}.max_replicas", f"must be >= min_replicas (got {top} < {low})", top)
-    if top > low and policy.target_qps_per_replica is None and sound(*at, "target_qps_per_replica"):
+    unsaid = sound(*_TARGETS.split(".")) and sound(*_ONGOING.split("."))
+    if top > low and not rated and ongoing is None and unsaid:
         message = f"is needed to choose between {low} and {top} replicas"
-        yield Problem(f"{_POLICY}.target_qps_per_replica", message)
+        hint = "or target_ongoing_requests_per_replica, to scale by concurrency"
+        yield Problem(_TARGETS, message, hint=hint)
     base = policy.base_ondemand_fallback_replicas
     if base > max(top, low) and sound(*at, "base_ondemand_fallback_replicas"):
         key = "max_replicas" if high is not None else "min_replicas, the fixed size,"
         message = f"must be <= {key} (got {base} > {top})"
         yield Problem(f"{_POLICY}.base_ondemand_fallback_replicas", message, base)
+
+
+def _placement(policy: ReplicaPolicySection | None, sound: Sound) -> Iterator[Problem]:
+    """risk_hedge aims at an availability and chooses the rest; the others do what their knobs say."""
+    if policy is None or not sound("service", "replica_policy", "spot_placer"):
+        return
+    placer, aim = policy.spot_placer, policy.availability_target
+    if aim is not None and placer not in (None, "auto", "risk_hedge"):
+        message = f"is for spot_placer: risk_hedge; {placer} cannot aim (got {aim:g})"
+        yield Problem(f"{_POLICY}.availability_target", message, aim)
+    elif policy.num_overprovision and (aim is not None or placer == "risk_hedge"):
+        message = f"is chosen by risk_hedge itself (got {policy.num_overprovision})"
+        hint = "leave it out, or use spot_placer: dynamic_fallback without availability_target"
+        yield Problem(f"{_POLICY}.num_overprovision", message, policy.num_overprovision, hint)
 
 
 def _load_balancing(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
@@ -100,9 +124,13 @@ def _ports(main: int | None, candidates: Candidates) -> Iterator[Problem]:
 def warnings(spec: ServiceSpec) -> Iterator[SpecWarning]:
     """What is allowed and may not do what was meant."""
     policy = spec.replica_policy
-    if policy.target_qps_per_replica is not None and not policy.autoscaling:
-        message = f"has no effect: the size is fixed at {policy.min_replicas} until max_replicas is above min_replicas"
-        yield SpecWarning(_TARGETS, message)
+    for path, target in (
+        (_TARGETS, policy.target_qps_per_replica),
+        (_ONGOING, policy.target_ongoing_requests_per_replica),
+    ):
+        if target is not None and not policy.autoscaling:
+            message = f"has no effect: the size is fixed at {policy.min_replicas} until max_replicas is above min_replicas"
+            yield SpecWarning(path, message)
     if policy.target_qps_by_accelerator:
         yield from _mismatches(policy.target_qps_by_accelerator, spec.resources)
 

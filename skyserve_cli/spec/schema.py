@@ -13,8 +13,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from skyserve_cli.spec.fields import (
+    AboveZero,
     AcceleratorsValue,
     AnyText,
+    Availability,
     Count,
     Cpus,
     DiskSize,
@@ -37,6 +39,7 @@ from skyserve_cli.spec.fields import (
     TargetQps,
     Text,
     UpdateMode,
+    WindowSeconds,
 )
 
 
@@ -113,14 +116,20 @@ class ReplicaPolicySection(Section):
     """The autoscaler never asks for more. Default: min_replicas, a fixed size."""
     target_qps_per_replica: TargetQps | None = None
     """Requests per second one replica should carry; one number, or one for each accelerator."""
+    target_ongoing_requests_per_replica: AboveZero | None = None
+    """Requests at a time one replica should carry, running or waiting; instead of target_qps_per_replica."""
+    load_window_seconds: WindowSeconds = 60.0
+    """The load is the mean over this long."""
     num_overprovision: Count = 0
     """Replicas kept beyond the target, so that a preemption is not felt."""
-    dynamic_ondemand_fallback: bool = False
-    """Stand-in on-demand replicas while spot ones are missing. Implies spot."""
+    dynamic_ondemand_fallback: bool | None = None
+    """Stand-in on-demand replicas while spot ones are missing. Implies spot. Default: as risk_hedge needs, else no."""
     base_ondemand_fallback_replicas: Count = 0
     """How many replicas are on-demand at all times. Implies spot for the others."""
     spot_placer: SpotPlacer | None = None
-    """How spot replicas are spread over zones. Implies spot."""
+    """Who decides zones and capacity of replicas. Implies spot."""
+    availability_target: Availability | None = None
+    """The part of the time in which all wanted replicas should be ready, for risk_hedge. Implies spot."""
     upscale_delay_seconds: Seconds = 300.0
     """More load must last this long before replicas are added."""
     downscale_delay_seconds: Seconds = 1200.0

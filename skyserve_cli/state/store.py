@@ -73,6 +73,7 @@ class Store:
             )
         else:
             self._engine = sa.create_engine(url, json_serializer=_to_json)
+        self._alone = in_memory  # nobody else can write to it
         on_sqlite = url.get_backend_name() == "sqlite"
         if on_sqlite:
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
@@ -169,7 +170,8 @@ class Store:
             )
             verb = "up" if mode is None else f"{mode.value} update"
             self._tell(c, name, now, [Story("goal", f"{verb}: version {version}")])
-            return version
+        self.forget()
+        return version
 
     def set_down(self, name: str, *, purge: bool, now: float) -> None:
         """Take the service down; `purge`: without waiting for requests to finish."""
@@ -180,6 +182,7 @@ class Store:
                 raise NoSuchServiceError(name)
             c.execute(t.services.update().where(where).values(down=True, purge=purge))
             self._tell(c, name, now, [Story("goal", "down, without drain" if purge else "down")])
+        self.forget()
 
     def kill_replica(self, name: str, replica_id: int, *, now: float) -> None:
         """End one replica; another will take its place. Raises NoSuchServiceError, or KeyError if it is not
@@ -196,6 +199,7 @@ class Store:
                 raise KeyError(replica_id)
             self._upsert(c, t.kills, [{"service": name, "replica_id": replica_id}])
             self._tell(c, name, now, [Story("goal", "end this replica", replica_id)])
+        self.forget()
 
     # --- the reconciler's ---------------------------------------------------------------------------------
 
@@ -210,7 +214,9 @@ class Store:
 
     def services(self, *, down: bool = False) -> list[ServiceRow]:
         """The photograph: every service that is up or still has live replicas (`down`: also the others)."""
-        with self._lock, self._reader.connect() as c:
+        if self._alone and self._photograph is not None and not down:
+            return list(self._photograph.rows.values())
+        with self._reader.connect() as c, self._lock:
             count = int(c.execute(q.COUNT).scalar_one())
             if down:
                 return self._read(c, down=True)
@@ -275,12 +281,14 @@ class Store:
             # What is kept is what would be read: JSON has no tuples, and only text for keys.
             memory = memory_from_json(orjson.loads(orjson.dumps(written)), memory.next_replica_id)
         gone = [replica.id for replica in changed if replica.state is ReplicaState.GONE]
+        # As of this count nobody has asked for the end of a replica by id, so there is no wish to strike out.
+        unasked = self._unasked(name)
         with self._writer.begin() as c:
             count = self._bump(c)
             c.execute(q.SET_STATUS, values)
             if changed:
                 self._upsert(c, t.replicas, [replica_to_row(name, replica) for replica in changed])
-            if gone:
+            if gone and (unasked is None or count != unasked + 1):
                 c.execute(q.END_KILLS, {"service_": name, "gone": gone})
             self._tell(c, name, now, story)
         with self._lock:
@@ -368,6 +376,13 @@ class Store:
         alive = sa.and_(t.replicas.c.service == name, t.replicas.c.state != ReplicaState.GONE.value)
         return [replica_from_row(row) for row in c.execute(sa.select(t.replicas).where(alive))]
 
+    def _unasked(self, name: str) -> int | None:
+        """The count of changes for which it is known that no replica of the service is to be ended by id."""
+        with self._lock:
+            kept = self._photograph
+            row = None if kept is None else kept.rows.get(name)
+            return None if kept is None or row is None or row.killed else kept.count
+
     def _bump(self, c: Connection) -> int:
         """Say that what `services` shows has changed. In the transaction that changes it."""
         return int(c.execute(q.BUMP).scalar_one())
@@ -414,7 +429,7 @@ def _begin_sqlite(connection: Connection) -> None:
     reads, so what it decides on is still so when it writes. Python's driver by itself begins a transaction
     neither for a SELECT nor for a CREATE TABLE."""
     writes = connection.get_execution_options().get("writes", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    connection.connection.cursor().execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

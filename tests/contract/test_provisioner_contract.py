@@ -22,6 +22,7 @@ from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, P
 from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
 from provisioners.fake import FakeProvisioner
 from provisioners.local import LocalProvisioner
+from provisioners.local_store import LocalStore
 
 SPOT = Candidate(use_spot=True)
 ON_DEMAND = Candidate(use_spot=False)
@@ -34,8 +35,20 @@ class Subject(ABC):
     cloud: Provisioner
 
     @abstractmethod
+    def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
+        """Room for so many nodes in the zone, those that live there included."""
+
     def empty(self, zone: Zone, capacity_type: CapacityType) -> None:
         """Leave no room in the zone for new launches."""
+        self.set_room(zone, capacity_type, 0)
+
+    @abstractmethod
+    def lose_node(self, token: str, rank: int) -> None:
+        """The cloud takes one node of an instance."""
+
+    @abstractmethod
+    def warn_node(self, token: str, rank: int) -> None:
+        """The cloud says that it will take one node of an instance, long before it does."""
 
     @abstractmethod
     def lose_answer(self, order: LaunchOrder) -> None:
@@ -60,7 +73,12 @@ class Subject(ABC):
         return self.cloud.offers(Requirements((candidate,)))[0]
 
     def order(
-        self, replica_id: int = 1, owner: str = "owner-1", service: str = "chat", offer: Offer | None = None
+        self,
+        replica_id: int = 1,
+        owner: str = "owner-1",
+        service: str = "chat",
+        offer: Offer | None = None,
+        num_nodes: int = 1,
     ) -> LaunchOrder:
         return LaunchOrder(
             token=f"{owner}-{service}-{replica_id}",
@@ -71,6 +89,7 @@ class Subject(ABC):
             offer=offer or self.offer(),
             setup=None,
             run="exec sleep 1000",
+            num_nodes=num_nodes,
         )
 
     def listed(self, owner: str = "owner-1", service: str | None = None) -> dict[str, Instance]:
@@ -82,8 +101,14 @@ class FakeSubject(Subject):
         self.time = 1000.0
         self.cloud: FakeProvisioner = FakeProvisioner(lambda: self.time)
 
-    def empty(self, zone: Zone, capacity_type: CapacityType) -> None:
-        self.cloud.set_capacity(zone.name, 0, capacity_type)
+    def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
+        self.cloud.set_capacity(zone.name, count, capacity_type)
+
+    def lose_node(self, token: str, rank: int) -> None:
+        self.cloud.lose_node(token, rank)
+
+    def warn_node(self, token: str, rank: int) -> None:
+        self.cloud.preempt(token, notice_s=1e6)  # its nodes are warned together
 
     def lose_answer(self, order: LaunchOrder) -> None:
         self.cloud.fail_next_launch(TransientError("lost", cloud="fake"), after_creation=True)
@@ -105,8 +130,14 @@ class LocalSubject(Subject):
         config = home / "local" / "cloud.yaml"
         config.write_text(config.read_text().replace("cold_start_s: 0.5", "cold_start_s: 0.05"))
 
-    def empty(self, zone: Zone, capacity_type: CapacityType) -> None:
-        local_controls.set_capacity(self.home, zone.name, 0, capacity_type)
+    def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
+        local_controls.set_capacity(self.home, zone.name, count, capacity_type)
+
+    def lose_node(self, token: str, rank: int) -> None:
+        local_controls.preempt(self.home, token, node=rank)
+
+    def warn_node(self, token: str, rank: int) -> None:
+        local_controls.preempt(self.home, token, notice_s=1e6, node=rank)
 
     def lose_answer(self, order: LaunchOrder) -> None:
         """A launcher that dies with the answer in its hands."""
@@ -125,7 +156,9 @@ class LocalSubject(Subject):
         for owner in ("owner-1", "owner-2"):
             for instance in self.cloud.instances(owner):
                 self.cloud.terminate(instance)
-                assert not local_process.marked(instance.id)
+        for node in LocalStore(self.home).nodes():
+            assert not node.is_host_alive()
+            assert not local_process.marked(LocalStore(self.home).node_id(node))
 
 
 SUBJECTS: dict[str, Callable[[Path], Subject]] = {"fake": FakeSubject, "local": LocalSubject}
@@ -310,6 +343,83 @@ def test_a_terminated_instance_gives_its_place_back(subject: Subject) -> None:
     assert subject.cloud.launch(subject.order(3, offer=offer)).state in LIVE_STATES
 
 
+# --- several nodes ------------------------------------------------------------------------------------------
+
+
+def until(subject: Subject, token: str, state: InstanceState) -> Instance:
+    assert subject.eventually(lambda: subject.listed()[token].state is state), subject.listed()
+    return subject.listed()[token]
+
+
+def test_all_nodes_of_a_replica_are_one_instance(subject: Subject) -> None:
+    order = subject.order(num_nodes=3)
+    launched = subject.cloud.launch(order)
+    running = until(subject, order.token, InstanceState.RUNNING)
+    assert subject.listed().keys() == {order.token}
+    assert (running.id, running.endpoint) == (launched.id, launched.endpoint)
+    assert subject.cloud.launch(order).id == launched.id
+
+
+@pytest.mark.parametrize("candidate", [SPOT, ON_DEMAND], ids=["spot", "on-demand"])
+def test_a_zone_with_room_for_some_of_the_nodes_has_no_room_and_none_is_left(
+    subject: Subject, candidate: Candidate
+) -> None:
+    offer = subject.offer(candidate)
+    subject.set_room(offer.zone, offer.capacity_type, 2)
+    with pytest.raises(CapacityError) as caught:
+        subject.cloud.launch(subject.order(1, offer=offer, num_nodes=3))
+    assert caught.value.zone == offer.zone
+    assert not subject.listed()
+    assert subject.cloud.launch(subject.order(2, offer=offer, num_nodes=2)).state in LIVE_STATES
+
+
+def test_every_node_takes_a_place_and_gives_it_back(subject: Subject) -> None:
+    offer = subject.offer(SPOT)
+    subject.set_room(offer.zone, offer.capacity_type, 3)
+    gang = subject.cloud.launch(subject.order(1, offer=offer, num_nodes=2))
+    subject.cloud.launch(subject.order(2, offer=offer))
+    with pytest.raises(CapacityError):
+        subject.cloud.launch(subject.order(3, offer=offer))
+    subject.cloud.terminate(gang)
+    until(subject, gang.token, InstanceState.TERMINATED)
+    assert subject.cloud.launch(subject.order(4, offer=offer, num_nodes=2)).state in LIVE_STATES
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["the head", "another node"])
+def test_a_replica_that_lost_a_node_is_broken_until_it_is_terminated(subject: Subject, rank: int) -> None:
+    gang = subject.cloud.launch(subject.order(num_nodes=2))
+    until(subject, gang.token, InstanceState.RUNNING)
+    subject.lose_node(gang.token, rank)
+    broken = until(subject, gang.token, InstanceState.BROKEN)
+    assert (broken.id, broken.message.partition(":")[0]) == (gang.id, f"node {rank} of 2 is gone")
+    assert not broken.state.is_gone
+    subject.cloud.terminate(broken)
+    assert subject.eventually(lambda: subject.listed()[gang.token].state.is_gone)
+
+
+def test_a_replica_that_lost_every_node_was_preempted(subject: Subject) -> None:
+    gang = subject.cloud.launch(subject.order(num_nodes=2))
+    for rank in (0, 1):
+        subject.lose_node(gang.token, rank)
+    until(subject, gang.token, InstanceState.PREEMPTED)
+
+
+def test_a_warning_to_any_node_is_one_to_the_replica(subject: Subject) -> None:
+    gang = subject.cloud.launch(subject.order(num_nodes=2))
+    subject.warn_node(gang.token, 1)
+    assert subject.eventually(lambda: subject.listed()[gang.token].preempt_at is not None)
+    assert subject.listed()[gang.token].state in LIVE_STATES
+
+
+def test_after_a_lost_answer_all_nodes_are_there(subject: Subject) -> None:
+    order = subject.order(num_nodes=2)
+    subject.lose_answer(order)
+    launched = subject.cloud.launch(order)
+    until(subject, order.token, InstanceState.RUNNING)
+    subject.cloud.terminate(launched)
+    assert subject.eventually(lambda: subject.listed()[order.token].state is InstanceState.TERMINATED)
+
+
 # --- offers -------------------------------------------------------------------------------------------------
 
 
@@ -361,6 +471,14 @@ def test_spot_is_never_dearer_than_on_demand(subject: Subject) -> None:
     for offer in subject.cloud.offers(Requirements((SPOT,))):
         assert offer.on_demand_usd_hour is not None
         assert offer.price_usd_hour <= offer.on_demand_usd_hour
+
+
+def test_an_offer_is_priced_for_all_nodes(subject: Subject) -> None:
+    one, three = (subject.cloud.offers(Requirements((SPOT,), num_nodes=count)) for count in (1, 3))
+    assert [offer.zone for offer in three] == [offer.zone for offer in one]
+    for of_three, of_one in zip(three, one, strict=True):
+        assert of_three.price_usd_hour == pytest.approx(3 * of_one.price_usd_hour)
+        assert of_three.on_demand_usd_hour == pytest.approx(3 * (of_one.on_demand_usd_hour or 0.0))
 
 
 def test_an_accelerator_is_offered_as_asked(subject: Subject) -> None:

@@ -123,5 +123,5 @@ def _namespaces() -> frozenset[str]:
 
 def _pins(home: Path) -> list[str]:
     """The namespaces that instances of this home ever had."""
-    records = home.glob("local/instances/*/record.json")
+    records = home.glob("local/instances/**/record.json")
     return [name for record in records if (name := json.loads(record.read_text())["namespace"])]

@@ -160,6 +160,21 @@ async def test_a_new_table_is_pushed_to_the_same_process(world: World, port: int
     assert [process.pid for process in world.agents()] == before
 
 
+async def test_the_load_is_told_over_the_window_that_is_ordered(world: World, port: int) -> None:
+    fleet = await world.fleet()
+    fleet.ensure({"chat": replace(world.order(TargetState.READY, port=port), window_s=1.0)})
+    await world.eventually(synced(fleet))
+    slow = [asyncio.create_task(world.get(port, "/slow")) for _ in range(2)]
+    await world.eventually(lambda: fleet.load("chat").ongoing > 1.9)
+    assert (fleet.load("chat").window_s, fleet.load("chat").in_flight) == (1.0, 2)
+    await world.eventually(lambda: fleet.load("chat").requests == 0)
+    world.release.set()
+    assert [await one for one in slow] == [200, 200]
+    await world.eventually(lambda: fleet.load("chat").ongoing < 0.1)
+    fleet.ensure({"chat": replace(world.order(TargetState.READY, port=port), window_s=5.0)})
+    await world.eventually(lambda: fleet.load("chat").window_s == 5.0)
+
+
 async def test_a_drained_target_is_empty_when_its_last_request_has_ended(world: World, port: int) -> None:
     fleet = await world.fleet()
     fleet.ensure({"chat": world.order(TargetState.READY, TargetState.UNHEALTHY, port=port)})

@@ -94,6 +94,22 @@ async def test_stats_count_demand_and_name_targets(w: World) -> None:
             assert response.status == 400
 
 
+async def test_stats_tell_how_many_were_ongoing_at_a_time(w: World) -> None:
+    agent = await w.agent()
+    await agent.push()  # no target: who comes is held
+    waiting = [asyncio.create_task(agent.text()) for _ in range(2)]
+
+    async def ongoing_is(number: float) -> bool:
+        stats = Stats.from_json(await agent.ask("GET", "/-/stats?window_s=1"))
+        assert 0.0 <= stats.ongoing < 2.01
+        return abs(stats.ongoing - number) < 0.01
+
+    await until(lambda: ongoing_is(2.0))
+    await agent.push((await w.target("a")).json)
+    assert [await one for one in waiting] == [(200, "a")] * 2
+    await until(lambda: ongoing_is(0.0))
+
+
 async def test_ready_means_a_target_is_there(w: World) -> None:
     agent = await w.agent()
     headers = {"Authorization": f"Bearer {TOKEN}"}

@@ -39,7 +39,7 @@ def eventually(holds: Callable[[], bool], what: str) -> None:
 def permitted() -> None:
     name = local_net.namespace_name("i-permit")
     try:
-        local_net.create_namespace(name, IPv4Network("10.213.0.0/16"))
+        local_net.create_namespaces([name], IPv4Network("10.213.0.0/16"))
     except local_net.NotPermittedError as error:
         pytest.skip(f"network namespaces are not permitted here: {error}")
     local_net.remove_namespace(name)

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from lb.wire import Table, TargetState
 from policies.model import (
+    AcceleratorQps,
     CapacityType,
     Goal,
     Memory,
     Offer,
+    PlacementGoal,
     Replica,
     ReplicaState,
     ScalingGoal,
@@ -75,7 +77,8 @@ def test_a_goal_says_what_row_and_spec_say() -> None:
     )
     assert goal_of(a_row(), spec) == Goal(
         version=3,
-        scaling=ScalingGoal(2, 7, 1.5, 3.0, 4.0, 1),
+        scaling=ScalingGoal(2, 7, 1.5, 3.0, 4.0),
+        placement=PlacementGoal(num_overprovision=1),
         same_replicas=frozenset({1}),
         update_mode=UpdateMode.BLUE_GREEN,
         max_surge=4,
@@ -226,6 +229,39 @@ def test_equal_tables_have_equal_revisions_and_others_do_not() -> None:
     ]
     assert len({table.revision for table in tables}) == len(tables) - 1
     assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize(
+    ("goal", "hold_s"),
+    [
+        pytest.param(Goal(3, ScalingGoal(0, 2, 1.0), initial_delay_s=900.0), 930.0, id="may sleep"),
+        pytest.param(Goal(3, ScalingGoal(1, 2, 1.0), initial_delay_s=900.0), 30.0, id="never sleeps"),
+        pytest.param(Goal(3, ScalingGoal(0, 2, 1.0), initial_delay_s=900.0, down=True), 0.0, id="goes down"),
+        pytest.param(Goal(3, ScalingGoal(0, 2, 1.0), initial_delay_s=1e7), 86_400.0, id="starts for months"),
+    ],
+)
+def test_whoever_wakes_a_service_is_held_for_as_long_as_a_start_may_take(goal: Goal, hold_s: float) -> None:
+    table = table_of("chat", SPEC, (), goal, {})
+    assert Table.from_json(table.to_json()).limits.hold_s == hold_s
+
+
+@pytest.mark.parametrize(
+    ("policy", "scaling"),
+    [
+        pytest.param(
+            ReplicaPolicy(1, 4, 1.0, (AcceleratorQps("L4", None, 1.0),)),
+            ScalingGoal(1, 4, 1.0, target_qps_by_accelerator=(AcceleratorQps("L4", None, 1.0),)),
+            id="rates of accelerators",
+        ),
+        pytest.param(
+            ReplicaPolicy(0, 4, target_ongoing_requests_per_replica=8.0),
+            ScalingGoal(0, 4, target_ongoing_per_replica=8.0),
+            id="a concurrency",
+        ),
+    ],
+)
+def test_a_goal_has_the_target_of_the_file(policy: ReplicaPolicy, scaling: ScalingGoal) -> None:
+    assert goal_of(a_row(), replace(SPEC, replica_policy=policy)).scaling == scaling
 
 
 def test_a_service_that_goes_down_holds_nobody() -> None:

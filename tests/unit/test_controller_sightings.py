@@ -57,6 +57,7 @@ TRUTH: dict[InstanceState | None, dict[ReplicaState, str]] = {
     I.RUNNING: {S.PROVISIONING: "Bootstrapped"},
     I.SETUP_FAILED: {S.PROVISIONING: "BootstrapFailed"},
     I.RUN_EXITED: dict.fromkeys(WITH_INSTANCE, "RunExited"),
+    I.BROKEN: dict.fromkeys(WITH_INSTANCE, "NodeLost"),
     I.STOPPING: dict.fromkeys(WITH_INSTANCE, "Preempted"),
     I.PREEMPTED: dict.fromkeys(WITH_INSTANCE, "Preempted"),
     I.TERMINATED: dict.fromkeys(WITH_INSTANCE, "Preempted"),

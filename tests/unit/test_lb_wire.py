@@ -38,7 +38,7 @@ tables = st.builds(
 counts = st.integers(0, 2**53)
 stats = st.builds(
     Stats, service=texts, region=texts, revision=texts, uptime_s=st.floats(0, 1e9), window_s=st.floats(0, 600),
-    requests=counts, in_flight=counts, queued=counts, rejected=counts,
+    requests=counts, in_flight=counts, queued=counts, rejected=counts, ongoing=st.floats(0, 1e9),
     targets=st.lists(st.builds(TargetStats, names, counts, counts, counts, st.booleans()), max_size=4).map(tuple),
 )  # fmt: skip
 
@@ -51,6 +51,12 @@ def test_a_table_survives_the_wire(table: Table) -> None:
 @given(stats)
 def test_stats_survive_the_wire(value: Stats) -> None:
     assert Stats.from_json(json.loads(json.dumps(value.to_json()))) == value
+
+
+def test_an_agent_of_an_earlier_version_tells_no_mean() -> None:
+    told = Stats("chat", "", "1", 1.0, 60.0, requests=9, in_flight=2, queued=3, rejected=0).to_json()
+    del told["ongoing"]
+    assert Stats.from_json(told).ongoing == 5.0
 
 
 json_values = st.recursive(

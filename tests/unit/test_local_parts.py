@@ -96,9 +96,8 @@ def test_no_port_is_found_when_all_are_promised() -> None:
 
 
 def test_a_namespace_is_a_list_of_commands() -> None:
-    commands = [
-        " ".join(command) for command in local_net.creation("skyserve-abc123", "10.0.0.1", "10.0.0.2")
-    ]
+    created = local_net.creation(["skyserve-abc123"], "10.0.0.1", ["10.0.0.2"], 30)
+    commands = [" ".join(command) for command in created]
     assert commands == [
         "ip netns add skyserve-abc123",
         "ip link add skyserve-abc123 type veth peer name eth0 netns skyserve-abc123",
@@ -111,6 +110,26 @@ def test_a_namespace_is_a_list_of_commands() -> None:
     ]
 
 
+def test_the_nodes_of_a_replica_are_plugged_into_a_bridge_in_the_namespace_of_the_head() -> None:
+    created = local_net.creation(["one", "two"], "10.0.0.1", ["10.0.0.2", "10.0.0.3"], 29)
+    commands = [" ".join(command) for command in created]
+    assert commands[:-8] == [
+        "ip netns add one",
+        "ip netns add two",
+        "ip link add one type veth peer name port0 netns one",
+        "ip address add 10.0.0.1/29 dev one",
+        "ip link set one up",
+        "ip -n one link add eth0 type bridge",
+        "ip -n one link add port1 type veth peer name eth0 netns two",
+        "ip -n one link set port0 master eth0 up",
+        "ip -n one link set port1 master eth0 up",
+    ]
+    assert [line for line in commands[-8:] if "address" in line] == [
+        "ip -n one address add 10.0.0.2/29 dev eth0",
+        "ip -n two address add 10.0.0.3/29 dev eth0",
+    ]
+
+
 def test_an_interface_name_fits() -> None:
     assert len(local_net.namespace_name("i-0123456789ab")) == 15
 
@@ -118,7 +137,7 @@ def test_an_interface_name_fits() -> None:
 def test_without_the_program_nothing_is_permitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(local_net.NotPermittedError):
-        local_net.create_namespace("skyserve-nobody", IPv4Network("10.213.0.0/16"))
+        local_net.create_namespaces(["skyserve-nobody"], IPv4Network("10.213.0.0/16"))
 
 
 # --- Processes ----------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from policies.model import (
     Launch,
     Launched,
     LaunchFailed,
+    NodeLost,
     Offer,
     Preempted,
     PreemptionNotice,
@@ -52,6 +53,7 @@ CAUSES: dict[type, Event | Drain | Terminate] = {
     GaveUp: GaveUp(7, EndReason.START_TIMEOUT, "too late"),
     PreemptionNotice: PreemptionNotice(7, NOW + 30.0),
     Preempted: Preempted(7, message="taken"),
+    NodeLost: NodeLost(7, "node 1 of 2 is gone"),
     Drained: Drained(7),
     Terminated: Terminated(7),
     Drain: Drain(7, EndReason.SCALED_DOWN, "too many", NOW + 120.0),
@@ -74,6 +76,8 @@ GaveUp            TERMINATING>TERMINATING
 PreemptionNotice  PROVISIONING>TERMINATING STARTING>TERMINATING READY>DRAINING NOT_READY>DRAINING
 PreemptionNotice  DRAINING>DRAINING TERMINATING>TERMINATING
 Preempted         PROVISIONING>GONE STARTING>GONE READY>GONE NOT_READY>GONE DRAINING>GONE TERMINATING>GONE
+NodeLost          PROVISIONING>TERMINATING STARTING>TERMINATING READY>TERMINATING NOT_READY>TERMINATING
+NodeLost          DRAINING>TERMINATING TERMINATING>TERMINATING
 Drained           DRAINING>TERMINATING TERMINATING>TERMINATING
 Terminated        TERMINATING>GONE
 Drain             READY>DRAINING NOT_READY>DRAINING
@@ -196,6 +200,21 @@ def test_a_failed_launch_ends_for_its_reason(kind: FailureKind, reason: EndReaso
 
 def test_a_lost_instance_is_not_a_preempted_one() -> None:
     assert apply(a_replica(S.READY), Preempted(7, lost=True), NOW, 120.0).end_reason is EndReason.LOST
+
+
+@pytest.mark.parametrize(
+    ("capacity_type", "reason"),
+    [(CapacityType.SPOT, EndReason.PREEMPTED), (CapacityType.ON_DEMAND, EndReason.LOST)],
+    ids=["spot", "on demand"],
+)
+@pytest.mark.parametrize("state", [S.PROVISIONING, S.STARTING, S.READY, S.NOT_READY, S.DRAINING])
+def test_a_lost_node_ends_the_replica_and_what_is_left_of_it(
+    state: ReplicaState, capacity_type: CapacityType, reason: EndReason
+) -> None:
+    gang = a_replica(state, offer=replace(OFFER, capacity_type=capacity_type))
+    after = apply(gang, NodeLost(7, "node 1 of 2 is gone"), NOW, 120.0)
+    assert (after.state, after.end_reason) == (S.TERMINATING, reason)
+    assert (after.message, after.ended_at) == ("node 1 of 2 is gone", None)
 
 
 def test_launched_remembers_the_instance_and_when_its_price_begins_even_while_terminating() -> None:

@@ -1,4 +1,4 @@
-"""Static placement: where replicas go, what keeps them away, and for how long."""
+"""Plain spreading, and the memory of refusals all placers share: where replicas go, what keeps them away, how long."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from policies.model import (
     Event,
     FailureKind,
     GaveUp,
-    Goal,
     LaunchFailed,
-    Observation,
+    NodeLost,
     Offer,
+    PlacementGoal,
     Preempted,
     PreemptionNotice,
     ProbeFailed,
@@ -26,14 +26,15 @@ from policies.model import (
     Replica,
     ReplicaState,
     RunExited,
-    ScalingGoal,
     Zone,
 )
-from policies.placement.static import FORGET_AFTER_S, Static, next_opening
+from policies.placement import blocks, fleet
+from policies.placement.base import Decision, View
+from policies.placement.blocks import FORGET_AFTER_S
+from policies.placement.static import Static
 
 S = ReplicaState
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
-GOAL = Goal(1, ScalingGoal())
 
 
 def offer(zone: str, price: float, capacity_type: CapacityType = SPOT) -> Offer:
@@ -54,16 +55,28 @@ def replica(replica_id: int, where: Offer, state: ReplicaState = S.READY, **more
     return replace(Replica(replica_id, 1, where, state, 0.0, 0.0), **more)
 
 
-def place(
-    count: int,
+def decide(
+    wanted: int,
     memory: Any = None,
     *,
     live: tuple[Replica, ...] = (),
+    others: tuple[Replica, ...] = (),
     offers: tuple[Offer, ...] = OFFERS,
     now: float = 0.0,
-) -> list[str]:
-    places, _ = Static().place(count, Observation(now, GOAL, live, offers), memory or {})
-    return [place.offer.zone.name for place in places]
+    extra: int = 0,
+    limit: int = 99,
+) -> Decision:
+    goal = PlacementGoal(num_overprovision=extra)
+    return Static().decide(View(now, wanted, goal, live, others, offers, limit), memory or {})
+
+
+def place(more: int, memory: Any = None, *, live: tuple[Replica, ...] = (), **view: Any) -> list[str]:
+    """Where so many more than those that live would go."""
+    return [place.offer.zone.name for place in decide(len(live) + more, memory, live=live, **view).launches]
+
+
+def next_opening(offers: tuple[Offer, ...], memory: Any, now: float) -> float | None:
+    return blocks.next_opening(offers, memory.get("blocks", {}), now)
 
 
 def learn(*events: Event, memory: Any = None, now: float = 0.0, before: Replica | None = None) -> Any:
@@ -82,10 +95,6 @@ NO_ROOM = LaunchFailed(1, FailureKind.CAPACITY)
         ),
         pytest.param((replica(1, A1),), ["b1", "u1", "a2", "b1"], id="a zone that has one comes last"),
         pytest.param((replica(1, A1, S.REQUESTED),), ["b1", "u1", "a2", "b1"], id="one on its way counts"),
-        pytest.param(
-            (replica(1, A1, S.DRAINING),), ["a1", "b1", "u1", "a2"], id="one on its way out does not"
-        ),
-        pytest.param((replica(1, A1, S.TERMINATING),), ["a1", "b1", "u1", "a2"], id="nor one that ends"),
     ],
 )
 def test_spread_over_zones_then_regions_then_by_price(live: tuple[Replica, ...], zones: list[str]) -> None:
@@ -94,6 +103,30 @@ def test_spread_over_zones_then_regions_then_by_price(live: tuple[Replica, ...],
 
 def test_ten_replicas_over_four_zones_differ_by_one_at_most() -> None:
     assert sorted(Counter(place(10)).values()) == [2, 2, 3, 3]
+
+
+def test_replicas_of_another_version_occupy_their_zones() -> None:
+    assert place(4, others=(replica(1, A1),)) == ["b1", "u1", "a2", "b1"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "extra", "limit", "launches", "target"),
+    [
+        pytest.param(3, 0, 99, 3, 3, id="as many as wanted"),
+        pytest.param(3, 2, 99, 5, 5, id="and some more"),
+        pytest.param(0, 2, 99, 0, 0, id="but none beside nothing"),
+        pytest.param(3, 0, 2, 2, 3, id="as many as allowed"),
+        pytest.param(3, 0, 0, 0, 3, id="none allowed"),
+    ],
+)
+def test_how_many(wanted: int, extra: int, limit: int, launches: int, target: int) -> None:
+    decided = decide(wanted, extra=extra, limit=limit)
+    assert (len(decided.launches), decided.target) == (launches, target)
+
+
+def test_the_surplus_ends() -> None:
+    live = (replica(1, A1), replica(2, B1), replica(3, B1, S.STARTING), replica(4, B1))
+    assert [end.replica_id for end in decide(2, live=live).ends] == [3, 4]
 
 
 def test_the_order_of_offers_is_the_preference() -> None:
@@ -106,9 +139,9 @@ def test_nothing_is_placed_without_offers_or_without_need() -> None:
 
 
 def test_every_place_says_why() -> None:
-    places, _ = Static().place(2, Observation(0.0, GOAL, (), (A1,)), {})
-    assert places[0].why == "no replica there yet"
-    assert "1 there" in places[1].why
+    first, second = decide(2, offers=(A1,)).launches
+    assert first.why == "no replica there yet"
+    assert "1 there" in second.why
 
 
 @pytest.mark.parametrize(
@@ -117,6 +150,7 @@ def test_every_place_says_why() -> None:
         pytest.param(NO_ROOM, ["a2", "b1", "u1"], id="no room: the zone"),
         pytest.param(Preempted(1), ["a2", "b1", "u1"], id="preempted: the zone"),
         pytest.param(PreemptionNotice(1, 30.0), ["a2", "b1", "u1"], id="a notice: the zone"),
+        pytest.param(NodeLost(1), ["a2", "b1", "u1"], id="one node of several: the zone"),
         pytest.param(LaunchFailed(1, FailureKind.QUOTA), ["b1", "u1", "b1"], id="quota: the region"),
         pytest.param(
             GaveUp(1, EndReason.CLOUD_ERROR), ["b1", "u1", "b1"], id="errors to the last try: the region"
@@ -137,8 +171,7 @@ def test_what_an_event_keeps_new_replicas_away_from(event: Event, zones: list[st
 
 def test_a_block_is_for_the_capacity_type_it_was_met_in() -> None:
     offers = (A1, offer("c/a/a1", 1.0, ON_DEMAND))
-    places, _ = Static().place(1, Observation(0.0, GOAL, (), offers), learn(NO_ROOM))
-    assert [place.offer.capacity_type for place in places] == [ON_DEMAND]
+    assert [p.offer.capacity_type for p in decide(1, learn(NO_ROOM), offers=offers).launches] == [ON_DEMAND]
 
 
 def test_losing_an_on_demand_instance_teaches_nothing() -> None:
@@ -209,9 +242,88 @@ def test_failures_of_long_ago_are_forgotten() -> None:
     ("offers", "opens_at"),
     [
         pytest.param((), None, id="no offer"),
-        pytest.param((A1, B1), None, id="one is open"),
+        pytest.param((B1,), None, id="none is blocked"),
+        pytest.param((A1, B1), 10.0, id="of those that are blocked, the first"),
         pytest.param((A1,), 10.0, id="the only one is blocked"),
     ],
 )
 def test_next_opening(offers: tuple[Offer, ...], opens_at: float | None) -> None:
     assert next_opening(offers, learn(NO_ROOM), 0.0) == opens_at
+
+
+# --- when to look again, and what to say ----------------------------------------------------------------------
+
+A1_BLOCKED = learn(NO_ROOM)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "offers", "now", "wake_at"),
+    [
+        pytest.param(1, (A1,), 0.0, 10.0, id="something is missing and all is blocked"),
+        pytest.param(1, (A1, B1), 0.0, None, id="it could be placed"),
+        pytest.param(0, (A1,), 0.0, None, id="nothing is missing"),
+        pytest.param(1, (A1,), 10.0, None, id="the wait is over"),
+    ],
+)
+def test_it_wakes_when_a_zone_opens(
+    wanted: int, offers: tuple[Offer, ...], now: float, wake_at: float | None
+) -> None:
+    assert decide(wanted, A1_BLOCKED, offers=offers, now=now).wake_at == wake_at
+
+
+@pytest.mark.parametrize(
+    ("live", "offers", "now", "said"),
+    [
+        pytest.param((), (A1,), 0.0, True, id="all zones wait"),
+        pytest.param(
+            (replica(1, A1, S.REQUESTED),), (A1,), 20.0, True, id="still true while one is asked again"
+        ),
+        pytest.param((), (A1, B1), 0.0, False, id="one has not refused"),
+        pytest.param((replica(1, A1),), (A1,), 0.0, False, id="nothing is missing"),
+    ],
+)
+def test_the_note_stands_while_no_zone_has_room(
+    live: tuple[Replica, ...], offers: tuple[Offer, ...], now: float, said: bool
+) -> None:
+    """A note that comes and goes with every attempt would fill the story."""
+    assert bool(decide(1, A1_BLOCKED, live=live, offers=offers, now=now).notes) is said
+
+
+# --- what placers count ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "since", "counts", "grace_ends_at"),
+    [
+        pytest.param(S.READY, 0.0, 1, None, id="ready"),
+        pytest.param(S.NOT_READY, 90.0, 1, 120.0, id="just not ready"),
+        pytest.param(S.NOT_READY, 70.0, 0, None, id="not ready for long"),
+        pytest.param(S.STARTING, 90.0, 0, None, id="starting"),
+    ],
+)
+def test_who_serves(state: S, since: float, counts: int, grace_ends_at: float | None) -> None:
+    one = (replica(1, A1, state, since=since),)
+    assert fleet.ready(one, 100.0) == counts
+    assert fleet.grace_ends_at(one, 100.0) == grace_ends_at
+
+
+@pytest.mark.parametrize(
+    ("live", "keep", "ended"),
+    [
+        pytest.param([(A1, S.READY), (B1, S.READY)], 2, [], id="nobody"),
+        pytest.param(
+            [(A1, S.READY), (B1, S.STARTING), (X1, S.REQUESTED)], 1, [3, 2], id="the least far first"
+        ),
+        pytest.param([(A1, S.READY), (A1, S.READY), (B1, S.READY)], 2, [2], id="from the fullest zone"),
+        pytest.param([(A1, S.READY), (B1, S.READY)], 1, [2], id="the youngest"),
+        pytest.param([(A1, S.READY)], -1, [1], id="never more than there are"),
+    ],
+)
+def test_who_is_let_go(live: list[tuple[Offer, S]], keep: int, ended: list[int]) -> None:
+    replicas = [replica(i, where, state) for i, (where, state) in enumerate(live, 1)]
+    assert [end.replica_id for end in fleet.ends(replicas, keep, "why")] == ended
+
+
+def test_a_replica_that_is_lost_twice_in_one_moment_is_one_loss() -> None:
+    events = [PreemptionNotice(1, 30.0), Preempted(1), NodeLost(1)]
+    assert [lost.id for lost in blocks.losses(events, {1: replica(1, A1)})] == [1]

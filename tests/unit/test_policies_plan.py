@@ -22,6 +22,7 @@ from policies.model import (
     Memory,
     Observation,
     Offer,
+    PlacementGoal,
     Plan,
     ProbePassed,
     Replica,
@@ -92,8 +93,8 @@ def test_from_nothing_to_the_size_with_ids_that_go_on() -> None:
 
 
 def test_over_provisioning_comes_on_top_but_not_of_nothing() -> None:
-    assert a_plan(replace(a_goal(), scaling=ScalingGoal(2, 2, num_overprovision=2))).target == 4
-    assert a_plan(replace(a_goal(), scaling=ScalingGoal(0, 0, num_overprovision=2))).target == 0
+    assert a_plan(a_goal(2, placement=PlacementGoal(num_overprovision=2))).target == 4
+    assert a_plan(a_goal(0, placement=PlacementGoal(num_overprovision=2))).target == 0
 
 
 def test_what_is_missing_is_placed() -> None:
@@ -239,7 +240,8 @@ fleets = st.lists(st.tuples(states, st.integers(1, 3), st.integers(-50, 150)), m
 sizes = st.integers(0, 6).flatmap(lambda low: st.tuples(st.just(low), st.integers(low, 9)))
 goals = st.builds(
     lambda bounds, qps, over, **rest: Goal(
-        scaling=ScalingGoal(*bounds, target_qps_per_replica=qps, num_overprovision=over, upscale_delay_s=0.0),
+        scaling=ScalingGoal(*bounds, target_qps_per_replica=qps, upscale_delay_s=0.0),
+        placement=PlacementGoal(num_overprovision=over),
         **rest,
     ),
     bounds=sizes,
@@ -325,10 +327,13 @@ def test_a_plan_is_well_formed(situation: Observation, memory: Memory) -> None:
 def test_no_update_takes_ready_replicas_below_what_the_goal_allows(
     situation: Observation, memory: Memory
 ) -> None:
-    """Where enough are ready, a rolling plan leaves at least target - max_unavailable of them."""
+    """Where enough are ready, a rolling plan leaves at least target - max_unavailable of them; where no more can be
+    had now, at least those that carry the load."""
     goal = replace(situation.goal, down=False, killed=frozenset(), update_mode=UpdateMode.ROLLING)
     situation = replace(situation, goal=goal)
     decided = plan(situation, memory, policies_for(goal))
     ready = {r.id for r in situation.replicas if r.state is S.READY}
     left = ready - {action.replica_id for action in decided.actions}
-    assert len(left) >= min(len(ready), decided.target - goal.max_unavailable)
+    launches = any(isinstance(action, Launch) for action in decided.actions)
+    least = decided.target - goal.max_unavailable if launches else decided.wanted - goal.max_unavailable
+    assert len(left) >= min(len(ready), least)

@@ -119,7 +119,7 @@ def test_a_failed_version_that_works_after_all_has_not_failed() -> None:
     memory = learn(ProbePassed(1), memory=learn(*[FAILURE] * 3))
     assert not rollout.has_failed(V2, memory)
     assert memory["good"] == 2
-    assert rollout.may_launch(V2, memory, 0.0) is None
+    assert rollout.may_launch(V2, memory, 0.0) == ("", None)
 
 
 def test_a_version_with_identical_replicas_works_because_they_do() -> None:
@@ -134,16 +134,16 @@ def test_waits_double_and_end_with_a_ready_replica_or_an_update() -> None:
         memory = learn(FAILURE, memory=memory, now=100.0)
         waits.append(memory["retry_at"] - 100.0)
     assert waits == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0]
-    assert rollout.may_launch(V2, memory, 399.9) is not None
-    assert rollout.may_launch(V2, memory, 400.0) is None
-    assert rollout.may_launch(replace(V2, version=3), memory, 100.0) is None
+    assert rollout.may_launch(V2, memory, 399.9)[1] == 400.0
+    assert rollout.may_launch(V2, memory, 400.0) == ("", None)
+    assert rollout.may_launch(replace(V2, version=3), memory, 100.0) == ("", None)
     assert learn(ProbePassed(1), memory=memory, now=100.0) == {"good": 2}
 
 
 def test_nothing_is_launched_when_nothing_ever_worked() -> None:
     memory = learn(HOPELESS)
-    assert "version 2 has failed" in (rollout.may_launch(V2, memory, 1e9) or "")
-    assert rollout.may_launch(replace(V2, version=3), memory, 0.0) is None
+    assert "version 2 has failed" in rollout.may_launch(V2, memory, 1e9)[0]
+    assert rollout.may_launch(replace(V2, version=3), memory, 0.0) == ("", None)
 
 
 # --- how one replaces another ----------------------------------------------------------------------------------
@@ -167,19 +167,21 @@ def test_split(goal: Goal, memory: dict[str, Any], new: list[int], old: list[int
 @pytest.mark.parametrize(
     ("goal", "new", "old", "allowed"),
     [
-        pytest.param(V2, "", "", 3, id="nothing there: all"),
+        pytest.param(V2, "", "", rollout.NO_LIMIT, id="nothing old: all that are missing"),
         pytest.param(V2, "", "RRR", 1, id="rolling: one more than the target"),
         pytest.param(V2, "S", "RRR", 0, id="rolling: the surge is used up"),
         pytest.param(V2, "R", "RR", 1, id="rolling: the next one"),
         pytest.param(V2, "", "R", 3, id="rolling: an old fleet that has shrunk leaves room"),
+        pytest.param(V2, "RR", "RRRR", 0, id="rolling: an old fleet above its size, as in a fallback"),
         pytest.param(replace(V2, max_surge=3), "", "RRR", 3, id="rolling: as the surge allows"),
         pytest.param(replace(V2, max_surge=0, max_unavailable=1), "", "RR", 1, id="no surge: in the gap"),
-        pytest.param(V2, "RRRR", "", -1, id="too many"),
-        pytest.param(BLUE_GREEN, "", "RRR", 3, id="blue-green: the whole fleet beside the old"),
+        pytest.param(
+            BLUE_GREEN, "", "RRR", rollout.NO_LIMIT, id="blue-green: the whole fleet beside the old"
+        ),
     ],
 )
-def test_launches_allowed(goal: Goal, new: str, old: str, allowed: int) -> None:
-    assert rollout.launches_allowed(3, fleet(v2=new), fleet(v1=old), goal) == allowed
+def test_launch_limit(goal: Goal, new: str, old: str, allowed: int) -> None:
+    assert rollout.launch_limit(3, fleet(v2=new), fleet(v1=old), goal) == allowed
 
 
 @pytest.mark.parametrize(
@@ -244,9 +246,24 @@ def test_a_blue_green_fleet_that_is_overtaken_never_serves_and_goes_at_once() ->
     ],
 )
 def test_the_version_that_serves(goal: Goal, new: str, old: str, serving: int) -> None:
-    after = rollout.settle(2, fleet(v2=new), fleet(v1=old), goal, {"serving": 1})
+    complete = rollout.is_complete(2, fleet(v2=new))
+    after = rollout.settle(complete, fleet(v1=old), goal, {"serving": 1})
     assert after == {"serving": serving}
 
 
 def test_a_replica_without_an_endpoint_is_in_no_table() -> None:
     assert rollout.serving([replace(replica(1, 2), endpoint=None)], V2, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("new", "complete", "enough"),
+    [
+        pytest.param("RRS", False, False, id="the load is carried, but one more is on its way"),
+        pytest.param("RR", False, True, id="the load is carried and no more is on its way"),
+        pytest.param("RRR", True, True, id="complete"),
+        pytest.param("R", False, False, id="not enough"),
+    ],
+)
+def test_when_a_new_fleet_can_do_without_the_old(new: str, complete: bool, enough: bool) -> None:
+    """Two are wanted, and one more kept for preemptions."""
+    assert (rollout.is_complete(3, fleet(v2=new)), rollout.is_enough(2, fleet(v2=new))) == (complete, enough)

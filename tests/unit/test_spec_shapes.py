@@ -243,6 +243,29 @@ def test_a_target_for_each_accelerator() -> None:
     assert spec.replica_policy.target_qps_per_replica == 1.5
 
 
+def test_concurrency_may_be_the_target() -> None:
+    policy = spec_of(
+        """
+        service:
+          replica_policy:
+            {min_replicas: 0, max_replicas: 4, target_ongoing_requests_per_replica: 7.5, load_window_seconds: 20}
+        """
+    ).replica_policy
+    assert (policy.target_ongoing_requests_per_replica, policy.target_qps_per_replica) == (7.5, None)
+    assert (policy.load_window_s, policy.autoscaling) == (20.0, True)
+
+
+@pytest.mark.parametrize(
+    "key", ["target_qps_per_replica", "target_ongoing_requests_per_replica"], ids=["rate", "concurrency"]
+)
+def test_a_target_of_a_fixed_size_is_pointed_out(key: str) -> None:
+    (warning,) = load_text(f"service: {{replica_policy: {{min_replicas: 2, {key}: 3}}}}\nrun: x").warnings
+    assert (warning.path, "the size is fixed at 2" in warning.message) == (
+        f"service.replica_policy.{key}",
+        True,
+    )
+
+
 TARGETS = {
     "every accelerator has one": ("{H100: 3, L4: 1}", []),
     "with and without a count": ('{"H100:1": 3, H100: 2, L4: 1}', []),
@@ -265,7 +288,7 @@ def test_targets_that_do_not_match_the_accelerators_are_pointed_out(targets: str
         """
     )
     path = "service.replica_policy.target_qps_per_replica"
-    about = [w.message for w in loaded.warnings if w.path == path and "not acted on" not in w.message]
+    about = [w.message for w in loaded.warnings if w.path == path]
     assert [piece in message for piece, message in zip(said, about, strict=True)] == [True] * len(said)
 
 
@@ -461,13 +484,11 @@ NOT_ACTED_ON = {
     "inputs: {a: 1}": "inputs",
     "outputs: {a: 1}": "outputs",
     "managed_secrets: [A]": "managed_secrets",
-    "num_nodes: 2": "num_nodes",
     "file_mounts: {/a: b}": "file_mounts",
     "workdir: {url: 'https://example.com'}": "workdir",
     "resources: {labels: {a: b}}": "resources.labels",
     "resources: {autostop: 5}": "resources.autostop",
     "resources: {any_of: [{}, {memory: 16+}]}": "resources.any_of[1].memory",
-    "service: {replica_policy: {spot_placer: dynamic_fallback}}": "service.replica_policy.spot_placer",
 }
 
 
@@ -488,7 +509,7 @@ def test_a_file_that_is_acted_on_whole_gives_no_warning() -> None:
           load_balancing_policy: round_robin
           tls: {keyfile: k, certfile: c}
         resources: {infra: local, accelerators: L4, ports: 8080, use_spot: true}
-        num_nodes: 1
+        num_nodes: 2
         workdir: .
         envs: {A: b}
         secrets: {B: c}

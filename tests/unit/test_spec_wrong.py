@@ -84,6 +84,26 @@ WRONG = {
         "service.replica_policy.target_qps_per_replica.L4",
         "above 0",
     ),
+    "two targets": (
+        policy("target_qps_per_replica: 2, target_ongoing_requests_per_replica: 8"),
+        "service.replica_policy.target_ongoing_requests_per_replica",
+        "cannot stand next to target_qps_per_replica: choose one of the two (got 8)",
+    ),
+    "a concurrency of 0": (
+        policy("target_ongoing_requests_per_replica: 0"),
+        "service.replica_policy.target_ongoing_requests_per_replica",
+        "above 0 (got 0)",
+    ),
+    "no time to look at": (
+        policy("load_window_seconds: 0"),
+        "service.replica_policy.load_window_seconds",
+        "at least 1 (got 0)",
+    ),
+    "more time to look at than is remembered": (
+        policy("load_window_seconds: 601"),
+        "service.replica_policy.load_window_seconds",
+        "at most 600 (got 601)",
+    ),
     "instance-aware balancing with one target": (
         "service: {load_balancing_policy: instance_aware_least_load, replica_policy: {target_qps_per_replica: 1}}",
         "service.replica_policy.target_qps_per_replica",

@@ -1,0 +1,162 @@
+"""What placers count, and whom they let go first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from policies.model import CapacityType, Json, Offer, Replica, ReplicaState, Zone
+from policies.placement import blocks
+from policies.placement.base import End, Place, View
+from policies.placement.blocks import is_spot
+
+FLAP_GRACE_S = 30.0
+#: Prices that differ by less than this fraction are the same price: a cent is no reason to crowd a zone.
+EQUAL_COST = 0.05
+
+_WORDS = {CapacityType.SPOT: "on spot", CapacityType.ON_DEMAND: "on demand"}
+
+_ENDING_ORDER = {
+    ReplicaState.REQUESTED: 0,
+    ReplicaState.PROVISIONING: 1,
+    ReplicaState.STARTING: 2,
+    ReplicaState.NOT_READY: 3,
+    ReplicaState.READY: 4,
+}
+
+
+def spot(replicas: Iterable[Replica]) -> list[Replica]:
+    return [replica for replica in replicas if is_spot(replica.offer)]
+
+
+def on_demand(replicas: Iterable[Replica]) -> list[Replica]:
+    return [replica for replica in replicas if not is_spot(replica.offer)]
+
+
+def ready(replicas: Iterable[Replica], now: float) -> int:
+    """How many serve. One probe that failed buys no GPU: a replica that has just become NOT_READY still counts."""
+    return sum(
+        r.state is ReplicaState.READY or (r.state is ReplicaState.NOT_READY and now - r.since < FLAP_GRACE_S)
+        for r in replicas
+    )
+
+
+def grace_ends_at(replicas: Iterable[Replica], now: float) -> float | None:
+    """When the first replica that only counts as ready by grace stops doing so."""
+    ends = [r.since + FLAP_GRACE_S for r in replicas if r.state is ReplicaState.NOT_READY]
+    return min((at for at in ends if at > now), default=None)
+
+
+def ends(replicas: Sequence[Replica], keep: int, why: str) -> list[End]:
+    """The replicas beyond `keep`: first those that do not serve yet, then the oldest version, then from the zone
+    that holds most, then the youngest."""
+    count = len(replicas) - max(0, keep)
+    if count <= 0:
+        return []
+    in_zone = Counter(replica.zone for replica in replicas)
+    left = list(replicas)
+    chosen = []
+    for _ in range(count):
+        last = min(left, key=lambda r: (_ENDING_ORDER[r.state], r.version, -in_zone[r.zone], -r.id))
+        left.remove(last)
+        in_zone[last.zone] -= 1
+        chosen.append(End(last.id, why))
+    return chosen
+
+
+class Share(NamedTuple):
+    """The part of the fleet that is of one capacity type: what should be, what is, and what can be had.
+
+    Nothing is on offer to a share that is complete: `offers`, and the `usable` of them that may be asked now, are
+    only looked up for one that is not. `opens_at` is when the first may be asked where none may be now.
+    """
+
+    kind: CapacityType
+    wanted: int
+    replicas: Sequence[Replica]
+    offers: Sequence[Offer] = ()
+    usable: Sequence[Offer] = ()
+    opens_at: float | None = None
+    refused: bool = False
+
+    @staticmethod
+    def of(view: View, kind: CapacityType, wanted: int, closed: Json) -> Share:
+        """`closed` are the blocks."""
+        replicas = [replica for replica in view.replicas if replica.offer.capacity_type is kind]
+        if wanted <= sum(replica.state is not ReplicaState.REQUESTED for replica in replicas):
+            return Share(kind, wanted, replicas)
+        offers = [offer for offer in view.offers if offer.capacity_type is kind]
+        usable = blocks.open_offers(offers, closed, view.now)
+        waits = not usable and wanted > len(replicas)
+        opens_at = blocks.next_opening(offers, closed, view.now) if waits else None
+        return Share(kind, wanted, replicas, offers, usable, opens_at, blocks.all_refused(offers, closed))
+
+    @property
+    def missing(self) -> int:
+        """Negative: so many too many."""
+        return self.wanted - len(self.replicas)
+
+    def ends(self, why: str) -> list[End]:
+        return ends(self.replicas, self.wanted, why)
+
+    def note(self) -> tuple[str, ...]:
+        """The sentence for the user while nothing can be had. It stands until a zone takes a replica, and does not
+        come and go with every attempt."""
+        short = self.wanted - sum(r.state is not ReplicaState.REQUESTED for r in self.replicas)
+        if short <= 0 or not self.refused:
+            return ()
+        problem = "every zone refused when last asked" if self.offers else "nothing on offer fits"
+        return (f"{short} more {_WORDS[self.kind]} wanted, but {problem}",)
+
+
+def earliest(*instants: float | None) -> float | None:
+    return min((at for at in instants if at is not None), default=None)
+
+
+def cheapest(offers: Sequence[Offer], margin: float = EQUAL_COST) -> list[Offer]:
+    """The offers of the least price, or within `margin` (a fraction) of it: they cost the same."""
+    limit = min((offer.price_usd_hour for offer in offers), default=0.0) * (1.0 + margin)
+    return [offer for offer in offers if offer.price_usd_hour <= limit]
+
+
+class Spread:
+    """Fills zones evenly: the zone with the fewest replicas, then (`by_region`) the region with the fewest, then
+    the better offer."""
+
+    def __init__(self, replicas: Iterable[Replica], *, by_region: bool = True) -> None:
+        self.by_region = by_region
+        self.in_zone: Counter[Zone] = Counter()
+        self.in_region: Counter[tuple[str, str]] = Counter()
+        for replica in replicas:
+            self._count(replica.zone)
+
+    def take(self, offers: Sequence[Offer], why: str = "") -> Place:
+        """The next place among `offers`, which must not be empty; it is counted at once."""
+        return self.put(min(offers, key=lambda offer: self.crowd(offer.zone)), why)  # the first of equals
+
+    def put(self, offer: Offer, why: str = "") -> Place:
+        """A place decided by somebody else, counted."""
+        there = self.in_zone[offer.zone]
+        self._count(offer.zone)
+        return Place(
+            offer, why or ("no replica there yet" if there == 0 else f"{there} there, no zone has fewer")
+        )
+
+    def crowd(self, zone: Zone) -> tuple[int, int]:
+        """How many are in the zone, and in its region."""
+        return self.in_zone[zone], self.in_region[zone.cloud, zone.region] if self.by_region else 0
+
+    def _count(self, zone: Zone) -> None:
+        self.in_zone[zone] += 1
+        self.in_region[zone.cloud, zone.region] += 1
+
+
+def on_demand_places(share: Share, view: View, why: str) -> list[Place]:
+    """Where the missing on-demand replicas go: where they are cheapest, and evenly over what costs the same."""
+    count = min(share.missing, view.limit) if share.usable else 0
+    if count <= 0:
+        return []
+    band = cheapest(share.usable)
+    spread = Spread(on_demand((*view.replicas, *view.others)))
+    return [spread.take(band, why) for _ in range(count)]

@@ -1,0 +1,319 @@
+"""RiskHedge: how many spot replicas, in which zones, and how many on demand, for an availability target.
+
+SpotHedge (SkyServe, section 3; see `spothedge`) keeps a fixed number of spot replicas too many, and an on-demand one
+for each that is missing. Here every replica must be worth its price. With n_z spot replicas in zone z and o on demand
+the fleet costs, per hour,
+
+    sum(price_z * n_z) + price_od * o + mu * P(fewer than N_tar are ready one cold start from now)
+
+1.  The rate at which a zone loses replicas comes from what it did (`risk_market`): it falls with the time since its
+    last loss, as 1 / (0.7 h + age), and is higher while other zones of its region are empty. The chance of a
+    shortfall is exact for the whole fleet, with zones of a region also failing together (`risk_odds`).
+2.  On demand: the o of the least cost beside the spot replicas that were accepted, at the rates of this moment. Spot
+    replicas that are starting count, since a new on-demand one would not be ready sooner; one that will is kept.
+3.  On spot: the cheapest fleet among the near ones, at the rates of the next two hours (`risk_search`). A zone that
+    had no room when last asked gets one replica on trial.
+4.  A zone without room is asked again when its outage has lasted 30 % longer, after 2 min to 1 h.
+5.  mu, what an hour below N_tar is worth, is steered: mu = 0.1 * price_od * N_tar / (1 - target) * e^b, where b is by
+    how much the error budget is overdrawn, in units of what the target allows in 72 hours, within +-2.5.
+
+SpotHedge is the better choice where the number of replicas must be known beforehand (a quota), where the extra ones
+are wanted for their throughput, for fleets that live for a few hours, about which nothing is learned in time, and
+where a cloud takes minutes to say no: RiskHedge hears the answers of the zones it asked before it asks others.
+
+Memory: that of `risk_market`, "blocks" (see `blocks`; here none for lack of capacity), and the error budget
+{"budget": {"spent": b, "at": instant of b, "rate": its growth per second, "met": wanted replicas that were reached}}.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from policies.model import CapacityType, Event, Json, Offer, Replica, ReplicaState, Zone
+from policies.placement import blocks, fleet, risk_market, risk_search
+from policies.placement.base import Decision, End, Place, View
+from policies.placement.blocks import is_spot
+from policies.placement.risk_market import HELD, HOUR_S, Market
+from policies.placement.risk_odds import Fleet, Hedge, Odds, Terms, best_hedge, chance
+from policies.placement.risk_search import Site
+
+AVAILABILITY_TARGET = 0.995
+#: At the target, shortfalls cost as much as this share of the fleet on demand.
+PENALTY_SHARE = 0.1
+BUDGET_S = 72 * HOUR_S
+MOST_OVERDRAWN = 2.5
+
+HORIZON_H = 2.0
+DETECTION_S = 30.0
+MOST_EXTRA = 4  # spot replicas beyond the wanted number
+MARGIN = 0.1  # what a change must save, as a share of the price of a spot replica
+MOVE_MARGIN = 0.2
+ANSWER_S = 60.0  # so long an answer is waited for before other zones are asked
+LOOK_AGAIN_S = 300.0
+USUAL_RATIO = 3.0  # of on-demand to spot prices, where no on-demand price is known
+
+_SURELY = 1e-5  # unavailability below which a target is the same as none
+
+
+@dataclass(frozen=True, slots=True)
+class RiskHedge:
+    """The policy; see the top of this file."""
+
+    def learn(
+        self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
+    ) -> Json:
+        closed = blocks.learn(memory.get("blocks", {}), events, replicas, now, longest_s=0.0)
+        after = {**memory, **risk_market.learn(memory, events, replicas, now), "blocks": closed}
+        return {key: value for key, value in after.items() if value}
+
+    def decide(self, view: View, memory: Json) -> Decision:
+        memory = _budgeted(view, memory)
+        if view.wanted == 0:
+            return Decision(0, memory, ends=[End(replica.id, "none wanted") for replica in view.replicas])
+        look = _Look(view, memory)
+        asked = look.additions()
+        too_many = [] if asked else look.surplus()
+        ended = {end.replica_id for end in too_many}
+        hedge = look.hedge([replica for replica in look.spot if replica.id not in ended])
+        why = (
+            f"chance of fewer than {view.wanted} ready in {look.window_h * 60:.0f} min: {hedge.shortfall:.1%}"
+        )
+        stand_ins = fleet.Share.of(view, CapacityType.ON_DEMAND, hedge.on_demand, memory.get("blocks", {}))
+        bought = fleet.on_demand_places(stand_ins, view, why)
+        launches = [*bought, *asked] if look.serving < view.wanted else [*asked, *bought]
+        ends = too_many if view.others else [*too_many, *stand_ins.ends(why)]
+        return Decision(
+            target=view.wanted,
+            memory=memory,
+            launches=launches[: max(0, view.limit)],
+            ends=ends,
+            wake_at=fleet.earliest(look.wake_at(), stand_ins.opens_at),
+            notes=(*look.note(), *stand_ins.note()),
+        )
+
+
+# --- the error budget ------------------------------------------------------------------------------------------
+
+
+def _budgeted(view: View, memory: Json) -> Json:
+    """The memory with the error budget, which is written when the service begins or ceases to be short, not between.
+
+    It begins when the wanted number is first reached; while a service grows it is short only of what it had."""
+    budget = memory.get("budget")
+    serving = fleet.ready((*view.replicas, *view.others), view.now)
+    if budget is None and (view.wanted == 0 or serving < view.wanted):
+        return memory
+    met = view.wanted if budget is None or serving >= view.wanted else min(view.wanted, budget["met"])
+    rate = (float(serving < met) / _allowed(view) - 1.0) / BUDGET_S if view.wanted else 0.0
+    if budget is not None and (budget["rate"], budget["met"]) == (rate, met):
+        return memory
+    spent = _overdrawn(budget, view.now)
+    return {**memory, "budget": {"spent": spent, "at": view.now, "rate": rate, "met": met}}
+
+
+def _overdrawn(budget: Json | None, now: float) -> float:
+    if budget is None:
+        return 0.0
+    spent: float = budget["spent"] + budget["rate"] * (now - budget["at"])
+    return max(-MOST_OVERDRAWN, min(MOST_OVERDRAWN, spent))
+
+
+def _allowed(view: View) -> float:
+    """The share of the time in which fewer replicas than wanted may be ready."""
+    target = view.goal.availability_target
+    return max(_SURELY, 1.0 - (AVAILABILITY_TARGET if target is None else target))
+
+
+# --- one decision ----------------------------------------------------------------------------------------------
+
+
+class _Look:
+    """What one decision works with: the view in numbers. A zone is its index in `zones`, best offer first."""
+
+    def __init__(self, view: View, memory: Json) -> None:
+        now = view.now
+        self.view = view
+        self.spot = fleet.spot(view.replicas)
+        self.on_demand = fleet.on_demand(view.replicas)
+        self.serving = fleet.ready((*view.replicas, *view.others), now)
+        self.begun = "budget" in memory
+        self.market = market = Market(memory, now)
+        self.window_h = (market.start_s + DETECTION_S) / HOUR_S
+
+        offers = [offer for offer in view.offers if is_spot(offer)]
+        usable = _by_zone(blocks.open_offers(offers, memory.get("blocks", {}), now))
+        known = _by_zone([*offers, *(replica.offer for replica in self.spot)])
+        self.zones = list(known)
+        self.retry_at = [market.retry_at(zone) for zone in self.zones]
+        self.usable = [
+            None if at is not None and at > now else usable.get(zone)
+            for zone, at in zip(self.zones, self.retry_at, strict=True)
+        ]
+        self.sites = [
+            Site(known[zone].price_usd_hour, offer is not None)
+            for zone, offer in zip(self.zones, self.usable, strict=True)
+        ]
+        self.have = self._count(self.spot)
+
+        in_use = {r.zone for r in (*self.spot, *fleet.spot(view.others)) if r.state in HELD}
+        hazards = market.hazards(self.zones, in_use, self.window_h, HORIZON_H)
+        regions = [(zone.cloud, zone.region) for zone in self.zones]
+        self.per_hour = [hazard.later for hazard in hazards]
+        self.terms = _terms(view, memory, len(self.on_demand))
+        self.odds_now, self.odds_later = (
+            Odds(
+                [regions.index(region) for region in regions],
+                [chance(rate, self.window_h) for rate in rates],
+                market.whole,
+                self.terms,
+            )
+            for rates in ([hazard.now for hazard in hazards], self.per_hour)
+        )
+
+    def _count(self, spot: Sequence[Replica]) -> Fleet:
+        count = Counter(replica.zone for replica in spot)
+        return tuple(count[zone] for zone in self.zones)
+
+    # --- on demand
+
+    def hedge(self, spot: Sequence[Replica]) -> Hedge:
+        """The on-demand replicas to have beside these spot ones.
+
+        What was asked for counts as had, unless the service is short already: while enough serve there is time to
+        hear the answer. An on-demand replica that is ready before the spot replicas which are to take its place is
+        kept until they are."""
+        short = self.begun and self.serving < self.view.wanted
+        coming = [replica for replica in spot if replica.state in HELD or not short]
+        best = self._hedge(coming, self.terms.most)
+        for ready_at in {self._ready_at(replica) for replica in self.on_demand}:
+            by_then = [replica for replica in coming if self._ready_at(replica) <= ready_at]
+            if len(by_then) < len(coming):
+                there = sum(self._ready_at(other) <= ready_at for other in self.on_demand)
+                kept = self._hedge(by_then, min(there, self.terms.most))
+                best = max(best, kept, key=lambda hedge: hedge.on_demand)
+        return best
+
+    def _hedge(self, spot: Sequence[Replica], most: int) -> Hedge:
+        terms = self.terms._replace(most=most)
+        if self.view.others and (any(self.usable) or len(self.spot) >= self.view.wanted - terms.least):
+            # The old version serves beside them; only in a dry market an update must not wait for its spot replicas.
+            helping = fleet.ready(self.view.others, self.view.now)
+            terms = terms._replace(wanted=max(0, terms.wanted - helping))
+        return best_hedge(self.odds_now.survivors(self._count(spot)), terms)
+
+    def _ready_at(self, replica: Replica) -> float:
+        """When it will serve; now if it does, or did."""
+        if replica.state in (ReplicaState.READY, ReplicaState.NOT_READY):
+            return self.view.now
+        began = replica.created_at if replica.launched_at is None else replica.launched_at
+        return max(self.view.now, began + self.market.start_s)
+
+    # --- on spot
+
+    def additions(self) -> list[Place]:
+        """What to ask for. Nothing while answers are out: they may change what is best."""
+        if self._answers_at() is not None:
+            return []
+        plan = self._better(self.have)
+        if plan is None:
+            return []
+        places = []
+        for zone, offer in enumerate(self.usable):
+            missing = plan[zone] - self.have[zone]
+            if offer is not None and missing > 0:
+                why = f"{self.have[zone]} there; a loss expected every {1.0 / self.per_hour[zone]:.1f} h"
+                on_trial = self.retry_at[zone] is not None
+                places += [Place(offer, why)] * (1 if on_trial else missing)
+        return places
+
+    def surplus(self) -> list[End]:
+        """The spot replicas that are not worth their price any more. While others start up none is, and what
+        serves is not taken below the wanted number."""
+        starting = any(r.state in (ReplicaState.PROVISIONING, ReplicaState.STARTING) for r in self.spot)
+        if self._answers_at() is not None or (starting and len(self.spot) <= self._most()):
+            return []
+        needed = self.view.wanted - self.terms.least
+        plan = risk_search.shrunk(self.odds_later, self.have, self.sites, needed, MARGIN)
+        if plan == self.have or self._better(plan) is not None:
+            return []
+        ends: list[End] = []
+        spare = self.serving - self.view.wanted
+        for zone, keep in zip(self.zones, plan, strict=True):
+            here = [replica for replica in self.spot if replica.zone == zone]
+            for end in fleet.ends(
+                here, keep, f"{len(self.spot)} spot replicas, {sum(plan)} are worth their price"
+            ):
+                serves = fleet.ready([r for r in here if r.id == end.replica_id], self.view.now)
+                if serves <= spare:
+                    spare -= serves
+                    ends.append(end)
+        return ends
+
+    def _better(self, have: Fleet) -> Fleet | None:
+        """A fleet worth the change, with more replicas or with some elsewhere."""
+        most = self._most()
+        if sum(have) >= most:
+            return None
+        larger = risk_search.grown(self.odds_later, have, self.sites, most, MARGIN)
+        return larger or risk_search.moved(self.odds_later, have, self.sites, MOVE_MARGIN)
+
+    def _most(self) -> int:
+        return self.view.wanted - self.terms.least + MOST_EXTRA
+
+    def _answers_at(self) -> float | None:
+        """Until when to wait for the answers to what was asked; None if none are out."""
+        asked = [r.since + ANSWER_S for r in self.spot if r.state is ReplicaState.REQUESTED]
+        return max((at for at in asked if at > self.view.now), default=None)
+
+    # --- beside the decision
+
+    def wake_at(self) -> float | None:
+        """Rates fall slowly; zones are asked again only when there is something to win."""
+        now, opens = self.view.now, [at for at in self.retry_at if at is not None and at > self.view.now]
+        wins = bool(opens) and self.odds_later.hedge(self.have).usd_hour > min(s.usd_hour for s in self.sites)
+        return fleet.earliest(
+            now + LOOK_AGAIN_S,
+            min(opens) if wins else None,
+            self._answers_at(),
+            fleet.grace_ends_at((*self.view.replicas, *self.view.others), now),
+        )
+
+    def note(self) -> tuple[str, ...]:
+        """The sentence for the user while spot capacity is missing; it stands until a zone takes a replica."""
+        held = sum(replica.state in HELD for replica in self.spot)
+        if held >= self.view.wanted - self.terms.least or None in self.retry_at:
+            return ()
+        return (
+            "no zone has had room for the missing spot replicas"
+            if self.zones
+            else "no spot capacity on offer",
+        )
+
+
+def _terms(view: View, memory: Json, on_demand: int) -> Terms:
+    goal, wanted = view.goal, view.wanted
+    prices = [offer.price_usd_hour for offer in view.offers if not is_spot(offer)]
+    usual = [offer.on_demand_usd_hour for offer in view.offers if offer.on_demand_usd_hour is not None]
+    dearest = max((offer.price_usd_hour for offer in view.offers), default=1.0)
+    usd_hour = min(prices or usual, default=USUAL_RATIO * dearest)
+    least = min(goal.base_ondemand_fallback_replicas, wanted)
+    most = (wanted if prices else min(wanted, on_demand)) if goal.dynamic_ondemand_fallback else least
+    mu = (
+        PENALTY_SHARE
+        * usd_hour
+        * wanted
+        / _allowed(view)
+        * math.exp(_overdrawn(memory.get("budget"), view.now))
+    )
+    return Terms(wanted, mu, usd_hour, least, max(least, most))
+
+
+def _by_zone(offers: Sequence[Offer]) -> dict[Zone, Offer]:
+    """The best offer of each zone, in their order."""
+    best: dict[Zone, Offer] = {}
+    for offer in offers:
+        best.setdefault(offer.zone, offer)
+    return best

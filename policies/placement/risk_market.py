@@ -1,0 +1,221 @@
+"""What RiskHedge knows of each zone of the spot market, and what it expects from that.
+
+Capacity that has lasted goes on lasting, and an outage that has lasted goes on too. In every recorded trace that we
+have (SkyServe's AWS 1, the first half of AWS 3, and 4 zones of V100), at every level of capacity, the rate at which
+a zone drops replicas falls with the time `age` since it last did, as
+
+    loss(age) = m * s * (1 / (0.7 h + age) + 0.03 per hour)
+
+and the rate at which an empty zone has room again falls with the time since it was emptied, about as 1 / (0.5 h + age).
+`s` says how the other zones of the region do: at the same age the rate is 0.75 times the usual if they have room,
+1.6 times if one is known to be empty. `m` is learned for each zone: losses seen against losses expected, both with
+ten prior ones added, so that a zone has to be seen to be different. A loss takes all replicas of the zone in a share
+of the cases that is learned too, over all zones; else any smaller number, each as likely. A refused launch is no
+loss: it says that the zone is full, and when.
+
+Memory: {"zones": {zone: record}, "whole": [losses of all, losses of some], "start_s": start time}, a record being
+
+    since           when its age began: its last loss, or an estimate of when it had room again
+    held_from       since when replicas are held there without a loss; absent when none are
+    lost, due       losses seen, losses expected up to `held_from`
+    empty_from, empty_at    when it was first and last known to have no room for one more; absent when it has
+
+and changes only with events: what grows with time is worked out when it is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
+
+from policies.model import (
+    Drained,
+    Event,
+    Json,
+    Launched,
+    Replica,
+    ReplicaState,
+    Terminated,
+    Zone,
+)
+from policies.placement import blocks
+from policies.placement.blocks import is_spot
+
+HOUR_S = 3600.0
+
+YOUNG_H = 0.7  # the age at which the rate of loss has halved
+FLOOR_PER_HOUR = 0.03  # what is left of it after days
+PRIOR_LOSSES = 10.0  # as many must be seen before a zone is judged by itself rather than by the law
+MEMORY_LOSSES = 20.0  # older ones fade
+SIBLINGS_UP, SIBLINGS_DOWN = 0.75, 1.6
+UNKNOWN_DOWN = 0.4  # the chance that a zone nobody asked is empty
+RECOVERY_H = 0.5
+WHOLE_PRIOR = (2.0, 2.0)
+FIRST_SIGHT_H = 2.0  # the age of a zone that had room when it was first asked
+
+FIRST_RETRY_S = 120.0
+LONGEST_RETRY_S = 3600.0
+RETRY_SHARE = 0.3  # an outage is looked at again when it has lasted this much longer
+
+USUAL_START_S = 180.0
+_START_WEIGHT = 0.3
+
+#: States in which the cloud has accepted a replica and nobody ends it.
+HELD = (ReplicaState.PROVISIONING, ReplicaState.STARTING, ReplicaState.NOT_READY, ReplicaState.READY)
+
+
+def learn(
+    memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
+) -> dict[str, object]:
+    """The memory after these events. `replicas` are as they were before them."""
+    zones = dict(memory.get("zones", {}))
+    whole = memory.get("whole")
+    start_s = memory.get("start_s")
+    before = Counter(str(r.zone) for r in replicas.values() if is_spot(r.offer) and r.state in HELD)
+    lost = Counter(str(r.zone) for r in blocks.losses(events, replicas) if r.state in HELD)
+    for zone, count in sorted(lost.items()):
+        left = before[zone] - count
+        zones[zone] = _after_loss(zones.get(zone, {}), left, now)
+        if before[zone] > 1:
+            whole = _counted(whole or WHOLE_PRIOR, left == 0)
+    left_in = before - lost
+    for event in events:
+        replica = replicas.get(event.replica_id)
+        if replica is None or not is_spot(replica.offer):
+            continue
+        zone = str(replica.zone)
+        if isinstance(event, Launched) and replica.state is ReplicaState.REQUESTED:
+            zones[zone] = _after_launch(zones.get(zone, {}), now)
+            left_in[zone] += 1
+        elif (
+            isinstance(event, (Terminated, Drained))
+            and left_in[zone] == 0
+            and "held_from" in zones.get(zone, {})
+        ):
+            zones[zone] = _after_leaving(zones[zone], now)
+    for zone in sorted({str(r.zone) for r in blocks.refusals(events, replicas) if is_spot(r.offer)}):
+        zones[zone] = {**zones.get(zone, {}), "empty_at": now}
+        zones[zone].setdefault("empty_from", now)
+    for replica in blocks.arrivals(events, replicas):
+        took_s = now - (replica.created_at if replica.launched_at is None else replica.launched_at)
+        start_s = took_s if start_s is None else start_s + _START_WEIGHT * (took_s - start_s)
+    after = {"zones": zones, "whole": whole, "start_s": start_s}
+    return {key: value for key, value in after.items() if value}
+
+
+def _after_loss(record: Json, left: int, now: float) -> dict[str, float]:
+    """What is left in a zone that drops replicas is as young as what comes next: capacity falls in steps."""
+    lost, due = record.get("lost", 0.0) + 1.0, record.get("due", 0.0) + _exposure(record, now)
+    fade = min(1.0, MEMORY_LOSSES / lost)
+    after = {"since": now, "lost": lost * fade, "due": due * fade, "empty_from": now, "empty_at": now}
+    return {**after, "held_from": now} if left > 0 else after
+
+
+def _after_launch(record: Json, now: float) -> dict[str, float]:
+    """The zone has room. If it was not held, it has had room for an unknown part of the time since it had none."""
+    after = {key: value for key, value in record.items() if key not in ("empty_from", "empty_at")}
+    if "held_from" not in record:
+        after["since"] = now - _entry_age_h(record, now) * HOUR_S
+        after["held_from"] = now
+    return after
+
+
+def _after_leaving(record: Json, now: float) -> dict[str, float]:
+    """We left of our own will: the zone counts as seen with room, as young as it was."""
+    after = {k: v for k, v in record.items() if k not in ("held_from", "empty_from", "empty_at")}
+    after["due"] = record.get("due", 0.0) + _exposure(record, now)
+    after.setdefault("lost", 0.0)
+    return after
+
+
+def _counted(whole: Sequence[float], all_lost: bool) -> list[float]:
+    of_all, of_some = whole[0] + all_lost, whole[1] + (not all_lost)
+    fade = min(1.0, MEMORY_LOSSES / (of_all + of_some))
+    return [of_all * fade, of_some * fade]
+
+
+def _entry_age_h(record: Json, now: float) -> float:
+    """The age to give a zone that is entered now."""
+    if "empty_at" not in record:
+        return FIRST_SIGHT_H
+    return min(FIRST_SIGHT_H, 0.5 * (now - record["empty_at"]) / HOUR_S)
+
+
+def _exposure(record: Json, now: float) -> float:
+    """The losses that the law expects between `held_from` and now."""
+    if "held_from" not in record:
+        return 0.0
+    since, held_from = float(record["since"]), float(record["held_from"])
+    return _expected(max(0.0, held_from - since) / HOUR_S, (now - held_from) / HOUR_S)
+
+
+def _expected(age_h: float, span_h: float) -> float:
+    """The integral of the law over a span that begins at an age."""
+    return math.log1p(span_h / (YOUNG_H + age_h)) + FLOOR_PER_HOUR * span_h
+
+
+class Hazard(NamedTuple):
+    """The losses per hour that a zone is expected to have, over the next cold start and over the hours to come."""
+
+    now: float
+    later: float
+
+
+class Market:
+    """The expectations of one moment."""
+
+    def __init__(self, memory: Json, now: float) -> None:
+        self.now = now
+        self.start_s: float = memory.get("start_s", USUAL_START_S)
+        of_all, of_some = memory.get("whole", WHOLE_PRIOR)
+        self.whole: float = of_all / (of_all + of_some)  # share of losses that take all
+        self._records: Json = memory.get("zones", {})
+
+    def _record(self, zone: Zone) -> Json:
+        found: Json = self._records.get(str(zone), {})
+        return found
+
+    def retry_at(self, zone: Zone) -> float | None:
+        """When a zone that had no room may be asked again; None if it had room when last seen."""
+        record = self._record(zone)
+        if "empty_at" not in record:
+            return None
+        lasted_s = record["empty_at"] - record["empty_from"]
+        wait_s = min(LONGEST_RETRY_S, max(FIRST_RETRY_S, RETRY_SHARE * lasted_s))
+        return float(record["empty_at"] + wait_s)
+
+    def hazards(
+        self, zones: Sequence[Zone], held: Set[Zone], window_h: float, horizon_h: float
+    ) -> list[Hazard]:
+        """For each zone, averaged over the next `window_h` and `horizon_h`. In those `held` we have replicas."""
+        empty = {zone: 0.0 if zone in held else self._chance_empty(zone) for zone in zones}
+        found = []
+        for zone in zones:
+            record = self._record(zone)
+            if zone in held and "since" in record:
+                age_h = max(0.0, self.now - record["since"]) / HOUR_S
+            else:
+                age_h = _entry_age_h(record, self.now)
+            siblings = [
+                p for z, p in empty.items() if z != zone and (z.cloud, z.region) == (zone.cloud, zone.region)
+            ]
+            scale = self._multiplier(record)
+            if siblings:
+                scale *= SIBLINGS_UP + (SIBLINGS_DOWN - SIBLINGS_UP) * max(siblings)
+            spans = (window_h, horizon_h)
+            found.append(Hazard(*(scale * _expected(age_h, span_h) / span_h for span_h in spans)))
+        return found
+
+    def _multiplier(self, record: Json) -> float:
+        lost, due = record.get("lost", 0.0), record.get("due", 0.0) + _exposure(record, self.now)
+        return float((PRIOR_LOSSES + lost) / (PRIOR_LOSSES + due))
+
+    def _chance_empty(self, zone: Zone) -> float:
+        """How likely a zone that we do not hold is (still) empty."""
+        record = self._record(zone)
+        if "empty_at" not in record:
+            return UNKNOWN_DOWN
+        lasted_h = RECOVERY_H + (record["empty_at"] - record["empty_from"]) / HOUR_S
+        return float(lasted_h / (lasted_h + (self.now - record["empty_at"]) / HOUR_S))

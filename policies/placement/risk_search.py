@@ -1,0 +1,99 @@
+"""Which spot replicas are worth their price: the search among fleets near the one there is.
+
+Adding is looked at several steps ahead, because a second zone is often of no use until it holds enough to stand in
+for the first. Every change must be worth a margin, so that a change is not undone by a little more age.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from policies.placement.risk_odds import Fleet, Odds
+
+_MOST_MOVES = 3
+_STEPS = 8  # large services grow in larger steps
+
+
+class Site(NamedTuple):
+    """A zone: the price of a spot replica there, and whether one can be asked for now."""
+
+    usd_hour: float
+    open: bool
+
+
+def grown(odds: Odds, have: Fleet, sites: Sequence[Site], most: int, margin: float) -> Fleet | None:
+    """The best of the fleets on the way to `most` replicas, each step the best one; None if none is better by
+    `margin` of a replica's price."""
+    open_sites = [zone for zone, site in enumerate(sites) if site.open]
+    start, cheapest = odds.hedge(have).usd_hour, _cheapest(sites)
+    if start <= cheapest:
+        return None  # the quick way out: all that can be saved is less than one replica costs
+    fleet, best, paid, saved = have, None, 0.0, margin * cheapest
+    while (room := most - sum(fleet)) > 0:
+        step = max(1, min(room, odds.terms.wanted // _STEPS))
+        tried = [_with(fleet, zone, step) for zone in open_sites]
+        costs = [
+            odds.hedge(after).usd_hour + step * sites[zone].usd_hour
+            for after, zone in zip(tried, open_sites, strict=True)
+        ]
+        least = min(costs)
+        # Of equals the zone with fewest: what fails there takes less along.
+        equals = [i for i, cost in enumerate(costs) if cost <= least + 1e-9]
+        pick = min(equals, key=lambda i: fleet[open_sites[i]])
+        fleet = tried[pick]
+        paid += step * sites[open_sites[pick]].usd_hour
+        gain = start - odds.hedge(fleet).usd_hour - paid
+        if gain > saved + 1e-9:
+            saved, best = gain, fleet
+    return best
+
+
+def moved(odds: Odds, have: Fleet, sites: Sequence[Site], margin: float) -> Fleet | None:
+    """The same number, a few of them elsewhere; None if that is not better by `margin` of a replica's price."""
+    open_sites = [zone for zone, site in enumerate(sites) if site.open]
+    start, saved = odds.hedge(have).usd_hour, margin * _cheapest(sites)
+    if start <= saved:
+        return None
+    fleet, best, paid = have, None, 0.0
+    for _ in range(_MOST_MOVES):
+        moves = [
+            (odds.hedge(_with(_with(fleet, old, -1), new, 1)).usd_hour + sites[new].usd_hour - sites[old].usd_hour, old, new)
+            for old, count in enumerate(fleet) if count
+            for new in open_sites if new != old
+        ]  # fmt: skip
+        if not moves:
+            break
+        _, old, new = min(moves)
+        fleet = _with(_with(fleet, old, -1), new, 1)
+        paid += sites[new].usd_hour - sites[old].usd_hour
+        gain = start - odds.hedge(fleet).usd_hour - paid
+        if gain > saved:
+            saved, best = gain, fleet
+    return best
+
+
+def shrunk(odds: Odds, have: Fleet, sites: Sequence[Site], least: int, margin: float) -> Fleet:
+    """The fleet without the replicas that save less than they cost, the least useful first; `least` stay."""
+    fleet = have
+    while sum(fleet) > least:
+        now = odds.hedge(fleet).usd_hour
+        gains = [
+            (now - odds.hedge(_with(fleet, zone, -1)).usd_hour + sites[zone].usd_hour, zone)
+            for zone, count in enumerate(fleet)
+            if count
+        ]
+        gain, zone = max(gains)
+        if gain <= margin * sites[zone].usd_hour:
+            break
+        fleet = _with(fleet, zone, -1)
+    return fleet
+
+
+def _cheapest(sites: Sequence[Site]) -> float:
+    return min((site.usd_hour for site in sites if site.open), default=math.inf)
+
+
+def _with(fleet: Fleet, zone: int, more: int) -> Fleet:
+    return (*fleet[:zone], fleet[zone] + more, *fleet[zone + 1 :])

@@ -1,0 +1,136 @@
+"""SpotHedge: spot replicas where they last longest, on-demand ones while spot replicas are missing.
+
+From SkyServe (Mao et al., EuroSys 2025), section 3. Two halves:
+
+Dynamic placement (Algorithm 1) says where. A zone that preempts, or has no room when asked, goes from the
+available zones Z_A to the preempting zones Z_P; a replica that becomes ready there brings it back. A new replica
+goes to a zone of Z_A that has no spot replica of ours yet, the cheapest one, else to the cheapest of Z_A. Zones
+that cost the same are filled evenly, then their regions.
+
+Dynamic fallback says how many. N_tar + N_extra spot replicas are wanted at all times, and beside them
+
+    O(t) = min(N_tar, N_tar + N_extra - S_r(t))
+
+on-demand replicas, S_r of the spot replicas being ready. `base_ondemand_fallback_replicas` are on demand for
+good; then the formula is about the others. On-demand replicas go where they are cheapest.
+
+Two things are mended, because on real markets the algorithm as printed does not arrive. It empties Z_P as soon as
+fewer than two zones are left in Z_A: with three zones of which one has room it asks the two others in turn for
+ever, and never the good one for its last replica. Here Z_P is emptied only when Z_A is empty (the authors' own
+simulator does so for three zones). And it asks again at every tick, which is thousands of refused launches a day;
+here a zone that refused is left alone for a while (`blocks`). Nothing waits while any zone is open: if those of
+Z_A are all in their back-off, the others are asked. `as_printed()` is the algorithm without the mending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from policies.model import CapacityType, Event, Json, Offer, Replica
+from policies.placement import blocks, fleet
+from policies.placement.base import Decision, Place, View
+from policies.placement.blocks import is_spot
+
+_SPOT, _ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
+
+
+@dataclass(frozen=True, slots=True)
+class SpotHedge:
+    """Memory: {"preempting": [zones of Z_P], "blocks": see `blocks`}.
+
+    Z_P is emptied when Z_A has fewer than `refill_below` zones. A zone that refused is left alone for at most
+    `longest_block_s` (0: not at all). Prices within the fraction `equal_cost` of the least are the same price;
+    among those, `by_region` prefers regions with few replicas, because zones of a region fail together.
+    """
+
+    refill_below: int = 1
+    longest_block_s: float = blocks.LONGEST_BLOCK_S
+    equal_cost: float = fleet.EQUAL_COST
+    by_region: bool = True
+
+    def learn(
+        self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
+    ) -> Json:
+        """HANDLE-PREEMPTION and HANDLE-LAUNCH. Zones are only noted here, in the order of the events: whether Z_P
+        is to be emptied depends on which zones are on offer, which `decide` knows."""
+        preempting = list(memory.get("preempting", ()))
+        refused = (replica for replica in blocks.refusals(events, replicas) if is_spot(replica.offer))
+        preempting += [str(replica.zone) for replica in (*blocks.losses(events, replicas), *refused)]
+        launched = {str(r.zone) for r in blocks.arrivals(events, replicas) if is_spot(r.offer)}
+        preempting = [zone for zone in preempting if zone not in launched]
+        closed = blocks.learn(memory.get("blocks", {}), events, replicas, now, longest_s=self.longest_block_s)
+        return _memory(preempting, closed)
+
+    def decide(self, view: View, memory: Json) -> Decision:
+        goal, now, closed = view.goal, view.now, memory.get("blocks", {})
+        base = min(goal.base_ondemand_fallback_replicas, view.wanted)
+        hedged = view.wanted - base  # the paper's N_tar: the replicas that spot is to carry
+        extra = goal.num_overprovision if view.wanted > 0 else 0
+
+        spot = fleet.Share.of(view, _SPOT, hedged + extra, closed)
+        ready = fleet.ready(spot.replicas, now)
+        if view.others and (spot.usable or spot.missing <= 0):
+            # In a dry market an update must not wait for the spot replicas that the old version still has.
+            ready += fleet.ready(fleet.spot(view.others), now)
+        stand_ins = min(hedged, max(0, spot.wanted - ready)) if goal.dynamic_ondemand_fallback else 0
+        on_demand = fleet.Share.of(view, _ON_DEMAND, base + stand_ins, closed)
+        state = f"{ready} of {spot.wanted} spot replicas are ready"
+
+        memory = self._refilled(memory, view.offers)
+        on_spot = self._on_spot(spot, view, memory)
+        stand_in = fleet.on_demand_places(on_demand, view, state if stand_ins else "always on demand")
+        short = fleet.ready((*view.replicas, *view.others), now) < view.wanted
+        # Where too few serve the surer kind comes first, else the cheaper.
+        launches = [*stand_in, *on_spot] if short else [*on_spot, *stand_in]
+        ends = spot.ends(f"{len(spot.replicas)} spot replicas, {spot.wanted} wanted")
+        if not view.others:  # while a version takes over from another, nothing that serves is in the way
+            ends += on_demand.ends(state)
+        grace_ends_at = fleet.grace_ends_at((*view.replicas, *view.others), now)
+        return Decision(
+            target=view.wanted + extra,
+            memory=memory,
+            launches=launches[: max(0, view.limit)],
+            ends=ends,
+            wake_at=fleet.earliest(spot.opens_at, on_demand.opens_at, grace_ends_at),
+            notes=(*spot.note(), *on_demand.note()),
+        )
+
+    def _refilled(self, memory: Json, offers: Sequence[Offer]) -> Json:
+        """The memory once Z_P was emptied each time that too few zones were left in Z_A."""
+        noted = memory.get("preempting", [])
+        zones = {str(offer.zone) for offer in offers if is_spot(offer)} if noted else None
+        if not zones:
+            return memory
+        preempting: set[str] = set()
+        for zone in noted:
+            preempting.add(zone)
+            if len(zones - preempting) < self.refill_below:
+                preempting.clear()
+        kept = sorted(preempting)
+        return memory if kept == noted else _memory(kept, memory.get("blocks", {}))
+
+    def _on_spot(self, spot: fleet.Share, view: View, memory: Json) -> list[Place]:
+        """SELECT-NEXT-ZONE for every missing replica, each counted before the next."""
+        if spot.missing <= 0:
+            return []
+        preempting = memory.get("preempting", ())
+        available = [offer for offer in spot.usable if str(offer.zone) not in preempting] or spot.usable
+        spread = fleet.Spread(fleet.spot((*view.replicas, *view.others)), by_region=self.by_region)
+        places = []
+        for _ in range(min(spot.missing, view.limit) if available else 0):
+            fresh = [offer for offer in available if not spread.in_zone[offer.zone]]
+            why = "no spot replica there yet" if fresh else "fewest there, of the cheapest"
+            places.append(spread.take(fleet.cheapest(fresh or available, self.equal_cost), why))
+        return places
+
+
+def as_printed() -> SpotHedge:
+    """Algorithm 1 to the letter: Z_P is emptied when one zone is left, and every missing replica is asked for at
+    every tick. For comparison; it may never reach its number (see the top of this file)."""
+    return SpotHedge(refill_below=2, longest_block_s=0.0, equal_cost=0.0, by_region=False)
+
+
+def _memory(preempting: Sequence[str], closed: Json) -> Json:
+    memory = {"preempting": list(preempting), "blocks": closed}
+    return {key: value for key, value in memory.items() if value}

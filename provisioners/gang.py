@@ -1,0 +1,69 @@
+"""Several nodes, one instance: a replica that is spread over machines lives and dies as one.
+
+The first line that fits says what the gang is:
+
+    every node is gone                      PREEMPTED if the cloud took one, else TERMINATED
+    every node that is left is STOPPING     STOPPING
+    a node is gone, or STOPPING             BROKEN
+    a node's `setup` failed                 SETUP_FAILED
+    a node's `run` exited                   RUN_EXITED
+    otherwise                               what the node that is least far is: PENDING, SETUP, RUNNING
+
+A lost node comes before a failed script because it explains it: a program that loses its peer exits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from provisioners.base import Instance, InstanceState
+
+_S = InstanceState
+
+_FIRST_THAT_FITS = (_S.SETUP_FAILED, _S.RUN_EXITED, _S.PENDING, _S.SETUP, _S.RUNNING)
+
+
+def gang_of(nodes: Sequence[Instance]) -> Instance:
+    """The nodes of one replica (by rank, the head first) as the one instance they make.
+
+    It is the head with the state of the gang, the earliest preemption notice that stands for any node, and the
+    message of the first node that has one to give for this state, which it names.
+    """
+    head = nodes[0]
+    if len(nodes) == 1:
+        return head
+    state = gang_state([node.state for node in nodes])
+    notices = [node.preempt_at for node in nodes if node.preempt_at is not None and not state.is_gone]
+    return replace(head, state=state, preempt_at=min(notices, default=None), message=_message(state, nodes))
+
+
+def gang_state(states: Sequence[InstanceState]) -> InstanceState:
+    """What a gang is whose nodes are in these states."""
+    left = {state for state in states if not state.is_gone}
+    if not left:
+        return _S.PREEMPTED if _S.PREEMPTED in states else _S.TERMINATED
+    if left == {_S.STOPPING}:
+        return _S.STOPPING
+    if any(_is_lost(state) for state in states):
+        return _S.BROKEN
+    return next(state for state in _FIRST_THAT_FITS if state in left)
+
+
+def who_is_lost(ranks: Sequence[int], num_nodes: int) -> str:
+    """The message of a broken gang."""
+    nodes, are = ("node", "is") if len(ranks) == 1 else ("nodes", "are")
+    return f"{nodes} {', '.join(map(str, ranks))} of {num_nodes} {are} gone"
+
+
+def _is_lost(state: InstanceState) -> bool:
+    return state.is_gone or state is _S.STOPPING
+
+
+def _message(state: InstanceState, nodes: Sequence[Instance]) -> str:
+    if state is _S.BROKEN:
+        lost = [rank for rank, node in enumerate(nodes) if _is_lost(node.state)]
+        said = next((nodes[rank].message for rank in lost if nodes[rank].message), "")
+        return who_is_lost(lost, len(nodes)) + (f": {said}" if said else "")
+    told = ((rank, node.message) for rank, node in enumerate(nodes) if node.state is state and node.message)
+    return next((f"node {rank}: {message}" for rank, message in told), "")

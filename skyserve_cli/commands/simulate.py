@@ -1,0 +1,287 @@
+"""`serve simulate`: the policies, run by the production loop, on a spot market that was recorded or made up."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from skyserve_cli.commands import files, runs
+from skyserve_cli.commands.durations import seconds
+from skyserve_cli.commands.options import Env, EnvFile, Format, Output, Secret, SecretFile, Set
+from skyserve_cli.commands.racing import run_all
+from skyserve_cli.output import (
+    CommandFailed,
+    WrongUsage,
+    plural,
+    put,
+    put_json,
+    put_table,
+    say,
+    table,
+)
+from skyserve_cli.sim.export import to_json
+from skyserve_cli.sim.results import Simulation
+from skyserve_cli.sim.run import POLICIES, Setting
+from skyserve_cli.sim.summary import summarize
+from skyserve_cli.sim.trace import Trace, named, shipped
+from skyserve_cli.sim.wording import setting, table_cells, verdict
+from skyserve_cli.spec import ServiceSpec
+
+_REPORTS = (".html", ".png")
+
+
+def complete_policy(incomplete: str) -> list[str]:
+    """Names for the shell; of a comma list, its last part."""
+    before, comma, begun = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in POLICIES if name.startswith(begun)]
+
+
+def complete_trace(incomplete: str) -> list[str]:
+    """Shipped names, and folders."""
+    folders = sorted(str(path) for path in Path().glob(f"{incomplete}*") if path.is_dir())
+    return [*(name for name in shipped() if name.startswith(incomplete)), *folders]
+
+
+def simulate(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            help="A service file: its replica_policy is the default for what follows.",
+            show_default=False,
+        ),
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            "--trace",
+            metavar="DIR|NAME",
+            autocompletion=complete_trace,
+            help="A folder with a JSON file per zone, or a shipped trace. Default: the first of --list-traces.",
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            metavar="NAME,…",
+            autocompletion=complete_policy,
+            help="Default: the file's, or spothedge,risk_hedge; and on_demand.",
+        ),
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", min=1, max=1000, help="How many must be ready. Default: 4.")
+    ] = None,
+    overprovision: Annotated[
+        list[str] | None,
+        typer.Option("--overprovision", metavar="N,…", help="Spot replicas beyond that. Default: 1."),
+    ] = None,
+    availability_target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--availability-target", metavar="SHARE,…", help="For policies that aim: 0.995 or 99.5%."
+        ),
+    ] = None,
+    cold_start: Annotated[
+        str, typer.Option("--cold-start", metavar="DURATION", help="From launch to ready.")
+    ] = "183s",
+    price_ratio: Annotated[
+        str,
+        typer.Option(
+            "--ondemand-price-ratio",
+            metavar="N|trace",
+            help="On-demand over spot price; or as the trace says.",
+        ),
+    ] = "3",
+    window: Annotated[
+        str | None,
+        typer.Option("--window", metavar="DURATION", help="Cut the trace into windows. Default: the whole."),
+    ] = None,
+    seed: Annotated[str, typer.Option("--seed", metavar="N,…|A..B", help="A run for each.")] = "0",
+    capacity_per_zone: Annotated[
+        str | None,
+        typer.Option(
+            "--capacity-per-zone",
+            metavar="N|unlimited",
+            help="Room where a trace says only whether there is any; else at most so much.",
+        ),
+    ] = None,
+    requests: Annotated[
+        str | None,
+        typer.Option(
+            "--requests",
+            metavar="constant:RATE|poisson:RATE[,SEED]|FILE",
+            help="Requests per second, or a recording: for a file that scales, and to count those in short times.",
+        ),
+    ] = None,
+    tick: Annotated[str, typer.Option("--tick", metavar="DURATION", help="Of the controller.")] = "30s",
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, max=256, help="Processes. Default: one for each core.")
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE.html|FILE.png", help="Draw it: over time, frontier, spend."),
+    ] = None,
+    list_policies: Annotated[bool, typer.Option("--list-policies", help="Say what each does.")] = False,
+    list_traces: Annotated[bool, typer.Option("--list-traces", help="Say what is shipped.")] = False,
+    env: Env = None,
+    env_file: EnvFile = None,
+    secret: Secret = None,
+    secret_file: SecretFile = None,
+    changes: Set = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """Show what a service would have cost on a spot market, and how often it would have been short.
+
+    The controller's own code runs on a record of what zones had room for.
+    Launches that fail, preemptions and cold starts are in it; no cloud is asked.
+
+    \b
+    serve simulate
+    serve simulate service.yaml --trace traces/aws1 --report out.html
+    serve simulate --policy spothedge --overprovision 0,1,2,3 --seed 0..9
+    serve simulate --policy risk_hedge,omniscient --availability-target 99%,99.9%
+    serve simulate service.yaml --requests poisson:20 --window 24h -o json
+    """
+    if list_policies or list_traces:
+        _list(output, policies=list_policies, traces=list_traces)
+        return
+    _insist_on_writable(report)
+    spec = _spec(file, env, env_file, secret, secret_file, changes)
+    cold_start_s, tick_s = seconds("--cold-start", cold_start), seconds("--tick", tick)
+    if not 1 <= tick_s <= 3600:
+        raise WrongUsage(f"--tick takes a duration from 1s to 1h (got {tick!r})")
+    market = runs.market(trace, capacity_per_zone, tick_s)
+    parts = runs.windows(market, window, cold_start_s)
+    ratio, ratio_shown = runs.prices(market, price_ratio)
+    targets = runs.wanted_availabilities(spec, availability_target)
+    asked = runs.jobs(
+        runs.wanted_policies(spec, policy),
+        runs.wanted_overprovisions(spec, overprovision),
+        targets,
+        runs.seeds(seed),
+    )
+    runs.insist_on_few(len(asked) * len(parts))
+    common = Setting(
+        trace=market,
+        n_target=runs.target_size(spec, replicas),
+        cold_start_s=cold_start_s,
+        price_ratio=ratio,
+        arrivals=runs.arrivals(requests, market.length_s),
+        spec=runs.sized(spec, replicas),
+    )
+    if common.spec is not None and common.arrivals is None and common.spec.replica_policy.autoscaling:
+        runs.insist_on_some(common.spec)
+        say(f"warning: {common.spec.name} scales with its requests, and none come: --requests says how many")
+    found, interrupted = run_all(
+        [replace(common, trace=part) for part in parts], asked, jobs, drawn=report is not None
+    )
+    simulation = Simulation(
+        trace=market.name,
+        n_target=common.n_target,
+        cold_start_s=cold_start_s,
+        price_ratio=ratio_shown,
+        tick_s=tick_s,
+        days=market.length_s / 86400,
+        zones=tuple((zone.name, zone.region) for zone in market.zones),
+        priced=all(zone.spot_usd_hour is not None for zone in market.zones),
+        runs=tuple(found),
+    )
+    told = targets or (runs.DEFAULT_AVAILABILITY,)
+    _show(simulation, market, told, output)
+    if interrupted:
+        raise CommandFailed(
+            f"interrupted: {len(found)} of {plural(len(asked) * len(parts), 'run')} finished", 130
+        )
+    if report is not None:
+        _draw(simulation, report, told)
+    say(f"{plural(len(found), 'run')}, {sum(run.cpu_s for run in found):.1f} s of CPU")
+
+
+def _spec(
+    file: Path | None,
+    env: Env,
+    env_file: EnvFile,
+    secret: Secret,
+    secret_file: SecretFile,
+    changes: Set,
+) -> ServiceSpec | None:
+    if file is None:
+        if env or env_file or secret or secret_file or changes:
+            raise WrongUsage("--env, --secret and --set change a service file, and none is named")
+        return None
+    return files.load(
+        file, env=env, env_file=env_file, secret=secret, secret_file=secret_file, changes=changes
+    ).spec
+
+
+# --- showing ------------------------------------------------------------------------------------------------
+
+
+def _show(simulation: Simulation, market: Trace, targets: Sequence[float], output: Output) -> None:
+    rows = summarize(simulation.runs)
+    if output is Output.JSON:
+        put_json(to_json(simulation, rows, targets, capacity=market.reading))
+        return
+    if not rows:
+        return
+    say(f"{setting(simulation)}; {market.reading}")
+    put_table(table(*table_cells(rows, priced=simulation.priced)))
+    for target in targets:
+        put(verdict(rows, target, priced=simulation.priced))
+
+
+def _insist_on_writable(report: Path | None) -> None:
+    """Better said before the runs than after them. Raises WrongUsage."""
+    if report is None:
+        return
+    if report.suffix not in _REPORTS:
+        raise WrongUsage(f"--report takes a file that ends in {' or '.join(_REPORTS)} (got {str(report)!r})")
+    if report.is_dir() or not report.parent.is_dir() or not os.access(report.parent, os.W_OK):
+        raise WrongUsage(f"--report {report}: cannot be written there")
+
+
+def _draw(simulation: Simulation, path: Path, targets: Sequence[float]) -> None:
+    from skyserve_cli.sim import report  # Matplotlib takes a second to import, and few ask for pictures
+
+    try:
+        report.write(simulation, path, command=shlex.join(["serve", *sys.argv[1:]]), targets=targets)
+    except OSError as error:
+        raise CommandFailed(f"--report {path}: {error.strerror}") from error
+    say(f"report: {path}")
+
+
+def _list(output: Output, *, policies: bool, traces: bool) -> None:
+    listed: dict[str, Any] = {}
+    if policies:
+        listed["policies"] = [{"name": name, "what": what} for name, what in POLICIES.items()]
+    if traces:
+        listed["traces"] = [_trace_json(named(name)) for name in shipped()]
+    if output is Output.JSON:
+        put_json(listed)
+        return
+    if policies:
+        put_table(
+            table(("POLICY", "WHAT IT DOES"), [(each["name"], each["what"]) for each in listed["policies"]])
+        )
+    if traces:
+        columns = ("TRACE", "#ZONES", "#REGIONS", "#DAYS", "WHAT IT HOLDS")
+        cells = [[str(value) for value in each.values()] for each in listed["traces"]]
+        put_table(table(columns, cells))
+
+
+def _trace_json(trace: Trace) -> dict[str, Any]:
+    return {
+        "name": trace.name,
+        "zones": len(trace.zones),
+        "regions": len({zone.region for zone in trace.zones}),
+        "days": round(trace.length_s / 86400, 2),
+        "holds": f"{trace.reading}, every {trace.gap_s:g} s",
+    }

@@ -1,0 +1,272 @@
+"""Requests as they arrive, for the simulator: evenly, by a Poisson process, or as they were recorded.
+
+Arrivals are a count that rises with time, and here it rises in straight lines between knots. So every span
+has an answer at once, spans that follow each other never count a request twice, and the same seed gives the
+same requests. Within ten seconds, recorded instants are spread evenly.
+
+A recording is one of these, as it is or compressed by gzip:
+
+    TIMESTAMP,ContextTokens,...      a request per line; a date and time, or seconds
+    t_s,requests,...                 a count per line, from this second on until the next line's
+    day,hour,...,requests            a count per line and hour; `day` may be missing. The count is in
+                                     `requests`, else in the last column
+    {"timestamp": 1500, ...}         JSON lines, in milliseconds; a line counts once, or once per entry of
+                                     `requests`
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import zlib
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import accumulate, chain, pairwise
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import orjson
+
+from skyserve_cli.sim.trace import TraceError
+
+BIN_S = 10.0  # single requests are counted in bins of this length
+
+MAX_BYTES = 1 << 30  # unpacked
+MAX_LINE_BYTES = 16 << 20
+MAX_BINS = 1_000_000
+MAX_NUMBER = 1e13  # a time in milliseconds since 1970, and some
+
+_HOURLY_S = {"day": 86400.0, "hour": 3600.0}
+_HAIR = 1e-9  # so that 30 s at 0.1 per second are 3 requests, whatever binary fractions make of it
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """`counts[i]` requests have arrived by `at_s[i]`. Both rise from 0; after the last knot everything repeats."""
+
+    name: str
+    at_s: tuple[float, ...]
+    counts: tuple[float, ...]
+
+    @property
+    def length_s(self) -> float:
+        """How long it is before it repeats."""
+        return self.at_s[-1]
+
+    @property
+    def mean_rate(self) -> float:
+        """Requests per second."""
+        return self.counts[-1] / self.length_s
+
+    def count(self, start_s: float, end_s: float) -> int:
+        """How many requests arrive from `start_s` (not below 0) up to `end_s`, itself not included."""
+        return self._by(end_s) - self._by(start_s)
+
+    def rate(self, t_s: float) -> float:
+        """Requests per second around an instant."""
+        index = bisect_right(self.at_s, t_s % self.length_s) - 1
+        return (self.counts[index + 1] - self.counts[index]) / (self.at_s[index + 1] - self.at_s[index])
+
+    def scaled(self, factor: float) -> Arrivals:
+        """`factor` times as many requests at every moment."""
+        return Arrivals(self.name, self.at_s, tuple(count * factor for count in self.counts))
+
+    def stretched(self, length_s: float) -> Arrivals:
+        """The same rise and fall of the rate, drawn out (or pressed together) over `length_s`."""
+        factor = length_s / self.length_s
+        return Arrivals(
+            self.name,
+            tuple(at_s * factor for at_s in self.at_s),
+            tuple(count * factor for count in self.counts),
+        )
+
+    def _by(self, t_s: float) -> int:
+        """How many have arrived before an instant."""
+        at_s, counts = self.at_s, self.counts
+        rounds, rest_s = divmod(t_s, at_s[-1])
+        index = bisect_right(at_s, rest_s) - 1
+        slope = (counts[index + 1] - counts[index]) / (at_s[index + 1] - at_s[index])
+        return math.floor(rounds * counts[-1] + counts[index] + slope * (rest_s - at_s[index]) + _HAIR)
+
+
+def arrivals_of(text: str, *, seed: int, length_s: float) -> Arrivals:
+    """What a user asks for: "2.5" requests per second, "poisson:2.5" drawn from `seed` for `length_s`, or a file.
+    Raises TraceError."""
+    kind, _, rate = text.rpartition(":")
+    try:
+        if kind == "poisson":
+            return poisson(float(rate), seed, length_s)
+        return constant(float(text))
+    except ValueError as error:
+        if Path(text).exists():
+            return load_arrivals(Path(text))
+        raise TraceError(f"{text}: neither a rate (2.5, or poisson:2.5, per second) nor a file") from error
+
+
+def constant(rate: float) -> Arrivals:
+    """`rate` requests per second (not below 0), evenly."""
+    if not 0 <= rate < math.inf:
+        raise ValueError(f"a rate of {rate:g} requests per second makes no sense")
+    return Arrivals(f"{rate:g}/s", (0.0, 3600.0), (0.0, rate * 3600.0))
+
+
+def poisson(rate: float, seed: int, length_s: float) -> Arrivals:
+    """Independent requests, `rate` per second on average, drawn for `length_s`; after that they repeat."""
+    if not 0 <= rate < math.inf or length_s <= 0:
+        raise ValueError("a Poisson process has a rate of at least 0 and a length above 0")
+    bins = math.ceil(length_s / BIN_S)
+    # RandomState, because NumPy promises that its stream stays as it is.
+    drawn = np.random.RandomState(seed).poisson(rate * BIN_S, bins)
+    return _of_bins(f"poisson {rate:g}/s", [BIN_S] * bins, drawn.tolist())
+
+
+def load_arrivals(path: Path) -> Arrivals:
+    """Read a recording; its first request or line is time 0. Raises TraceError."""
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            if not packed:
+                return _read(path, raw)
+            with gzip.open(raw) as unpacked:
+                return _read(path, unpacked)
+    except (EOFError, zlib.error) as error:
+        raise TraceError(f"{path}: damaged: {error}") from error
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from error
+
+
+# --- reading ------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path, stream: BinaryIO | gzip.GzipFile) -> Arrivals:
+    lines = _lines(path, stream)
+    first = next(lines, "")
+    if first.startswith("{"):
+        return _of_instants(path, _json_instants(path, chain([first], lines)))
+    header = [name.strip().lower() for name in next(csv.reader([first]), [])]
+    rows = csv.reader(lines)
+    if "timestamp" in header:
+        return _of_instants(path, _csv_instants(path, rows, header.index("timestamp")))
+    if "t_s" in header and "requests" in header:
+        units_s = {header.index("t_s"): 1.0}
+        return _of_counts(path, _csv_counts(path, rows, units_s, header.index("requests")))
+    if "hour" in header and header[-1] != "hour":
+        units_s = {header.index(name): unit for name, unit in _HOURLY_S.items() if name in header}
+        counted = header.index("requests") if "requests" in header else len(header) - 1
+        return _of_counts(path, _csv_counts(path, rows, units_s, counted))
+    raise TraceError(
+        f"{path}: no recording of requests: its first line names neither `timestamp`, nor `t_s` and `requests`,"
+        " nor `hour` and a count"
+    )
+
+
+def _lines(path: Path, stream: BinaryIO | gzip.GzipFile) -> Iterator[str]:
+    """The lines that are not empty, as long as they are not too many."""
+    read = 0
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        read += len(line)
+        if len(line) > MAX_LINE_BYTES or read > MAX_BYTES:
+            raise TraceError(
+                f"{path}: longer than {MAX_BYTES >> 20} MiB, or than {MAX_LINE_BYTES >> 20} MiB in one line"
+            )
+        try:
+            text = line.decode("utf-8-sig").strip()
+        except UnicodeDecodeError as error:
+            raise TraceError(f"{path}: not a text: {error}") from error
+        if text:
+            yield text
+
+
+def _json_instants(path: Path, lines: Iterable[str]) -> Iterator[tuple[float, int]]:
+    """(seconds, requests) by line."""
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = orjson.loads(line)
+            requests = entry.get("requests")
+            yield _finite(entry["timestamp"]) / 1000, len(requests) if isinstance(requests, list) else 1
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise TraceError(f'{path}: entry {number} is not {{"timestamp": milliseconds, …}}') from error
+
+
+def _csv_instants(path: Path, rows: Iterable[list[str]], column: int) -> Iterator[tuple[float, int]]:
+    """(seconds, 1) by row."""
+    for number, row in enumerate(rows, 1):
+        try:
+            yield _instant(row[column]), 1
+        except (ValueError, IndexError) as error:
+            raise TraceError(f"{path}: row {number} has no time in its `timestamp`") from error
+
+
+def _csv_counts(
+    path: Path, rows: Iterable[list[str]], units_s: Mapping[int, float], counted: int
+) -> Iterator[tuple[float, float]]:
+    """(seconds, requests) by row. `units_s` says what one is worth in each column that tells the time."""
+    for number, row in enumerate(rows, 1):
+        try:
+            count = _finite(row[counted])
+            yield sum(_finite(row[column]) * unit_s for column, unit_s in units_s.items()), count
+        except (ValueError, IndexError) as error:
+            raise TraceError(f"{path}: row {number} has no time or no count") from error
+        if count < 0:
+            raise TraceError(f"{path}: row {number} counts {count:g} requests")
+
+
+def _instant(text: str) -> float:
+    """Seconds, written as a number or as a date and time (UTC where it does not say)."""
+    try:
+        return _finite(text)
+    except ValueError:
+        moment = datetime.fromisoformat(text.strip())
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _finite(raw: str | float) -> float:
+    number = float(raw)
+    if not abs(number) < MAX_NUMBER:
+        raise ValueError(f"{number} is out of bounds")
+    return number
+
+
+def _of_instants(path: Path, requests: Iterable[tuple[float, int]]) -> Arrivals:
+    """They need not be in order."""
+    by_bin: Counter[int] = Counter()
+    zero: float | None = None
+    for at_s, count in requests:
+        zero = at_s if zero is None else zero
+        by_bin[math.floor((at_s - zero) / BIN_S)] += count
+    if not by_bin:
+        raise TraceError(f"{path}: no request in it")
+    first, last = min(by_bin), max(by_bin)
+    if last - first >= MAX_BINS:
+        raise TraceError(f"{path}: longer than {MAX_BINS * BIN_S / 86400:.0f} days")
+    bins = [by_bin[index] for index in range(first, last + 1)]
+    return _of_bins(path.name, [BIN_S] * len(bins), bins)
+
+
+def _of_counts(path: Path, rows: Iterable[tuple[float, float]]) -> Arrivals:
+    """The last row holds for as long as the one before it."""
+    times: list[float] = []
+    counts: list[float] = []
+    for at_s, count in rows:
+        if times and at_s <= times[-1]:
+            raise TraceError(f"{path}: row {len(times) + 1} is not later than the one before it")
+        if len(times) >= MAX_BINS:
+            raise TraceError(f"{path}: more than {MAX_BINS} rows")
+        times.append(at_s)
+        counts.append(count)
+    if len(times) < 2:
+        raise TraceError(f"{path}: fewer than two rows, so that it has no length")
+    lengths = [later - earlier for earlier, later in pairwise(times)]
+    return _of_bins(path.name, [*lengths, lengths[-1]], counts)
+
+
+def _of_bins(name: str, lengths_s: Iterable[float], counts: Iterable[float]) -> Arrivals:
+    return Arrivals(
+        name, tuple(accumulate(lengths_s, initial=0.0)), tuple(accumulate(map(float, counts), initial=0.0))
+    )

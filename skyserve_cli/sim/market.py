@@ -1,0 +1,217 @@
+"""A recorded spot market as a provisioner.
+
+Time goes in ticks, and within a tick in this order (the trace replay of SkyServe §5.2):
+
+1. the production tick decides on what could be seen at the end of the tick before;
+2. instances are ended that it wants ended; the zone's capacity becomes that of this tick, and what is beyond it is
+   preempted, victims drawn at random; then launches are tried, and one succeeds if its zone has room;
+3. the tick is accounted: every instance that lives is paid for, from its launch on, and is ready when it has lived
+   for the cold start.
+
+On-demand instances can always be had, and need the same time to start.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import ClassVar
+
+from policies.model import CapacityType, Offer, Zone
+from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.errors import CapacityError
+from skyserve_cli.sim.trace import Steps, Trace, ZoneTrace
+
+CLOUD = "trace"
+EPOCH_S = 1_000_000.0
+NEVER = 1 << 60
+DEFAULT_RATIO = 3.0  # of the on-demand price to the usual spot price, where nobody says
+
+_LONG_GONE_TICKS = 20  # how long the cloud still lists what has ended
+
+
+class TickClock:
+    """The time of the tick that is under way."""
+
+    def __init__(self, tick_s: float) -> None:
+        self.tick = 0
+        self._tick_s = tick_s
+
+    def now(self) -> float:
+        return EPOCH_S + self.tick * self._tick_s
+
+    def tick_at(self, at: float) -> int:
+        """The first tick whose time is not before `at`."""
+        return math.ceil((at - EPOCH_S) / self._tick_s - 1e-9)
+
+
+def usual_spot_usd_hour(trace: Trace) -> float:
+    """The mean over zones of the spot price the trace begins with; 1 if it knows none."""
+    known = [zone.spot_usd_hour.at(0) for zone in trace.zones if zone.spot_usd_hour is not None]
+    return fmean(known) if known else 1.0
+
+
+@dataclass(slots=True)
+class Machine:
+    """One instance (of one or more nodes)."""
+
+    id: str
+    order: LaunchOrder
+    place: int  # index of its zone; -1: on demand
+    born: int  # tick
+    ended: int = NEVER  # the tick in which it no longer lived
+    preempted: bool = False
+
+    @property
+    def nodes(self) -> int:
+        return self.order.num_nodes
+
+
+class Market:
+    """A provisioner over a trace. `seed` decides who is preempted, and the order of zones that cost the same."""
+
+    name: ClassVar[str] = CLOUD
+
+    def __init__(
+        self, trace: Trace, clock: TickClock, *, cold_start_s: float, price_ratio: float | None, seed: int
+    ) -> None:
+        self.trace = trace
+        self.clock = clock
+        self.start_ticks = max(1, round(cold_start_s / trace.tick_s))
+        self.alive: dict[str, Machine] = {}  # by id, oldest first
+        self.preemptions = self.failed_launches = self.launches = 0
+        self._rng = random.Random(seed)
+        self._ratio = price_ratio
+        self._usual = usual_spot_usd_hour(trace)
+        self._machines: dict[str, Machine] = {}  # by token
+        self._ended: list[Machine] = []
+        self._index = {zone.name: index for index, zone in enumerate(trace.zones)}
+        self._order = self._rng.sample(range(len(trace.zones)), len(trace.zones))
+        self.news = True  # whether a listing would show anything that the last one did not
+        self.prices_move = any(
+            zone.spot_usd_hour and len(zone.spot_usd_hour.ticks) > 1 for zone in trace.zones
+        )
+
+    # --- what a provisioner does ----------------------------------------------------------------------------
+
+    def offers(self, need: Requirements) -> list[Offer]:
+        found = []
+        for use_spot in sorted({candidate.use_spot for candidate in need.candidates}, reverse=True):
+            kind = CapacityType.SPOT if use_spot else CapacityType.ON_DEMAND
+            for index in self._order:
+                spot, on_demand = self.prices(index)
+                paid = (spot if use_spot else on_demand) * need.num_nodes
+                zone = self._zone(self.trace.zones[index])
+                found.append(Offer(zone, "trace", "GPU", 1.0, kind, paid, on_demand * need.num_nodes))
+        return sorted(found, key=lambda offer: offer.price_usd_hour)
+
+    def launch(self, order: LaunchOrder) -> Instance:
+        known = self._machines.get(order.token)
+        if known is not None:
+            return self._shown(known)
+        spot = order.offer.capacity_type is CapacityType.SPOT
+        place = self._index[order.offer.zone.name] if spot else -1
+        if spot and self.held(place) + order.num_nodes > self._capacity(place):
+            self.failed_launches += 1
+            raise CapacityError(f"no room in {order.offer.zone.name}", cloud=CLOUD, zone=order.offer.zone)
+        self.launches += 1
+        made = Machine(f"i-{self.launches}", order, place, self.clock.tick)
+        self._machines[order.token] = self.alive[made.id] = made
+        self.news = True
+        return self._shown(made)
+
+    def instances(self, owner: str, service: str | None = None) -> list[Instance]:
+        """The machines of the one owner there is."""
+        recent = self.clock.tick - _LONG_GONE_TICKS
+        while self._ended and self._ended[0].ended < recent:
+            old = self._ended.pop(0)
+            del self._machines[old.order.token]
+        return [self._shown(machine) for machine in (*self.alive.values(), *self._ended)]
+
+    def terminate(self, instance: Instance) -> None:
+        machine = self.alive.get(instance.id)
+        if machine is not None:
+            self._end(machine, preempted=False)
+
+    # --- what only the simulation does ------------------------------------------------------------------------
+
+    def prefer(self, first: Callable[[ZoneTrace], bool]) -> None:
+        """Among zones of one price, offer these first."""
+        self._order.sort(key=lambda index: not first(self.trace.zones[index]))
+
+    def prices(self, index: int) -> tuple[float, float]:
+        """Spot and on-demand USD per hour of one node, now. A zone without a price has the usual one."""
+        zone = self.trace.zones[index]
+        spot = self._usual if zone.spot_usd_hour is None else zone.spot_usd_hour.at(self.clock.tick)
+        if self._ratio is None and zone.on_demand_usd_hour is not None:
+            return spot, zone.on_demand_usd_hour
+        return spot, self._usual * (self._ratio or DEFAULT_RATIO)
+
+    def preempt(self) -> None:
+        """Take what is beyond this tick's capacity."""
+        for place in range(len(self.trace.zones)):
+            excess = self.held(place) - self._capacity(place)
+            while excess > 0:
+                here = [machine for machine in self.alive.values() if machine.place == place]
+                victim = here[self._rng.randrange(len(here))]
+                self._end(victim, preempted=True)
+                self.preemptions += 1
+                excess -= victim.nodes
+
+    def next_preemption(self) -> int:
+        """The next tick in which capacity falls below what is held, if things stay as they are."""
+        held = [self.held(place) for place in range(len(self.trace.zones))]
+        return min(
+            (self._falls_below(place, count) for place, count in enumerate(held) if count), default=NEVER
+        )
+
+    def held(self, place: int) -> int:
+        return sum(machine.nodes for machine in self.alive.values() if machine.place == place)
+
+    def is_ready(self, endpoint: str, tick: int) -> bool:
+        """Whether the instance that lives there had started up by the end of `tick`."""
+        machine = self.alive.get(endpoint.removeprefix("http://").removesuffix(":80"))
+        return machine is not None and machine.born + self.start_ticks <= tick
+
+    def next_start(self) -> int:
+        """The first tick, this one or later, at whose end an instance will just have started up."""
+        starts = (machine.born + self.start_ticks for machine in self.alive.values())
+        return min((at for at in starts if at >= self.clock.tick), default=NEVER)
+
+    def _capacity(self, place: int) -> int:
+        return self.trace.zones[place].capacity.at(self.clock.tick)
+
+    def _falls_below(self, place: int, count: int) -> int:
+        capacity: Steps[int] = self.trace.zones[place].capacity
+        tick = capacity.next_change(self.clock.tick)
+        while tick is not None and capacity.at(tick) >= count:
+            tick = capacity.next_change(tick)
+        return NEVER if tick is None else tick
+
+    def _end(self, machine: Machine, *, preempted: bool) -> None:
+        machine.ended, machine.preempted = self.clock.tick, preempted
+        del self.alive[machine.id]
+        self._ended.append(machine)
+        self.news = True
+
+    def _zone(self, zone: ZoneTrace) -> Zone:
+        return Zone(CLOUD, zone.region, zone.name)
+
+    def _shown(self, machine: Machine) -> Instance:
+        state = InstanceState.RUNNING
+        if machine.ended < NEVER:
+            state = InstanceState.PREEMPTED if machine.preempted else InstanceState.TERMINATED
+        return Instance(
+            id=machine.id,
+            token=machine.order.token,
+            owner=machine.order.owner,
+            service=machine.order.service,
+            replica_id=machine.order.replica_id,
+            zone=machine.order.offer.zone,
+            capacity_type=machine.order.offer.capacity_type,
+            state=state,
+            endpoint=f"http://{machine.id}:80",
+        )

@@ -1,0 +1,139 @@
+"""The controller's hands in a recorded market: each class fills one port of `controller.ports`.
+
+What a tick orders is done in the same tick, by `ReplayRunner.act`; what it came to is seen in the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from lb.wire import TargetState
+from policies.model import Event, Load, Offer, ProbePassed
+from provisioners.base import Instance, LaunchOrder, Requirements
+from skyserve_cli.controller.orders import token_of
+from skyserve_cli.controller.perform import Retry, perform
+from skyserve_cli.controller.ports import AgentOrder, Call, CallKind, ProbeOrder, Sighting
+from skyserve_cli.controller.runner import CallBook
+from skyserve_cli.sim.arrivals import Arrivals
+from skyserve_cli.sim.market import CLOUD, Market
+
+
+class ReplayRunner:
+    """Makes the calls of a tick within it."""
+
+    def __init__(self, market: Market, owner: str, order: Callable[[Call], LaunchOrder]) -> None:
+        self._market = market
+        self._owner = owner
+        self._order = order
+        self._book = CallBook()
+        self._calls: list[Call] = []
+        self._answers: list[tuple[Call, Event | Retry]] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether no answer waits to be seen."""
+        return not self._answers
+
+    def act(self) -> None:
+        """The cloud's part of a tick: ends, then the market, then launches."""
+        calls, self._calls = self._calls, []
+        for call in calls:
+            if call.kind is CallKind.TERMINATE:
+                self._perform(call)
+        self._market.preempt()
+        for call in calls:
+            if call.kind is CallKind.LAUNCH:
+                self._perform(call)
+
+    def ensure(self, calls: Sequence[Call]) -> None:
+        self._calls += self._book.startable(calls, self._market.clock.now())
+
+    def drain(self) -> list[tuple[str, Event]]:
+        answers, self._answers = self._answers, []
+        now = self._market.clock.now()
+        settled = ((call.service, self._book.settled(call, outcome, now)) for call, outcome in answers)
+        return [(service, event) for service, event in settled if event is not None]
+
+    def abandon(self, orphan: Instance) -> None:
+        raise AssertionError(f"an instance without a row: {orphan}")
+
+    def _perform(self, call: Call) -> None:
+        token = token_of(self._owner, call.service, call.incarnation, call.replica.id, call.replica.offer)
+        outcome = perform(call, self._market, lambda: self._order(call), token, self._owner)
+        self._answers.append((call, outcome))
+
+
+class ReplayWitness:
+    """Lists the market as it was at the end of the tick before, when there is something new to see."""
+
+    def __init__(self, market: Market, owner: str) -> None:
+        self._market = market
+        self._owner = owner
+
+    def watch(self, clouds: frozenset[str]) -> None:
+        pass
+
+    def drain(self) -> list[Sighting]:
+        if not self._market.news:
+            return []
+        self._market.news = False
+        asked_at = self._market.clock.now() - self._market.trace.tick_s
+        return [Sighting(CLOUD, asked_at, tuple(self._market.instances(self._owner)))]
+
+
+class ReplayProber:
+    """A replica's first probe passes when its cold start was over at the end of the tick before."""
+
+    def __init__(self, market: Market) -> None:
+        self._market = market
+        self._waiting: list[ProbeOrder] = []
+
+    def watch(self, orders: Sequence[ProbeOrder]) -> None:
+        self._waiting = [order for order in orders if not order.passing]
+
+    def drain(self) -> list[tuple[str, Event]]:
+        seen = self._market.clock.tick - 1
+        return [
+            (order.service, ProbePassed(order.replica_id))
+            for order in self._waiting
+            if self._market.is_ready(order.endpoint, seen)
+        ]
+
+
+class ReplayFleet:
+    """A load balancer whose requests are over at once, and whose demand is that of `arrivals`."""
+
+    def __init__(self, market: Market, arrivals: Arrivals | None, window_s: float) -> None:
+        self.draining: frozenset[int] = frozenset()
+        self._market = market
+        self._arrivals = arrivals
+        self._window_s = window_s
+
+    def ensure(self, orders: Mapping[str, AgentOrder | None]) -> None:
+        tables = [order.table for order in orders.values() if order is not None]
+        self.draining = frozenset(
+            int(target.id)
+            for table in tables
+            for target in table.targets
+            if target.state is TargetState.DRAINING
+        )
+
+    def load(self, service: str) -> Load:
+        if self._arrivals is None:
+            return Load(empty=self.draining, known=True)
+        now = self._market.clock.tick * self._market.trace.tick_s
+        requests = self._arrivals.count(max(0.0, now - self._window_s), now)
+        return Load(self._window_s, requests, empty=self.draining, known=True)
+
+
+class ReplayOffers:
+    """The market's prices."""
+
+    def __init__(self, market: Market) -> None:
+        self._market = market
+        self._known: dict[Requirements, tuple[Offer, ...]] = {}
+
+    def get(self, need: Requirements) -> tuple[Offer, ...]:
+        if need not in self._known or self._market.prices_move:
+            self._known[need] = tuple(self._market.offers(need))
+        return self._known[need]

@@ -1,0 +1,234 @@
+"""A simulation as one file to look at: a page (HTML) or a picture (PNG).
+
+Both hold everything: the verdict, the table, the three pictures of `report_figures` and the command line that makes
+them again. The page has its pictures and its style inside; it loads nothing and runs nothing. The same simulation
+gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from textwrap import fill, wrap
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure, FigureBase
+
+from skyserve_cli.sim.report_figures import MUTED, STYLE, draw_frontier, draw_spend, draw_timelines
+from skyserve_cli.sim.results import Run, Simulation, percent
+from skyserve_cli.sim.summary import Row, cheapest, most_available, summarize
+from skyserve_cli.sim.wording import (
+    GLOSSARY,
+    LEVELS,
+    equal_availability,
+    setting,
+    table_cells,
+    verdict,
+)
+
+SUFFIXES = (".html", ".png")
+
+_WIDTH_IN = 11.0
+_PANEL_IN, _LEGEND_IN = 1.5, 1.0
+_FRONTIER_IN, _SPEND_IN = 4.8, 3.8
+_LINE_IN = 0.24  # of text
+_DPI = 130
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; color: #1f2933;
+  background: #fff; max-width: 1120px; margin: 2.5rem auto; padding: 0 1.5rem; }}
+h1 {{ font-size: 1.55rem; margin: 0 0 .25rem; }}
+h2 {{ font-size: 1.1rem; margin: 2.4rem 0 .3rem; }}
+p.setting, p.note, dl {{ color: #66707c; margin: .2rem 0 .8rem; font-size: .9rem; }}
+p.verdict {{ border-left: 4px solid #0072B2; background: #f2f7fb; padding: .6rem .9rem; margin: 1.2rem 0 .6rem; }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; margin: .6rem 0; }}
+th {{ text-align: left; font-size: .74rem; letter-spacing: .03em; color: #66707c; }}
+th, td {{ padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #e4e7eb; white-space: nowrap; }}
+th.number, td.number {{ text-align: right; }}
+div.wide {{ overflow-x: auto; }}
+svg {{ width: 100%; height: auto; }}
+pre {{ background: #f5f6f8; padding: .7rem .9rem; overflow-x: auto; font-size: .85rem; }}
+dt {{ float: left; clear: left; font-weight: 600; margin-right: .5rem; }}
+dd {{ margin: 0; }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+<p class="setting">{setting}</p>
+{verdicts}
+<div class="wide">{table}</div>
+<dl>{glossary}</dl>
+<h2>Replicas over time</h2>
+<p class="note">{timelines_note}</p>
+{timelines}
+<h2>Availability against cost</h2>
+<p class="note">Up and to the left is better. Lines join what mixing settings over time reaches; dotted, what mixing
+with on demand reaches.</p>
+{frontier}
+<div class="wide">{levels}</div>
+<h2>Spend over time</h2>
+{spend}
+<h2>Made by</h2>
+<pre>{command}</pre>
+</body>
+</html>
+"""
+
+
+def write(simulation: Simulation, path: Path, *, command: str, targets: Sequence[float]) -> None:
+    """Write the report; the suffix of `path` says as what. `targets` are the availabilities of interest.
+
+    Takes the place of an older file in one step. Raises OSError, and ValueError where there is nothing to show.
+    """
+    if not simulation.runs:
+        raise ValueError("a report needs a run")
+    render = _page if path.suffix == ".html" else _picture
+    with rc_context(STYLE):
+        content = render(simulation, command, targets)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_bytes(content)
+    beside.replace(path)
+
+
+def shown_runs(rows: Sequence[Row], availability: float) -> list[Run]:
+    """The first run of each policy's cheapest setting that is available enough, or else of its most available."""
+    policies = dict.fromkeys(row.policy for row in rows)
+    chosen = []
+    for policy in policies:
+        family = [row for row in rows if row.policy == policy]
+        row = cheapest(family, availability) or most_available(family) or family[0]
+        chosen.append(row.runs[0])
+    return chosen
+
+
+# --- the page -----------------------------------------------------------------------------------------------
+
+
+def _page(simulation: Simulation, command: str, targets: Sequence[float]) -> bytes:
+    rows = summarize(simulation.runs)
+    runs = shown_runs(rows, targets[0])
+    columns, cells = table_cells(rows, priced=simulation.priced)
+    levels = [[policy, *(f"{cost:.1%}" for cost in costs)] for policy, costs in equal_availability(rows)]
+    text = _PAGE.format(
+        title=html.escape(_title(simulation)),
+        setting=html.escape(setting(simulation)),
+        verdicts="\n".join(
+            f'<p class="verdict">{html.escape(line)}</p>' for line in _verdicts(simulation, rows, targets)
+        ),
+        table=_html_table(columns, cells),
+        glossary="".join(
+            f"<dt>{html.escape(term)}</dt><dd>{html.escape(said)}</dd>" for term, said in GLOSSARY
+        ),
+        timelines_note=html.escape(_timelines_note(simulation, runs)),
+        timelines=_svg(
+            _LEGEND_IN + _PANEL_IN * len(runs), lambda figure: draw_timelines(figure, simulation, runs)
+        ),
+        frontier=_svg(_FRONTIER_IN, lambda figure: draw_frontier(figure, rows)),
+        levels=_html_table(["COST AT", *(f"#{percent(level)}" for level in LEVELS)], levels),
+        spend=_svg(_SPEND_IN, lambda figure: draw_spend(figure, simulation, runs)),
+        command=html.escape(command),
+    )
+    return text.encode()
+
+
+def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    def line(tag: str, cells: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{_NUMBER if column[0] in '#$' else ''}>{html.escape(cell)}</{tag}>"
+            for column, cell in zip(columns, cells, strict=True)
+        )
+
+    head = line("th", [column.removeprefix("#") for column in columns])
+    return f"<table><tr>{head}</tr>" + "".join(f"<tr>{line('td', row)}</tr>" for row in rows) + "</table>"
+
+
+_NUMBER = ' class="number"'
+
+
+def _svg(height_in: float, draw: Callable[[FigureBase], None]) -> str:
+    figure = Figure((_WIDTH_IN, height_in), layout="constrained")
+    draw(figure)
+    out = io.StringIO()
+    figure.savefig(out, format="svg", dpi=_DPI, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    # An HTML page has no place for the XML prologue, and knows the namespaces.
+    bare = re.sub(r"\A.*?(?=<svg)", "", out.getvalue(), count=1, flags=re.DOTALL)
+    return re.sub(r' xmlns(:\w+)?="[^"]*"', "", bare)
+
+
+# --- the picture --------------------------------------------------------------------------------------------
+
+
+def _picture(simulation: Simulation, command: str, targets: Sequence[float]) -> bytes:
+    rows = summarize(simulation.runs)
+    runs = shown_runs(rows, targets[0])
+    columns, cells = table_cells(rows, priced=simulation.priced)
+    said = [setting(simulation), *_verdicts(simulation, rows, targets)]
+    head = [line for text in said for line in wrap(text, 140, subsequent_indent="    ")]
+    foot = fill(command, 130, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    heights = (
+        _LINE_IN * (len(head) + 1.8),
+        _LINE_IN * (len(cells) + 2),
+        _LEGEND_IN + _PANEL_IN * len(runs),
+        _FRONTIER_IN,
+        _SPEND_IN,
+        _LINE_IN * (foot.count("\n") + 2),
+    )
+    figure = Figure((_WIDTH_IN, sum(heights)), layout="constrained")
+    top, table, timelines, frontier, spend, bottom = figure.subfigures(
+        len(heights), 1, squeeze=False, height_ratios=heights
+    )[:, 0]
+    top.text(0.012, 0.92, _title(simulation), fontsize=14, fontweight="bold", va="top")
+    top.text(0.012, 0.92 - 1.4 / (len(head) + 1.8), "\n".join(head), va="top", linespacing=1.5)
+    _draw_table(table, columns, cells)
+    draw_timelines(timelines, simulation, runs)
+    draw_frontier(frontier, rows)
+    draw_spend(spend, simulation, runs)
+    bottom.text(0.012, 0.9, foot, va="top", family="monospace", fontsize=8, color=MUTED)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=_DPI, metadata={"Software": None})
+    return out.getvalue()
+
+
+def _draw_table(figure: FigureBase, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(cell) for cell in column) + 2 for column in zip(columns, *rows, strict=True)]
+    line = 1 / (len(rows) + 2)
+    begun = 0
+    for index, (name, width) in enumerate(zip(columns, widths, strict=True)):
+        right = name[0] in "#$"
+        x = 0.012 + 0.976 * (begun + (width - 2 if right else 0)) / max(sum(widths), 120)
+        begun += width
+        for number, cell in enumerate([name.removeprefix("#"), *(row[index] for row in rows)]):
+            figure.text(
+                x, 1 - line * (number + 1), cell, ha="right" if right else "left", va="center",
+                fontsize=7.5 if number == 0 else 9, color=MUTED if number == 0 else None,
+            )  # fmt: skip
+
+
+# --- what both say ------------------------------------------------------------------------------------------
+
+
+def _title(simulation: Simulation) -> str:
+    return f"What spot would have done: {simulation.trace}"
+
+
+def _verdicts(simulation: Simulation, rows: Sequence[Row], targets: Sequence[float]) -> list[str]:
+    return [verdict(rows, target, priced=simulation.priced) for target in targets]
+
+
+def _timelines_note(simulation: Simulation, runs: Sequence[Run]) -> str:
+    of_several = len(simulation.runs) > len(runs)
+    which = f" (seed {runs[0].seed}, window {runs[0].window + 1})" if of_several else ""
+    return (
+        f"One run of each policy{which}, from the end of the first cold start on. The area is what was paid for; the strip below marks "
+        "when fewer than the target were ready, widened to be seen."
+    )

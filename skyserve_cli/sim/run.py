@@ -1,0 +1,400 @@
+"""One policy over one trace: the production controller in a recorded market.
+
+The tick, the plan, the policies, the store and `perform` are the production ones; `market` and `replay` stand in
+for the cloud and the hands. Ticks in which nothing can happen are left out: after a tick that changed nothing the
+next one is when an instance starts up, capacity falls below what is held, the load changes or a wait of the plan or
+of a replica ends. `compressed=False` runs them all, to the same story (a test compares the two).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from policies import deadlines
+from policies.model import ReplicaState
+from skyserve_cli.controller.books import SpecBook
+from skyserve_cli.controller.orders import goal_of
+from skyserve_cli.controller.reconciler import Reconciler
+from skyserve_cli.controller.seal import Seal
+from skyserve_cli.sim.arrivals import Arrivals
+from skyserve_cli.sim.market import CLOUD, EPOCH_S, NEVER, Market, TickClock, usual_spot_usd_hour
+from skyserve_cli.sim.omniscient import solve
+from skyserve_cli.sim.replay import (
+    ReplayFleet,
+    ReplayOffers,
+    ReplayProber,
+    ReplayRunner,
+    ReplayWitness,
+)
+from skyserve_cli.sim.results import ON_DEMAND, SPOT, Run, Step
+from skyserve_cli.sim.trace import Trace
+from skyserve_cli.spec import spec_to_json
+from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from skyserve_cli.state.store import Store
+
+#: Names for `--policy`.
+POLICIES: Mapping[str, str] = {
+    "spothedge": "spot where it lasts, N extra, on-demand while spot is missing (SkyServe §3, mended refill rule)",
+    "spothedge_literal": "the same with Algorithm 1 as printed, which livelocks where one zone of three is usable",
+    "risk_hedge": "spot, zones and on-demand chosen for an availability target from what was seen of each zone",
+    "spread": "spot only, spread over the zones that have room (what a file without a placer gets)",
+    "even_spread": "a fixed share of spot replicas in every zone",
+    "round_robin": "every attempt in the next zone",
+    "single_zone": "all spot replicas in one zone, the best in hindsight",
+    "single_region": "a spot pool over the zones of one region, the best in hindsight",
+    "asg": "single_region with 10 % on-demand, like an AWS Auto Scaling group",
+    "on_demand": "on-demand only",
+    "omniscient": "the cheapest plan for somebody who knows the future (SkyServe equations 1-5)",
+}
+
+#: Policies that take `num_overprovision`.
+OVERPROVISIONING = frozenset(POLICIES) - {"risk_hedge", "on_demand", "omniscient"}
+
+SERVICE = "simulated"
+_KEY = b"c2ltdWxhdGVkLXNpbXVsYXRlZC1zaW11bGF0ZWQtLSE="
+_DAY_S = 86_400.0
+_PROGRESS_TICKS = 2_880
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run. `overprovision` None is 0 or not applicable; `availability_target` None is the policy's default."""
+
+    policy: str
+    overprovision: int | None = None
+    availability_target: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all runs share. `price_ratio` None takes the on-demand prices of the trace. `spec` gives scaling and
+    nodes; where it follows the load, `n_target` is only what availability is measured by before the first tick."""
+
+    trace: Trace
+    n_target: int
+    cold_start_s: float
+    price_ratio: float | None = 3.0
+    arrivals: Arrivals | None = None
+    spec: ServiceSpec | None = None
+
+
+def simulate(setting: Setting, job: Job, progress: Callable[[float], None] = lambda _: None) -> Run:
+    """Run one job. `progress` is told the fraction done, now and then."""
+    began = time.process_time()
+    run = (_omniscient if job.policy == "omniscient" else _best)(setting, job, progress)
+    return replace(run, cpu_s=time.process_time() - began)
+
+
+def _best(setting: Setting, job: Job, progress: Callable[[float], None]) -> Run:
+    """The baselines that stay in one place get the place that turned out to be the best."""
+    match job.policy:
+        case "single_zone":
+            places = sorted({zone.name for zone in setting.trace.zones})
+        case "single_region" | "asg":
+            places = sorted({zone.region for zone in setting.trace.zones})
+        case _:
+            return Replay(setting, job).run(progress)
+    runs = []
+    for number, place in enumerate(places):
+
+        def told(done: float, number: int = number) -> None:
+            progress((number + done) / len(places))
+
+        runs.append(replace(Replay(setting, job, place).run(told), zones=place))
+    return max(runs, key=lambda run: (run.availability, -run.cost_relative))
+
+
+class Replay:
+    """The world of one run."""
+
+    def __init__(
+        self, setting: Setting, job: Job, place: str | None = None, *, compressed: bool = True
+    ) -> None:
+        """`place` is the zone or region that policies find first."""
+        self._setting = setting
+        self._job = job
+        self._compressed = compressed
+        trace = setting.trace
+        self._clock = TickClock(trace.tick_s)
+        self.market = Market(
+            trace,
+            self._clock,
+            cold_start_s=setting.cold_start_s,
+            price_ratio=setting.price_ratio,
+            seed=job.seed,
+        )
+        if place is not None:
+            self.market.prefer(lambda zone: place in (zone.name, zone.region))
+        rng = random.Random(job.seed)
+        self.store = Store("sqlite://", draw=lambda size: rng.randbytes(size).hex())
+        self._spec = _spec_of(setting, job)
+        specs = SpecBook(self.store, Seal(_KEY))
+        owner = self.store.owner()
+        self._runner = ReplayRunner(self.market, owner, lambda call: specs.order(owner, call))
+        self._fleet = ReplayFleet(self.market, setting.arrivals, self._spec.replica_policy.load_window_s)
+        self.reconciler = Reconciler(
+            clock=self._clock,
+            store=self.store,
+            specs=specs,
+            offers=ReplayOffers(self.market),
+            runner=self._runner,
+            witness=ReplayWitness(self.market, owner),
+            prober=ReplayProber(self.market),
+            fleet=self._fleet,
+            enabled_clouds=frozenset({CLOUD}),
+            lb_host="127.0.0.1",
+        )
+        self.store.put_service(
+            SERVICE,
+            spec_to_json(self._spec),
+            replica_hash="",
+            sealed_secrets=b"",
+            lb_port=0,
+            target=0,
+            mode=None,
+            now=EPOCH_S,
+        )
+        self._account = _Account(setting, self.market)
+
+    def run(self, progress: Callable[[float], None] = lambda _: None) -> Run:
+        """The whole trace, once."""
+        trace, clock, account = self._setting.trace, self._clock, self._account
+        ticks = told = 0
+        while clock.tick < trace.n_ticks:
+            self.reconciler.tick()
+            ticks += 1
+            self._runner.act()
+            plan = self.reconciler.plans[SERVICE]
+            until = min(self._next_tick(), trace.n_ticks)
+            account.take(clock.tick, until, plan.wanted, self._fleet.draining)
+            clock.tick = until
+            if until - told >= _PROGRESS_TICKS:
+                told = until
+                progress(until / trace.n_ticks)
+        progress(1.0)
+        run = account.run(self._job, ticks=ticks, digest=self.digest())
+        self.store.close()
+        return run
+
+    def story(self) -> list[str]:
+        """Every line that was written about the service."""
+        return [
+            f"{line.at - EPOCH_S:.0f} {line.story.replica_id} {line.story.kind} {line.story.state} {line.story.message}"
+            for line in self.store.events(SERVICE, limit=10_000_000)
+        ]
+
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(self.story()).encode()).hexdigest()[:16]
+
+    def _next_tick(self) -> int:
+        """The next tick that may come to anything."""
+        clock, market = self._clock, self.market
+        following = clock.tick + 1
+        if not self._compressed or market.news or self._fleet.draining or not self._runner.idle:
+            return following
+        (row,) = self.store.services()
+        if any(
+            replica.state in (ReplicaState.REQUESTED, ReplicaState.TERMINATING) for replica in row.replicas
+        ):
+            return following
+        waits = (
+            self.reconciler.plans[SERVICE].wake_at,
+            deadlines.next_due(row.replicas, goal_of(row, self._spec)),
+        )
+        ticks = [clock.tick_at(at) for at in waits if at is not None]
+        ticks += [market.next_start() + 1, market.next_preemption(), self._next_load()]
+        return max(following, min(ticks))
+
+    def _next_load(self) -> int:
+        """With requests the load is looked at as often as its window allows."""
+        if self._setting.arrivals is None:
+            return NEVER
+        window_s = self._spec.replica_policy.load_window_s
+        return self._clock.tick + max(1, int(window_s / self._setting.trace.tick_s))
+
+
+class _Account:
+    """What was ready and what it cost, tick by tick. Nothing can be ready before one cold start is over, so
+    accounting begins there."""
+
+    def __init__(self, setting: Setting, market: Market) -> None:
+        self._setting = setting
+        self._market = market
+        self._first = market.start_ticks
+        self._ticks = self._available = 0
+        self._fraction = 0.0
+        self._usd = self._usd_spot = self._usd_on_demand = 0.0
+        self._steps: list[Step] = []
+        self._wanted: list[tuple[float, int]] = []
+        self._requests = self._short = 0
+
+    def take(self, start: int, until: int, wanted: int, dismissed: frozenset[int]) -> None:
+        """From `start` to `until` nothing is launched or lost; replicas may start up in between."""
+        market, tick_s = self._market, self._setting.trace.tick_s
+        if not self._wanted or self._wanted[-1][1] != wanted:
+            self._wanted.append((start * tick_s, wanted))
+        cuts = {start, max(start, self._first), until}
+        cuts |= {m.born + market.start_ticks for m in market.alive.values()}
+        edges = sorted(cut for cut in cuts if start <= cut <= until)
+        for begin, end in pairwise(edges):
+            self._span(begin, end, wanted, dismissed)
+
+    def _span(self, begin: int, end: int, wanted: int, dismissed: frozenset[int]) -> None:
+        market, tick_s = self._market, self._setting.trace.tick_s
+        counts: dict[tuple[str, str], list[int]] = {}
+        ready = 0
+        usd_hour = usd_spot_hour = 0.0
+        for machine in market.alive.values():
+            serves = machine.born + market.start_ticks <= begin and machine.order.replica_id not in dismissed
+            offer = machine.order.offer
+            count = counts.setdefault((offer.zone.name, offer.capacity_type.value), [0, 0])
+            count[0] += 1
+            count[1] += serves
+            ready += serves
+            usd_hour += offer.price_usd_hour
+            usd_spot_hour += offer.price_usd_hour if machine.place >= 0 else 0.0
+        shown = tuple(sorted((zone, kind, *both) for (zone, kind), both in counts.items()))
+        if not self._steps or self._steps[-1].counts != shown:
+            self._steps.append(Step(begin * tick_s, shown))  # type: ignore[arg-type]
+        if begin < self._first:
+            return
+        span, hours = end - begin, (end - begin) * tick_s / 3600.0
+        self._ticks += span
+        self._available += span if ready >= wanted else 0
+        self._fraction += span * (min(ready, wanted) / wanted if wanted else 1.0)
+        self._usd += usd_hour * hours
+        self._usd_spot += usd_spot_hour * hours
+        nodes = 1 if self._setting.spec is None else self._setting.spec.num_nodes
+        cheapest = min(market.prices(index)[1] for index in range(len(market.trace.zones)))
+        self._usd_on_demand += cheapest * nodes * wanted * hours
+        if self._setting.arrivals is not None:
+            came = self._setting.arrivals.count(begin * tick_s, end * tick_s)
+            self._requests += came
+            self._short += came if ready < wanted else 0
+
+    def run(self, job: Job, *, ticks: int, digest: str) -> Run:
+        market, setting = self._market, self._setting
+        days = self._ticks * setting.trace.tick_s / _DAY_S
+        with_requests = setting.arrivals is not None
+        return Run(
+            policy=job.policy,
+            overprovision=(job.overprovision or 0) if job.policy in OVERPROVISIONING else None,
+            seed=job.seed,
+            availability=self._available / self._ticks,
+            capacity_fraction=self._fraction / self._ticks,
+            cost_relative=self._usd / self._usd_on_demand if self._usd_on_demand else 0.0,
+            preemptions_per_day=market.preemptions / days,
+            failed_launches_per_day=market.failed_launches / days,
+            on_demand_cost_share=1.0 - self._usd_spot / self._usd if self._usd else 0.0,
+            days=days,
+            usd=self._usd,
+            usd_on_demand=self._usd_on_demand,
+            launches=market.launches,
+            cpu_s=0.0,
+            ticks=ticks,
+            digest=digest,
+            zones="",
+            steps=tuple(self._steps),
+            n_target=setting.n_target,
+            wanted=tuple(self._wanted),
+            requests=self._requests if with_requests else None,
+            requests_short=(self._short / self._requests if self._requests else 0.0)
+            if with_requests
+            else None,
+            availability_target=job.availability_target,
+        )
+
+
+def _spec_of(setting: Setting, job: Job) -> ServiceSpec:
+    """The service as the simulated controller gets it: the user's sizes and delays on the trace's zones."""
+    given = setting.spec or ServiceSpec(
+        name=SERVICE,
+        run="serve",
+        replica_policy=ReplicaPolicy(min_replicas=setting.n_target, max_replicas=setting.n_target),
+    )
+    policy = replace(
+        given.replica_policy,
+        spot_placer=None if job.policy == "on_demand" else job.policy,
+        num_overprovision=(job.overprovision or 0) if job.policy in OVERPROVISIONING else 0,
+        dynamic_ondemand_fallback=job.policy in ("spothedge", "spothedge_literal", "risk_hedge"),
+        base_ondemand_fallback_replicas=(
+            given.replica_policy.base_ondemand_fallback_replicas if job.policy in _WITH_BASE else 0
+        ),
+        availability_target=job.availability_target if job.policy == "risk_hedge" else None,
+    )
+    start_limit_s = 10.0 * setting.cold_start_s + 3600.0
+    return replace(
+        given,
+        name=SERVICE,
+        replica_policy=policy,
+        probe=Probe(path="/health", initial_delay_s=start_limit_s),
+        resources=(ResourceChoice(cloud=CLOUD, use_spot=job.policy != "on_demand"),),
+        resources_ordered=False,
+        secrets=(),
+        envs=(),
+        workdir=None,
+    )
+
+
+_WITH_BASE = frozenset({"spothedge", "spothedge_literal", "risk_hedge"})
+
+
+def _omniscient(setting: Setting, job: Job, progress: Callable[[float], None]) -> Run:
+    """What the future would have cost somebody who knew it. It launches nothing that could fail or be taken."""
+    trace = setting.trace
+    market = Market(
+        trace, TickClock(trace.tick_s), cold_start_s=0.0, price_ratio=setting.price_ratio, seed=job.seed
+    )
+    usual, on_demand = usual_spot_usd_hour(trace), market.prices(0)[1]
+    found = solve(
+        trace,
+        n_target=setting.n_target,
+        cold_start_s=setting.cold_start_s,
+        price_ratio=on_demand / usual,
+        availability=job.availability_target or 1.0,
+        spot_prices={zone.name: market.prices(index)[0] / usual for index, zone in enumerate(trace.zones)},
+        progress=lambda done, of: progress(done / of),
+    )
+    days = (trace.length_s - setting.cold_start_s) / _DAY_S
+    usd_on_demand = setting.n_target * on_demand * days * 24.0
+    series = {(zone.name, SPOT): found.spot[zone.name] for zone in trace.zones}
+    series[trace.zones[0].name, ON_DEMAND] = found.on_demand
+    edges = sorted({tick for steps in series.values() for tick in steps.ticks})
+    return Run(
+        policy=job.policy,
+        overprovision=None,
+        seed=job.seed,
+        availability=found.availability,
+        capacity_fraction=found.availability,
+        cost_relative=found.cost_relative,
+        preemptions_per_day=0.0,
+        failed_launches_per_day=0.0,
+        on_demand_cost_share=found.on_demand_cost_share,
+        days=days,
+        usd=found.cost_relative * usd_on_demand,
+        usd_on_demand=usd_on_demand,
+        launches=0,
+        cpu_s=found.seconds,
+        ticks=trace.n_ticks,
+        digest=hashlib.sha256(repr((found.spot, found.on_demand)).encode()).hexdigest()[:16],
+        zones="",
+        steps=tuple(
+            Step(
+                tick * trace.tick_s,
+                tuple(
+                    (zone, kind, steps.at(tick), steps.at(tick))
+                    for (zone, kind), steps in sorted(series.items())
+                    if steps.at(tick)
+                ),
+            )
+            for tick in edges
+        ),
+        n_target=setting.n_target,
+        availability_target=job.availability_target,
+    )

@@ -1,0 +1,124 @@
+"""Runs that differ only by chance, put together: means, how sure they are, and which is the one to take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from skyserve_cli.sim.results import Run
+
+#: Policies that see the future: a bound for the others, nothing one could run.
+BOUNDS = frozenset({"omniscient"})
+
+# Student's t, 97.5 %, for 1, 2, … degrees of freedom; beyond the table it is within 0.4 % of 1.96 + 2.4 / df.
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+class Estimate(NamedTuple):
+    """A mean, and half the width of its 95 % confidence interval; None where there is only one value."""
+
+    mean: float
+    half_width: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy with one setting of its knobs, over all seeds and windows. Units as in `Run`."""
+
+    label: str
+    policy: str
+    overprovision: int | None
+    availability_target: float | None
+    runs: tuple[Run, ...]
+    availability: Estimate
+    capacity_fraction: Estimate
+    cost_relative: Estimate
+    preemptions_per_day: Estimate
+    failed_launches_per_day: Estimate
+    on_demand_cost_share: Estimate
+    requests_short: Estimate | None
+
+    @property
+    def zones(self) -> str:
+        return ", ".join(sorted({run.zones for run in self.runs if run.zones}))
+
+    @property
+    def usd_hour(self) -> float:
+        return sum(run.usd for run in self.runs) / self._hours
+
+    @property
+    def usd_hour_on_demand(self) -> float:
+        return sum(run.usd_on_demand for run in self.runs) / self._hours
+
+    @property
+    def _hours(self) -> float:
+        return sum(run.days for run in self.runs) * 24
+
+
+def summarize(runs: Iterable[Run]) -> tuple[Row, ...]:
+    """A row for each policy and setting, in the order in which they first appear."""
+    groups: dict[tuple[object, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.policy, run.overprovision, run.availability_target), []).append(run)
+    return tuple(_row(tuple(group)) for group in groups.values())
+
+
+def cheapest(rows: Iterable[Row], availability: float) -> Row | None:
+    """The least cost among those that one could run and that are up so much of the time; None if none is."""
+    fit = [row for row in rows if row.policy not in BOUNDS and row.availability.mean >= availability]
+    return min(fit, key=lambda row: row.cost_relative.mean, default=None)
+
+
+def most_available(rows: Iterable[Row]) -> Row | None:
+    """The one to name where none is good enough."""
+    real = [row for row in rows if row.policy not in BOUNDS]
+    return max(real, key=lambda row: row.availability.mean, default=None)
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and interval of independent values."""
+    if len(values) < 2:
+        return Estimate(values[0])
+    freedom = len(values) - 1
+    t = _T[freedom - 1] if freedom <= len(_T) else 1.96 + 2.4 / freedom
+    return Estimate(fmean(values), t * stdev(values) / sqrt(len(values)))
+
+
+def _row(runs: tuple[Run, ...]) -> Row:
+    def over(value: Callable[[Run], float]) -> Estimate:
+        return _over(runs, value)
+
+    first = runs[0]
+    short = [run.requests_short for run in runs if run.requests_short is not None]
+    return Row(
+        label=first.label,
+        policy=first.policy,
+        overprovision=first.overprovision,
+        availability_target=first.availability_target,
+        runs=runs,
+        availability=over(lambda run: run.availability),
+        capacity_fraction=over(lambda run: run.capacity_fraction),
+        cost_relative=over(lambda run: run.cost_relative),
+        preemptions_per_day=over(lambda run: run.preemptions_per_day),
+        failed_launches_per_day=over(lambda run: run.failed_launches_per_day),
+        on_demand_cost_share=over(lambda run: run.on_demand_cost_share),
+        requests_short=over(lambda run: run.requests_short or 0.0) if len(short) == len(runs) else None,
+    )
+
+
+def _over(runs: Sequence[Run], value: Callable[[Run], float]) -> Estimate:
+    """Seeds of one window share its market, so they are not independent: where there are several windows, the
+    windows are what is counted, each with the mean of its seeds."""
+    windows: dict[int, list[float]] = {}
+    for run in runs:
+        windows.setdefault(run.window, []).append(value(run))
+    if len(windows) == 1:
+        (values,) = windows.values()
+        return estimate(values)
+    return estimate([fmean(values) for values in windows.values()])

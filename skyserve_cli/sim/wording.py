@@ -1,0 +1,125 @@
+"""A simulation in cells and sentences: the same on the screen, in the page and in the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skyserve_cli.output import plural, span, usd
+from skyserve_cli.sim.frontier import Point, cost_at
+from skyserve_cli.sim.results import Simulation, percent
+from skyserve_cli.sim.summary import BOUNDS, Estimate, Row, cheapest, most_available
+
+#: Where families of settings are compared.
+LEVELS = (0.99, 0.995, 0.999)
+
+
+def table_cells(rows: Sequence[Row], *, priced: bool) -> tuple[list[str], list[list[str]]]:
+    """Columns, named as `output.table` wants them, and a row of cells for each row; without the columns in which
+    nobody has anything to say."""
+    columns: list[tuple[str, list[str]]] = [("POLICY", [row.policy for row in rows])]
+
+    def add(name: str, cells: Sequence[str], *, unless_empty: bool = False) -> None:
+        if not unless_empty or any(cells):
+            columns.append((name, [cell or "-" for cell in cells]))
+
+    extra = ["" if row.overprovision is None else f"+{row.overprovision}" for row in rows]
+    target = ["" if row.availability_target is None else percent(row.availability_target) for row in rows]
+    add("#EXTRA", extra, unless_empty=True)
+    add("#TARGET", target, unless_empty=True)
+    add("#AVAILABLE", [_share(row.availability, 2) for row in rows])
+    add("#CAPACITY", [_share(row.capacity_fraction, 2) for row in rows])
+    add("#COST", [_share(row.cost_relative, 1) for row in rows])
+    if priced:
+        add("$/H", [usd(row.usd_hour) for row in rows])
+    add("#ON DEMAND", [_share(row.on_demand_cost_share, 1) for row in rows])
+    add("#PREEMPTED/DAY", [_rate(row.preemptions_per_day) for row in rows])
+    add("#FAILED/DAY", [_rate(row.failed_launches_per_day) for row in rows])
+    short = ["" if row.requests_short is None else _share(row.requests_short, 2) for row in rows]
+    add("#SHORT REQUESTS", short, unless_empty=True)
+    add("WHERE", [row.zones for row in rows], unless_empty=True)
+    return [name for name, _ in columns], [
+        [cells[index] for _, cells in columns] for index in range(len(rows))
+    ]
+
+
+#: What the columns mean, for those who look at the table alone.
+GLOSSARY = (
+    ("extra", "spot replicas beyond the target"),
+    ("target", "the availability a policy was asked for"),
+    (
+        "available",
+        "share of the time in which at least the target was ready, from the end of the first cold start on",
+    ),
+    ("capacity", "mean of the ready replicas, up to the target, over the target"),
+    ("cost", "what was paid, cold starts included, over the price of the target on demand"),
+    ("on demand", "share of that cost that went to on-demand replicas"),
+    ("preempted, failed", "spot replicas lost, and launches without success, per day"),
+    ("short requests", "share of requests that arrived while fewer than the target were ready"),
+)
+
+
+def verdict(rows: Sequence[Row], availability: float, *, priced: bool) -> str:
+    """What the cheapest that is available enough saves, as a sentence or two."""
+    wanted = f"up {percent(availability)} of the time"
+    best = cheapest(rows, availability)
+    if best is None:
+        closest = most_available(rows)
+        most = f"; {closest.label} comes closest with {closest.availability.mean:.2%}" if closest else ""
+        return f"Nothing here is {wanted}{most}."
+    cost = best.cost_relative.mean
+    said = f"{best.label} is the cheapest that is {wanted}: {cost:.1%} of the on-demand cost"
+    if cost >= 1:
+        said += ", nothing saved"
+    else:
+        said += f", {1 - cost:.1%} saved"
+        if priced:
+            said += f" (${usd(best.usd_hour)} instead of ${usd(best.usd_hour_on_demand)} per hour)"
+    bounds = [row for row in rows if row.policy in BOUNDS and row.availability.mean >= availability]
+    bound = min(bounds, key=lambda row: row.cost_relative.mean, default=None)
+    knowing = f" {bound.policy}, who knows the future, pays {bound.cost_relative.mean:.1%}." if bound else ""
+    return f"{said}.{knowing}"
+
+
+def setting(simulation: Simulation) -> str:
+    """The circumstances, in one line."""
+    seeds = len({run.seed for run in simulation.runs})
+    windows = len({run.window for run in simulation.runs})
+    parts = [
+        f"trace {simulation.trace}: {plural(len(simulation.zones), 'zone')}, {span(simulation.days * 86400)}",
+        f"target {plural(simulation.n_target, 'replica')}",
+        f"cold start {simulation.cold_start_s:g} s",
+        f"on demand {simulation.price_ratio:g} times spot",
+        f"ticks of {simulation.tick_s:g} s",
+    ]
+    if windows > 1:
+        parts.append(f"{windows} windows of {span(simulation.runs[0].days * 86400)}")
+    if seeds > 1:
+        parts.append(plural(seeds, "seed"))
+    return ", ".join(parts)
+
+
+def equal_availability(rows: Sequence[Row]) -> list[tuple[str, tuple[float, ...]]]:
+    """For each policy that one could run, its cost at each of `LEVELS`, mixed with on demand where it must be."""
+    families: dict[str, list[Point]] = {}
+    for row in rows:
+        if row.policy not in BOUNDS:
+            families.setdefault(row.policy, []).append(
+                Point(row.cost_relative.mean, 1 - row.availability.mean)
+            )
+    return [
+        (policy, tuple(cost_at(points, 1 - level) for level in LEVELS)) for policy, points in families.items()
+    ]
+
+
+def per_day(rate: float) -> str:
+    """``0``, ``0.4``, ``13``, ``2,233``"""
+    return f"{rate:,.0f}" if rate >= 9.95 or rate == 0 else f"{rate:.1f}"
+
+
+def _share(value: Estimate, digits: int) -> str:
+    plus_minus = "" if value.half_width is None else f" ±{100 * value.half_width:.{digits}f}"
+    return f"{100 * value.mean:.{digits}f}%{plus_minus}"
+
+
+def _rate(value: Estimate) -> str:
+    return per_day(value.mean) + ("" if value.half_width is None else f" ±{per_day(value.half_width)}")
