@@ -243,6 +243,16 @@ def insist_on_some(spec: ServiceSpec) -> None:
         )
 
 
+def insist_on_rates(spec: ServiceSpec) -> None:
+    """Recorded arrivals do not say how long a request takes. Raises WrongUsage."""
+    policy = spec.replica_policy
+    if policy.autoscaling and policy.target_ongoing_requests_per_replica is not None:
+        raise WrongUsage(
+            f"{spec.name} scales by its ongoing requests, and --requests says only when they come: leave it out, or "
+            "give the file target_qps_per_replica"
+        )
+
+
 def jobs(
     names: Iterable[str], extras: Sequence[int], targets: Sequence[float], of_seeds: Sequence[int]
 ) -> list[Job]:

@@ -177,6 +177,8 @@ def simulate(
         arrivals=runs.arrivals(requests, market.length_s),
         spec=runs.sized(spec, replicas),
     )
+    if common.spec is not None and common.arrivals is not None:
+        runs.insist_on_rates(common.spec)
     if common.spec is not None and common.arrivals is None and common.spec.replica_policy.autoscaling:
         runs.insist_on_some(common.spec)
         say(f"warning: {common.spec.name} scales with its requests, and none come: --requests says how many")

@@ -10,6 +10,8 @@ from skyserve_cli.spec.problems import Problem, SpecWarning, shown
 from skyserve_cli.spec.schema import ReplicaPolicySection, ServiceFile, ServiceSection
 
 _POLICY = "service.replica_policy"
+#: The placers whose on-demand replicas the file may ask for.
+_FALL_BACK = ("auto", "dynamic_fallback", "risk_hedge", "spothedge_literal")
 _TARGETS = f"{_POLICY}.target_qps_per_replica"
 _ONGOING = f"{_POLICY}.target_ongoing_requests_per_replica"
 
@@ -85,6 +87,16 @@ def _placement(policy: ReplicaPolicySection | None, sound: Sound) -> Iterator[Pr
         message = f"is chosen by risk_hedge itself (got {policy.num_overprovision})"
         hint = "leave it out, or use spot_placer: dynamic_fallback without availability_target"
         yield Problem(f"{_POLICY}.num_overprovision", message, policy.num_overprovision, hint)
+    if placer is None or placer in _FALL_BACK:
+        return
+    given = {
+        "dynamic_ondemand_fallback": policy.dynamic_ondemand_fallback or None,
+        "base_ondemand_fallback_replicas": policy.base_ondemand_fallback_replicas or None,
+    }
+    for key, value in given.items():
+        if value is not None:
+            message = f"is not for spot_placer: {placer}, which has its own rule for on-demand replicas"
+            yield Problem(f"{_POLICY}.{key}", message, value)
 
 
 def _load_balancing(service: ServiceSection, sound: Sound) -> Iterator[Problem]:

@@ -256,6 +256,12 @@ def test_a_service_that_scales_from_zero_needs_requests() -> None:
     runs.insist_on_some(spec(ReplicaPolicy(1, 4, target_qps_per_replica=1.0)))
 
 
+def test_a_target_of_ongoing_requests_cannot_be_simulated_from_arrivals() -> None:
+    with pytest.raises(WrongUsage, match="by its ongoing requests"):
+        runs.insist_on_rates(spec(ReplicaPolicy(1, 4, target_ongoing_requests_per_replica=4.0)))
+    runs.insist_on_rates(spec(ReplicaPolicy(1, 4, target_qps_per_replica=1.0)))
+
+
 def test_every_knob_is_turned_for_the_policies_that_have_it() -> None:
     found = runs.jobs(("spothedge", "risk_hedge", "on_demand"), (0, 1), (0.99, 0.999), (7, 8))
     assert found == [

@@ -28,6 +28,7 @@ from skyserve_cli.controller.orders import (
     goal_of,
     on_demand_price,
     order_of,
+    placement_of,
     requirements_of,
     token_of,
 )
@@ -51,7 +52,7 @@ SPEC = ServiceSpec("chat", "serve-it")
 
 def a_row(**more: Any) -> ServiceRow:
     plain = ServiceRow(
-        "chat", "abcd", 0.0, 3, frozenset({1}), UpdateMode.BLUE_GREEN, False, False, 2, "", Memory(), 30001,
+        "chat", "abcd", 0.0, 3, frozenset({1}), UpdateMode.BLUE_GREEN, False, False, 2, 2, "", Memory(), 30001,
         frozenset({9}), (),
     )  # fmt: skip
     return replace(plain, **more)
@@ -301,3 +302,58 @@ def test_a_replica_is_shown_with_every_promised_key() -> None:
     shown = replica_view(a_replica())
     assert set(promised.split()) <= shown.keys()
     assert (shown["state"], shown["capacity_type"], shown["end_reason"]) == ("READY", "spot", None)
+
+
+# --- who places ------------------------------------------------------------------------------------------------
+
+
+def placed(use_spot: bool = True, **policy: Any) -> tuple[str, bool, frozenset[bool]]:
+    """(placer, on-demand stand-ins, capacity types asked for: True is spot) of a file with this replica policy."""
+    spec = replace(
+        SPEC,
+        replica_policy=ReplicaPolicy(2, 2, **policy),
+        resources=(ResourceChoice(cloud="c", use_spot=use_spot),),
+    )
+    goal = placement_of(spec)
+    markets = frozenset(candidate.use_spot for candidate in requirements_of(spec).candidates)
+    return goal.placer, goal.dynamic_ondemand_fallback, markets
+
+
+SPOT_ONLY, BOTH, ON_DEMAND_ONLY = frozenset({True}), frozenset({True, False}), frozenset({False})
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        pytest.param({}, ("spread", False, SPOT_ONLY), id="no knob: spread plainly"),
+        pytest.param({"num_overprovision": 1}, ("spread", False, SPOT_ONLY), id="more of the same"),
+        pytest.param({"spot_placer": "auto"}, ("risk_hedge", True, BOTH), id="auto"),
+        pytest.param({"availability_target": 0.99}, ("risk_hedge", True, BOTH), id="an aim asks for auto"),
+        pytest.param(
+            {"spot_placer": "auto", "num_overprovision": 1}, ("spothedge", True, BOTH), id="auto with N_extra"
+        ),
+        pytest.param({"spot_placer": "dynamic_fallback"}, ("spothedge", False, SPOT_ONLY), id="SpotHedge"),
+        pytest.param(
+            {"spot_placer": "dynamic_fallback", "dynamic_ondemand_fallback": True},
+            ("spothedge", True, BOTH),
+            id="SpotHedge with fallback",
+        ),
+        pytest.param({"dynamic_ondemand_fallback": True}, ("spothedge", True, BOTH), id="fallback alone"),
+        pytest.param(
+            {"base_ondemand_fallback_replicas": 1}, ("spothedge", False, BOTH), id="some on demand for good"
+        ),
+        pytest.param(
+            {"spot_placer": "risk_hedge", "dynamic_ondemand_fallback": False},
+            ("risk_hedge", False, SPOT_ONLY),
+            id="RiskHedge on spot only",
+        ),
+        pytest.param({"spot_placer": "asg"}, ("asg", False, BOTH), id="a mixer needs both"),
+        pytest.param({"spot_placer": "round_robin"}, ("round_robin", False, SPOT_ONLY), id="a baseline"),
+    ],
+)
+def test_who_places(policy: dict[str, Any], expected: tuple[str, bool, frozenset[bool]]) -> None:
+    assert placed(**policy) == expected
+
+
+def test_without_spot_there_is_nothing_to_hedge() -> None:
+    assert placed(use_spot=False, num_overprovision=1) == ("spread", False, ON_DEMAND_ONLY)

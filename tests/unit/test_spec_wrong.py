@@ -114,6 +114,31 @@ WRONG = {
         "service.replica_policy.upscale_delay_seconds",
         "at least 0 (got -5)",
     ),
+    "an aim for a placer that cannot aim": (
+        policy("spot_placer: dynamic_fallback, availability_target: 0.99"),
+        "service.replica_policy.availability_target",
+        "is for spot_placer: risk_hedge; dynamic_fallback cannot aim (got 0.99)",
+    ),
+    "an availability in percent": (
+        policy("availability_target: 99.5"),
+        "service.replica_policy.availability_target",
+        "at most 0.9999 (got 99.5)",
+    ),
+    "extra replicas for a placer that chooses them": (
+        policy("spot_placer: risk_hedge, num_overprovision: 2"),
+        "service.replica_policy.num_overprovision",
+        "is chosen by risk_hedge itself (got 2)",
+    ),
+    "extra replicas beside an aim": (
+        policy("availability_target: 0.99, num_overprovision: 2"),
+        "service.replica_policy.num_overprovision",
+        "is chosen by risk_hedge itself (got 2)",
+    ),
+    "fallback for a baseline": (
+        policy("spot_placer: round_robin, dynamic_ondemand_fallback: true"),
+        "service.replica_policy.dynamic_ondemand_fallback",
+        "is not for spot_placer: round_robin",
+    ),
     "more on-demand replicas than replicas": (
         policy("min_replicas: 1, max_replicas: 2, target_qps_per_replica: 1, base_ondemand_fallback_replicas: 3"),
         "service.replica_policy.base_ondemand_fallback_replicas",
