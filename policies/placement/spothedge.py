@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 from policies.model import CapacityType, Event, Json, Offer, Replica
 from policies.placement import blocks, fleet
@@ -41,13 +42,15 @@ class SpotHedge:
 
     Z_P is emptied when Z_A has fewer than `refill_below` zones. A zone that refused is left alone for at most
     `longest_block_s` (0: not at all). Prices within the fraction `equal_cost` of the least are the same price;
-    among those, `by_region` prefers regions with few replicas, because zones of a region fail together.
+    among those, `by_region` prefers regions with few replicas, because zones of a region fail together. What is
+    equal then goes by the order of offers or, `shuffled`, by one that is another at every tick.
     """
 
     refill_below: int = 1
     longest_block_s: float = blocks.LONGEST_BLOCK_S
     equal_cost: float = fleet.EQUAL_COST
     by_region: bool = True
+    shuffled: bool = False
 
     def learn(
         self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
@@ -116,6 +119,8 @@ class SpotHedge:
             return []
         preempting = memory.get("preempting", ())
         available = [offer for offer in spot.usable if str(offer.zone) not in preempting] or spot.usable
+        if self.shuffled:
+            available = sorted(available, key=lambda o: crc32(f"{view.now:.0f} {o.zone}".encode()))
         spread = fleet.Spread(fleet.spot((*view.replicas, *view.others)), by_region=self.by_region)
         places = []
         for _ in range(min(spot.missing, view.limit) if available else 0):
@@ -127,8 +132,9 @@ class SpotHedge:
 
 def as_printed() -> SpotHedge:
     """Algorithm 1 to the letter: Z_P is emptied when one zone is left, and every missing replica is asked for at
-    every tick. For comparison; it may never reach its number (see the top of this file)."""
-    return SpotHedge(refill_below=2, longest_block_s=0.0, equal_cost=0.0, by_region=False)
+    every tick. It does not say which of several equal zones is next; a fixed order among them would decide how
+    bad its livelock is, so here chance does. For comparison; it may never reach its number (see above)."""
+    return SpotHedge(refill_below=2, longest_block_s=0.0, equal_cost=0.0, by_region=False, shuffled=True)
 
 
 def _memory(preempting: Sequence[str], closed: Json) -> Json:
