@@ -25,7 +25,9 @@ def busiest_day(trace: Trace) -> Trace:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policies", default="spothedge,spothedge_literal,risk_hedge,round_robin,even_spread")
+    parser.add_argument(
+        "--policies", default="spothedge,spothedge_literal,risk_hedge,round_robin,even_spread"
+    )
     parser.add_argument("--trace", nargs="*", default=[])
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()

@@ -40,6 +40,7 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "down": Verb("Take services down, and wait until nothing of them is left.", SERVICES),
         "logs": Verb("Print the log of a replica, of the load balancer, or of the controller.", STORY),
         "events": Verb("Tell the story: what happened to services and replicas, and why.", STORY),
+        "report": Verb("Show how available a service was, on what it ran, and what it cost.", STORY),
         "validate": Verb("Check a service file without launching anything.", FILES),
         "plan": Verb("Show where a service would run and what it would cost, without launching it.", FILES),
         "simulate": Verb("Show what a service would have cost on a spot market, and how often it would have been short.", FILES),

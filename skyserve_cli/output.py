@@ -29,6 +29,7 @@ _STYLES = {
     "SHUTTING_DOWN": "dim",
     "GONE": "dim",
     "DOWN": "dim",
+    "on_demand": "magenta",
     "FAILED": "bold red",
     "FAILED_CLEANUP": "bold red",
 }
@@ -72,7 +73,7 @@ def console(stream: TextIO) -> Console:
     return Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
 
 
-def put_table(table: Table) -> None:
+def put_table(table: Table | Text) -> None:
     console(sys.stdout).print(table)
 
 

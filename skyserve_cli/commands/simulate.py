@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from skyserve_cli.commands import files, runs
+from skyserve_cli.commands import files, pictures, runs
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Env, EnvFile, Format, Output, Secret, SecretFile, Set
 from skyserve_cli.commands.racing import run_all
@@ -33,8 +30,6 @@ from skyserve_cli.sim.summary import summarize
 from skyserve_cli.sim.trace import Trace, named, shipped
 from skyserve_cli.sim.wording import setting, table_cells, verdict
 from skyserve_cli.spec import ServiceSpec
-
-_REPORTS = (".html", ".png")
 
 
 def complete_policy(incomplete: str) -> list[str]:
@@ -153,7 +148,7 @@ def simulate(
     if list_policies or list_traces:
         _list(output, policies=list_policies, traces=list_traces)
         return
-    _insist_on_writable(report)
+    pictures.insist_on_writable("--report", report)
     spec = _spec(file, env, env_file, secret, secret_file, changes)
     cold_start_s, tick_s = seconds("--cold-start", cold_start), seconds("--tick", tick)
     if not 1 <= tick_s <= 3600:
@@ -240,24 +235,12 @@ def _show(simulation: Simulation, market: Trace, targets: Sequence[float], outpu
         put(verdict(rows, target, priced=simulation.priced))
 
 
-def _insist_on_writable(report: Path | None) -> None:
-    """Better said before the runs than after them. Raises WrongUsage."""
-    if report is None:
-        return
-    if report.suffix not in _REPORTS:
-        raise WrongUsage(f"--report takes a file that ends in {' or '.join(_REPORTS)} (got {str(report)!r})")
-    if report.is_dir() or not report.parent.is_dir() or not os.access(report.parent, os.W_OK):
-        raise WrongUsage(f"--report {report}: cannot be written there")
-
-
 def _draw(simulation: Simulation, path: Path, targets: Sequence[float]) -> None:
     from skyserve_cli.sim import report  # Matplotlib takes a second to import, and few ask for pictures
 
-    try:
-        report.write(simulation, path, command=shlex.join(["serve", *sys.argv[1:]]), targets=targets)
-    except OSError as error:
-        raise CommandFailed(f"--report {path}: {error.strerror}") from error
-    say(f"report: {path}")
+    pictures.draw(
+        "--report", path, lambda command: report.write(simulation, path, command=command, targets=targets)
+    )
 
 
 def _list(output: Output, *, policies: bool, traces: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -14,6 +14,7 @@ import typer
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from skyserve_cli.commands.options import View, complete_service, controller, find, home, no_such_service
 from skyserve_cli.controller.client import Client, ControllerDownError
@@ -24,10 +25,11 @@ from skyserve_cli.output import (
     accelerators,
     console,
     place,
+    plural,
+    printable,
     put,
     put_json,
     put_table,
-    saving,
     say,
     span,
     table,
@@ -76,7 +78,7 @@ def status(
     elif not services:
         say("no service is up")
     else:
-        for each in _tables(services, SystemClock().now(), wide=output is Shape.WIDE):
+        for each in tables(services, SystemClock().now(), wide=output is Shape.WIDE):
             put_table(each)
 
 
@@ -111,27 +113,35 @@ def _watch(client: Client, names: Sequence[str], everything: bool, *, wide: bool
         while True:
             services = _services(client, names, everything)
             shown = (
-                Group(*_tables(services, clock.now(), wide=wide)) if services else Group("no service is up")
+                Group(*tables(services, clock.now(), wide=wide)) if services else Group("no service is up")
             )
             live.update(shown, refresh=True)
             time.sleep(REFRESH_S)
 
 
-def _tables(services: Sequence[View], now: float, *, wide: bool) -> list[Table]:
+def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Table | Text]:
+    """The services, a line for each thing worth knowing about one, and the replicas."""
     replicas = [(view, replica) for view in services for replica in view["replicas"]]
-    shown = [_service_table(services, now, wide=wide)]
+    shown: list[Table | Text] = [_service_table(services, now, wide=wide)]
+    shown += [Text(printable(f"{view['name']}: {note}")) for view in services for note in _notes(view)]
     if replicas:
-        shown += [Table.grid(), _replica_table(replicas, now, wide=wide)]
+        shown += [Text(), _replica_table(replicas, now, wide=wide)]
     return shown
 
 
 def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Table:
     columns = ["SERVICE", "VERSION", "STATUS", "REPLICAS", "$/H", "SAVED", "UPTIME", "ENDPOINT"]
     if wide:
-        columns += ["$ TOTAL", "$ ON DEMAND", "#REQ/S", "#IN FLIGHT", "#QUEUED", "POLICY"]
-    noted = wide or any(map(_note, services))
-    if noted:
-        columns.append("NOTES")
+        columns += [
+            "SPOT",
+            "ON DEMAND",
+            "$ TOTAL",
+            "$ ON DEMAND",
+            "#REQ/S",
+            "#IN FLIGHT",
+            "#QUEUED",
+            "POLICY",
+        ]
     rows = []
     for view in services:
         cost, load, rate = view["cost"], view["load"], view["load"]["requests_per_s"]
@@ -139,14 +149,16 @@ def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Table
             view["name"],
             str(view["version"]),
             view["status"],
-            f"{view['ready']}/{view['target']}",
+            _size(view),
             usd(cost["usd_per_hour"]),
-            saving(cost["usd_per_hour"], cost["usd_per_hour_on_demand"]) or "-",
+            _saved(cost["usd_per_hour"], cost["usd_per_hour_wanted_on_demand"]),
             span(now - view["created_at"]),
             view["endpoint"],
         ]
         if wide:
             row += [
+                _ready(view, "spot"),
+                _ready(view, "on_demand"),
                 usd(cost["usd_total"]),
                 usd(cost["usd_on_demand_equivalent"]),
                 "-" if rate is None else f"{rate:.1f}",
@@ -154,16 +166,42 @@ def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Table
                 str(load["queued"]),
                 view["load_balancing_policy"],
             ]
-        if noted:
-            row.append(_note(view) or "-")
         rows.append(row)
     return table(columns, rows)
 
 
-def _note(view: View) -> str:
+def _size(view: View) -> str:
+    """Ready of wanted, and how many there are to be beyond that: ``2/2+1``."""
+    extra = view["target"] - view["wanted"]
+    return f"{view['ready']}/{view['wanted']}" + (f"+{extra}" if extra > 0 else "")
+
+
+def _ready(view: View, capacity_type: str) -> str:
+    """How many of that capacity type are ready, and how many are on their way: ``1 (2 coming)``."""
+    states = [r["state"] for r in view["replicas"] if r["capacity_type"] == capacity_type]
+    ready, coming = states.count("READY"), sum(state in _COMING for state in states)
+    return f"{ready}" + (f" ({coming} coming)" if coming else "")
+
+
+_COMING = frozenset({"REQUESTED", "PROVISIONING", "STARTING"})
+
+
+def _saved(paid: float, on_demand: float) -> str:
+    """Against as many replicas as are wanted, on demand; below zero where they would be cheaper."""
+    return f"{1 - paid / on_demand:.0%}" if paid and on_demand else "-"
+
+
+def _notes(view: View) -> Iterator[str]:
+    """What the controller has to say, and what stands in for spot."""
     version = view["version"]
-    given_up = view["ready"] and version in view["failed_versions"]
-    return view["notes"] or (f"version {version} was given up; an earlier one serves" if given_up else "")
+    if view["notes"]:
+        yield view["notes"]
+    elif view["ready"] and version in view["failed_versions"]:
+        yield f"version {version} was given up; an earlier one serves"
+    stand_ins = sum(replica["stands_in"] and replica["state"] != "GONE" for replica in view["replicas"])
+    if stand_ins:
+        verb = "stands" if stand_ins == 1 else "stand"
+        yield f"{plural(stand_ins, 'on-demand replica')} {verb} in for spot; spot ready: {_ready(view, 'spot')}"
 
 
 def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Table:
@@ -184,5 +222,6 @@ def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: b
         if wide:
             row += [replica["endpoint"] or "-", replica["instance_id"] or "-"]
         ended = f"{replica['end_reason']} " if replica["end_reason"] else ""
-        rows.append([*row, f"{ended}{replica['message']}".strip()])
+        why = replica["message"] or ("stands in for spot" if replica["stands_in"] else "")
+        rows.append([*row, f"{ended}{why}".strip()])
     return table(columns, rows)

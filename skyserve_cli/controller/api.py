@@ -8,6 +8,7 @@ slow disk does not stop the probes on this event loop.
     PUT  /v1/services/NAME       {"spec", "secrets", "mode": null | "rolling" | "blue_green"} -> {"version"}
     POST /v1/services/NAME/down  {"purge"}
     POST /v1/services/NAME/replicas/ID/down
+    GET  /v1/services/NAME/history    ?since= UNIX seconds   &most= replicas
     POST /v1/plan                {"spec", "secrets"}
     GET  /v1/events              ?service= &after= &limit= &newest=1
     GET  /v1/logs/controller | /v1/logs/load_balancer/NAME | /v1/logs/replica/NAME/ID[/NODE]    ?offset= &max=
@@ -19,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -36,6 +38,7 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 8 << 20
 MAX_LOG_BYTES = 1 << 20
+MAX_HISTORY_REPLICAS = 5_000
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -62,6 +65,7 @@ class Api:
                 web.put("/v1/services/{name}", self._put),
                 web.post("/v1/services/{name}/down", self._down),
                 web.post("/v1/services/{name}/replicas/{id:\\d+}/down", self._kill),
+                web.get("/v1/services/{name}/history", self._history),
                 web.post("/v1/plan", self._plan),
                 web.get("/v1/events", self._events),
                 web.get("/v1/logs/controller", self._log_of_controller),
@@ -122,6 +126,16 @@ class Api:
         name, replica_id = request.match_info["name"], int(request.match_info["id"])
         await asyncio.to_thread(self._office.kill, name, replica_id)
         return web.json_response({})
+
+    async def _history(self, request: web.Request) -> web.Response:
+        since = float(request.query.get("since", 0.0))
+        if not math.isfinite(since):
+            raise ValueError("since is not an instant")
+        most = min(MAX_HISTORY_REPLICAS, max(1, int(request.query.get("most", MAX_HISTORY_REPLICAS))))
+        history = await asyncio.to_thread(
+            self._office.history, request.match_info["name"], since=since, most=most
+        )
+        return web.json_response(history)
 
     async def _plan(self, request: web.Request) -> web.Response:
         body = await _body(request)

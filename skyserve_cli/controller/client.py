@@ -79,6 +79,10 @@ class Client:
         events: list[dict[str, Any]] = self._json("GET", "/v1/events", query=query)["events"]
         return events
 
+    def history(self, name: str, *, since: float = 0.0) -> dict[str, Any]:
+        """What became of a service since then (UNIX seconds), at most since it was brought up."""
+        return self._json("GET", f"/v1/services/{name}/history", query={"since": repr(since)})
+
     def log(self, what: str, *, offset: int = 0) -> tuple[bytes, int]:
         """`what` is "controller", "load_balancer/NAME" or "replica/NAME/ID[/NODE]". Answers bytes and the next offset."""
         content, headers = self._call("GET", f"/v1/logs/{what}", query={"offset": str(offset)})

@@ -20,13 +20,13 @@ from skyserve_cli.controller.books import SpecBook, all_offers
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.digest import folder_digest
 from skyserve_cli.controller.lb_fleet import ProcessFleet
-from skyserve_cli.controller.orders import goal_of, on_demand_price, requirements_of
+from skyserve_cli.controller.orders import goal_of, on_demand_price, placement_of, requirements_of
 from skyserve_cli.controller.seal import Seal
-from skyserve_cli.controller.view import service_view
+from skyserve_cli.controller.view import history_view, service_view
 from skyserve_cli.spec import spec_from_json
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import ServiceRow, Spent
+from skyserve_cli.state.values import NoSuchServiceError, ServiceRow, Spent
 
 ENDED_SHOWN_FOR_S = 3600.0
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
@@ -152,6 +152,20 @@ class Office:
             for line in self._store.events(service, after=after, limit=limit, newest=newest)
         ]
 
+    def history(self, name: str, *, since: float, most: int) -> dict[str, Any]:
+        """What became of a service since then, at most since the `up` that began its present life. `most`
+        replicas at most, the last to end. Raises NoSuchServiceError."""
+        row = next((row for row in self._store.services(down=True) if row.name == name), None)
+        if row is None:
+            raise NoSuchServiceError(name)
+        history = self._store.history(name, since=max(since, row.created_at), most=most)
+        num_nodes = {
+            version: self._specs.get(name, version).num_nodes
+            for version in {replica.version for replica in history.replicas}
+        }
+        placement = placement_of(self._specs.get(name, row.version))
+        return history_view(row, placement, history, num_nodes, self._clock.now())
+
     def instance(self, name: str, replica_id: int, node: int = 0) -> tuple[Provisioner, Instance | None]:
         """The instance of a replica, dead or alive, and its cloud. Raises NoSuchReplicaError if there is no such
         replica, or no such node in it."""
@@ -275,6 +289,7 @@ def _new_row(spec: ServiceSpec, now: float) -> ServiceRow:
         update_mode=UpdateMode.ROLLING,
         down=False,
         purge=False,
+        wanted=0,
         target=0,
         notes="",
         memory=Memory(),

@@ -153,10 +153,11 @@ class Reconciler:
         # What was just learned may have changed which version is wanted, and so what to ask the clouds for.
         wanted = self._specs.get(row.name, wanted_version(goal, memory.rollout))
         offers = () if goal.down else self._offers.get(requirements_of(wanted))
-        decided = Plan((), memory, (row.notes,) if row.notes else (), row.target)
+        decided = Plan((), memory, (row.notes,) if row.notes else (), row.target, row.wanted)
         if goal.down or (offers is not None and self._knows_all(photograph.replicas)):
             decided = plan(replace(photograph, offers=offers or ()), memory, policies)
         self.plans[row.name] = decided
+        change.scale(row.wanted, decided.wanted)
         change.act(decided.actions)
         self._commit(row, change, decided)
 
@@ -181,7 +182,7 @@ class Reconciler:
         if notes and notes != row.notes:
             story.append(Story("note", notes))
         changed = change.changed()
-        same = (decided.target, notes) == (row.target, row.notes)
+        same = (decided.wanted, decided.target, notes) == (row.wanted, row.target, row.notes)
         if not changed and not story and memory is None and same:
             return
         self._store.commit(
@@ -189,6 +190,7 @@ class Reconciler:
             now=change.now,
             changed=changed,
             memory=memory,
+            wanted=decided.wanted,
             target=decided.target,
             notes=notes,
             story=story,
@@ -251,6 +253,11 @@ class _Change:
                 continue
             self.events.append(event)
             self._record(type(event).__name__, replica, after, event)
+
+    def scale(self, before: int, wanted: int) -> None:
+        if before != wanted:
+            told = f"{wanted} replicas wanted" + (f", {before} before" if before else "")
+            self.story.append(Story("scale", told, state=str(wanted)))
 
     def act(self, actions: Iterable[Action]) -> None:
         for action in actions:

@@ -1,16 +1,16 @@
-"""What `serve status` shows, as JSON: one pure function of rows and numbers."""
+"""What `serve status` and `serve report` show, as JSON: pure functions of rows and numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from policies.model import Goal, Load, Replica, ReplicaState
+from policies.model import CapacityType, Goal, Load, PlacementGoal, Replica, ReplicaState
 from policies.service_state import service_state
 from skyserve_cli.controller.lb_fleet import AgentView
 from skyserve_cli.controller.orders import on_demand_price
 from skyserve_cli.spec.model import ServiceSpec
-from skyserve_cli.state.values import ServiceRow, Spent
+from skyserve_cli.state.values import History, ServiceRow, Spent
 
 
 def service_view(
@@ -27,10 +27,12 @@ def service_view(
     now: float,
 ) -> dict[str, Any]:
     """One service. Instants are UNIX seconds, money is US dollars; `ended` replicas are listed after the live.
-    `num_nodes` are the nodes of a replica by its version."""
+    `num_nodes` are the nodes of a replica by its version. Of the hourly costs, `_on_demand` is that of the same
+    replicas on demand, and `_wanted_on_demand` that of as many as are wanted."""
     endpoint = endpoint_of(row, spec, host)
     status = service_state(goal, row.replicas, row.target, row.memory.rollout, now)
     billed = [r for r in row.replicas if r.launched_at is not None]
+    stand_ins = _stand_ins(row.replicas, goal.placement)
     rate = load.requests / load.window_s if load.known else None
     return {
         "name": row.name,
@@ -38,6 +40,7 @@ def service_view(
         "status": status.value,
         "endpoint": endpoint,
         "endpoints": [endpoint],
+        "wanted": row.wanted,
         "target": row.target,
         "ready": sum(r.state is ReplicaState.READY for r in row.replicas),
         "notes": row.notes,
@@ -56,11 +59,26 @@ def service_view(
         "cost": {
             "usd_per_hour": round(sum(r.offer.price_usd_hour for r in billed), 6),
             "usd_per_hour_on_demand": round(sum(on_demand_price(r.offer) for r in billed), 6),
+            "usd_per_hour_wanted_on_demand": round(
+                row.wanted * min((on_demand_price(r.offer) for r in billed), default=0.0), 6
+            ),
             "usd_total": round(spent.usd, 6),
             "usd_on_demand_equivalent": round(spent.usd_on_demand, 6),
         },
-        "replicas": [replica_view(r, num_nodes[r.version]) for r in (*row.replicas, *ended)],
+        "replicas": [
+            {**replica_view(r, num_nodes[r.version]), "stands_in": r.id in stand_ins}
+            for r in (*row.replicas, *ended)
+        ],
     }
+
+
+def _stand_ins(replicas: Sequence[Replica], placement: PlacementGoal) -> frozenset[int]:
+    """The on-demand replicas that are there because spot ones are missing: all but the oldest ones that are always
+    on demand."""
+    if not placement.dynamic_ondemand_fallback:
+        return frozenset()
+    on_demand = sorted(r.id for r in replicas if r.offer.capacity_type is CapacityType.ON_DEMAND)
+    return frozenset(on_demand[placement.base_ondemand_fallback_replicas :])
 
 
 def endpoint_of(row: ServiceRow, spec: ServiceSpec, host: str) -> str:
@@ -68,6 +86,27 @@ def endpoint_of(row: ServiceRow, spec: ServiceSpec, host: str) -> str:
     shown = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - shown, not bound
     shown = f"[{shown}]" if ":" in shown else shown
     return f"{scheme}://{shown}:{row.lb_port}"
+
+
+def history_view(
+    row: ServiceRow, placement: PlacementGoal, history: History, num_nodes: Mapping[int, int], now: float
+) -> dict[str, Any]:
+    """What became of a service: its replicas, and `changes` of their states and of the number wanted (those
+    without a replica), in order. `placement` is that of its present version."""
+    return {
+        "name": row.name,
+        "version": row.version,
+        "down": row.down,
+        "created_at": row.created_at,
+        "since": history.since,
+        "complete_from": history.complete_from,
+        "now": now,
+        "policy": placement.placer,
+        "overprovision": placement.num_overprovision,
+        "availability_target": placement.availability_target,
+        "replicas": [replica_view(r, num_nodes[r.version]) for r in history.replicas],
+        "changes": [change._asdict() for change in history.changes],
+    }
 
 
 def replica_view(replica: Replica, num_nodes: int = 1) -> dict[str, Any]:
@@ -85,10 +124,12 @@ def replica_view(replica: Replica, num_nodes: int = 1) -> dict[str, Any]:
         "accelerator_count": offer.accelerator_count,
         "num_nodes": num_nodes,
         "price_usd_hour": offer.price_usd_hour,
+        "on_demand_usd_hour": on_demand_price(offer),
         "endpoint": replica.endpoint,
         "instance_id": replica.instance_id,
         "since": replica.since,
         "created_at": replica.created_at,
+        "launched_at": replica.launched_at,
         "ready_at": replica.ready_at,
         "preempt_at": replica.preempt_at,
         "ended_at": replica.ended_at,

@@ -1,8 +1,8 @@
-"""A simulation as one file to look at: a page (HTML) or a picture (PNG).
+"""A simulation, or what a service lived through, as one file to look at: a page (HTML) or a picture (PNG).
 
-Both hold everything: the verdict, the table, the three pictures of `report_figures` and the command line that makes
-them again. The page has its pictures and its style inside; it loads nothing and runs nothing. The same simulation
-gives the same bytes.
+Both hold everything: the verdict, the table, the pictures of `report_figures` and the command line that makes them
+again. The page has its pictures and its style inside; it loads nothing and runs nothing. The same simulation gives
+the same bytes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import io
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from textwrap import fill, wrap
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure, FigureBase
 
+from skyserve_cli.sim import lived_wording
+from skyserve_cli.sim.lived import Lived
 from skyserve_cli.sim.report_figures import MUTED, STYLE, draw_frontier, draw_spend, draw_timelines
 from skyserve_cli.sim.results import Run, Simulation, percent
 from skyserve_cli.sim.summary import Row, cheapest, most_available, summarize
@@ -66,16 +70,12 @@ dd {{ margin: 0; }}
 <h1>{title}</h1>
 <p class="setting">{setting}</p>
 {verdicts}
-<div class="wide">{table}</div>
+{tables}
 <dl>{glossary}</dl>
 <h2>Replicas over time</h2>
 <p class="note">{timelines_note}</p>
 {timelines}
-<h2>Availability against cost</h2>
-<p class="note">Up and to the left is better. Lines join what mixing settings over time reaches; dotted, what mixing
-with on demand reaches.</p>
 {frontier}
-<div class="wide">{levels}</div>
 <h2>Spend over time</h2>
 {spend}
 <h2>Made by</h2>
@@ -85,6 +85,31 @@ with on demand reaches.</p>
 """
 
 
+_FRONTIER = """<h2>Availability against cost</h2>
+<p class="note">Up and to the left is better. Lines join what mixing settings over time reaches; dotted, what mixing
+with on demand reaches.</p>
+{frontier}
+<div class="wide">{levels}</div>"""
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # columns, named as `output.table` wants them, and rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """What is said and shown. `rows` are on the frontier; what happened only once has none."""
+
+    title: str
+    setting: str
+    verdicts: Sequence[str]
+    tables: Sequence[Table]
+    glossary: Sequence[tuple[str, str]]
+    timelines_note: str
+    simulation: Simulation
+    runs: Sequence[Run]
+    rows: Sequence[Row]
+    command: str
+
+
 def write(simulation: Simulation, path: Path, *, command: str, targets: Sequence[float]) -> None:
     """Write the report; the suffix of `path` says as what. `targets` are the availabilities of interest.
 
@@ -92,9 +117,48 @@ def write(simulation: Simulation, path: Path, *, command: str, targets: Sequence
     """
     if not simulation.runs:
         raise ValueError("a report needs a run")
+    rows = summarize(simulation.runs)
+    runs = shown_runs(rows, targets[0])
+    _write(
+        _Document(
+            title=f"What spot would have done: {simulation.trace}",
+            setting=setting(simulation),
+            verdicts=[verdict(rows, target, priced=simulation.priced) for target in targets],
+            tables=[table_cells(rows, priced=simulation.priced)],
+            glossary=GLOSSARY,
+            timelines_note=_timelines_note(simulation, runs),
+            simulation=simulation,
+            runs=runs,
+            rows=rows,
+            command=command,
+        ),
+        path,
+    )
+
+
+def write_lived(lived: Lived, path: Path, *, command: str) -> None:
+    """The same of what a service lived through. Raises OSError."""
+    _write(
+        _Document(
+            title=lived_wording.title(lived),
+            setting=lived_wording.setting(lived),
+            verdicts=[lived_wording.verdict(lived)],
+            tables=[lived_wording.totals(lived), lived_wording.bought(lived)],
+            glossary=lived_wording.GLOSSARY,
+            timelines_note=f"{_AREA}. {lived_wording.KNOWN}.",
+            simulation=lived.simulation,
+            runs=lived.simulation.runs,
+            rows=(),
+            command=command,
+        ),
+        path,
+    )
+
+
+def _write(document: _Document, path: Path) -> None:
     render = _page if path.suffix == ".html" else _picture
     with rc_context(STYLE):
-        content = render(simulation, command, targets)
+        content = render(document)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_bytes(content)
     beside.replace(path)
@@ -114,31 +178,33 @@ def shown_runs(rows: Sequence[Row], availability: float) -> list[Run]:
 # --- the page -----------------------------------------------------------------------------------------------
 
 
-def _page(simulation: Simulation, command: str, targets: Sequence[float]) -> bytes:
-    rows = summarize(simulation.runs)
-    runs = shown_runs(rows, targets[0])
-    columns, cells = table_cells(rows, priced=simulation.priced)
-    levels = [[policy, *(f"{cost:.1%}" for cost in costs)] for policy, costs in equal_availability(rows)]
+def _page(document: _Document) -> bytes:
+    simulation, runs = document.simulation, document.runs
     text = _PAGE.format(
-        title=html.escape(_title(simulation)),
-        setting=html.escape(setting(simulation)),
-        verdicts="\n".join(
-            f'<p class="verdict">{html.escape(line)}</p>' for line in _verdicts(simulation, rows, targets)
-        ),
-        table=_html_table(columns, cells),
+        title=html.escape(document.title),
+        setting=html.escape(document.setting),
+        verdicts="\n".join(f'<p class="verdict">{html.escape(line)}</p>' for line in document.verdicts),
+        tables="\n".join(f'<div class="wide">{_html_table(*table)}</div>' for table in document.tables),
         glossary="".join(
-            f"<dt>{html.escape(term)}</dt><dd>{html.escape(said)}</dd>" for term, said in GLOSSARY
+            f"<dt>{html.escape(term)}</dt><dd>{html.escape(said)}</dd>" for term, said in document.glossary
         ),
-        timelines_note=html.escape(_timelines_note(simulation, runs)),
+        timelines_note=html.escape(document.timelines_note),
         timelines=_svg(
             _LEGEND_IN + _PANEL_IN * len(runs), lambda figure: draw_timelines(figure, simulation, runs)
         ),
-        frontier=_svg(_FRONTIER_IN, lambda figure: draw_frontier(figure, rows)),
-        levels=_html_table(["COST AT", *(f"#{percent(level)}" for level in LEVELS)], levels),
+        frontier=_html_frontier(document.rows) if document.rows else "",
         spend=_svg(_SPEND_IN, lambda figure: draw_spend(figure, simulation, runs)),
-        command=html.escape(command),
+        command=html.escape(document.command),
     )
     return text.encode()
+
+
+def _html_frontier(rows: Sequence[Row]) -> str:
+    levels = [[policy, *(f"{cost:.1%}" for cost in costs)] for policy, costs in equal_availability(rows)]
+    return _FRONTIER.format(
+        frontier=_svg(_FRONTIER_IN, lambda figure: draw_frontier(figure, rows)),
+        levels=_html_table(["COST AT", *(f"#{percent(level)}" for level in LEVELS)], levels),
+    )
 
 
 def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -168,38 +234,48 @@ def _svg(height_in: float, draw: Callable[[FigureBase], None]) -> str:
 # --- the picture --------------------------------------------------------------------------------------------
 
 
-def _picture(simulation: Simulation, command: str, targets: Sequence[float]) -> bytes:
-    rows = summarize(simulation.runs)
-    runs = shown_runs(rows, targets[0])
-    columns, cells = table_cells(rows, priced=simulation.priced)
-    said = [setting(simulation), *_verdicts(simulation, rows, targets)]
-    head = [line for text in said for line in wrap(text, 140, subsequent_indent="    ")]
-    foot = fill(command, 130, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-    heights = (
-        _LINE_IN * (len(head) + 1.8),
-        _LINE_IN * (len(cells) + 2),
-        _LEGEND_IN + _PANEL_IN * len(runs),
-        _FRONTIER_IN,
-        _SPEND_IN,
-        _LINE_IN * (foot.count("\n") + 2),
+def _picture(document: _Document) -> bytes:
+    simulation, runs, rows = document.simulation, document.runs, document.rows
+    head = [
+        line
+        for text in (document.setting, *document.verdicts)
+        for line in wrap(text, 140, subsequent_indent="    ")
+    ]
+    foot = fill(
+        document.command, 130, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
+    parts: list[tuple[float, Callable[[FigureBase], None]]] = [
+        (_LINE_IN * (len(head) + 1.8), lambda figure: _draw_head(figure, document.title, head)),
+        *((_LINE_IN * (len(table[1]) + 2), partial(_draw_table, table=table)) for table in document.tables),
+        (_LEGEND_IN + _PANEL_IN * len(runs), lambda figure: draw_timelines(figure, simulation, runs)),
+    ]
+    if rows:
+        parts.append((_FRONTIER_IN, lambda figure: draw_frontier(figure, rows)))
+    parts += [
+        (_SPEND_IN, lambda figure: draw_spend(figure, simulation, runs)),
+        (_LINE_IN * (foot.count("\n") + 2), lambda figure: _draw_foot(figure, foot)),
+    ]
+    heights = [height for height, _ in parts]
     figure = Figure((_WIDTH_IN, sum(heights)), layout="constrained")
-    top, table, timelines, frontier, spend, bottom = figure.subfigures(
-        len(heights), 1, squeeze=False, height_ratios=heights
-    )[:, 0]
-    top.text(0.012, 0.92, _title(simulation), fontsize=14, fontweight="bold", va="top")
-    top.text(0.012, 0.92 - 1.4 / (len(head) + 1.8), "\n".join(head), va="top", linespacing=1.5)
-    _draw_table(table, columns, cells)
-    draw_timelines(timelines, simulation, runs)
-    draw_frontier(frontier, rows)
-    draw_spend(spend, simulation, runs)
-    bottom.text(0.012, 0.9, foot, va="top", family="monospace", fontsize=8, color=MUTED)
+    places = figure.subfigures(len(parts), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for place, (_, draw) in zip(places, parts, strict=True):
+        draw(place)
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=_DPI, metadata={"Software": None})
     return out.getvalue()
 
 
-def _draw_table(figure: FigureBase, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _draw_head(figure: FigureBase, title: str, lines: Sequence[str]) -> None:
+    figure.text(0.012, 0.92, title, fontsize=14, fontweight="bold", va="top")
+    figure.text(0.012, 0.92 - 1.4 / (len(lines) + 1.8), "\n".join(lines), va="top", linespacing=1.5)
+
+
+def _draw_foot(figure: FigureBase, text: str) -> None:
+    figure.text(0.012, 0.9, text, va="top", family="monospace", fontsize=8, color=MUTED)
+
+
+def _draw_table(figure: FigureBase, table: Table) -> None:
+    columns, rows = table
     widths = [max(len(cell) for cell in column) + 2 for column in zip(columns, *rows, strict=True)]
     line = 1 / (len(rows) + 2)
     begun = 0
@@ -216,19 +292,10 @@ def _draw_table(figure: FigureBase, columns: Sequence[str], rows: Sequence[Seque
 
 # --- what both say ------------------------------------------------------------------------------------------
 
-
-def _title(simulation: Simulation) -> str:
-    return f"What spot would have done: {simulation.trace}"
-
-
-def _verdicts(simulation: Simulation, rows: Sequence[Row], targets: Sequence[float]) -> list[str]:
-    return [verdict(rows, target, priced=simulation.priced) for target in targets]
+_AREA = "The area is what was paid for; the strip below marks when fewer than the target were ready, widened to be seen"
 
 
 def _timelines_note(simulation: Simulation, runs: Sequence[Run]) -> str:
     of_several = len(simulation.runs) > len(runs)
     which = f" (seed {runs[0].seed}, window {runs[0].window + 1})" if of_several else ""
-    return (
-        f"One run of each policy{which}, from the end of the first cold start on. The area is what was paid for; the strip below marks "
-        "when fewer than the target were ready, widened to be seen."
-    )
+    return f"One run of each policy{which}, from the end of the first cold start on. {_AREA}."

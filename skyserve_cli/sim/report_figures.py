@@ -7,7 +7,9 @@ such marks. No pyplot: nothing is global, and no display is needed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +58,21 @@ STYLE: Any = {  # Matplotlib's names: it checks them
 _SLICES = 1600  # of a timeline: about as many as it is wide in pixels
 _POINTS = 240  # of a curve
 _ROUND = (0.25, 0.5, 1, 2, 3, 5, 6, 7, 10, 14, 30, 60, 90)  # distances of ticks, in hours or days
+_ROUND_S = (
+    1,
+    2,
+    5,
+    10,
+    15,
+    30,
+    60,
+    120,
+    300,
+    600,
+    900,
+    1800,
+    *(hours * 3600 for hours in (1, 2, 3, 6, 12, 24, 48, 168)),
+)
 _LEAST_RED = 0.4  # a slice that was short for a moment is still seen
 
 
@@ -91,8 +108,8 @@ def draw_timelines(figure: FigureBase, simulation: Simulation, runs: Sequence[Ru
             axes, timeline(run, _SLICES, tick_s=simulation.tick_s, begin_s=simulation.counted_from_s), colours
         )
         axes.set_title(run.label, loc="left", fontsize=9.5, fontweight="bold", pad=5)
-        axes.set_title(_figures_of(run), loc="right", fontsize=8.5, color=MUTED, pad=5)
-    _time_axis(panels[-1], runs[0].days)
+        axes.set_title(_figures_of(simulation, run), loc="right", fontsize=8.5, color=MUTED, pad=5)
+    _time_axis(panels[-1], runs[0].days, simulation)
     panels[-1].tick_params(axis="x", pad=13)
     figure.supylabel("replicas", fontsize=9, color=INK)
     keys: list[Patch | Line2D] = [Patch(color=colour, label=zone) for zone, colour in colours.items()]
@@ -138,11 +155,12 @@ def _area(axes: Axes, edges: Array, bottom: Array, top: Array, colour: str) -> N
     axes.add_artist(patch)
 
 
-def _figures_of(run: Run) -> str:
-    return (
-        f"up {run.availability:.2%} of the time, {run.cost_relative:.1%} of the on-demand cost, "
-        f"{per_day(run.preemptions_per_day)} preemptions and {per_day(run.failed_launches_per_day)} failed launches a day"
-    )
+def _figures_of(simulation: Simulation, run: Run) -> str:
+    said = f"up {run.availability:.2%} of the time, {run.cost_relative:.1%} of the on-demand cost, "
+    lost, refused = run.preemptions_per_day, run.failed_launches_per_day
+    if simulation.began_at is None:
+        return said + f"{per_day(lost)} preemptions and {per_day(refused)} failed launches a day"
+    return said + f"{lost * run.days:.0f} preemptions and {refused * run.days:.0f} failed launches"
 
 
 def _zone_colours(simulation: Simulation) -> dict[str, str]:
@@ -266,7 +284,7 @@ def draw_spend(figure: FigureBase, simulation: Simulation, runs: Sequence[Run]) 
     ends.append((float(due[-1]) / unit, f"target on demand{dollars}", INK))
     axes.set_xlim(0, at[-1])
     axes.set_ylim(0, max(end for end, _, _ in ends) * 1.05)
-    _time_axis(axes, dearest.days)
+    _time_axis(axes, dearest.days, simulation)
     money = "${:,g}" if simulation.priced else "{:.0%}"
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: money.format(value)))
     axes.set_ylabel("spent so far")
@@ -286,11 +304,31 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
         )  # fmt: skip
 
 
-def _time_axis(axes: Axes, days: float) -> None:
-    """Days or hours, with about ten round ticks."""
+def _time_axis(axes: Axes, days: float, simulation: Simulation) -> None:
+    """Days or hours since the beginning, or what the clock said, with about ten round ticks."""
+    if simulation.began_at is not None:
+        _clock_axis(axes, simulation.began_at + simulation.counted_from_s, days * DAY_S)
+        return
     unit_s, unit = (DAY_S, "days") if days > 3 else (3600.0, "hours")
     units = days * DAY_S / unit_s
     step = next((size for size in _ROUND if units / size <= 12), units / 10)
     axes.set_xticks(np.arange(0, units + 1e-9, step) * unit_s)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit_s:g}"))
     axes.set_xlabel(unit)
+
+
+def _clock_axis(axes: Axes, begin: float, length_s: float) -> None:
+    """The time of day where the reader is; the date at midnight and at the left end."""
+    step = next((size for size in _ROUND_S if length_s / size <= 11), _ROUND_S[-1])
+    ahead = datetime.fromtimestamp(begin, UTC).astimezone().utcoffset() or timedelta()
+    local = begin + ahead.total_seconds()
+    first = math.ceil(local / step) * step - local
+    ticks = [float(at) for at in np.arange(first, length_s + 1e-9, step)]
+
+    def told(at: float) -> str:
+        moment = datetime.fromtimestamp(round(begin + at), UTC).astimezone()
+        if at == ticks[0] or (moment.hour, moment.minute, moment.second) == (0, 0, 0):
+            return moment.strftime("%H:%M\n%b %d") if step >= 60 else moment.strftime("%H:%M:%S\n%b %d")
+        return moment.strftime("%H:%M" if step >= 60 else "%H:%M:%S")
+
+    axes.set_xticks(ticks, [told(at) for at in ticks])

@@ -67,6 +67,7 @@ class Simulation:
 
     `days` is the length of the trace, of which each window is a part. `zones` are (zone, region), in its order.
     `priced` says whether the trace knows prices; where it does not, spot costs 1 and only ratios mean anything.
+    `began_at`: nothing was simulated, this is what a service lived through (`lived`), and second 0 was then (UNIX).
     """
 
     trace: str
@@ -78,6 +79,7 @@ class Simulation:
     zones: tuple[tuple[str, str], ...]
     priced: bool
     runs: tuple[Run, ...]
+    began_at: float | None = None
 
     @property
     def counted_from_s(self) -> float:

@@ -22,6 +22,7 @@ class Photograph:
         name: str,
         changed: Sequence[Replica],
         memory: Memory | None,
+        wanted: int | None,
         target: int,
         notes: str,
     ) -> None:
@@ -42,6 +43,7 @@ class Photograph:
             row,
             replicas=replicas,
             memory=row.memory if memory is None else memory,
+            wanted=row.wanted if wanted is None else wanted,
             target=target,
             notes=notes,
             killed=row.killed - gone,

@@ -32,8 +32,10 @@ from skyserve_cli.state.codec import (
     replica_from_row,
     replica_to_row,
 )
+from skyserve_cli.state.history import read_history
 from skyserve_cli.state.photograph import Photograph
 from skyserve_cli.state.values import (
+    History,
     NoSuchServiceError,
     ServiceExistsError,
     ServiceRow,
@@ -140,6 +142,7 @@ class Store:
                     "name": name,
                     "incarnation": self._draw(4),
                     "created_at": now,
+                    "wanted": 0,
                     "target": target,
                     "notes": "",
                     "next_replica_id": 1,
@@ -154,6 +157,7 @@ class Store:
                         "incarnation": self._draw(4),
                         "created_at": now,
                         "memory": memory_to_json(Memory()),
+                        "wanted": 0,
                         "target": target,
                         "notes": "",
                     }
@@ -252,6 +256,7 @@ class Store:
                 update_mode=UpdateMode(row.update_mode),
                 down=row.down,
                 purge=row.purge,
+                wanted=row.wanted,
                 target=row.target,
                 notes=row.notes,
                 memory=memory_from_json(row.memory, row.next_replica_id),
@@ -272,9 +277,13 @@ class Store:
         target: int,
         notes: str,
         story: Sequence[Story],
+        wanted: int | None = None,
     ) -> None:
-        """One tick of one service: intents, memory and story in one transaction. `memory` None: unchanged."""
+        """One tick of one service: intents, memory and story in one transaction. `memory`, `wanted` None:
+        unchanged."""
         values: dict[str, Any] = {"service": name, "target": target, "notes": notes}
+        if wanted is not None:
+            values["wanted"] = wanted
         if memory is not None:
             written = memory_to_json(memory)
             values |= {"memory": written, "next_replica_id": memory.next_replica_id}
@@ -293,7 +302,7 @@ class Store:
             self._tell(c, name, now, story)
         with self._lock:
             if self._photograph is not None:
-                self._photograph.follow(count, name, changed, memory, target, notes)
+                self._photograph.follow(count, name, changed, memory, wanted, target, notes)
 
     def fold(self, *, before: float, keep: int = 200) -> int:
         """Drop GONE replicas that ended before `before`, but the newest `keep` of each service; their cost is
@@ -369,6 +378,12 @@ class Store:
             StoredStory(r.seq, r.at, r.service, Story(r.kind, r.message, r.replica_id, r.state))
             for r in (reversed(rows) if newest else rows)
         ]
+
+    def history(self, name: str, *, since: float, most: int) -> History:
+        """What is kept of a service since then. Of more than `most` replicas, or ten times as many changes, those
+        are left out that ended, or came, first."""
+        with self._reader.connect() as c:
+            return read_history(c, name, since, most)
 
     # --- inside -------------------------------------------------------------------------------------------
 

@@ -34,6 +34,8 @@ services = sa.Table(
     sa.Column("update_mode", sa.String(16), nullable=False),
     sa.Column("down", sa.Boolean, nullable=False),
     sa.Column("purge", sa.Boolean, nullable=False),
+    # How many the load needs, and how many should serve so that they are there.
+    sa.Column("wanted", sa.Integer, nullable=False, server_default="0"),
     sa.Column("target", sa.Integer, nullable=False),
     sa.Column("notes", sa.Text, nullable=False),
     sa.Column("next_replica_id", sa.Integer, nullable=False),
@@ -93,7 +95,8 @@ kills = sa.Table(
     sa.Column("replica_id", sa.Integer, primary_key=True),
 )
 
-#: The story: append-only, what happened and what was decided, in order.
+#: The story: append-only, what happened and what was decided, in order. `state` is what is so from then on: the
+#: state of the replica, or (kind "scale") how many replicas are wanted.
 events = sa.Table(
     "events",
     metadata,

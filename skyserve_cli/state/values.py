@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from policies.model import Memory, Replica, UpdateMode
 
@@ -21,6 +21,7 @@ class ServiceRow:
     update_mode: UpdateMode
     down: bool
     purge: bool
+    wanted: int
     target: int
     notes: str
     memory: Memory
@@ -42,7 +43,8 @@ class VersionRow:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """One line of the story. `replica_id` None: about the service."""
+    """One line of the story. `replica_id` None: about the service. `state`: what is so from now on, the state of
+    the replica or (kind "scale") how many replicas the service wants."""
 
     kind: str
     message: str
@@ -56,6 +58,25 @@ class StoredStory:
     at: float
     service: str
     story: Story
+
+
+class Change(NamedTuple):
+    """From `at` on the replica is in this state, or (`replica_id` None) the service wants so many replicas."""
+
+    at: float
+    replica_id: int | None
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is kept of a service since `since`: its replicas that lived then or later, by id, and everything that
+    became of them, in order. From `complete_from` on nothing is missing."""
+
+    since: float
+    complete_from: float
+    replicas: tuple[Replica, ...]
+    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)

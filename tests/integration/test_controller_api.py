@@ -434,6 +434,34 @@ async def test_logs_that_are_not_there(controller: Controller) -> None:
     assert (status, "no log" in answer["error"]) == (404, True)
 
 
+@pytest.mark.parametrize(
+    ("query", "since", "ids"),
+    [
+        ("", 1000.0, [1, 2]),
+        ("?since=5", 1000.0, [1, 2]),
+        ("?since=1500.5", 1500.5, [1]),
+        ("?most=1", 1000.0, [1]),
+    ],
+    ids=["its life", "not before it was up", "of late", "one at most"],
+)
+async def test_history(controller: Controller, query: str, since: float, ids: list[int]) -> None:
+    await controller.up()
+    gone = replace(a_replica(controller, 2), state=ReplicaState.GONE, ended_at=1400.0)
+    controller.has(a_replica(controller), gone)
+    status, history = await controller.call("GET", f"/v1/services/chat/history{query}")
+    assert (status, history["since"], history["now"]) == (200, since, controller.time)
+    assert [replica["id"] for replica in history["replicas"]] == ids
+    assert history["replicas"][0]["launched_at"] == 1000.0
+    assert history["complete_from"] == (1400.0 if query == "?most=1" else since)
+
+
+async def test_history_of_nobody_and_of_no_time(controller: Controller) -> None:
+    assert (await controller.call("GET", "/v1/services/ghost/history"))[0] == 404
+    await controller.up()
+    for query in ("since=x", "since=nan", "since=inf", "most=x"):
+        assert (await controller.call("GET", f"/v1/services/chat/history?{query}"))[0] == 400
+
+
 async def test_stop(controller: Controller) -> None:
     assert await controller.call("POST", "/v1/stop") == (200, {"pid": os.getpid()})
     assert controller.stopped == 1

@@ -304,7 +304,7 @@ def test_a_replica_comes_up_step_by_step(world: World) -> None:
     assert world.targets() == "1:unhealthy"
     assert world.row().memory.rollout == {"good": 1, "serving": 1}
     assert world.story() == [
-        "goal", "Launch 1", "Launch 2", "Launched 1", "Launched 2", "Bootstrapped 1", "ProbePassed 1", "ProbeFailed 1",
+        "goal", "scale", "Launch 1", "Launch 2", "Launched 1", "Launched 2", "Bootstrapped 1", "ProbePassed 1", "ProbeFailed 1",
     ]  # fmt: skip
 
 
@@ -356,7 +356,23 @@ def test_a_note_is_told_once_and_stands_while_nothing_can_be_planned(world: Worl
     world.offers = None
     reconciler.tick()
     assert world.row().notes == "no offer fits version 1"
-    assert world.story() == ["goal", "note"]
+    assert world.story() == ["goal", "scale", "note"]
+
+
+def test_how_many_are_wanted_is_told_when_it_changes(world: World) -> None:
+    def told() -> list[tuple[str | None, str]]:
+        stories = [line.story for line in world.store.events(None)]
+        return [(story.state, story.message) for story in stories if story.kind == "scale"]
+
+    world.reconciler().tick()
+    world.reconciler().tick()  # another controller, of the same database
+    assert (told(), world.row().wanted) == ([("2", "2 replicas wanted")], 2)
+    world.offers = None
+    world.reconciler().tick()  # nothing can be planned, and as many are wanted as before
+    assert len(told()) == 1
+    world.store.set_down("chat", purge=False, now=world.time)
+    world.reconciler().tick()
+    assert (told()[1:], world.row().wanted) == ([("0", "0 replicas wanted, 2 before")], 0)
 
 
 # --- what is not known ----------------------------------------------------------------------------------------
@@ -451,7 +467,7 @@ def test_an_event_nobody_can_handle_is_set_aside_with_its_story(world: World) ->
     world.reconciler().tick()
     assert world.fleet() == "1:READY 2:READY"
     assert world.row().replicas[0].endpoint == "http://h:1"
-    assert world.story() == ["goal", "error 1"]
+    assert world.story() == ["goal", "error 1", "scale"]
 
 
 def test_a_killed_replica_drains_and_is_replaced(world: World) -> None:

@@ -1,0 +1,107 @@
+"""`serve report`: what a service has done, as `serve simulate` shows what it would have done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from skyserve_cli.commands import pictures
+from skyserve_cli.commands.durations import seconds
+from skyserve_cli.commands.options import Format, Output, complete_service, controller, find
+from skyserve_cli.controller.clock import SystemClock
+from skyserve_cli.output import CommandFailed, date_time, put, put_json, put_table, say, table
+from skyserve_cli.sim import lived_wording
+from skyserve_cli.sim.lived import Lived, NothingYetError, lived
+
+_DIGITS = 6
+
+
+def report(
+    name: Annotated[str, typer.Argument(autocompletion=complete_service, show_default=False)],
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since", metavar="DURATION", help="The last 2h, say. Default: since it was brought up."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE.html|FILE.png", help="Draw it: replicas and spend over time."),
+    ] = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """Show how available a service was, on what it ran, and what it cost.
+
+    Counts from the moment the wanted replicas were ready for the first time.
+    The picture has the replicas over time by zone and market, and the spend against all on demand.
+
+    \b
+    serve report chat
+    serve report chat --since 24h --out chat.html
+    """
+    pictures.insist_on_writable("--out", out)
+    last_s = None if since is None else seconds("--since", since)
+    client = controller()
+    find(client.services(down=True), name)
+    history = client.history(name, since=0.0 if last_s is None else SystemClock().now() - last_s)
+    try:
+        account = lived(history)
+    except NothingYetError as error:
+        raise CommandFailed(str(error)) from None
+    if history["complete_from"] > history["since"]:
+        say(f"what was before {date_time(history['complete_from'])} is no longer kept one by one")
+    if output is Output.JSON:
+        put_json(_json(account, history))
+    else:
+        say(lived_wording.setting(account))
+        put_table(table(*lived_wording.totals(account)))
+        put("")
+        put_table(table(*lived_wording.bought(account)))
+        put(lived_wording.verdict(account))
+    if out is not None:
+        _draw(account, out)
+
+
+def _json(account: Lived, history: dict[str, Any]) -> dict[str, Any]:
+    run = account.run
+    shown: dict[str, Any] = {
+        "name": history["name"],
+        "version": history["version"],
+        "down": history["down"],
+        "policy": run.policy,
+        "overprovision": run.overprovision,
+        "availability_target": run.availability_target,
+        "wanted": run.n_target,
+        "counted_from": account.counted_from,
+        "counted_to": account.counted_to,
+        "complete_from": history["complete_from"],
+        "cold_start_s": account.simulation.cold_start_s,
+        "availability": run.availability,
+        "capacity_fraction": run.capacity_fraction,
+        "usd": run.usd,
+        "usd_on_demand": run.usd_on_demand,
+        "cost_relative": run.cost_relative,
+        "on_demand_cost_share": run.on_demand_cost_share,
+        "launches": run.launches,
+        "preemptions": account.preemptions,
+        "failed_launches": account.failed_launches,
+        "zones": [each._asdict() for each in account.bought],
+    }
+    rounded: dict[str, Any] = _rounded(shown)
+    return rounded
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return round(value, _DIGITS) if isinstance(value, float) else value
+
+
+def _draw(account: Lived, path: Path) -> None:
+    from skyserve_cli.sim import report as drawn  # Matplotlib takes a second to import
+
+    pictures.draw("--out", path, lambda command: drawn.write_lived(account, path, command=command))

@@ -1,0 +1,82 @@
+"""What `serve status` is told of on-demand replicas and of money."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from policies.model import CapacityType, Load, Memory, Offer, Replica, ReplicaState, UpdateMode, Zone
+from skyserve_cli.controller.lb_fleet import AgentView
+from skyserve_cli.controller.orders import goal_of
+from skyserve_cli.controller.view import service_view
+from skyserve_cli.spec import load_text
+from skyserve_cli.state.values import ServiceRow, Spent
+
+S = ReplicaState
+YAML = """
+name: chat
+service: {{readiness_probe: /health, replica_policy: {{min_replicas: 2, {policy}}}}}
+resources: {{use_spot: true}}
+run: x
+"""
+FALLBACK = "dynamic_ondemand_fallback: true"
+
+
+def spot(replica_id: int, state: S = S.READY) -> Replica:
+    return _replica(replica_id, state, CapacityType.SPOT, 0.3)
+
+
+def on_demand(replica_id: int, state: S = S.READY) -> Replica:
+    return _replica(replica_id, state, CapacityType.ON_DEMAND, 1.0)
+
+
+def _replica(replica_id: int, state: S, kind: CapacityType, price: float) -> Replica:
+    offer = Offer(Zone("sky", "east", "east-a"), "m", None, 0.0, kind, price, 1.0)
+    return Replica(replica_id, 1, offer, state, 0.0, 0.0, launched_at=None if state is S.REQUESTED else 0.0)
+
+
+def view(policy: str, *replicas: Replica) -> dict[str, Any]:
+    spec = load_text(YAML.format(policy=policy)).spec
+    row = ServiceRow(
+        name="chat", incarnation="abcd", created_at=0.0, version=1, same_replicas=frozenset(),
+        update_mode=UpdateMode.ROLLING, down=False, purge=False, wanted=2, target=3, notes="", memory=Memory(),
+        lb_port=30001, killed=frozenset(), replicas=replicas,
+    )  # fmt: skip
+    return service_view(
+        row, spec, goal_of(row, spec), agent=AgentView(True, True, 2, 0), load=Load(), spent=Spent(0.0, 0.0),
+        host="127.0.0.1", ended=(), num_nodes={1: 1}, now=10.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("policy", "replicas", "stand_ins"),
+    [
+        pytest.param(FALLBACK, [spot(1), on_demand(2), on_demand(3)], [2, 3], id="all that are on demand"),
+        pytest.param(
+            f"{FALLBACK}, base_ondemand_fallback_replicas: 1", [on_demand(2), spot(3), on_demand(4)], [4],
+            id="but the oldest, which is always there",
+        ),
+        pytest.param("base_ondemand_fallback_replicas: 1", [on_demand(1), spot(2)], [], id="no fallback"),
+        pytest.param("spot_placer: risk_hedge", [on_demand(1), spot(2)], [1], id="a placer that chooses by itself"),
+    ],
+)  # fmt: skip
+def test_which_replicas_stand_in_for_spot(policy: str, replicas: list[Replica], stand_ins: list[int]) -> None:
+    shown = view(policy, *replicas)["replicas"]
+    assert [replica["id"] for replica in shown if replica["stands_in"]] == stand_ins
+
+
+@pytest.mark.parametrize(
+    ("replicas", "now", "same_on_demand", "wanted_on_demand"),
+    [
+        pytest.param([spot(1), spot(2), spot(3)], 0.9, 3.0, 2.0, id="one more than is wanted"),
+        pytest.param([on_demand(1), on_demand(2), spot(3)], 2.3, 3.0, 2.0, id="dearer than on demand"),
+        pytest.param([spot(1, S.REQUESTED)], 0.0, 0.0, 0.0, id="nothing bought yet"),
+    ],
+)
+def test_what_it_costs_now_and_on_demand(
+    replicas: list[Replica], now: float, same_on_demand: float, wanted_on_demand: float
+) -> None:
+    cost = view(FALLBACK, *replicas)["cost"]
+    assert (cost["usd_per_hour"], cost["usd_per_hour_on_demand"]) == (now, same_on_demand)
+    assert cost["usd_per_hour_wanted_on_demand"] == wanted_on_demand
