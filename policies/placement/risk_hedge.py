@@ -13,13 +13,17 @@ the fleet costs, per hour,
     replicas that are starting count, since a new on-demand one would not be ready sooner; one that will is kept.
 3.  On spot: the cheapest fleet among the near ones, at the rates of the next two hours (`risk_search`). A zone that
     had no room when last asked gets one replica on trial.
-4.  A zone without room is asked again when its outage has lasted 30 % longer, after 2 min to 1 h.
+4.  A zone without room is asked again when that has lasted half as long again, after 2 min to 1 h, or after 8 min to
+    4 h where we hold replicas.
 5.  mu, what an hour below N_tar is worth, is steered: mu = 0.1 * price_od * N_tar / (1 - target) * e^b, where b is by
-    how much the error budget is overdrawn, in units of what the target allows in 72 hours, within +-2.5.
+    how much the error budget is overdrawn, in units of what the target allows in 72 hours, within +-2.5;
+    and at least twice what N_tar replicas cost on demand.
 
-SpotHedge is the better choice where the number of replicas must be known beforehand (a quota), where the extra ones
-are wanted for their throughput, for fleets that live for a few hours, about which nothing is learned in time, and
-where a cloud takes minutes to say no: RiskHedge hears the answers of the zones it asked before it asks others.
+SpotHedge is the better choice where most of the replicas are nearly as good as all (the target counts the time in
+which all are ready, and without a hedge that is longest with all in the oldest zone), where the number of replicas must
+be known beforehand (a quota) or the extra ones are wanted for their throughput, for fleets that live for a few hours,
+about which nothing is learned in time, and where a cloud takes minutes to say no: RiskHedge hears the answers of the
+zones it asked before it asks others.
 
 Memory: that of `risk_market`, "blocks" (see `blocks`; here none for lack of capacity), and the error budget
 {"budget": {"spent": b, "at": instant of b, "rate": its growth per second, "met": wanted replicas that were reached}}.
@@ -29,7 +33,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.model import CapacityType, Event, Json, Offer, Replica, ReplicaState, Zone
@@ -43,6 +47,8 @@ from policies.placement.risk_search import Site
 AVAILABILITY_TARGET = 0.995
 #: At the target, shortfalls cost as much as this share of the fleet on demand.
 PENALTY_SHARE = 0.1
+#: Being short is always worse than paying for the fleet on demand, so many times.
+LEAST_PENALTY = 2.0
 BUDGET_S = 72 * HOUR_S
 MOST_OVERDRAWN = 2.5
 
@@ -74,16 +80,16 @@ class RiskHedge:
         if view.wanted == 0:
             return Decision(0, memory, ends=[End(replica.id, "none wanted") for replica in view.replicas])
         look = _Look(view, memory)
-        asked = look.additions()
+        asked = look.additions()[: max(0, view.limit)]
         too_many = [] if asked else look.surplus()
         ended = {end.replica_id for end in too_many}
-        hedge = look.hedge([replica for replica in look.spot if replica.id not in ended])
+        hedge = look.hedge([replica for replica in look.spot if replica.id not in ended], asked)
         why = (
             f"chance of fewer than {view.wanted} ready in {look.window_h * 60:.0f} min: {hedge.shortfall:.1%}"
         )
         stand_ins = fleet.Share.of(view, CapacityType.ON_DEMAND, hedge.on_demand, memory.get("blocks", {}))
         bought = fleet.on_demand_places(stand_ins, view, why)
-        launches = [*bought, *asked] if look.serving < view.wanted else [*asked, *bought]
+        launches = [*bought, *asked] if look.short else [*asked, *bought]  # the surer first, or the cheaper
         ends = too_many if view.others else [*too_many, *stand_ins.ends(why)]
         return Decision(
             target=view.wanted,
@@ -131,7 +137,10 @@ def _allowed(view: View) -> float:
 
 
 class _Look:
-    """What one decision works with: the view in numbers. A zone is its index in `zones`, best offer first."""
+    """What one decision works with: the view in numbers. A zone is its index in `zones`, best offer first.
+
+    Rates and mu are as of the last full five minutes, so that between two of them only events change a decision.
+    """
 
     def __init__(self, view: View, memory: Json) -> None:
         now = view.now
@@ -139,12 +148,14 @@ class _Look:
         self.spot = fleet.spot(view.replicas)
         self.on_demand = fleet.on_demand(view.replicas)
         self.serving = fleet.ready((*view.replicas, *view.others), now)
-        self.begun = "budget" in memory
-        self.market = market = Market(memory, now)
+        self.short = "budget" in memory and self.serving < view.wanted  # not before it was first complete
+        self.as_of = now // LOOK_AGAIN_S * LOOK_AGAIN_S
+        self.market = market = Market(memory, self.as_of)
         self.window_h = (market.start_s + DETECTION_S) / HOUR_S
 
         offers = [offer for offer in view.offers if is_spot(offer)]
-        usable = _by_zone(blocks.open_offers(offers, memory.get("blocks", {}), now))
+        closed = memory.get("blocks", {})
+        usable = _by_zone(blocks.open_offers(offers, closed, now))
         known = _by_zone([*offers, *(replica.offer for replica in self.spot)])
         self.zones = list(known)
         self.retry_at = [market.retry_at(zone) for zone in self.zones]
@@ -156,13 +167,17 @@ class _Look:
             Site(known[zone].price_usd_hour, offer is not None)
             for zone, offer in zip(self.zones, self.usable, strict=True)
         ]
-        self.have = self._count(self.spot)
+        opens = [
+            blocks.next_opening(offers, closed, now),
+            *(at for at in self.retry_at if at is not None and at > now),
+        ]
+        self.opens_at = fleet.earliest(*opens)
+        self.have = self._count(replica.zone for replica in self.spot)
 
-        in_use = {r.zone for r in (*self.spot, *fleet.spot(view.others)) if r.state in HELD}
-        hazards = market.hazards(self.zones, in_use, self.window_h, HORIZON_H)
+        hazards = market.hazards(self.zones, self.window_h, HORIZON_H)
         regions = [(zone.cloud, zone.region) for zone in self.zones]
         self.per_hour = [hazard.later for hazard in hazards]
-        self.terms = _terms(view, memory, len(self.on_demand))
+        self.terms = _terms(view, _overdrawn(memory.get("budget"), self.as_of), len(self.on_demand))
         self.odds_now, self.odds_later = (
             Odds(
                 [regions.index(region) for region in regions],
@@ -173,30 +188,35 @@ class _Look:
             for rates in ([hazard.now for hazard in hazards], self.per_hour)
         )
 
-    def _count(self, spot: Sequence[Replica]) -> Fleet:
-        count = Counter(replica.zone for replica in spot)
+    def _count(self, zones: Iterable[Zone]) -> Fleet:
+        count = Counter(zones)
         return tuple(count[zone] for zone in self.zones)
 
     # --- on demand
 
-    def hedge(self, spot: Sequence[Replica]) -> Hedge:
-        """The on-demand replicas to have beside these spot ones.
+    def hedge(self, spot: Sequence[Replica], asked: Sequence[Place]) -> Hedge:
+        """The on-demand replicas to have beside these spot ones, and those that are about to be asked for.
 
         What was asked for counts as had, unless the service is short already: while enough serve there is time to
         hear the answer. An on-demand replica that is ready before the spot replicas which are to take its place is
         kept until they are."""
-        short = self.begun and self.serving < self.view.wanted
-        coming = [replica for replica in spot if replica.state in HELD or not short]
-        best = self._hedge(coming, self.terms.most)
-        for ready_at in {self._ready_at(replica) for replica in self.on_demand}:
-            by_then = [replica for replica in coming if self._ready_at(replica) <= ready_at]
+        coming = [(r.zone, self._ready_at(r)) for r in spot if r.state in HELD or not self.short]
+        if not self.short:
+            coming += [(place.offer.zone, self.view.now + self.market.start_s) for place in asked]
+        best = self._hedge([zone for zone, _ in coming], self.terms.most)
+        for ready_at in sorted({self._ready_at(replica) for replica in self.on_demand}):
+            by_then = [zone for zone, at in coming if at <= ready_at]
             if len(by_then) < len(coming):
                 there = sum(self._ready_at(other) <= ready_at for other in self.on_demand)
                 kept = self._hedge(by_then, min(there, self.terms.most))
                 best = max(best, kept, key=lambda hedge: hedge.on_demand)
-        return best
+        # A service that is short gets no shorter: what serves goes when it is one too many.
+        serving = fleet.ready(self.on_demand, self.view.now)
+        spare = serving + fleet.ready((*spot, *self.view.others), self.view.now) - self.view.wanted
+        least = min(serving - max(0, spare), self.terms.most)
+        return best if best.on_demand >= least else best._replace(on_demand=least)
 
-    def _hedge(self, spot: Sequence[Replica], most: int) -> Hedge:
+    def _hedge(self, spot: Sequence[Zone], most: int) -> Hedge:
         terms = self.terms._replace(most=most)
         if self.view.others and (any(self.usable) or len(self.spot) >= self.view.wanted - terms.least):
             # The old version serves beside them; only in a dry market an update must not wait for its spot replicas.
@@ -205,11 +225,11 @@ class _Look:
         return best_hedge(self.odds_now.survivors(self._count(spot)), terms)
 
     def _ready_at(self, replica: Replica) -> float:
-        """When it will serve; now if it does, or did."""
+        """When it should begin to serve; long ago if it has."""
         if replica.state in (ReplicaState.READY, ReplicaState.NOT_READY):
-            return self.view.now
+            return -math.inf
         began = replica.created_at if replica.launched_at is None else replica.launched_at
-        return max(self.view.now, began + self.market.start_s)
+        return began + self.market.start_s
 
     # --- on spot
 
@@ -236,16 +256,14 @@ class _Look:
         if self._answers_at() is not None or (starting and len(self.spot) <= self._most()):
             return []
         needed = self.view.wanted - self.terms.least
-        plan = risk_search.shrunk(self.odds_later, self.have, self.sites, needed, MARGIN)
-        if plan == self.have or self._better(plan) is not None:
-            return []
+        smaller = risk_search.shrunk(self.odds_later, self.have, self.sites, needed, MARGIN)
+        plan = next((plan for plan in reversed(smaller) if self._better(plan) is None), self.have)
+        why = f"{len(self.spot)} spot replicas, {sum(plan)} are worth their price"
         ends: list[End] = []
         spare = self.serving - self.view.wanted
         for zone, keep in zip(self.zones, plan, strict=True):
             here = [replica for replica in self.spot if replica.zone == zone]
-            for end in fleet.ends(
-                here, keep, f"{len(self.spot)} spot replicas, {sum(plan)} are worth their price"
-            ):
+            for end in fleet.ends(here, keep, why):
                 serves = fleet.ready([r for r in here if r.id == end.replica_id], self.view.now)
                 if serves <= spare:
                     spare -= serves
@@ -254,11 +272,11 @@ class _Look:
 
     def _better(self, have: Fleet) -> Fleet | None:
         """A fleet worth the change, with more replicas or with some elsewhere."""
-        most = self._most()
-        if sum(have) >= most:
+        room = self._most() - sum(have)
+        if room <= 0:
             return None
-        larger = risk_search.grown(self.odds_later, have, self.sites, most, MARGIN)
-        return larger or risk_search.moved(self.odds_later, have, self.sites, MOVE_MARGIN)
+        larger = risk_search.grown(self.odds_later, have, self.sites, room, MARGIN)
+        return larger or risk_search.moved(self.odds_later, have, self.sites, room, MOVE_MARGIN)
 
     def _most(self) -> int:
         return self.view.wanted - self.terms.least + MOST_EXTRA
@@ -271,14 +289,14 @@ class _Look:
     # --- beside the decision
 
     def wake_at(self) -> float | None:
-        """Rates fall slowly; zones are asked again only when there is something to win."""
-        now, opens = self.view.now, [at for at in self.retry_at if at is not None and at > self.view.now]
-        wins = bool(opens) and self.odds_later.hedge(self.have).usd_hour > min(s.usd_hour for s in self.sites)
+        """Zones are asked again only where there is something to win."""
+        prices = [site.usd_hour for site in self.sites]
+        wins = self.odds_later.hedge(self.have).usd_hour > MOVE_MARGIN * min(prices, default=math.inf)
         return fleet.earliest(
-            now + LOOK_AGAIN_S,
-            min(opens) if wins else None,
+            self.as_of + LOOK_AGAIN_S,
+            self.opens_at if wins else None,
             self._answers_at(),
-            fleet.grace_ends_at((*self.view.replicas, *self.view.others), now),
+            fleet.grace_ends_at((*self.view.replicas, *self.view.others), self.view.now),
         )
 
     def note(self) -> tuple[str, ...]:
@@ -287,28 +305,23 @@ class _Look:
         if held >= self.view.wanted - self.terms.least or None in self.retry_at:
             return ()
         return (
-            "no zone has had room for the missing spot replicas"
+            "no zone had room for more spot replicas when last asked"
             if self.zones
-            else "no spot capacity on offer",
+            else "no spot on offer fits",
         )
 
 
-def _terms(view: View, memory: Json, on_demand: int) -> Terms:
+def _terms(view: View, overdrawn: float, on_demand: int) -> Terms:
+    """`on_demand` is how many there are: where none are on offer, no more can be had."""
     goal, wanted = view.goal, view.wanted
     prices = [offer.price_usd_hour for offer in view.offers if not is_spot(offer)]
     usual = [offer.on_demand_usd_hour for offer in view.offers if offer.on_demand_usd_hour is not None]
     dearest = max((offer.price_usd_hour for offer in view.offers), default=1.0)
     usd_hour = min(prices or usual, default=USUAL_RATIO * dearest)
+    mu_share = max(LEAST_PENALTY, PENALTY_SHARE / _allowed(view) * math.exp(overdrawn))
     least = min(goal.base_ondemand_fallback_replicas, wanted)
     most = (wanted if prices else min(wanted, on_demand)) if goal.dynamic_ondemand_fallback else least
-    mu = (
-        PENALTY_SHARE
-        * usd_hour
-        * wanted
-        / _allowed(view)
-        * math.exp(_overdrawn(memory.get("budget"), view.now))
-    )
-    return Terms(wanted, mu, usd_hour, least, max(least, most))
+    return Terms(wanted, mu_share * usd_hour * wanted, usd_hour, least, max(least, most))
 
 
 def _by_zone(offers: Sequence[Offer]) -> dict[Zone, Offer]:

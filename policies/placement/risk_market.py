@@ -19,6 +19,7 @@ Memory: {"zones": {zone: record}, "whole": [losses of all, losses of some], "sta
     held_from       since when replicas are held there without a loss; absent when none are
     lost, due       losses seen, losses expected up to `held_from`
     empty_from, empty_at    when it was first and last known to have no room for one more; absent when it has
+    left_at         when we left it of our own will
 
 and changes only with events: what grows with time is worked out when it is asked for.
 """
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from policies.model import (
@@ -35,6 +36,7 @@ from policies.model import (
     Event,
     Json,
     Launched,
+    Preempted,
     Replica,
     ReplicaState,
     Terminated,
@@ -57,7 +59,8 @@ FIRST_SIGHT_H = 2.0  # the age of a zone that had room when it was first asked
 
 FIRST_RETRY_S = 120.0
 LONGEST_RETRY_S = 3600.0
-RETRY_SHARE = 0.3  # an outage is looked at again when it has lasted this much longer
+RETRY_SHARE = 0.5  # an outage is looked at again when it has lasted this much longer
+HELD_PATIENCE = 4.0  # so much longer are both where we have replicas: more of them there spread no risk
 
 USUAL_START_S = 180.0
 _START_WEIGHT = 0.3
@@ -90,14 +93,13 @@ def learn(
             zones[zone] = _after_launch(zones.get(zone, {}), now)
             left_in[zone] += 1
         elif (
-            isinstance(event, (Terminated, Drained))
+            isinstance(event, (Terminated, Drained, Preempted))
             and left_in[zone] == 0
             and "held_from" in zones.get(zone, {})
         ):
             zones[zone] = _after_leaving(zones[zone], now)
     for zone in sorted({str(r.zone) for r in blocks.refusals(events, replicas) if is_spot(r.offer)}):
-        zones[zone] = {**zones.get(zone, {}), "empty_at": now}
-        zones[zone].setdefault("empty_from", now)
+        zones[zone] = _after_refusal(zones.get(zone, {}), now)
     for replica in blocks.arrivals(events, replicas):
         took_s = now - (replica.created_at if replica.launched_at is None else replica.launched_at)
         start_s = took_s if start_s is None else start_s + _START_WEIGHT * (took_s - start_s)
@@ -115,7 +117,7 @@ def _after_loss(record: Json, left: int, now: float) -> dict[str, float]:
 
 def _after_launch(record: Json, now: float) -> dict[str, float]:
     """The zone has room. If it was not held, it has had room for an unknown part of the time since it had none."""
-    after = {key: value for key, value in record.items() if key not in ("empty_from", "empty_at")}
+    after = {key: record[key] for key in record if key not in ("empty_from", "empty_at", "left_at")}
     if "held_from" not in record:
         after["since"] = now - _entry_age_h(record, now) * HOUR_S
         after["held_from"] = now
@@ -123,11 +125,14 @@ def _after_launch(record: Json, now: float) -> dict[str, float]:
 
 
 def _after_leaving(record: Json, now: float) -> dict[str, float]:
-    """We left of our own will: the zone counts as seen with room, as young as it was."""
-    after = {k: v for k, v in record.items() if k not in ("held_from", "empty_from", "empty_at")}
-    after["due"] = record.get("due", 0.0) + _exposure(record, now)
-    after.setdefault("lost", 0.0)
-    return after
+    """We left of our own will: the zone had room when last seen, and had had for as long as is known."""
+    after = {key: record[key] for key in record if key not in ("held_from", "empty_from", "empty_at")}
+    return {**after, "due": record.get("due", 0.0) + _exposure(record, now), "left_at": now}
+
+
+def _after_refusal(record: Json, now: float) -> dict[str, float]:
+    after = {key: record[key] for key in record if key != "left_at"}
+    return {"empty_from": now, **after, "empty_at": now}
 
 
 def _counted(whole: Sequence[float], all_lost: bool) -> list[float]:
@@ -138,9 +143,13 @@ def _counted(whole: Sequence[float], all_lost: bool) -> list[float]:
 
 def _entry_age_h(record: Json, now: float) -> float:
     """The age to give a zone that is entered now."""
+    if "left_at" in record:
+        kept_s: float = record["left_at"] - record["since"]
+        return kept_s / HOUR_S
     if "empty_at" not in record:
         return FIRST_SIGHT_H
-    return min(FIRST_SIGHT_H, 0.5 * (now - record["empty_at"]) / HOUR_S)
+    unknown_s: float = max(0.0, now - record["empty_at"])
+    return min(FIRST_SIGHT_H, 0.5 * unknown_s / HOUR_S)
 
 
 def _exposure(record: Json, now: float) -> float:
@@ -148,7 +157,7 @@ def _exposure(record: Json, now: float) -> float:
     if "held_from" not in record:
         return 0.0
     since, held_from = float(record["since"]), float(record["held_from"])
-    return _expected(max(0.0, held_from - since) / HOUR_S, (now - held_from) / HOUR_S)
+    return _expected(max(0.0, held_from - since) / HOUR_S, max(0.0, now - held_from) / HOUR_S)
 
 
 def _expected(age_h: float, span_h: float) -> float:
@@ -183,18 +192,17 @@ class Market:
         if "empty_at" not in record:
             return None
         lasted_s = record["empty_at"] - record["empty_from"]
-        wait_s = min(LONGEST_RETRY_S, max(FIRST_RETRY_S, RETRY_SHARE * lasted_s))
+        patience = HELD_PATIENCE if "held_from" in record else 1.0
+        wait_s = min(patience * LONGEST_RETRY_S, max(patience * FIRST_RETRY_S, RETRY_SHARE * lasted_s))
         return float(record["empty_at"] + wait_s)
 
-    def hazards(
-        self, zones: Sequence[Zone], held: Set[Zone], window_h: float, horizon_h: float
-    ) -> list[Hazard]:
-        """For each zone, averaged over the next `window_h` and `horizon_h`. In those `held` we have replicas."""
-        empty = {zone: 0.0 if zone in held else self._chance_empty(zone) for zone in zones}
+    def hazards(self, zones: Sequence[Zone], window_h: float, horizon_h: float) -> list[Hazard]:
+        """For each zone, averaged over the next `window_h` and `horizon_h`."""
+        empty = {zone: self._chance_empty(zone) for zone in zones}
         found = []
         for zone in zones:
             record = self._record(zone)
-            if zone in held and "since" in record:
+            if "held_from" in record:
                 age_h = max(0.0, self.now - record["since"]) / HOUR_S
             else:
                 age_h = _entry_age_h(record, self.now)
@@ -213,9 +221,17 @@ class Market:
         return float((PRIOR_LOSSES + lost) / (PRIOR_LOSSES + due))
 
     def _chance_empty(self, zone: Zone) -> float:
-        """How likely a zone that we do not hold is (still) empty."""
+        """How likely a zone has no room for a single replica: less and less, the longer ago that was last seen."""
         record = self._record(zone)
-        if "empty_at" not in record:
-            return UNKNOWN_DOWN
-        lasted_h = RECOVERY_H + (record["empty_at"] - record["empty_from"]) / HOUR_S
-        return float(lasted_h / (lasted_h + (self.now - record["empty_at"]) / HOUR_S))
+        if "held_from" in record:
+            return 0.0
+        if "left_at" in record:
+            return 1.0 - self._still(YOUNG_H, record["since"], record["left_at"])
+        if "empty_at" in record:
+            return self._still(RECOVERY_H, record["empty_from"], record["empty_at"])
+        return UNKNOWN_DOWN
+
+    def _still(self, scale_h: float, since: float, seen_at: float) -> float:
+        """The chance that what had lasted since then when last seen lasts now, where rates fall with age."""
+        lasted_h = scale_h + (seen_at - since) / HOUR_S
+        return float(lasted_h / (lasted_h + max(0.0, self.now - seen_at) / HOUR_S))

@@ -23,16 +23,17 @@ class Site(NamedTuple):
     open: bool
 
 
-def grown(odds: Odds, have: Fleet, sites: Sequence[Site], most: int, margin: float) -> Fleet | None:
-    """The best of the fleets on the way to `most` replicas, each step the best one; None if none is better by
+def grown(odds: Odds, have: Fleet, sites: Sequence[Site], room: int, margin: float) -> Fleet | None:
+    """The best of the fleets on the way to `room` more replicas, each step the best one; None if none is better by
     `margin` of a replica's price."""
     open_sites = [zone for zone, site in enumerate(sites) if site.open]
     start, cheapest = odds.hedge(have).usd_hour, _cheapest(sites)
     if start <= cheapest:
         return None  # the quick way out: all that can be saved is less than one replica costs
     fleet, best, paid, saved = have, None, 0.0, margin * cheapest
-    while (room := most - sum(fleet)) > 0:
+    while room > 0:
         step = max(1, min(room, odds.terms.wanted // _STEPS))
+        room -= step
         tried = [_with(fleet, zone, step) for zone in open_sites]
         costs = [
             odds.hedge(after).usd_hour + step * sites[zone].usd_hour
@@ -50,14 +51,15 @@ def grown(odds: Odds, have: Fleet, sites: Sequence[Site], most: int, margin: flo
     return best
 
 
-def moved(odds: Odds, have: Fleet, sites: Sequence[Site], margin: float) -> Fleet | None:
-    """The same number, a few of them elsewhere; None if that is not better by `margin` of a replica's price."""
+def moved(odds: Odds, have: Fleet, sites: Sequence[Site], room: int, margin: float) -> Fleet | None:
+    """The same number, a few of them elsewhere, where they come up before the others end: at most `room`. None if
+    that is not better by `margin` of a replica's price."""
     open_sites = [zone for zone, site in enumerate(sites) if site.open]
     start, saved = odds.hedge(have).usd_hour, margin * _cheapest(sites)
     if start <= saved:
         return None
     fleet, best, paid = have, None, 0.0
-    for _ in range(_MOST_MOVES):
+    for _ in range(min(room, _MOST_MOVES)):
         moves = [
             (odds.hedge(_with(_with(fleet, old, -1), new, 1)).usd_hour + sites[new].usd_hour - sites[old].usd_hour, old, new)
             for old, count in enumerate(fleet) if count
@@ -74,9 +76,10 @@ def moved(odds: Odds, have: Fleet, sites: Sequence[Site], margin: float) -> Flee
     return best
 
 
-def shrunk(odds: Odds, have: Fleet, sites: Sequence[Site], least: int, margin: float) -> Fleet:
-    """The fleet without the replicas that save less than they cost, the least useful first; `least` stay."""
-    fleet = have
+def shrunk(odds: Odds, have: Fleet, sites: Sequence[Site], least: int, margin: float) -> list[Fleet]:
+    """The fleets that are left as one replica after the other goes that saves less than it costs, the least useful
+    first; at least `least` stay."""
+    fleet, smaller = have, []
     while sum(fleet) > least:
         now = odds.hedge(fleet).usd_hour
         gains = [
@@ -88,7 +91,8 @@ def shrunk(odds: Odds, have: Fleet, sites: Sequence[Site], least: int, margin: f
         if gain <= margin * sites[zone].usd_hour:
             break
         fleet = _with(fleet, zone, -1)
-    return fleet
+        smaller.append(fleet)
+    return smaller
 
 
 def _cheapest(sites: Sequence[Site]) -> float:
