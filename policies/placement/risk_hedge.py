@@ -13,8 +13,8 @@ the fleet costs, per hour,
     replicas that are starting count, since a new on-demand one would not be ready sooner; one that will is kept.
 3.  On spot: the cheapest fleet among the near ones, at the rates of the next two hours (`risk_search`). A zone that
     had no room when last asked gets one replica on trial.
-4.  A zone without room is asked again when that has lasted half as long again, after 2 min to 1 h, or after 8 min to
-    4 h where we hold replicas.
+4.  A zone without room is asked again when that has lasted as long again, after 10 min to 4 h, or after 40 min to
+    16 h where we hold replicas: the longer an outage has lasted, the longer it will.
 5.  mu, what an hour below N_tar is worth, is steered: mu = 0.1 * price_od * N_tar / (1 - target) * e^b, where b is by
     how much the error budget is overdrawn, in units of what the target allows in 72 hours, within +-2.5;
     and at least twice what N_tar replicas cost on demand.

@@ -1,17 +1,17 @@
 """What RiskHedge knows of each zone of the spot market, and what it expects from that.
 
-Capacity that has lasted goes on lasting, and an outage that has lasted goes on too. In every recorded trace that we
-have (SkyServe's AWS 1, the first half of AWS 3, and 4 zones of V100), at every level of capacity, the rate at which
-a zone drops replicas falls with the time `age` since it last did, as
+Capacity that has lasted goes on lasting, and an outage that has lasted goes on too. In the three recordings that we
+have (SkyServe's AWS 1, the first half of AWS 3, and 4 zones of V100) the rate at which a zone drops replicas falls
+with the time `age` since it last did, roughly (within a factor of about two) as
 
     loss(age) = m * s * (1 / (0.7 h + age) + 0.03 per hour)
 
-and the rate at which an empty zone has room again falls with the time since it was emptied, about as 1 / (0.5 h + age).
-`s` says how the other zones of the region do: at the same age the rate is 0.75 times the usual if they have room,
-1.6 times if one is known to be empty. `m` is learned for each zone: losses seen against losses expected, both with
-ten prior ones added, so that a zone has to be seen to be different. A loss takes all replicas of the zone in a share
-of the cases that is learned too, over all zones; else any smaller number, each as likely. A refused launch is no
-loss: it says that the zone is full, and when.
+and the rate at which an empty zone has room again, with the time since it was emptied, as 1 / (0.5 h + age). `s` says
+how the other zones of the region do: 0.75 if they have room, 1.6 if one is known to be empty. (Two of the recordings
+have regions of several zones; in them the rate at one age is mostly two to four times as high with one empty.) `m` is
+learned for each zone: losses seen against losses expected, both with ten prior ones added, so that a zone has to be
+seen to be different. A loss takes all replicas of the zone in a share of the cases that is learned too, over all
+zones; else any smaller number, each as likely. A refused launch is no loss: it says that the zone is full, and when.
 
 Memory: {"zones": {zone: record}, "whole": [losses of all, losses of some], "start_s": start time}, a record being
 
@@ -57,9 +57,9 @@ RECOVERY_H = 0.5
 WHOLE_PRIOR = (2.0, 2.0)
 FIRST_SIGHT_H = 2.0  # the age of a zone that had room when it was first asked
 
-FIRST_RETRY_S = 120.0
-LONGEST_RETRY_S = 3600.0
-RETRY_SHARE = 0.5  # an outage is looked at again when it has lasted this much longer
+FIRST_RETRY_S = 600.0
+LONGEST_RETRY_S = 4 * HOUR_S
+RETRY_SHARE = 1.0  # an outage is looked at again when it has lasted this much longer
 HELD_PATIENCE = 4.0  # so much longer are both where we have replicas: more of them there spread no risk
 
 USUAL_START_S = 180.0

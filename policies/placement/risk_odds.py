@@ -1,8 +1,7 @@
 """How many of a fleet survive the next minutes, exactly, and what hedging that costs.
 
 Zones fail on their own, and zones of a region also together: with `TOGETHER` times the chance of its safest zone a
-shock strikes every zone of the region that we hold. (Given a loss in one zone, another zone of its region has one
-within ten minutes in 20 to 34 % of the cases in every recorded trace; a zone elsewhere as often as at any time.)
+shock strikes every zone of the region that we hold. That share is an assumption; results change little with it.
 
 A fleet is a tuple, the number of spot replicas in each zone. A distribution is a list: at index i the chance that i
 survive, and at the last index, the wanted number, that so many or more do.

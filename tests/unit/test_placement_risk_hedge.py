@@ -202,7 +202,7 @@ def test_a_zone_that_was_empty_gets_one_replica_on_trial_and_the_rest_when_it_to
             knowing(empty(8.0), empty(8.0), empty(8.0)), {}, id="all have just refused: none is asked"
         ),
         pytest.param(
-            knowing(empty(8.0, 0.5), empty(8.0, 1.1), empty(8.0)), {"b1": 1}, id="an hour later one is"
+            knowing(empty(8.0, 0.5), empty(8.0, 4.1), empty(8.0)), {"b1": 1}, id="four hours later one is"
         ),
     ],
 )
@@ -363,7 +363,7 @@ def test_the_start_time_is_learned_from_what_becomes_ready() -> None:
     ("lasted_s", "is_held", "wait_s"),
     [
         (0.0, False, FIRST_RETRY_S),
-        (1200.0, False, 600.0),
+        (1200.0, False, 1200.0),
         (90 * HOUR, False, LONGEST_RETRY_S),
         (0.0, True, HELD_PATIENCE * FIRST_RETRY_S),
         (90 * HOUR, True, HELD_PATIENCE * LONGEST_RETRY_S),
