@@ -64,6 +64,7 @@ FAMILIES: Mapping[str, tuple[Job, ...]] = {
 }
 AVAILABILITIES = (0.99, 0.995, 0.999)
 
+PRICE_RATIO = 3.0  # of on-demand to spot
 BLOCK_S = 6 * 3600.0
 TELL_S = 10.0
 
@@ -113,17 +114,14 @@ SHAPES: Mapping[str, Shape] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """A row of the tables. `traces` is one recorded piece or the synthetic market of each seed; a setting is run on
-    each of them with each of `policy_seeds`, counted from the trace's own seed on."""
+    """A row of the tables. `traces` is one piece of a recording, or the synthetic market of each seed; a setting is
+    run on each of them with each of `policy_seeds`, counted from the trace's own seed on."""
 
     name: str
     part: str
+    recorded: bool
     traces: tuple[tuple[int, Trace], ...]
-    policy_seeds: int
-
-    @property
-    def recorded(self) -> bool:
-        return len(self.traces) == 1
+    policy_seeds: int = 1
 
 
 def recorded_cases(source: str, whole: bool, policy_seeds: int) -> Iterator[Case]:
@@ -131,17 +129,17 @@ def recorded_cases(source: str, whole: bool, policy_seeds: int) -> Iterator[Case
     trace = traces.load(traces.find(folder), capacity_per_zone=1 if cap == "cap1" else None)
     name = source.rstrip("/").split("/")[-1]
     if whole:
-        yield Case(name, "whole", ((0, trace),), policy_seeds)
+        yield Case(name, "whole", True, ((0, trace),), policy_seeds)
         return
     half = trace.n_ticks // 2
     for part, start in (("second half", trace.n_ticks - half), ("first half (tuned on)", 0)):
-        yield Case(name, part, ((0, trace.cut(start, half, f"{name} {part}")),), policy_seeds)
+        yield Case(name, part, True, ((0, trace.cut(start, half, f"{name} {part}")),), policy_seeds)
 
 
 def synthetic_case(name: str, seeds: Sequence[int]) -> Case:
     market, days = SHAPES[name]
     drawn = tuple((seed, synthetic.generate(market, seed, days, name)) for seed in seeds)
-    return Case(name, f"seeds {seeds[0]}-{seeds[-1]}, {days:.3g} d each", drawn, 1)
+    return Case(name, f"seeds {seeds[0]}-{seeds[-1]}, {days:.3g} d each", False, drawn)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,16 +177,15 @@ class Blocks(NamedTuple):
 
 
 def measure(piece: Piece) -> Blocks:
-    setting = Setting(piece.trace, piece.n_target, piece.cold_start_s)
+    setting = Setting(piece.trace, piece.n_target, piece.cold_start_s, PRICE_RATIO)
     return blocks_of(simulate(setting, piece.job), setting)
 
 
 def blocks_of(run: Run, setting: Setting) -> Blocks:
     """A run cut into blocks of 6 h. ValueError where they do not add up to it, because its prices move."""
     trace, usual = setting.trace, usual_spot_usd_hour(setting.trace)
-    ratio = setting.price_ratio or 1.0
-    price = {
-        zone.name: (usual if zone.spot_usd_hour is None else zone.spot_usd_hour.at(0)) / (ratio * usual)
+    price = {  # of what an instance costs on demand
+        zone.name: (usual if zone.spot_usd_hour is None else zone.spot_usd_hour.at(0)) / (PRICE_RATIO * usual)
         for zone in trace.zones
     }
     first_s = max(1, round(setting.cold_start_s / trace.tick_s)) * trace.tick_s
@@ -393,7 +390,10 @@ def report(found: Found, resamples: int, markdown: bool) -> str:
         ),
     }
     head = "### " if markdown else ""
-    return "\n\n".join(f"{head}{title}\n\n{table(list(rows), markdown)}" for title, rows in sections.items())
+    tables = {title: list(rows) for title, rows in sections.items()}
+    return "\n\n".join(
+        f"{head}{title}\n\n{table(rows, markdown)}" for title, rows in tables.items() if len(rows) > 1
+    )
 
 
 def table(rows: Sequence[Row], markdown: bool) -> str:
@@ -418,7 +418,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=10, help="of each synthetic market")
     parser.add_argument("--first-seed", type=int, default=1001)
-    parser.add_argument("--policy-seeds", type=int, default=3, help="of each setting on a recorded trace")
+    parser.add_argument("--policy-seeds", type=int, default=2, help="of each setting on a recorded trace")
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--cold-start", type=float, default=183.0, help="seconds")
     parser.add_argument("--resamples", type=int, default=2000)

@@ -126,7 +126,7 @@ def test_prices_that_move_are_not_cut_into_wrong_blocks() -> None:
 
 def test_what_is_in_the_cache_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = small_trace(days=0.2)
-    case = Case("small", "whole", ((0, trace),), 1)
+    case = Case("small", "whole", True, ((0, trace),))
     pieces = [Piece(case, trace, job, 2, 183.0) for job in FAMILIES["spothedge"][:2]]
     cache = tmp_path / "runs.json"
     first = run_all(pieces[:1], cache, processes=1)
