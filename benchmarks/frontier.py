@@ -1,6 +1,6 @@
 """RiskHedge against SpotHedge at equal availability, in the product's simulator, with paired confidence intervals.
 
-    python -m benchmarks.frontier ../shared/traces/spot/aws1 ../shared/traces/spot/aws3-first-half:cap1 \
+    python -m benchmarks.frontier FOLDER FOLDER:cap1 \
         --cache frontier.json --markdown
 
 A family is a policy with all settings of its knob: SpotHedge with 0 to 4 spot replicas too many, RiskHedge with eight

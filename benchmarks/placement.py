@@ -1,7 +1,7 @@
 """Every placement policy over recorded spot traces, as tables.
 
-    python -m benchmarks.placement table ../shared/traces/spot/aws1 ...      whole traces, 4 replicas, 183 s
-    python -m benchmarks.placement paper ../shared/traces/spot/aws1 ...      24-h windows, 3 replicas, 120 s (SkyServe §5.2)
+    python -m benchmarks.placement table FOLDER ...      whole traces, 4 replicas, 183 s
+    python -m benchmarks.placement paper FOLDER ...      24-h windows, 3 replicas, 120 s (SkyServe §5.2)
 
 A trace of zeros and ones is read twice: as "obtainable, any number" and, with `:cap1`, as one instance per zone.
 Folders or names of shipped traces. Figures are availability % / cost % of N on-demand replicas / preemptions a day /

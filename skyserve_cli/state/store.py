@@ -10,9 +10,7 @@ is asked for the machine, so not even a power cut can separate the two.
 from __future__ import annotations
 
 import secrets as random_source
-import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +30,7 @@ from skyserve_cli.state.codec import (
     replica_from_row,
     replica_to_row,
 )
+from skyserve_cli.state.connect import connected
 from skyserve_cli.state.history import read_history
 from skyserve_cli.state.photograph import Photograph
 from skyserve_cli.state.values import (
@@ -45,9 +44,6 @@ from skyserve_cli.state.values import (
     Story,
     VersionRow,
 )
-
-_WAL_TRIES = 200
-_WAL_PAUSE_S = 0.05
 
 
 class Store:
@@ -63,24 +59,9 @@ class Store:
         self._lock = threading.Lock()
         url = make_url(url)
         in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
-        if in_memory:
-            # One connection for all, handed from thread to thread: another would be another database.
-            self._engine = sa.create_engine(
-                url,
-                json_serializer=_to_json,
-                poolclass=sa.pool.QueuePool,
-                pool_size=1,
-                max_overflow=0,
-                connect_args={"check_same_thread": False},
-            )
-        else:
-            self._engine = sa.create_engine(url, json_serializer=_to_json)
+        self._engine = connected(url, in_memory=in_memory)
         self._alone = in_memory  # nobody else can write to it
-        on_sqlite = url.get_backend_name() == "sqlite"
-        if on_sqlite:
-            sa.event.listen(self._engine, "connect", _prepare_sqlite)
-            sa.event.listen(self._engine, "begin", _begin_sqlite)
-        one_photograph = {} if on_sqlite else {"isolation_level": "REPEATABLE READ"}
+        one_photograph = {} if url.get_backend_name() == "sqlite" else {"isolation_level": "REPEATABLE READ"}
         self._reader = self._engine.execution_options(**one_photograph)
         self._writer = self._engine.execution_options(writes=True)
         if in_memory or not migrate:
@@ -428,44 +409,8 @@ class Store:
             command.upgrade(config, "head")
 
 
-def _to_json(value: Any) -> str:
-    return orjson.dumps(value).decode()
-
-
 def _spent_columns(now: float) -> tuple[sa.ColumnElement[float], sa.ColumnElement[float]]:
     r = t.replicas.c
     hours = (sa.func.coalesce(r.ended_at, now) - r.launched_at) / 3600.0
     on_demand = sa.func.coalesce(r.on_demand_usd_hour, r.price_usd_hour)
     return sa.func.sum(r.price_usd_hour * hours), sa.func.sum(on_demand * hours)
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    """A reader sees one state of the database, whoever writes meanwhile; a writer waits for its turn before it
-    reads, so what it decides on is still so when it writes. Python's driver by itself begins a transaction
-    neither for a SELECT nor for a CREATE TABLE."""
-    writes = connection.get_execution_options().get("writes", False)
-    connection.connection.cursor().execute("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # transactions begin where `_begin_sqlite` says
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA busy_timeout=10000")
-    _write_ahead(cursor)
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.execute("PRAGMA foreign_keys=ON")
-    cursor.close()
-
-
-def _write_ahead(cursor: Any) -> None:
-    """Change to WAL mode, for which SQLite wants the file for itself and does not wait until it has it: processes
-    that start at once would refuse each other."""
-    for tries_left in reversed(range(_WAL_TRIES)):
-        try:
-            cursor.execute("PRAGMA journal_mode=WAL")
-        except sqlite3.OperationalError:
-            if tries_left == 0:
-                raise
-            time.sleep(_WAL_PAUSE_S)
-        else:
-            return

@@ -1,0 +1,70 @@
+"""How a database is opened: what SQLite needs so that a committed intent is on the disk, and JSON by orjson."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, Connection
+
+_WAL_TRIES = 200
+_WAL_PAUSE_S = 0.05
+
+
+def connected(url: URL, *, in_memory: bool) -> sa.Engine:
+    """The engine behind a URL. Of a database `in_memory` there is one connection for all, handed from thread to
+    thread: another would be another database."""
+    if in_memory:
+        engine = sa.create_engine(
+            url,
+            json_serializer=_to_json,
+            poolclass=sa.pool.QueuePool,
+            pool_size=1,
+            max_overflow=0,
+            connect_args={"check_same_thread": False},
+        )
+    else:
+        engine = sa.create_engine(url, json_serializer=_to_json)
+    if url.get_backend_name() == "sqlite":
+        sa.event.listen(engine, "connect", _prepare_sqlite)
+        sa.event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _to_json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """A reader sees one state of the database, whoever writes meanwhile; a writer waits for its turn before it
+    reads, so what it decides on is still so when it writes. Python's driver by itself begins a transaction
+    neither for a SELECT nor for a CREATE TABLE."""
+    writes = connection.get_execution_options().get("writes", False)
+    connection.connection.cursor().execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # transactions begin where `_begin_sqlite` says
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA busy_timeout=10000")
+    _write_ahead(cursor)
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _write_ahead(cursor: Any) -> None:
+    """Change to WAL mode, for which SQLite wants the file for itself and does not wait until it has it: processes
+    that start at once would refuse each other."""
+    for tries_left in reversed(range(_WAL_TRIES)):
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError:
+            if tries_left == 0:
+                raise
+            time.sleep(_WAL_PAUSE_S)
+        else:
+            return
