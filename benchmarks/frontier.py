@@ -8,8 +8,8 @@ availability targets. What a family pays for an availability is the least cost o
 and all on demand (`skyserve_cli.sim.frontier`), so that neither wins by where its settings happen to lie.
 
 Recorded traces are folders, or names of shipped ones; ":cap1" reads a probe's 1 as one instance. They are split in
-time: RiskHedge's constants were set on first halves, so the second half is what counts and the first is marked. Each
-half is a run of its own, in which nothing is known at the start. With --whole a trace is one piece: right for one
+time: RiskHedge's constants were compared on first halves, so the second half counts for more and the first is marked
+(neither is unseen: the form of its law was looked at on whole recordings). Each half is a run of its own, in which nothing is known at the start. With --whole a trace is one piece: right for one
 that nothing was set on. Settings are means over --policy-seeds, which draw victims and the order of equal zones.
 Intervals: bootstrap over blocks of 6 h.
 
