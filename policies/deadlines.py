@@ -17,38 +17,46 @@ def due(replicas: Iterable[Replica], goal: Goal, load: Load, now: float) -> Iter
 
 def next_due(replicas: Iterable[Replica], goal: Goal) -> float | None:
     """When the first of these deadlines is, if nothing happens before."""
-    limits = {
-        ReplicaState.PROVISIONING: goal.provision_timeout_s,
-        ReplicaState.STARTING: goal.initial_delay_s,
-        ReplicaState.NOT_READY: goal.probe_failure_threshold_s,
-    }
-    ends = [r.since + limits[r.state] for r in replicas if r.state in limits]
-    ends += [r.drain_by for r in replicas if r.state is ReplicaState.DRAINING and r.drain_by is not None]
-    return min(ends, default=None)
+    return min((at for r in replicas if (at := _ends_at(r, goal)) is not None), default=None)
+
+
+def _ends_at(replica: Replica, goal: Goal) -> float | None:
+    """The instant at which the time for what the replica is doing is over; None: it has all the time."""
+    match replica.state:
+        case ReplicaState.PROVISIONING:
+            return replica.since + goal.provision_timeout_s
+        case ReplicaState.STARTING:
+            return replica.since + goal.initial_delay_s
+        case ReplicaState.NOT_READY:
+            return replica.since + goal.probe_failure_threshold_s
+        case ReplicaState.DRAINING:
+            return replica.drain_by
+        case _:
+            return None
 
 
 def _due(replica: Replica, goal: Goal, load: Load, now: float) -> Event | None:
-    waited = now - replica.since
+    if replica.state is ReplicaState.DRAINING and replica.id in load.empty:
+        return Drained(replica.id, "nothing in flight")
+    ends_at = _ends_at(replica, goal)
+    if ends_at is None or now < ends_at:
+        return None
     match replica.state:
-        case ReplicaState.PROVISIONING if waited >= goal.provision_timeout_s:
+        case ReplicaState.PROVISIONING:
             return GaveUp(
                 replica.id, EndReason.START_TIMEOUT, f"not set up within {goal.provision_timeout_s:g} s"
             )
-        case ReplicaState.STARTING if waited >= goal.initial_delay_s:
+        case ReplicaState.STARTING:
             return GaveUp(
                 replica.id,
                 EndReason.START_TIMEOUT,
                 f"no readiness probe passed within {goal.initial_delay_s:g} s of starting `run`",
             )
-        case ReplicaState.NOT_READY if waited >= goal.probe_failure_threshold_s:
+        case ReplicaState.NOT_READY:
             return GaveUp(
                 replica.id,
                 EndReason.PROBE_FAILED,
                 f"readiness probe failed for {goal.probe_failure_threshold_s:g} s",
             )
-        case ReplicaState.DRAINING if replica.id in load.empty:
-            return Drained(replica.id, "nothing in flight")
-        case ReplicaState.DRAINING if replica.drain_by is not None and now >= replica.drain_by:
-            return Drained(replica.id, "time to drain is over")
         case _:
-            return None
+            return Drained(replica.id, "time to drain is over")

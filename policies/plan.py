@@ -43,7 +43,8 @@ def learn(
 
 
 def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
-    """What to do now. Running it again on its own outcome, with no new event, gives no action."""
+    """What to do now. Running it again on its own outcome, with no new event, gives no action (where accelerators
+    carry different loads, after as many ticks as it takes to find out what was obtained)."""
     goal, now = observation.goal, observation.now
     if goal.down:
         why = "the service goes down"

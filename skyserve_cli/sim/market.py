@@ -91,9 +91,8 @@ class Market:
         self._index = {zone.name: index for index, zone in enumerate(trace.zones)}
         self._order = self._rng.sample(range(len(trace.zones)), len(trace.zones))
         self.news = True  # whether a listing would show anything that the last one did not
-        self.prices_move = any(
-            zone.spot_usd_hour and len(zone.spot_usd_hour.ticks) > 1 for zone in trace.zones
-        )
+        self._prices = [zone.spot_usd_hour for zone in trace.zones if zone.spot_usd_hour is not None]
+        self.prices_move = any(len(prices.ticks) > 1 for prices in self._prices)
 
     # --- what a provisioner does ----------------------------------------------------------------------------
 
@@ -167,6 +166,11 @@ class Market:
         return min(
             (self._falls_below(place, count) for place, count in enumerate(held) if count), default=NEVER
         )
+
+    def next_price(self) -> int:
+        """The next tick in which some zone's spot price is another."""
+        changes = (prices.next_change(self.clock.tick) for prices in self._prices)
+        return min((tick for tick in changes if tick is not None), default=NEVER)
 
     def held(self, place: int) -> int:
         return sum(machine.nodes for machine in self.alive.values() if machine.place == place)

@@ -2,7 +2,7 @@
 
 The tick, the plan, the policies, the store and `perform` are the production ones; `market` and `replay` stand in
 for the cloud and the hands. Ticks in which nothing can happen are left out: after a tick that changed nothing the
-next one is when an instance starts up, capacity falls below what is held, the load changes or a wait of the plan or
+next one is when an instance starts up, capacity falls below what is held, a price or the load changes, or a wait of the plan or
 of a replica ends. `compressed=False` runs them all, to the same story (a test compares the two).
 """
 
@@ -54,6 +54,8 @@ POLICIES: Mapping[str, str] = {
 
 #: Policies that take `num_overprovision`.
 OVERPROVISIONING = frozenset(POLICIES) - {"risk_hedge", "on_demand", "omniscient"}
+
+_FALLING_BACK = frozenset({"spothedge", "spothedge_literal", "risk_hedge"})
 
 SERVICE = "simulated"
 _KEY = b"c2ltdWxhdGVkLXNpbXVsYXRlZC1zaW11bGF0ZWQtLSE="
@@ -208,7 +210,7 @@ class Replay:
             deadlines.next_due(row.replicas, goal_of(row, self._spec)),
         )
         ticks = [clock.tick_at(at) for at in waits if at is not None]
-        ticks += [market.next_start() + 1, market.next_preemption(), self._next_load()]
+        ticks += [market.next_start() + 1, market.next_preemption(), market.next_price(), self._next_load()]
         return max(following, min(ticks))
 
     def _next_load(self) -> int:
@@ -322,9 +324,9 @@ def _spec_of(setting: Setting, job: Job) -> ServiceSpec:
         given.replica_policy,
         spot_placer=None if job.policy == "on_demand" else job.policy,
         num_overprovision=(job.overprovision or 0) if job.policy in OVERPROVISIONING else 0,
-        dynamic_ondemand_fallback=job.policy in ("spothedge", "spothedge_literal", "risk_hedge"),
+        dynamic_ondemand_fallback=job.policy in _FALLING_BACK,
         base_ondemand_fallback_replicas=(
-            given.replica_policy.base_ondemand_fallback_replicas if job.policy in _WITH_BASE else 0
+            given.replica_policy.base_ondemand_fallback_replicas if job.policy in _FALLING_BACK else 0
         ),
         availability_target=job.availability_target if job.policy == "risk_hedge" else None,
     )
@@ -340,9 +342,6 @@ def _spec_of(setting: Setting, job: Job) -> ServiceSpec:
         envs=(),
         workdir=None,
     )
-
-
-_WITH_BASE = frozenset({"spothedge", "spothedge_literal", "risk_hedge"})
 
 
 def _omniscient(setting: Setting, job: Job, progress: Callable[[float], None]) -> Run:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from policies.registry import ALIASES, PLACERS
 from skyserve_cli.sim import trace as traces
 from skyserve_cli.sim.run import POLICIES, Job, Replay, Setting, simulate
 from skyserve_cli.sim.trace import Steps, Trace, ZoneTrace
+from skyserve_cli.spec.fields import SpotPlacer
 from skyserve_cli.spec.model import ReplicaPolicy, ServiceSpec
 
 SHARED = Path(
@@ -95,6 +99,23 @@ def test_leaving_out_idle_ticks_changes_nothing(policy: str) -> None:
     for figure in ("availability", "capacity_fraction", "cost_relative", "on_demand_cost_share", "usd"):
         assert getattr(found, figure) == pytest.approx(getattr(expected, figure))
     assert expected.ticks == trace.n_ticks
+
+
+@pytest.mark.parametrize("policy", ["spothedge", "risk_hedge"])
+def test_nor_where_prices_move(policy: str) -> None:
+    trace = market(900, r1a=[(0, 4), (100, 1), (300, 4)], r2a=[(0, 4), (500, 0), (700, 3)])
+    prices = (Steps((0, 333), (1.0, 2.0)), Steps((0, 111, 555), (1.2, 0.8, 1.6)))
+    zones = tuple(replace(z, spot_usd_hour=p) for z, p in zip(trace.zones, prices, strict=True))
+    setting, job = Setting(replace(trace, zones=zones), 3, 180.0), Job(policy, 1, seed=2)
+    quick, thorough = Replay(setting, job).run(), Replay(setting, job, compressed=False).run()
+    assert (quick.digest, quick.steps) == (thorough.digest, thorough.steps)
+    assert quick.ticks < thorough.ticks
+
+
+def test_every_placer_can_be_simulated_and_named_in_a_file() -> None:
+    assert set(ONLINE) == set(PLACERS)
+    named = set(get_args(SpotPlacer)[2].json_schema["enum"]) - {"auto"}
+    assert {ALIASES.get(name, name) for name in named} == set(PLACERS) - {"on_demand"}
 
 
 @pytest.mark.parametrize("policy", ONLINE)
