@@ -16,12 +16,21 @@ from skyserve_cli.sim.workers import News, WorkerDied, run
 Told = Callable[[float], None]
 
 
-def children() -> list[psutil.Process]:
+def living() -> list[psutil.Process]:
     return [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.fixture
+def children() -> Callable[[], list[psutil.Process]]:
+    """The children of this test; what an earlier one left to Python's own housekeeping is not among them."""
+    before = living()
+    return lambda: [process for process in living() if process not in before]
+
+
 @pytest.mark.parametrize(("count", "processes"), [(0, 2), (1, 4), (7, 1), (7, 3)])
-def test_every_piece_is_done_once(count: int, processes: int) -> None:
+def test_every_piece_is_done_once(
+    count: int, processes: int, children: Callable[[], list[psutil.Process]]
+) -> None:
     results = [
         news
         for news in run(lambda piece, told: piece * piece, count, processes)
@@ -53,7 +62,9 @@ def test_progress_is_told_in_steps_worth_telling() -> None:
     assert news[-1] == News(0, 1.0, "done")
 
 
-def test_a_worker_that_dies_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_that_dies_is_named(
+    capfd: pytest.CaptureFixture[str], children: Callable[[], list[psutil.Process]]
+) -> None:
     def work(piece: int, told: Told) -> int:
         if piece == 1:
             raise RuntimeError("out of luck")
@@ -75,7 +86,7 @@ def test_a_worker_that_is_killed_is_noticed() -> None:
         list(run(work, 1, 1))
 
 
-def test_closing_ends_workers_that_are_busy() -> None:
+def test_closing_ends_workers_that_are_busy(children: Callable[[], list[psutil.Process]]) -> None:
     def work(piece: int, told: Told) -> int:
         told(0.5)
         time.sleep(600)
