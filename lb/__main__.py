@@ -18,6 +18,7 @@ from pathlib import Path
 import uvloop
 
 from lb import tablefile
+from lb.options import Continuation, Continue, Pushing, PushMode, Retries
 from lb.server import ServerOptions, serve
 from lb.wire import Limits, Table, Target, url_problem
 from policies.routing.registry import DEFAULT_POLICY, POLICIES
@@ -79,8 +80,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--idle-timeout", type=_seconds, default=plain.idle_timeout_s, metavar="SECONDS")
     add("--connect-timeout", type=_seconds, default=plain.connect_timeout_s, metavar="SECONDS")
     add("--hold", type=_seconds_or_zero, default=plain.hold_s, metavar="SECONDS")
-    add("--max-attempts", type=_attempts, default=plain.max_attempts, metavar="N")
+    add("--max-attempts", type=_attempts, default=1 + Retries().max_total_retries, metavar="N")
+    add("--pushing", choices=[one.value for one in PushMode], default=PushMode.SELECTIVE.value)
+    add("--push-cap", type=_count, default=Pushing().cap, metavar="N", help="for --pushing fixed_cap")
+    add(
+        "--continue",
+        dest="continue_",
+        choices=[one.value for one in Continue],
+        default=Continue.AUTO.value,
+        help="what becomes of a stream whose target dies (default: %(default)s)",
+    )
     add("--shutdown-grace", type=_seconds_or_zero, default=120.0, metavar="SECONDS")
+    add("--reuse-port", action="store_true", help="share the data port with other agents on this host")
+    add("--targets-cafile", type=Path, help="certificate authority of targets addressed by https")
+    add("--access-log", action="store_true", help="one line of JSON per request on standard error")
     add("--tls-certfile", type=Path, help="serve https with this certificate chain")
     add("--tls-keyfile", type=Path, help="its key, unless it is in the same file")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
@@ -95,7 +108,7 @@ def _options(given: argparse.Namespace) -> ServerOptions:
         raise _UsageError("--tls-keyfile needs --tls-certfile")
     if not given.service:
         raise _UsageError("--service must not be empty")
-    for file in (given.tls_certfile, given.tls_keyfile):
+    for file in (given.tls_certfile, given.tls_keyfile, given.targets_cafile):
         if file is not None and not file.is_file():
             raise _UsageError(f"there is no file {file}")
     for file in (given.table_file, given.ready_file):
@@ -114,6 +127,9 @@ def _options(given: argparse.Namespace) -> ServerOptions:
         tls_certfile=given.tls_certfile,
         tls_keyfile=given.tls_keyfile,
         shutdown_grace_s=given.shutdown_grace,
+        reuse_port=given.reuse_port,
+        access_log=given.access_log,
+        targets_cafile=given.targets_cafile,
     )
 
 
@@ -137,8 +153,10 @@ def _table(given: argparse.Namespace) -> Table:
             idle_timeout_s=given.idle_timeout,
             connect_timeout_s=given.connect_timeout,
             hold_s=given.hold,
-            max_attempts=given.max_attempts,
         ),
+        retries=Retries(max_total_retries=given.max_attempts - 1),
+        pushing=Pushing(mode=PushMode(given.pushing), cap=given.push_cap),
+        continuation=Continuation(mode=Continue(given.continue_)),
     )
 
 
@@ -186,6 +204,13 @@ def _attempts(text: str) -> int:
     if not 1 <= attempts <= 100:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 100")
     return attempts
+
+
+def _count(text: str) -> int:
+    count = int(text) if text.isascii() and text.isdigit() else 0
+    if not 1 <= count <= 100_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 100000")
+    return count
 
 
 def _number(text: str, allowed: Callable[[float], bool]) -> float:

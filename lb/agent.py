@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+import random
+import ssl
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from lb import tablefile
+from lb.access import Usage
+from lb.explain import Explanations
+from lb.facts import RequestFacts
+from lb.fetch import Fetcher
 from lb.health import HealthChecker
+from lb.loads import LoadProber
 from lb.metrics import Metrics
 from lb.proxy import Proxy
 from lb.targets import Changes, Standing, TargetTable
-from lb.upstream import Upstream
+from lb.tracing import Tracing
+from lb.upstream import Pools
 from lb.wire import Stats, Table
 from policies.routing.registry import make_policy
 
@@ -33,20 +42,41 @@ class Agent:
         table_file: Path | None,
         clock: Callable[[], float],
         id_prefix: str,
+        rng: random.Random,
+        tracing: Tracing | None = None,
+        access_log: Callable[[RequestFacts], None] | None = None,
+        targets_tls: ssl.SSLContext | None = None,
     ) -> None:
         self._region = region
         self._table_file = table_file
         self._clock = clock
         self._started_at = clock()
-        self.closing = False
         self.targets = TargetTable(table, self._started_at)
         self.metrics = Metrics(table.service, region)
         self.metrics.use_policy(table.policy)
-        self.upstream = Upstream()
-        self.proxy = Proxy(self.targets, self.upstream, self.metrics, clock, id_prefix)
+        self._pools = Pools(targets_tls)
+        self._fetcher = Fetcher(Pools(targets_tls), clock)
+        self.prober = LoadProber(
+            self.targets,
+            self._fetcher.fetch,
+            clock,
+            changed=self._let_in,
+            anybody_held=lambda: self.proxy.held > 0,
+        )
+        self.proxy = Proxy(
+            self.targets,
+            self._pools,
+            self.metrics,
+            clock,
+            id_prefix,
+            rng=rng,
+            kind_of=self.prober.kind,
+            finished=_both(tracing.finished if tracing is not None else None, access_log),
+            begin_span=tracing.begin if tracing is not None else None,
+        )
         self.checker = HealthChecker(
             self.targets,
-            self.upstream,
+            self._fetcher.alive,
             self.metrics,
             clock,
             changed=self.proxy.changed,
@@ -56,6 +86,26 @@ class Agent:
     @property
     def table(self) -> Table:
         return self.targets.table
+
+    @property
+    def closing(self) -> bool:
+        return self.proxy.closing
+
+    @property
+    def explanations(self) -> Explanations:
+        return self.proxy.explanations
+
+    async def run(self) -> None:
+        """Watch over time and targets, until cancelled."""
+        await asyncio.gather(self.proxy.patrol(), self.checker.run(), self.prober.run(), self._tidy())
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self._fetcher.expire()
+
+    def _let_in(self) -> None:
+        self.proxy.let_in_soon()
 
     def apply(self, table: Table) -> Changes:
         """Store the table, then act on it. Raises WrongServiceError, UnknownPolicyError or OSError; then
@@ -67,7 +117,8 @@ class Agent:
             tablefile.save(self._table_file, table)
         changes = self.targets.apply(table, self._clock())
         self.metrics.use_policy(table.policy)
-        self.proxy.changed()
+        self._fetcher.retain({target.url for target in table.targets})
+        self.proxy.applied()
         if changes.added or changes.removed:
             _log.info("apply revision=%s added=%s removed=%s", table.revision, changes.added, changes.removed)
         return changes
@@ -95,6 +146,29 @@ class Agent:
             targets=self.targets.stats(now, window_s),
         )
 
+    def usage(self) -> Iterable[Usage]:
+        """What the owners of API keys have used."""
+        return self.proxy.keyring.usage(self._clock())
+
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return self.metrics.expose(self.targets, self.proxy.held, self._clock())
+        return self.metrics.expose(self.targets, self.proxy.held, self._clock(), self.targets.gauges())
+
+    def close(self) -> None:
+        """Nothing goes on after this."""
+        self._pools.close()
+        self._fetcher.close()
+
+
+def _both(
+    one: Callable[[RequestFacts], None] | None, other: Callable[[RequestFacts], None] | None
+) -> Callable[[RequestFacts], None] | None:
+    if one is None or other is None:
+        return one or other
+    first, second = one, other
+
+    def tell(facts: RequestFacts) -> None:
+        first(facts)
+        second(facts)
+
+    return tell

@@ -18,18 +18,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from lb.metrics import Metrics
 from lb.targets import Key, TargetTable
-from lb.upstream import Upstream
 from lb.wire import Target
 
 LOOK_EVERY_S = 0.25
 PROBES_BEFORE_EJECTION = 2
 PROBE_EJECTED_EVERY_S = 1.0
 FROZEN_EJECTION_S = 5.0  # at least: a probe of a frozen target takes its whole timeout
+
+Alive = Callable[[Target, float], Awaitable[bool]]
+"""Whether a target gives a sign of life within so many seconds. Never raises."""
 
 _log = logging.getLogger("lb.health")
 
@@ -40,14 +42,14 @@ class HealthChecker:
     def __init__(
         self,
         table: TargetTable,
-        upstream: Upstream,
+        alive: Alive,
         metrics: Metrics,
         clock: Callable[[], float],
         changed: Callable[[], None],
         anybody_held: Callable[[], bool],
     ) -> None:
         self._table = table
-        self._upstream = upstream
+        self._alive = alive
         self._metrics = metrics
         self._clock = clock
         self._changed = changed
@@ -93,13 +95,13 @@ class HealthChecker:
     async def _probe_suspect(self, key: Key, target: Target) -> None:
         timeout_s = self._table.table.limits.probe_timeout_s
         for _ in range(PROBES_BEFORE_EJECTION):
-            if await self._upstream.alive(target, timeout_s):
+            if await self._alive(target, timeout_s):
                 self._table.heard(key, self._clock())
                 return
         self._eject(key, target, "silent, and no sign of life when asked")
 
     async def _probe_ejected(self, key: Key, target: Target, lengthen: bool) -> None:
-        if await self._upstream.alive(target, self._table.table.limits.probe_timeout_s):
+        if await self._alive(target, self._table.table.limits.probe_timeout_s):
             if self._table.renew(key):
                 self._changed()
         elif lengthen:
@@ -107,6 +109,6 @@ class HealthChecker:
 
     def _eject(self, key: Key, target: Target, why: str) -> None:
         if self._table.eject(key, self._clock(), FROZEN_EJECTION_S):
-            self._metrics.ejected(target)
+            self._metrics.of(target).ejections += 1
             _log.warning("eject target=%s why=%r", key.id, why)
             self._changed()

@@ -1,433 +1,435 @@
-"""The life of a request: arrive, be read, be sent to targets until one answers, be relayed.
+"""The data plane of one agent: what all exchanges share, and the patrol that watches the time for them.
 
-Before the first byte a request is ours: whatever happens to a target, it goes to another, never to one that
-has failed it. It is called back at once when the table says its target is lost, or when the target falls
-silent (`lb.health`) and a better one exists. With no target left to try it is held, and counted as demand.
-After the first byte it belongs to the target that began to answer.
-
-Limits (`lb.wire.Limits`) bound everything: the body, the attempts, the time to the first byte over all of them,
-the time and number of the held, the silence within an answer.
+Exchanges set no timers of their own: a patrol every tenth of a second looks at those without a first byte, at the held,
+and, less often, at the running answers. A thousand waiting requests cost it a millisecond or two a second, and a
+request that goes well costs no timer at all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Any
+import random
+from collections.abc import Callable
+from typing import NamedTuple
 
-import aiohttp
-from aiohttp import web
-from multidict import CIMultiDict
-
-from lb import answers, websocket
-from lb.explain import Explanation, Explanations
-from lb.headers import sane_request_id, to_target
-from lb.intake import RefusedError, begins_websocket, origin_form, read_body
+from lb import answers, prompt
+from lb.access import ANONYMOUS, Keyring, Limited, Unauthorized
+from lb.budget import RetryBudget, Story, Verdict, backoff_s, is_free, may_retry
+from lb.client import ClientConnection
+from lb.counts import TargetCounts
+from lb.dispatch import Dispatcher
+from lb.engines import EngineKind
+from lb.exchange import Exchange, Failure
+from lb.explain import Explanations
+from lb.facts import RequestFacts
+from lb.heads import Reader, RequestHead
 from lb.metrics import Metrics
+from lb.options import Continue, Limits
+from lb.prompt import NOTHING, Ask
 from lb.queue import HoldQueue
-from lb.relay import send_stream, send_whole
-from lb.targets import Blame, Booking, Key, Outlook, Standing, TargetTable
-from lb.upstream import RETRY_STATUSES, Answer, Failure, Upstream, UpstreamError, close_websocket
+from lb.survival import Keeper
+from lb.targets import Booking, Key, Outlook, Standing, TargetTable
+from lb.upstream import Pools
+from lb.usage import Tokens, usage_of
 from lb.window import WindowCounter, WindowMean
-from lb.wire import Limits, Target
 from policies.routing.base import RequestView
+from policies.routing.registry import POLICIES
 
-RETRY_AFTER_S = 5
+PATROL_S = 0.1
+LONGEST_ROUND_S = 1.0  # between two looks at the running answers
 
 _log = logging.getLogger("lb.proxy")
-_BLAME = {
-    Failure.UNREACHABLE: Blame.EJECT,
-    Failure.DIED: Blame.EJECT,
-    Failure.STALE: Blame.NONE,
-    Failure.IDLE: Blame.TROUBLE,
-    Failure.MALFORMED: Blame.NONE,
-}
-_Opened = Answer | aiohttp.ClientWebSocketResponse
 
 
-class _Moved(Exception):
-    """A waiting attempt was called back."""
+class Wishes(NamedTuple):
+    """What a client may ask of the load balancer: the X-SkyServe-* headers, each of which ends here."""
+
+    policy: str | None = None
+    session: str = ""
+    continues: bool = True
 
 
-class _OutOfTime(Exception):
-    """The request's time to first byte is used up."""
-
-
-@dataclass(slots=True)
-class _Exchange:
-    """One request on its way. `tried` are the lives (see `lb.targets`) that have had it."""
-
-    view: RequestView
-    raw_path: str
-    headers: CIMultiDict[str]
-    body: bytes
-    limits: Limits
-    story: Explanation
-    arrived_at: float
-    wait_left_s: float
-    hold_left_s: float
-    websocket: bool
-    tried: set[int] = field(default_factory=set)
-    attempts: int = 0
-    executions: int = 0  # attempts that may have begun to run
-    stale: Key | None = None  # failed only because a reused connection was stale
-    refusal: Answer | None = None  # the last 502, 503 or 504 of a target
-    failed: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """An attempt without its first byte; setting `moved` calls it back."""
-
-    booking: Booking
-    exchange: _Exchange
-    moved: asyncio.Future[str]
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """A request without a target; `admitted` tells whether one has come."""
-
-    exchange: _Exchange
-    admitted: asyncio.Future[bool]
-
-    def settle(self, admitted: bool) -> None:
-        if not self.admitted.done():  # its client may have left in this very turn of the loop
-            self.admitted.set_result(admitted)
+_NO_WISHES = Wishes()
 
 
 class Proxy:
-    """The data plane of one agent. `handle` is an aiohttp handler; `changed` must be called after the table
-    has been changed by others."""
+    """Shared by all connections and exchanges. `changed` must be called after the table has been changed by others."""
 
     def __init__(
         self,
         table: TargetTable,
-        upstream: Upstream,
+        pools: Pools,
         metrics: Metrics,
         clock: Callable[[], float],
         id_prefix: str,
+        *,
+        rng: random.Random,
+        kind_of: Callable[[Key], EngineKind],
+        finished: Callable[[RequestFacts], None] | None = None,
+        begin_span: Callable[[str], str] | None = None,
     ) -> None:
-        self._table = table
-        self._upstream = upstream
-        self._metrics = metrics
-        self._clock = clock
-        self._id_prefix = id_prefix
-        self._request_number = 0
-        self._waiting: set[_Waiting] = set()  # attempts without their first byte
-        self._queue: HoldQueue[_Held] = HoldQueue()
-        self._closed = False
+        self.loop = asyncio.get_running_loop()
+        self.table = table
+        self.pools = pools
+        self.metrics = metrics
+        self.clock = clock
+        self.kind_of = kind_of
+        self.closing = False
+        self.clients: set[ClientConnection] = set()
+        self.heads = Reader()
+        self.queue: HoldQueue[Exchange] = HoldQueue(lambda ticket: ticket.item.pushed_out(clock()))
+        self.dispatcher: Dispatcher[Exchange] = Dispatcher(table, self.queue)
+        self.waiting: dict[Exchange, None] = {}  # with an attempt that has no first byte yet
+        self.relays: dict[Exchange, None] = {}  # with an answer under way
         self.explanations = Explanations()
         self.arrivals = WindowCounter()
         self.rejections = WindowCounter()
         self.ongoing = WindowMean(clock())  # in flight or held
+        self._id_prefix = id_prefix
+        self._number = 0
+        self._rng = rng
+        self._finished = finished
+        self._begin_span = begin_span
+        self._let_in_due = False
+        self._changed_due = False
+        self._round_at = clock()
+        self._counts: dict[Key, TargetCounts] = {}  # until the table changes
+        self.keyring = Keyring(table.table.access, clock())
+        self.budget = RetryBudget(table.table.retries, self.arrivals)
+        self.limits: Limits = table.table.limits
 
     @property
     def held(self) -> int:
-        return len(self._queue)
-
-    def close(self) -> None:
-        """Hold nobody any longer: who waits for a target is turned away."""
-        self._closed = True
-        for ticket in self._queue.admit(lambda _: True):
-            ticket.item.settle(False)
-
-    def changed(self) -> None:
-        """The table has changed: call back attempts that wait in vain, let in whom a target can take now."""
-        now = self._clock()
-        for waiting in self._waiting:
-            if waiting.moved.done():
-                continue
-            outlook = self._table.outlook(waiting.booking, now)
-            if outlook is Outlook.LOST:
-                waiting.moved.set_result("its target is gone")
-            elif outlook is Outlook.DOUBTFUL:
-                exchange = waiting.exchange
-                standing, _ = self._table.candidates(now, exchange.tried)
-                # A server that does one request at a time looks frozen while it works on this very one: without
-                # a bound, the request would be begun again and again and keep all of them busy.
-                if standing is Standing.GOOD and exchange.executions + 1 < exchange.limits.max_attempts:
-                    exchange.executions += 1
-                    waiting.moved.set_result("its target is in doubt and another is well")
-        for ticket in self._queue.admit(
-            lambda held: bool(self._table.candidates(now, held.exchange.tried)[1])
-        ):
-            ticket.item.settle(True)
-
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Serve one request of the data port."""
-        raw_path = origin_form(request)
-        if raw_path is None:
-            return answers.error(400, "bad_request_target", "The request target must be a path.")
-        if raw_path.startswith("/-/") or raw_path.split("?", 1)[0] == "/-":
-            return answers.error(404, "not_found", "Paths under /-/ are not served on this port.")
-        now = self._clock()
-        self.arrivals.add(now)
-        self._metrics.request()
-        try:
-            exchange = await self._accept(request, raw_path, now)
-            self.ongoing.step(self._clock(), 1)
-            try:
-                response = await self._serve(request, exchange)
-            finally:
-                self.ongoing.step(self._clock(), -1)
-        except RefusedError as refused:
-            response = refused.response
-            if request.transport is None:  # it left in the midst of its body, and hears nothing
-                self._metrics.client_gone()
-                return response
-        except asyncio.CancelledError:
-            if request.transport is None:
-                self._metrics.client_gone()
-            raise
-        self._metrics.response(response.status)
-        return response
+        return len(self.queue)
 
     # --- arriving
 
-    async def _accept(self, request: web.BaseRequest, raw_path: str, now: float) -> _Exchange:
-        limits = self._table.table.limits
-        request_id = sane_request_id(request.headers.get("X-Request-Id")) or self._next_id()
-        shakes_hands = begins_websocket(request, request_id)
-        body = await read_body(request, limits, request_id)
-        headers = to_target(
-            request.headers,
-            peer=request.remote,
-            scheme=request.scheme,
-            host=request.headers.get("Host", ""),
-            request_id=request_id,
+    def arrived(self) -> None:
+        """The head of a request is here."""
+        self.metrics.counts.requests += 1
+        self.arrivals.add(self.clock())
+
+    def begin(self, client: ClientConnection, head: RequestHead, body: bytes) -> None:
+        """A request is here, with its body, or as much of it as is kept."""
+        now = self.clock()
+        counts = self.metrics.counts
+        target = head.target
+        if target.startswith(b"/-/") or target == b"/-" or target.startswith(b"/-?"):
+            self._refuse(client, head, 404, "not_found", "Paths under /-/ are not served on this port.")
+            return
+        tenant, weight = ANONYMOUS, 1.0
+        if self.keyring.guards:
+            verdict = self.keyring.admit(head.authorization, now)
+            if isinstance(verdict, Unauthorized):
+                counts.unauthorized += 1
+                text = "The API key is not known." if verdict.given else "An API key is needed."
+                self._refuse(client, head, 401, "invalid_api_key", text)
+                return
+            if isinstance(verdict, Limited):
+                counts.limited += 1
+                text = f"The key {verdict.tenant!r} is limited to {verdict.per_minute:g} {verdict.what} per minute."
+                self._refuse(client, head, 429, "rate_limit_exceeded", text, verdict.retry_after_s)
+                return
+            tenant, weight = verdict
+            head = head.without(b"authorization")  # the key was for us
+        wishes = _NO_WISHES if head.ours is None else self._wishes(client, head)
+        if wishes is None:
+            return
+        exchange = self._exchange(client, head, body, tenant, wishes, now)
+        exchange.tenant, exchange.weight, exchange.policy = tenant, weight, wishes.policy
+        client.exchange = exchange
+        if client.body_left:
+            client.pause_reading(2)  # until somebody takes it
+        self.ongoing.step(now, 1)
+        exchange.place()
+
+    def _exchange(
+        self,
+        client: ClientConnection,
+        head: RequestHead,
+        body: bytes,
+        tenant: str,
+        wishes: Wishes,
+        now: float,
+    ) -> Exchange:
+        path = head.path
+        ask: Ask = NOTHING
+        words: bytes | None = None
+        scope = session = ""
+        if body and head.method == b"POST" and prompt.for_model(path):
+            prompts = self.table.needs_prompt or wishes.policy is not None
+            if prompts or (b'"stream"' in body and not client.body_left):
+                ask = prompt.read(body)
+            if prompts:
+                words = prompt.prompt_of(ask.json, body)
+                scope = f"{tenant}\x00{ask.model}"
+            session = wishes.session or head.session.decode("latin-1") or ask.user
+        elif wishes.session or head.session:
+            session = wishes.session or head.session.decode("latin-1")
+        self._number += 1
+        own_id = f"{self._id_prefix}-{self._number}"  # a client's may occur twice at once
+        if head.request_id:
+            request_id, shown_id = head.request_id, head.request_id.decode("ascii")
+        else:
+            request_id, shown_id = own_id.encode(), own_id
+        method, plain = head.method_text, head.path_text
+        view = RequestView(own_id, method, plain, len(body), words, scope, session, ask.max_tokens)
+        story = self.explanations.begin(shown_id, method, plain, now)
+        exchange = Exchange(self, client, head, body, request_id, view, ask, story, now)
+        exchange.continues = wishes.continues and not client.body_left
+        continuation = self.table.table.continuation
+        wanted = exchange.continues and continuation.mode is not Continue.OFF
+        if ask.stream and wanted and path in (prompt.CHAT, prompt.COMPLETIONS):
+            exchange.keeper = Keeper(path, ask, body, continuation)
+        return exchange
+
+    def _wishes(self, client: ClientConnection, head: RequestHead) -> Wishes | None:
+        """Read the X-SkyServe-* headers; None if they were refused."""
+        ours = head.ours or {}
+        policy = ours.get(b"policy")
+        if not self.table.table.access.overrides:
+            policy = None
+        if policy is not None and policy.decode("latin-1") not in POLICIES:
+            self._refuse(client, head, 400, "unknown_policy", "X-SkyServe-Policy names no routing policy.")
+            return None
+        return Wishes(
+            policy.decode("latin-1") if policy is not None else None,
+            ours.get(b"session", b"")[: prompt.MAX_SESSION_BYTES].decode("latin-1"),
+            ours.get(b"continue", b"").lower() != b"off",
         )
-        prompt = body if self._table.needs_prompt else None
-        return _Exchange(
-            view=RequestView(request_id, request.method, request.path, len(body), prompt),
-            raw_path=raw_path,
-            headers=headers,
-            body=body,
-            limits=limits,
-            story=self.explanations.begin(request_id, request.method, request.path, now),
-            arrived_at=now,
-            wait_left_s=limits.time_to_first_byte_s,
-            hold_left_s=limits.hold_s,
-            websocket=shakes_hands,
+
+    def _refuse(
+        self,
+        client: ClientConnection,
+        head: RequestHead,
+        status: int,
+        code: str,
+        message: str,
+        retry_after_s: float | None = None,
+    ) -> None:
+        self.refused(status)
+        client.transport.write(
+            answers.raw_error(
+                status,
+                code,
+                message,
+                request_id=head.request_id,
+                retry_after_s=None if retry_after_s is None else max(1, round(retry_after_s + 0.5)),
+                close=client.closing or client.body_left,
+                head_only=head.method == b"HEAD",
+            )
+        )
+        client.next()
+
+    def refused(self, status: int) -> None:
+        """Count an answer to a request that never became an exchange."""
+        self.metrics.counts.responses[status // 100] += 1
+
+    # --- what exchanges ask for
+
+    def kind_of_id(self, target_id: str) -> EngineKind:
+        """What kind of engine a target of the table is, as far as it is known."""
+        key = self.table.key(target_id)
+        return EngineKind.UNKNOWN if key is None else self.kind_of(key)
+
+    def counts_of(self, booking: Booking) -> TargetCounts:
+        counts = self._counts.get(booking.key)
+        if counts is None:
+            counts = self._counts[booking.key] = self.metrics.of(booking.target)
+        return counts
+
+    def release(self, exchange: Exchange, booking: Booking, now: float, tokens: Tokens | None = None) -> None:
+        """The attempt is over; whoever is held may find room now."""
+        self.table.release(booking, now, tokens.out if tokens is not None else None)
+        self.counts_of(booking).duration.observe(now - booking.since)
+        if len(self.queue):
+            self.let_in_soon()
+
+    def retry_after(self, exchange: Exchange, story: Story, life: int, now: float) -> float | None:
+        """How long to wait before another attempt; None if there must be none. `life` is the target's that failed."""
+        rules = self.table.table.retries
+        verdict = may_retry(story, rules, self.table.anybody(now, exchange.tried))
+        if not verdict.goes_on or not exchange.replayable:
+            exchange.story.note(now, "no_retry", why=verdict.value)
+            return None
+        if not is_free(story) and not self.budget.allow(now):
+            exchange.story.note(now, "no_retry", why=Verdict.OVER_BUDGET.value)
+            return None
+        if verdict is Verdict.SAME_TARGET:
+            exchange.tried.pop(life, None)
+        return backoff_s(rules, exchange.executions, self._rng)
+
+    def later(self, delay_s: float, exchange: Exchange) -> None:
+        self.loop.call_later(delay_s, exchange.retry)
+
+    def account(self, exchange: Exchange, body: bytes | None) -> Tokens | None:
+        """The tokens of a finished answer, charged to whom they belong."""
+        tokens = usage_of(body) if body else exchange.relay.tokens() if exchange.relay is not None else None
+        if tokens is None:
+            if exchange.tenant:
+                self.keyring.charge(exchange.tenant, _estimate(exchange), self.clock())
+            return None
+        counts = self.metrics.counts
+        counts.tokens_in += tokens.prompt
+        counts.tokens_out += tokens.out
+        if exchange.booking is not None:
+            target = self.counts_of(exchange.booking)
+            target.tokens_in += tokens.prompt
+            target.tokens_out += tokens.out
+        if exchange.tenant:
+            self.keyring.charge(exchange.tenant, tokens.prompt + tokens.out, self.clock())
+        return tokens
+
+    def finished(self, exchange: Exchange, now: float, tokens: Tokens | None) -> None:
+        """The client has got all it will get."""
+        self.ongoing.step(now, -1)
+        counts = self.metrics.counts
+        if exchange.status:
+            counts.responses[exchange.status // 100] += 1
+        if exchange.relay is not None:
+            exchange.bytes_out = exchange.relay.sent_bytes
+        counts.bytes_out += exchange.bytes_out
+        if self._finished is not None:
+            self._finished(self._facts(exchange, now, tokens))
+
+    def _facts(self, exchange: Exchange, now: float, tokens: Tokens | None) -> RequestFacts:
+        view = exchange.view
+        first = exchange.first_at
+        return RequestFacts(
+            id=exchange.request_id.decode("latin-1"),
+            method=view.method,
+            path=view.path,
+            status=exchange.status,
+            duration_s=now - exchange.arrived_at,
+            tenant=exchange.tenant,
+            model=exchange.ask.model,
+            policy=exchange.policy or self.table.table.policy,
+            target_id=exchange.last_target,
+            attempts=exchange.attempts,
+            continued=exchange.continued,
+            queued_s=exchange.queued_s,
+            ttft_s=None if first is None else first - exchange.arrived_at,
+            bytes_out=exchange.bytes_out,
+            tokens_in=tokens.prompt if tokens is not None else None,
+            tokens_out=tokens.out if tokens is not None else None,
+            traceparent=exchange.head.traceparent.decode("latin-1"),
+            span=exchange.span,
+            error=exchange.error,
         )
 
-    def _next_id(self) -> str:
-        self._request_number += 1
-        return f"{self._id_prefix}-{self._request_number}"
+    # --- the queue and the table
 
-    # --- attempts
+    def let_in_soon(self) -> None:
+        """Once in this turn of the loop, however often it is asked for."""
+        if not self._let_in_due:
+            self._let_in_due = True
+            self.loop.call_soon(self._let_in)
 
-    async def _serve(self, request: web.BaseRequest, exchange: _Exchange) -> web.StreamResponse:
+    def _let_in(self) -> None:
+        self._let_in_due = False
+        now = self.clock()
+        for exchange, choice in self.dispatcher.let_in(now):
+            exchange.admitted(choice, now)
+
+    def changed_soon(self) -> None:
+        if not self._changed_due:
+            self._changed_due = True
+            self.loop.call_soon(self.changed)
+
+    def changed(self) -> None:
+        """The table has changed: call back attempts that wait in vain, let in whom a target can take now."""
+        self._changed_due = False
+        now = self.clock()
+        retries = self.table.table.retries
+        for exchange in list(self.waiting):
+            booking = exchange.booking
+            if booking is None:
+                continue
+            outlook = self.table.outlook(booking, now)
+            if outlook is Outlook.LOST:
+                exchange.call_back("its target is gone")
+            elif outlook is Outlook.DOUBTFUL:
+                standing, _ = self.table.candidates(now, exchange.tried)
+                # A server that does one request at a time looks frozen while it works on this very one: without
+                # a bound, the request would be begun again and again and keep all of them busy.
+                if standing is Standing.GOOD and exchange.executions < retries.max_total_retries:
+                    exchange.executions += 1
+                    exchange.call_back("its target is in doubt and another is well")
+        if len(self.queue):
+            self.let_in_soon()
+
+    def applied(self) -> None:
+        """A new table is in force."""
+        table = self.table.table
+        self._counts.clear()
+        self.limits = table.limits
+        self.keyring.apply(table.access, self.clock())
+        self.budget.rules = table.retries
+        self.pools.retain({target.url for target in table.targets})
+        self.changed()
+
+    # --- time
+
+    async def patrol(self) -> None:
+        """Until cancelled."""
         while True:
-            pick = self._pick(exchange)
-            if pick is None:
-                if exchange.refusal is not None:
-                    return send_whole(exchange.refusal, exchange.view.id)
-                if await self._hold(exchange):
-                    continue
-                return self._turn_away(exchange)
-            target_id, fresh = pick
-            with self._table.book(exchange.view, target_id, self._clock()) as booking:
-                try:
-                    opened = await self._attempt(booking, exchange, fresh)
-                except _Moved as moved:
-                    self._metrics.moved()
-                    self._note(exchange, "moved", booking, str(moved))
-                    continue
-                except _OutOfTime:
-                    self._blame_silence(exchange, booking)
-                    return self._answer(exchange, 504, "time_to_first_byte", "No target answered in time.")
-                except UpstreamError as error:
-                    self._judge(exchange, booking, error)
-                    if error.failure is Failure.MALFORMED:
-                        return self._answer(exchange, 400, "malformed_request", str(error))
-                    if exchange.executions >= exchange.limits.max_attempts:
-                        return self._give_up(exchange)
-                    continue
-                except aiohttp.WSServerHandshakeError as error:
-                    text = f"The target refused the WebSocket with HTTP status {error.status}."
-                    status = error.status if error.status >= 300 else 502  # below is success, here is none
-                    return self._answer(exchange, status, "websocket_refused", text)
-                self._first_byte(exchange, booking)
-                if isinstance(opened, Answer) and opened.status in RETRY_STATUSES and opened.whole:
-                    self._table.failed(booking, Blame.TROUBLE, self._clock())
-                    self._metrics.failed(booking.target)
-                    self._note(exchange, "refused", booking, f"HTTP status {opened.status}")
-                    exchange.refusal = opened
-                    if exchange.executions < exchange.limits.max_attempts:
-                        continue
-                    return send_whole(opened, exchange.view.id)
-                return await self._relay(request, exchange, booking, opened)
+            await asyncio.sleep(PATROL_S)
+            self.look()
 
-    def _pick(self, exchange: _Exchange) -> tuple[str, bool] | None:
-        """Where to try next, and whether on a connection of its own; None if nobody is left."""
-        now = self._clock()
-        choice = self._table.choose(exchange.view, now, exchange.tried)
-        if choice is not None:
-            exchange.story.note(now, "chose", choice.target_id, choice.because, choice)
-            return choice.target_id, exchange.stale is not None  # where one had gone stale, others may have
-        stale, exchange.stale = exchange.stale, None
-        if stale is not None and self._table.standing(stale, now) is not Standing.CLOSED:
-            exchange.story.note(now, "chose", stale.id, "the only one; again, on a new connection")
-            return stale.id, True
-        return None
+    def look(self) -> None:
+        """Everything that is due by the clock."""
+        now = self.clock()
+        for exchange in list(self.waiting):
+            if now - exchange.sent_at >= exchange.wait_left_s:
+                exchange.out_of_time(now)
+        for ticket in self.queue.expire(now):
+            ticket.item.expired(now)
+        if len(self.queue):
+            self._let_in()  # an ejection may have run out
+        due = self.table.handovers(now, self.table.table.continuation.handover_s)
+        if due:
+            owners = {exchange.booking: exchange for exchange in self.relays}
+            for booking in due:
+                if booking in owners:
+                    owners[booking].hand_over()
+        limits = self.limits
+        least = min(limits.idle_timeout_s, limits.stall_timeout_s)
+        elapsed = now - self._round_at
+        if elapsed >= min(LONGEST_ROUND_S, least / 3):
+            self._round_at = now
+            self._look_at_relays(now, elapsed)
+            self.pools.expire(now)
 
-    async def _attempt(self, booking: Booking, exchange: _Exchange, fresh: bool) -> _Opened:
-        """The first byte of the target's answer. Raises UpstreamError, _Moved or _OutOfTime."""
-        self._metrics.attempt(booking.target, first=exchange.attempts == 0)
-        exchange.attempts += 1
-        exchange.tried.add(booking.life)
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(booking, exchange, loop.create_future())
-        opening = loop.create_task(self._open(booking.target, exchange, fresh))
-        self._waiting.add(waiting)
-        try:
-            await asyncio.wait(
-                (opening, waiting.moved), timeout=exchange.wait_left_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if opening.done():
-                return opening.result()
-        except BaseException:
-            _abandon(opening)
-            raise
-        finally:
-            self._waiting.discard(waiting)
-            exchange.wait_left_s = max(0.0, exchange.wait_left_s - (self._clock() - booking.since))
-        _abandon(opening)
-        if waiting.moved.done():
-            raise _Moved(waiting.moved.result())
-        raise _OutOfTime
+    def _look_at_relays(self, now: float, elapsed: float) -> None:
+        limits = self.limits
+        for exchange in list(self.relays):
+            relay, booking = exchange.relay, exchange.booking
+            if relay is None or booking is None:
+                continue
+            if relay.heard:
+                relay.heard = False
+                relay.silent_s = 0.0
+                self.table.heard(booking.key, now)
+                continue
+            relay.silent_s += elapsed
+            if relay.blocked:
+                if relay.silent_s > limits.idle_timeout_s:
+                    exchange.client.transport.abort()  # it has stopped reading
+            elif relay.silent_s > limits.idle_timeout_s:
+                exchange.broke(Failure.IDLE, "no byte within the idle timeout")
+            elif relay.silent_s > limits.stall_timeout_s and relay.may_continue():
+                exchange.broke(Failure.STALLED, "no event within the stall timeout")
 
-    def _open(self, target: Target, exchange: _Exchange, fresh: bool) -> Coroutine[Any, Any, _Opened]:
-        if exchange.websocket:
-            return self._upstream.open_websocket(
-                target, exchange.raw_path, exchange.headers, max_bytes=exchange.limits.max_body_bytes
-            )
-        return self._upstream.open(
-            target,
-            exchange.view.method,
-            exchange.raw_path,
-            exchange.headers,
-            exchange.body,
-            connect_timeout_s=exchange.limits.connect_timeout_s,
-            fresh=fresh,
-        )
-
-    def _first_byte(self, exchange: _Exchange, booking: Booking) -> None:
-        now = self._clock()
-        exchange.executions += 1
-        self._metrics.first_byte(booking.target, now - exchange.arrived_at)
-        self._note(exchange, "answered", booking)
-        if self._table.answered(booking, now):
-            _log.info("readmit target=%s why=%r", booking.key.id, "it answered again")
-            self.changed()
-
-    def _judge(self, exchange: _Exchange, booking: Booking, error: UpstreamError) -> None:
-        exchange.failed = True
-        if error.failure is not Failure.UNREACHABLE:
-            exchange.executions += 1
-        if error.failure is Failure.STALE:
-            exchange.stale = booking.key
-        self._note(exchange, "failed", booking, error.failure.value)
-        self._fail(booking, _BLAME[error.failure], str(error))
-
-    def _blame_silence(self, exchange: _Exchange, booking: Booking) -> None:
-        """Time is up. Whom the last attempt waited for is to blame only if it had its share and stayed silent."""
-        self._note(exchange, "timed_out", booking)
-        waited_s = self._clock() - booking.since
-        silent = self._table.silent_since(booking) <= booking.since
-        if silent and waited_s >= exchange.limits.time_to_first_byte_s / 2:
-            self._fail(booking, Blame.EJECT, "silent for the whole time to first byte")
-
-    def _fail(self, booking: Booking, blame: Blame, why: str) -> None:
-        self._metrics.failed(booking.target)
-        if self._table.failed(booking, blame, self._clock()):
-            self._metrics.ejected(booking.target)
-            _log.warning("eject target=%s why=%r", booking.key.id, why)
-            self.changed()
-
-    # --- waiting for a target
-
-    async def _hold(self, exchange: _Exchange) -> bool:
-        """Wait in the queue; False if there is no room, no time, or nobody came."""
-        now = self._clock()
-        if self._closed:
-            return False
-        held = _Held(exchange, asyncio.get_running_loop().create_future())
-        ticket = self._queue.join(held, now, exchange.hold_left_s, exchange.limits.max_held)
-        if ticket is None:
-            return False
-        exchange.story.note(now, "held", why="no target can take it")
-        timer = asyncio.get_running_loop().call_at(ticket.deadline, self._expire, ticket.deadline)
-        try:
-            return await held.admitted
-        finally:
-            timer.cancel()
-            self._queue.leave(ticket)
-            exchange.hold_left_s = max(0.0, exchange.hold_left_s - (self._clock() - now))
-
-    def _expire(self, now: float) -> None:
-        for ticket in self._queue.expire(now):
-            ticket.item.settle(False)
-
-    # --- answering
-
-    async def _relay(
-        self, request: web.BaseRequest, exchange: _Exchange, booking: Booking, opened: _Opened
-    ) -> web.StreamResponse:
-        if not isinstance(opened, Answer):
-            return await websocket.pump(request, opened, exchange.limits.max_body_bytes)
-        if opened.whole:
-            return send_whole(opened, exchange.view.id)
-        sent = await send_stream(
-            request,
-            opened,
-            exchange.view.id,
-            idle_timeout_s=exchange.limits.idle_timeout_s,
-            heard=lambda: self._table.heard(booking.key, self._clock()),
-        )
-        if sent.broken is not None:
-            self._metrics.cut()
-            self._note(exchange, "cut", booking, sent.broken.failure.value)
-            self._fail(booking, _BLAME[sent.broken.failure], str(sent.broken))
-        elif sent.client_gone:
-            self._metrics.client_gone()
-            self._note(exchange, "client_gone", booking)
-        return sent.response
-
-    def _turn_away(self, exchange: _Exchange) -> web.Response:
-        if exchange.failed:
-            return self._give_up(exchange)
-        self.rejections.add(self._clock())
-        self._metrics.rejected()
-        return self._answer(exchange, 503, "no_target_ready", "No replica is ready to take the request.")
-
-    def _give_up(self, exchange: _Exchange) -> web.Response:
-        return self._answer(exchange, 502, "no_target_answered", "No replica could answer the request.")
-
-    def _answer(self, exchange: _Exchange, status: int, code: str, message: str) -> web.Response:
-        exchange.story.note(self._clock(), "answered_here", why=code)
-        retry_after_s = RETRY_AFTER_S if status in RETRY_STATUSES else None
-        return answers.error(status, code, message, request_id=exchange.view.id, retry_after_s=retry_after_s)
-
-    def _note(self, exchange: _Exchange, event: str, booking: Booking, why: str = "") -> None:
-        exchange.story.note(self._clock(), event, booking.key.id, why)
-        _log.debug("%s request=%s target=%s why=%r", event, exchange.view.id, booking.key.id, why)
+    def close(self) -> None:
+        """Hold nobody any longer, and keep no connection alive: who waits for a target is turned away."""
+        self.closing = True
+        for ticket in self.queue.expire(float("inf")):
+            ticket.item.expired(self.clock())
+        for client in list(self.clients):
+            client.close_soon()
 
 
-def _abandon(opening: asyncio.Task[_Opened]) -> None:
-    """Nobody waits for it any more: close its connection, also if it has just succeeded."""
-    opening.cancel()
-    opening.add_done_callback(_discard)
-
-
-def _discard(opening: asyncio.Task[_Opened]) -> None:
-    if opening.cancelled() or opening.exception() is not None:
-        return
-    opened = opening.result()
-    if isinstance(opened, Answer):
-        opened.close()
-    else:
-        close_websocket(opened)
+def _estimate(exchange: Exchange) -> int:
+    """Tokens of a request whose engine has not told them: four bytes of its body are one, and so is a chunk of a stream."""
+    return len(exchange.body) // 4 + (exchange.relay.chunks if exchange.relay is not None else 0)

@@ -1,121 +1,159 @@
-"""From a begun answer to the client, with back-pressure, until either side ends it.
+"""From a begun answer to the client: bytes pass as they come, with back-pressure, until either side ends it.
 
-A write waits until the client has room, so a slow client slows its engine's connection and not the agent. If
-the target breaks off in the midst of an answer, the client's connection is closed without the end mark of the
-body: what was sent stays sent, and the client sees an error instead of a short success.
+A write that the client has no room for pauses the target's connection, so a slow client slows its engine and not the agent.
+Nothing is copied, parsed or timed per chunk beyond what finds the end of the body.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Protocol
 
-from aiohttp import web
-from aiohttp.http import HttpVersion11
-from multidict import CIMultiDict
+from lb.framing import LAST_CHUNK, ChunkWalker, CloseWalker, FramingError, LengthWalker, Walker, chunk
+from lb.heads import AnswerHead, answer_bytes
+from lb.usage import Tokens
 
-from lb import answers
-from lb.upstream import Answer, Failure, UpstreamError
+if TYPE_CHECKING:
+    from lb.exchange import Exchange
 
 
-class Sent(NamedTuple):
-    """How the relay of a stream ended: whole, broken off by the target, or left by the client."""
+class Relay(Protocol):
+    """What an exchange and the patrol know of the way an answer goes. The first byte has been there when it is made."""
 
-    response: web.StreamResponse
-    broken: UpstreamError | None = None
-    client_gone: bool = False
+    heard: bool  # something came since the patrol last looked; it is the patrol's to reset
+    blocked: bool  # the client has no room
+    silent_s: float  # for how long nothing has come, as far as the patrol knows
+    chunks: int
+    sent_bytes: int  # of the body
+
+    def tokens(self) -> Tokens | None:
+        """How long prompt and answer were, if the answer told."""
+        ...
+
+    def data(self, data: bytes) -> None:
+        """Bytes of the target's connection."""
+        ...
+
+    def collected(self, body: bytes) -> None:
+        """The beginning of the body, without framing: the walker has walked over it already."""
+        ...
+
+    def ended(self) -> bool:
+        """The target's connection has ended; False if the body had not."""
+        ...
+
+    def may_continue(self) -> bool:
+        """Whether the answer could go on from another target."""
+        ...
+
+    def resume(self, why: str) -> bool:
+        """Prepare the exchange for going on elsewhere; False if the answer is over instead, one way or another."""
+        ...
+
+    def fail(self, code: str, message: str) -> None:
+        """End the answer as an error."""
+        ...
 
 
-def send_whole(answer: Answer, request_id: str) -> web.Response:
-    """The answer is in memory: one response with its length."""
-    headers = _response_headers(answer, request_id)
-    if answer.first:
-        headers.popall("Content-Length", None)
-    return web.Response(
-        status=answer.status, reason=answer.reason, headers=headers, body=answer.first or None
+class PlainRelay:
+    """Any answer, as it is."""
+
+    __slots__ = (
+        "_exchange",
+        "_frame",
+        "_walker",
+        "_write",
+        "blocked",
+        "chunks",
+        "heard",
+        "sent_bytes",
+        "silent_s",
     )
 
+    def __init__(self, exchange: Exchange, answer: AnswerHead, walker: Walker) -> None:
+        self._exchange = exchange
+        self._walker = walker
+        self.heard = True
+        self.blocked = False
+        self.silent_s = 0.0
+        self.chunks = 0
+        self.sent_bytes = 0
+        self._frame = begin_answer(exchange, answer, walker)
+        self._write = exchange.client.transport.write
 
-async def send_stream(
-    request: web.BaseRequest,
-    answer: Answer,
-    request_id: str,
-    *,
-    idle_timeout_s: float,
-    heard: Callable[[], None],
-) -> Sent:
-    """Pass chunk after chunk; `heard` is called with each that comes from the target. If the target breaks
-    off, the client's connection has been closed when this returns."""
-    response = web.StreamResponse(
-        status=answer.status, reason=answer.reason, headers=_response_headers(answer, request_id)
-    )
-    watch = _IdleWatch(request, answer, idle_timeout_s)
-    try:
-        await response.prepare(request)
-        chunk = answer.first
-        while chunk:
-            watch.wait_for_client()
-            await response.write(chunk)
-            watch.wait_for_target()
-            chunk = await answer.next_chunk()
-            heard()
-        watch.wait_for_client()
-        await response.write_eof()
-        return Sent(response)
-    except UpstreamError as error:
-        _break_off(request)
-        return Sent(response, broken=error)
-    except ConnectionError:
-        return Sent(response, client_gone=True)
-    finally:
-        watch.stop()
-        answer.close()
+    def data(self, data: bytes) -> None:
+        self.heard = True
+        self.chunks += 1
+        walker = self._walker
+        try:
+            end = walker.feed(data)
+        except FramingError as error:
+            self._exchange.broke_framing(str(error))
+            return
+        body = data if end < 0 or end == len(data) else data[:end]
+        self.sent_bytes += len(body)
+        if self._frame:
+            self._write_framed(body)
+        else:
+            self._write(body)
+        if end >= 0:
+            self._exchange.relayed(rest=end < len(data))
+
+    def _write_framed(self, body: bytes) -> None:
+        walker = self._walker
+        if isinstance(walker, ChunkWalker):  # for a client that does not know of chunks
+            payloads = walker.payloads
+            assert payloads is not None  # noqa: S101 (for the type checker)
+            for payload in payloads:
+                self._write(payload)
+            payloads.clear()
+        else:
+            self._write(chunk(body))
+
+    def collected(self, body: bytes) -> None:
+        if not body:
+            return
+        chunked = isinstance(self._walker, ChunkWalker) != self._frame
+        self._write(chunk(body) if chunked and not isinstance(self._walker, LengthWalker) else body)
+
+    def ended(self) -> bool:
+        if not isinstance(self._walker, CloseWalker):
+            return False
+        if self._frame:
+            self._write(LAST_CHUNK)
+        self._exchange.relayed(rest=False, reusable=False)
+        return True
+
+    def tokens(self) -> Tokens | None:
+        return None
+
+    def may_continue(self) -> bool:
+        return False
+
+    def resume(self, why: str) -> bool:
+        self._exchange.cut(why)
+        return False
+
+    def fail(self, code: str, message: str) -> None:
+        self._exchange.cut(code)
 
 
-class _IdleWatch:
-    """One timer per stream, not one per chunk: it looks at when the present wait began, and goes on waiting."""
-
-    def __init__(self, request: web.BaseRequest, answer: Answer, idle_timeout_s: float) -> None:
-        self._request = request
-        self._answer = answer
-        self._idle_timeout_s = idle_timeout_s
-        self._loop = asyncio.get_running_loop()
-        self._on_target = False
-        self._since = self._loop.time()
-        self._timer = self._loop.call_later(idle_timeout_s, self._look)
-
-    def wait_for_target(self) -> None:
-        self._on_target, self._since = True, self._loop.time()
-
-    def wait_for_client(self) -> None:
-        self._on_target, self._since = False, self._loop.time()
-
-    def stop(self) -> None:
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        ends_at = self._since + self._idle_timeout_s
-        if self._loop.time() < ends_at:
-            self._timer = self._loop.call_at(ends_at, self._look)
-        elif self._on_target:
-            self._answer.interrupt(UpstreamError(Failure.IDLE, "no byte within the idle timeout"))
-        elif self._request.transport is not None:
-            self._request.transport.abort()  # the client has stopped reading
-
-
-def _break_off(request: web.BaseRequest) -> None:
-    transport = request.transport
-    if transport is None:
-        return
-    if request.version >= HttpVersion11:
-        transport.close()  # flushes what was written; the missing end mark is the error
+def begin_answer(exchange: Exchange, answer: AnswerHead, walker: Walker) -> bool:
+    """Send the head; True if the body has to be framed anew: chunked for a body that ends with its connection, not
+    chunked for a client of HTTP/1.0."""
+    client = exchange.client
+    frame = False
+    if isinstance(walker, LengthWalker):
+        framing = b"Content-Length: %d\r\n" % (exchange.reply_length or 0)
+    elif exchange.head.http_1_0:
+        client.closing = True  # the end of the connection is the end of the body
+        framing = b""
+        if isinstance(walker, ChunkWalker):
+            frame = True
+            walker.payloads = []
     else:
-        transport.abort()  # HTTP/1.0 ends a body by closing: only a reset tells failure from success
-
-
-def _response_headers(answer: Answer, request_id: str) -> CIMultiDict[str]:
-    headers = answer.headers
-    headers.setdefault("X-Request-Id", request_id)
-    headers.setdefault("Server", answers.SERVER)
-    return headers
+        framing = b"Transfer-Encoding: chunked\r\n"
+        frame = isinstance(walker, CloseWalker)
+    head = answer_bytes(answer, exchange.request_id, framing + exchange.connection_line())
+    exchange.status = answer.status
+    client.transport.write(head)
+    return frame

@@ -7,13 +7,17 @@ and end with exit code 0. A second signal ends at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
+import random
 import secrets
 import signal
 import socket
 import ssl
+import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,13 +27,14 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from lb.agent import Agent
+from lb.client import ClientConnection
 from lb.control import admin_app
-from lb.upstream import MAX_LINE_BYTES
+from lb.facts import AccessLog, RequestFacts
+from lb.tracing import tracing
 from lb.wire import Table
 
-MAX_HEADERS = 128
-KEEPALIVE_S = 75.0
-_BACKLOG = 1024
+_BACKLOG = 4096
+_LOOK_EVERY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,9 @@ class ServerOptions:
     tls_certfile: Path | None = None
     tls_keyfile: Path | None = None
     shutdown_grace_s: float = 120.0
+    reuse_port: bool = False
+    access_log: bool = False
+    targets_cafile: Path | None = None
 
 
 async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
@@ -59,25 +67,30 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         loop.add_signal_handler(number, stop.set)
 
     tls = _tls(options)
-    data_socket = _listen(options.host, options.port)
+    data_socket = _listen(options.host, options.port, shared=options.reuse_port)
     admin_socket = _listen(options.admin_host, options.admin_port) if options.admin_token else None
+    tracer = tracing(options.table.service, options.region, os.environ, time.time_ns)
     agent = Agent(
         options.table,
         region=options.region,
         table_file=options.table_file,
         clock=loop.time,
         id_prefix=secrets.token_hex(6),
+        rng=random.Random(secrets.randbits(64)),
+        tracing=tracer,
+        access_log=_access_log() if options.access_log else None,
+        targets_tls=_targets_tls(options),
     )
-    data = web.ServerRunner(_data_server(agent), shutdown_timeout=options.shutdown_grace_s)
-    await data.setup()
-    await web.SockSite(data, data_socket, ssl_context=tls, backlog=_BACKLOG).start()
+    data = await loop.create_server(
+        lambda: ClientConnection(agent.proxy), sock=data_socket, ssl=tls, backlog=_BACKLOG
+    )
     admin = None
     if admin_socket is not None and options.admin_token:
         app = admin_app(agent, options.admin_token)
         admin = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, logger=_http_log())
         await admin.setup()
         await web.SockSite(admin, admin_socket).start()
-    checking = loop.create_task(agent.checker.run())
+    running = loop.create_task(agent.run())
 
     line = json.dumps(
         {
@@ -90,35 +103,44 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     if options.ready_file is not None:
         _write_ready(options.ready_file, line)
     announce(line)
+    # What is there now stays; requests leave little garbage in cycles, and a full collection over the tree of a prefix
+    # policy takes a tenth of a second.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
-    await stop.wait()
+    stopped = loop.create_task(stop.wait())
+    await asyncio.wait((stopped, running), return_when=asyncio.FIRST_COMPLETED)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
-    agent.closing = True
+    data.close()
     agent.proxy.close()
-    await data.cleanup()
-    checking.cancel()
-    await asyncio.gather(checking, return_exceptions=True)
+    await _drained(agent, options.shutdown_grace_s)
+    stopped.cancel()
+    running.cancel()
+    outcomes = await asyncio.gather(running, return_exceptions=True)
     if admin is not None:
         await admin.cleanup()
-    await agent.upstream.close()
+    agent.close()
+    if tracer is not None:
+        tracer.close()
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):  # the agent could not watch over its targets: that is no clean end
+            raise outcome
 
 
-def _data_server(agent: Agent) -> web.Server:
-    return web.Server(
-        agent.proxy.handle,
-        handler_cancellation=True,  # a client that leaves ends its request, and with it the target's
-        auto_decompress=False,
-        access_log=None,
-        logger=_http_log(),
-        keepalive_timeout=KEEPALIVE_S,
-        max_line_size=MAX_LINE_BYTES,
-        max_field_size=MAX_LINE_BYTES,
-        max_headers=MAX_HEADERS,
-    )
+async def _drained(agent: Agent, grace_s: float) -> None:
+    """Wait for the running answers, at most `grace_s`; then break off what is left."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + grace_s
+    while agent.proxy.clients and loop.time() < deadline:  # noqa: ASYNC110 (once in the life of a process)
+        await asyncio.sleep(_LOOK_EVERY_S)
+    for client in list(agent.proxy.clients):
+        client.transport.abort()
+    await asyncio.sleep(0)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, shared: bool = False) -> socket.socket:
     """A bound socket that a successor may bind at once after we are gone."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -126,6 +148,8 @@ def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
     except OSError as error:
         listener.close()
@@ -139,6 +163,18 @@ def _tls(options: ServerOptions) -> ssl.SSLContext | None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(options.tls_certfile, options.tls_keyfile)
     return context
+
+
+def _targets_tls(options: ServerOptions) -> ssl.SSLContext | None:
+    """For targets that are addressed by https, with a certificate authority of their own; None for the system's."""
+    if options.targets_cafile is None:
+        return None
+    return ssl.create_default_context(cafile=str(options.targets_cafile))
+
+
+def _access_log() -> Callable[[RequestFacts], None]:
+    log = AccessLog(time.time)
+    return lambda facts: print(log.line(facts), file=sys.stderr, flush=True)
 
 
 def _write_ready(path: Path, line: str) -> None:

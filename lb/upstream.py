@@ -1,256 +1,204 @@
-"""One attempt on one target: send the request, come back with the first byte of the answer or with why not.
+"""Connections to targets: dialled, pooled per target, handed to one exchange at a time.
 
-An answer *begins* with the first byte of its body, not with its head: engines send the head at once and think
-afterwards, and as long as nothing has been passed on, the request can go to another target. An answer whose
-length is known and small is read whole for the same reason, so a unary answer is never cut. The head of an
-answer with an empty body is its first byte.
+No cap on connections: a queue hidden in a pool would be invisible to the policies. An idle connection is kept for
+less than the five seconds after which common servers (uvicorn) drop it, so that a pooled connection is seldom closed
+under a request; the last one used is used first, so that those no longer needed grow old.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
-from enum import Enum
-from types import SimpleNamespace
-from typing import Any
+import ssl
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
 
-import aiohttp
-from multidict import CIMultiDict
-from yarl import URL
-
-from lb.headers import end_to_end, without_handshake
 from lb.wire import Target
 
-WHOLE_UP_TO_BYTES = 256 * 1024
-RETRY_STATUSES = frozenset({502, 503, 504})
-MAX_LINE_BYTES = 16 * 1024
-# Shorter than the 5 s after which common servers (uvicorn) drop an idle connection, so that a pooled connection
-# is seldom closed under a request.
 POOL_KEEPALIVE_S = 4.0
-_WARN_FREE_BYTES = 512 * 1024  # aiohttp wants larger bodies as files
+WRITE_HIGH_WATER = 256 * 1024
 
 
-class Failure(str, Enum):
-    """How an attempt failed, by what follows from it."""
+class Sink(Protocol):
+    """Whoever has the connection now."""
 
-    UNREACHABLE = "unreachable"  # no connection: the request has run nowhere
-    STALE = "stale"  # a reused connection ended before the first byte: the target may be well
-    DIED = "died"  # a connection of our own ended before the answer had begun (or, if small, ended)
-    IDLE = "idle"  # no byte for too long in the midst of an answer
-    MALFORMED = "malformed"  # this request cannot be put on the wire
-
-
-class UpstreamError(Exception):
-    """An attempt failed before, or a stream after, its first byte."""
-
-    def __init__(self, failure: Failure, message: str) -> None:
-        super().__init__(message)
-        self.failure = failure
+    def target_data(self, data: bytes) -> None: ...
+    def target_lost(self, error: Exception | None) -> None: ...
+    def target_full(self) -> None: ...
+    def target_drained(self) -> None: ...
 
 
-class Answer:
-    """A begun answer. `first` has been read already; if `whole`, it is the entire body."""
+class TargetConnection(asyncio.Protocol):
+    """One connection. Whoever takes it sets `sink`; without one it is idle, and a byte or an end ends it."""
 
-    __slots__ = ("_response", "first", "headers", "reason", "status", "whole")
+    __slots__ = ("idle_since", "pool", "sink", "transport", "used")
 
-    def __init__(self, response: aiohttp.ClientResponse, first: bytes, whole: bool) -> None:
-        self._response = response
-        self.status = response.status
-        self.reason = response.reason or ""
-        self.headers = end_to_end(response.headers)
-        self.first = first
-        self.whole = whole
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.sink: Sink | None = None
+        self.used = False
+        self.idle_since = 0.0
 
-    async def next_chunk(self) -> bytes:
-        """The bytes that came since the last call; empty at the end. Raises UpstreamError."""
-        try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamError(Failure.DIED, _sentence(error)) from error
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
+        self.transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
 
-    def interrupt(self, error: UpstreamError) -> None:
-        """Make the pending `next_chunk` raise `error`."""
-        self._response.content.set_exception(error)
+    def data_received(self, data: bytes) -> None:
+        sink = self.sink
+        if sink is None:
+            self.transport.abort()  # it speaks without having been asked
+        else:
+            sink.target_data(data)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.pool.forget(self)
+        sink, self.sink = self.sink, None
+        if sink is not None:
+            sink.target_lost(error)
+
+    def pause_writing(self) -> None:
+        if self.sink is not None:
+            self.sink.target_full()
+
+    def resume_writing(self) -> None:
+        if self.sink is not None:
+            self.sink.target_drained()
+
+    def drop(self) -> None:
+        """Close at once; the sink, if any, hears nothing."""
+        self.sink = None
+        self.transport.abort()
+
+
+class Pool:
+    """The connections to one target's address."""
+
+    __slots__ = ("_idle", "base_path", "closed", "host", "name", "port", "tls")
+
+    def __init__(self, url: str, tls: ssl.SSLContext | None) -> None:
+        parts = urlsplit(url)
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.base_path = parts.path.rstrip("/").encode()
+        self.tls = tls if parts.scheme == "https" else None
+        # Its own name where TLS is: terminators route on it.
+        self.name = parts.netloc.encode() if self.tls is not None else b""
+        self.closed = False
+        self._idle: list[TargetConnection] = []
+
+    def take(self) -> TargetConnection | None:
+        """An idle connection that is not known to be dead."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.transport.is_closing():
+                return connection
+        return None
+
+    def give(self, connection: TargetConnection, now: float) -> None:
+        """The answer was read to its end, and the target keeps the connection open."""
+        connection.sink = None
+        if self.closed or connection.transport.is_closing():
+            connection.transport.abort()
+            return
+        connection.used = True
+        connection.idle_since = now
+        self._idle.append(connection)
+
+    def forget(self, connection: TargetConnection) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    async def dial(self, timeout_s: float) -> TargetConnection:
+        """A new connection. Raises OSError (ssl.SSLError among them) or asyncio.TimeoutError."""
+        loop = asyncio.get_running_loop()
+        tls: dict[str, Any] = {}
+        if self.tls is not None:
+            tls = {"ssl": self.tls, "server_hostname": self.host, "ssl_handshake_timeout": timeout_s}
+        _, connection = await asyncio.wait_for(
+            loop.create_connection(lambda: TargetConnection(self), self.host, self.port, **tls), timeout_s
+        )
+        return connection
+
+    def expire(self, now: float) -> None:
+        """Close what has been idle for too long; the oldest are in front."""
+        count = 0
+        for connection in self._idle:
+            if now - connection.idle_since < POOL_KEEPALIVE_S:
+                break
+            count += 1
+        old, self._idle = self._idle[:count], self._idle[count:]
+        for connection in old:
+            connection.transport.close()
 
     def close(self) -> None:
-        """Close the connection unless the answer has been read to its end (then it is back in the pool)."""
-        self._response.close()
+        self.closed = True
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.transport.close()
 
 
-class Upstream:
-    """The outgoing side of the proxy: two unbounded connection pools, one of which never reuses.
+class Pools:
+    """One pool per address that the table names."""
 
-    No cap on connections: a queue hidden in a pool would be invisible to the policies. Redirects, cookies,
-    compression and proxies from the environment are the client's and the target's business, not ours.
-    """
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
+        self._pools: dict[str, Pool] = {}
 
-    def __init__(self) -> None:
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
-        self._pooled = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=POOL_KEEPALIVE_S), trace)
-        self._fresh = _session(aiohttp.TCPConnector(limit=0, force_close=True), trace)
+    def of(self, target: Target) -> Pool:
+        pool = self._pools.get(target.url)
+        if pool is None:
+            if self._tls is None and target.url.startswith("https:"):
+                self._tls = ssl.create_default_context()
+            pool = self._pools[target.url] = Pool(target.url, self._tls)
+        return pool
 
-    async def close(self) -> None:
-        await self._pooled.close()
-        await self._fresh.close()
+    def retain(self, urls: set[str]) -> None:
+        """Close the pools of all other addresses."""
+        for url in self._pools.keys() - urls:
+            self._pools.pop(url).close()
 
-    async def open(
+    def expire(self, now: float) -> None:
+        for pool in self._pools.values():
+            pool.expire(now)
+
+    def close(self) -> None:
+        self.retain(set())
+
+
+class Dialling:
+    """One attempt to connect, which can be called off: a connection that comes too late goes to the pool."""
+
+    __slots__ = ("_abandoned", "_clock", "_pool", "_task")
+
+    def __init__(
         self,
-        target: Target,
-        method: str,
-        raw_path: str,
-        headers: CIMultiDict[str],
-        body: bytes,
-        *,
-        connect_timeout_s: float,
-        fresh: bool = False,
-    ) -> Answer:
-        """Begin an answer. Waits as long as it takes: the caller has the clock. Raises UpstreamError."""
-        session = self._fresh if fresh else self._pooled
-        mark = SimpleNamespace(reused=False)
-        try:
-            response = await session.request(
-                method,
-                _url(target, raw_path),
-                headers=_for_target(target, headers),
-                data=(body if len(body) < _WARN_FREE_BYTES else io.BytesIO(body)) or None,
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
-                trace_request_ctx=mark,
-            )
-            try:
-                return await _begin(response, method)
-            except BaseException:
-                response.close()
-                raise
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise UpstreamError(Failure.UNREACHABLE, _sentence(error)) from error
-        except (aiohttp.ClientError, OSError) as error:
-            failure = Failure.STALE if mark.reused else Failure.DIED
-            raise UpstreamError(failure, _sentence(error)) from error
-        except ValueError as error:
-            raise UpstreamError(Failure.MALFORMED, "the request has a header that cannot be sent") from error
+        pool: Pool,
+        timeout_s: float,
+        clock: Callable[[], float],
+        done: Callable[[TargetConnection], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._abandoned = False
+        self._task = asyncio.get_running_loop().create_task(pool.dial(timeout_s))
 
-    async def open_websocket(
-        self, target: Target, raw_path: str, headers: CIMultiDict[str], *, max_bytes: int
-    ) -> aiohttp.ClientWebSocketResponse:
-        """Shake hands with the target. Raises UpstreamError; a refusal in HTTP is WSServerHandshakeError."""
-        protocols = [p.strip() for p in headers.get("Sec-WebSocket-Protocol", "").split(",") if p.strip()]
-        try:
-            return await self._fresh.ws_connect(
-                _url(target, raw_path),
-                headers=_for_target(target, without_handshake(headers)),
-                protocols=protocols,
-                autoping=False,
-                autoclose=False,
-                max_msg_size=max_bytes,
-            )
-        except aiohttp.WSServerHandshakeError:
-            raise
-        except aiohttp.ClientConnectorError as error:
-            raise UpstreamError(Failure.UNREACHABLE, _sentence(error)) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamError(Failure.DIED, _sentence(error)) from error
+        def settle(task: asyncio.Task[TargetConnection]) -> None:
+            if task.cancelled():
+                return
+            error = task.exception()
+            if self._abandoned:
+                if error is None:
+                    pool.give(task.result(), clock())
+            elif error is None:
+                done(task.result())
+            elif isinstance(error, Exception):
+                failed(error)
 
-    async def alive(self, target: Target, timeout_s: float) -> bool:
-        """Whether the target gives a sign of life: an answer below 500 on its health path, else a connection."""
-        try:
-            return await asyncio.wait_for(self._sign_of_life(target), timeout_s)
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError):  # noqa: UP041 (not the same in 3.10)
-            return False
+        self._task.add_done_callback(settle)
 
-    async def _sign_of_life(self, target: Target) -> bool:
-        url = _url(target, target.health_path or "/")
-        if target.health_path is None:
-            _, writer = await asyncio.open_connection(url.host, url.port)
-            writer.close()
-            return True
-        async with self._fresh.get(url, allow_redirects=False) as response:
-            return response.status < 500
-
-
-def close_websocket(socket: aiohttp.ClientWebSocketResponse) -> None:
-    """Drop a WebSocket on which nobody has begun to talk, without the courtesy of a closing handshake."""
-    socket._response.close()
-
-
-async def _begin(response: aiohttp.ClientResponse, method: str) -> Answer:
-    content = response.content
-    if not content.is_eof():
-        _end_with_connection(response)
-    length = response.content_length
-    small = length is not None and length <= WHOLE_UP_TO_BYTES
-    refusal = response.status in RETRY_STATUSES  # wanted whole: it is kept while another target is tried
-    first = await content.readany() if method != "HEAD" else b""
-    if first and (small or refusal):
-        parts = [first]
-        size = len(first)
-        while size <= WHOLE_UP_TO_BYTES:
-            part = await content.readany()
-            if not part:
-                break
-            parts.append(part)
-            size += len(part)
-        first = b"".join(parts)
-    return Answer(response, first, whole=method == "HEAD" or not first or content.at_eof())
-
-
-def _end_with_connection(response: aiohttp.ClientResponse) -> None:
-    """aiohttp hangs up on a body with a malformed chunk, but tells only who waits for a head: without this, the
-    reader of the body would wait for the idle timeout."""
-    content = response.content
-    protocol = response.connection.protocol if response.connection is not None else None
-    closed = protocol.closed if protocol is not None else None
-
-    def ended(_: object) -> None:
-        if not content.is_eof() and content.exception() is None:
-            content.set_exception(aiohttp.ClientPayloadError("the body is malformed"))
-
-    def forget() -> None:  # the connection outlives the answer
-        if closed is not None:
-            closed.remove_done_callback(ended)
-
-    if closed is None:
-        ended(closed)
-    else:
-        closed.add_done_callback(ended)
-        content.on_eof(forget)
-
-
-def _session(connector: aiohttp.TCPConnector, trace: aiohttp.TraceConfig) -> aiohttp.ClientSession:
-    session = aiohttp.ClientSession(
-        connector=connector,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        timeout=aiohttp.ClientTimeout(total=None),
-        auto_decompress=False,
-        trust_env=False,
-        trace_configs=[trace],
-        max_line_size=MAX_LINE_BYTES,
-        max_field_size=MAX_LINE_BYTES,
-    )
-    # aiohttp silently sends GET and its like a second time to the same host; where a retry goes is our decision.
-    session._retry_connection = False
-    return session
-
-
-async def _note_reuse(_session: aiohttp.ClientSession, context: Any, _params: Any) -> None:
-    mark = context.trace_request_ctx
-    if mark is not None:
-        mark.reused = True
-
-
-def _url(target: Target, raw_path: str) -> URL:
-    return URL(target.url.rstrip("/") + raw_path, encoded=True)
-
-
-def _for_target(target: Target, headers: CIMultiDict[str]) -> CIMultiDict[str]:
-    if not target.url.startswith("https:"):
-        return headers
-    own = headers.copy()
-    own.popall("Host", None)
-    return own
-
-
-def _sentence(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    def abandon(self) -> None:
+        self._abandoned = True

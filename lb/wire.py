@@ -7,27 +7,14 @@ out of bounds or a text too long raises `WireError` with the path of the value, 
 
 from __future__ import annotations
 
-import math
-import re
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Any
 
-MAX_TARGETS = 10_000
-MAX_TEXT = 512
-MAX_URL = 2048
+from lb.options import Access, Breaker, Continuation, Limits, Pushing, Retries
+from lb.strict import Fields, WireError, url_problem
 
-_E = TypeVar("_E", bound=Enum)
-_MIB = 1024 * 1024
-
-
-class WireError(ValueError):
-    """A message that cannot be understood; `path` says where, the text says what is wrong with it."""
-
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(f"{path or 'message'}: {problem}")
-        self.path = path
+__all__ = ["Limits", "Stats", "Table", "Target", "TargetState", "TargetStats", "WireError", "url_problem"]
 
 
 class TargetState(str, Enum):
@@ -44,6 +31,7 @@ class Target:
 
     `health_path` is asked only under suspicion (see `lb.health`); None allows a mere TCP connect. For a DRAINING
     target `drain_deadline_s` is the time left, counted from the push, until it is taken away; None = no limit.
+    `capacity` is its size relative to others (see `policies.routing.base.TargetView`).
     """
 
     id: str
@@ -55,6 +43,8 @@ class Target:
     state: TargetState = TargetState.READY
     health_path: str | None = None
     drain_deadline_s: float | None = None
+    capacity: float = 1.0
+    price_usd_hour: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -67,11 +57,13 @@ class Target:
             "state": self.state.value,
             "health_path": self.health_path,
             "drain_deadline_s": self.drain_deadline_s,
+            "capacity": self.capacity,
+            "price_usd_hour": self.price_usd_hour,
         }
 
     @classmethod
     def from_json(cls, value: object, path: str = "") -> Target:
-        fields = _Fields(value, path)
+        fields = Fields(value, path)
         target = cls(
             id=fields.name("id"),
             url=fields.url("url"),
@@ -82,64 +74,11 @@ class Target:
             state=fields.one_of("state", TargetState, TargetState.READY),
             health_path=fields.path_or_none("health_path"),
             drain_deadline_s=fields.number_or_none("drain_deadline_s", 0.0, 1e9),
+            capacity=fields.number("capacity", 1e-6, 1e9, 1.0),
+            price_usd_hour=fields.number("price_usd_hour", 0.0, 1e6, 0.0),
         )
         fields.done()
         return target
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How long and how much. All of them act on requests that arrive after the push.
-
-    `time_to_first_byte_s` is for a whole request over all its attempts; the time it is held does not count.
-    `idle_timeout_s` is between two bytes of an answer. `max_attempts` bounds how often a request may have begun
-    to run somewhere; a target that could not be reached is not counted. A request that no target can take is
-    held up to `hold_s`, and at most `max_held` of them. A target that owes an answer and has been silent for
-    `suspect_after_s` is asked for a sign of life and has `probe_timeout_s` to give it.
-    """
-
-    time_to_first_byte_s: float = 120.0
-    idle_timeout_s: float = 120.0
-    connect_timeout_s: float = 2.0
-    max_body_bytes: int = 64 * _MIB
-    max_attempts: int = 3
-    hold_s: float = 30.0
-    max_held: int = 1000
-    suspect_after_s: float = 2.0
-    probe_timeout_s: float = 2.0
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "time_to_first_byte_s": self.time_to_first_byte_s,
-            "idle_timeout_s": self.idle_timeout_s,
-            "connect_timeout_s": self.connect_timeout_s,
-            "max_body_bytes": self.max_body_bytes,
-            "max_attempts": self.max_attempts,
-            "hold_s": self.hold_s,
-            "max_held": self.max_held,
-            "suspect_after_s": self.suspect_after_s,
-            "probe_timeout_s": self.probe_timeout_s,
-        }
-
-    @classmethod
-    def from_json(cls, value: object, path: str = "") -> Limits:
-        fields = _Fields(value, path)
-        plain = cls()
-        limits = cls(
-            time_to_first_byte_s=fields.number(
-                "time_to_first_byte_s", 0.001, 86_400.0, plain.time_to_first_byte_s
-            ),
-            idle_timeout_s=fields.number("idle_timeout_s", 0.001, 86_400.0, plain.idle_timeout_s),
-            connect_timeout_s=fields.number("connect_timeout_s", 0.001, 600.0, plain.connect_timeout_s),
-            max_body_bytes=fields.whole("max_body_bytes", 0, 4096 * _MIB, plain.max_body_bytes),
-            max_attempts=fields.whole("max_attempts", 1, 100, plain.max_attempts),
-            hold_s=fields.number("hold_s", 0.0, 86_400.0, plain.hold_s),
-            max_held=fields.whole("max_held", 0, 1_000_000, plain.max_held),
-            suspect_after_s=fields.number("suspect_after_s", 0.001, 86_400.0, plain.suspect_after_s),
-            probe_timeout_s=fields.number("probe_timeout_s", 0.001, 600.0, plain.probe_timeout_s),
-        )
-        fields.done()
-        return limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +90,11 @@ class Table:
     targets: tuple[Target, ...] = ()
     policy: str = "least_load"
     limits: Limits = field(default_factory=Limits)
+    retries: Retries = field(default_factory=Retries)
+    breaker: Breaker = field(default_factory=Breaker)
+    pushing: Pushing = field(default_factory=Pushing)
+    continuation: Continuation = field(default_factory=Continuation)
+    access: Access = field(default_factory=Access)
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -166,17 +110,27 @@ class Table:
             "targets": [target.to_json() for target in self.targets],
             "policy": self.policy,
             "limits": self.limits.to_json(),
+            "retries": self.retries.to_json(),
+            "breaker": self.breaker.to_json(),
+            "pushing": self.pushing.to_json(),
+            "continuation": self.continuation.to_json(),
+            "access": self.access.to_json(),
         }
 
     @classmethod
     def from_json(cls, value: object, path: str = "") -> Table:
-        fields = _Fields(value, path)
+        fields = Fields(value, path)
         table = cls(
             service=fields.name("service"),
             revision=fields.name("revision"),
             targets=tuple(Target.from_json(one, at) for one, at in fields.items("targets")),
             policy=fields.text("policy", "least_load"),
             limits=Limits.from_json(fields.take("limits", {}), fields.at("limits")),
+            retries=Retries.from_json(fields.take("retries", {}), fields.at("retries")),
+            breaker=Breaker.from_json(fields.take("breaker", {}), fields.at("breaker")),
+            pushing=Pushing.from_json(fields.take("pushing", {}), fields.at("pushing")),
+            continuation=Continuation.from_json(fields.take("continuation", {}), fields.at("continuation")),
+            access=Access.from_json(fields.take("access", {}), fields.at("access")),
         )
         fields.done()
         return table
@@ -207,7 +161,7 @@ class TargetStats:
 
     @classmethod
     def from_json(cls, value: object, path: str = "") -> TargetStats:
-        fields = _Fields(value, path)
+        fields = Fields(value, path)
         stats = cls(
             id=fields.name("id"),
             in_flight=fields.count("in_flight"),
@@ -256,7 +210,7 @@ class Stats:
 
     @classmethod
     def from_json(cls, value: object, path: str = "") -> Stats:
-        fields = _Fields(value, path)
+        fields = Fields(value, path)
         in_flight, queued = fields.count("in_flight"), fields.count("queued")
         stats = cls(
             service=fields.text("service"),
@@ -274,148 +228,3 @@ class Stats:
         )
         fields.done()
         return stats
-
-
-# --- Strict reading -------------------------------------------------------------------------------------------
-
-_REQUIRED: Any = object()
-_VISIBLE = re.compile(r"[^\x00-\x1f\x7f]*")
-
-
-class _Fields:
-    """Reads one JSON object key by key; what nobody asked for by the time of `done` is an error."""
-
-    def __init__(self, value: object, path: str) -> None:
-        if not isinstance(value, dict):
-            raise WireError(path, f"expected an object, got {_kind(value)}")
-        self._rest = dict(value)
-        self._path = path
-
-    def at(self, key: str) -> str:
-        return f"{self._path}.{key}" if self._path else key
-
-    def take(self, key: str, default: Any = _REQUIRED) -> Any:
-        value = self._rest.pop(key, default)
-        if value is _REQUIRED:
-            raise WireError(self.at(key), "is missing")
-        return value
-
-    def text(self, key: str, default: Any = _REQUIRED, longest: int = MAX_TEXT) -> str:
-        value = self.take(key, default)
-        if not isinstance(value, str):
-            raise WireError(self.at(key), f"expected a text, got {_kind(value)}")
-        if len(value) > longest:
-            raise WireError(self.at(key), f"longer than {longest} characters")
-        if not _VISIBLE.fullmatch(value):
-            raise WireError(self.at(key), "contains control characters")
-        return value
-
-    def name(self, key: str) -> str:
-        value = self.text(key)
-        if not value:
-            raise WireError(self.at(key), "must not be empty")
-        return value
-
-    def url(self, key: str) -> str:
-        value = self.text(key, longest=MAX_URL)
-        problem = url_problem(value)
-        if problem:
-            raise WireError(self.at(key), problem)
-        return value
-
-    def path_or_none(self, key: str) -> str | None:
-        if self._rest.get(key) is None:
-            self.take(key, None)
-            return None
-        value = self.text(key, longest=MAX_URL)
-        if not value.startswith("/") or " " in value:
-            raise WireError(self.at(key), "must start with '/' and contain no space")
-        return value
-
-    def one_of(self, key: str, kind: type[_E], default: _E) -> _E:
-        value = self.take(key, default.value)
-        try:
-            return kind(value)
-        except ValueError:
-            known = ", ".join(str(member.value) for member in kind)
-            raise WireError(self.at(key), f"expected one of {known}") from None
-
-    def number(self, key: str, low: float, high: float, default: Any = _REQUIRED) -> float:
-        value = self.take(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise WireError(self.at(key), f"expected a number, got {_kind(value)}")
-        if not low <= value <= high:  # false for NaN as well
-            raise WireError(self.at(key), f"must be between {low:g} and {high:g}")
-        return float(value)
-
-    def number_or_none(self, key: str, low: float, high: float) -> float | None:
-        if self._rest.get(key) is None:
-            self.take(key, None)
-            return None
-        return self.number(key, low, high)
-
-    def whole(self, key: str, low: int, high: int, default: Any = _REQUIRED) -> int:
-        value = self.take(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise WireError(self.at(key), f"expected a whole number, got {_kind(value)}")
-        if not low <= value <= high:
-            raise WireError(self.at(key), f"must be between {low} and {high}")
-        return value
-
-    def count(self, key: str) -> int:
-        return self.whole(key, 0, 2**53)
-
-    def flag(self, key: str) -> bool:
-        value = self.take(key)
-        if not isinstance(value, bool):
-            raise WireError(self.at(key), f"expected true or false, got {_kind(value)}")
-        return value
-
-    def items(self, key: str) -> list[tuple[object, str]]:
-        value = self.take(key, [])
-        if not isinstance(value, list):
-            raise WireError(self.at(key), f"expected a list, got {_kind(value)}")
-        if len(value) > MAX_TARGETS:
-            raise WireError(self.at(key), f"more than {MAX_TARGETS} entries")
-        return [(one, f"{self.at(key)}[{index}]") for index, one in enumerate(value)]
-
-    def done(self) -> None:
-        if self._rest:
-            key = min(map(str, self._rest))
-            raise WireError(self.at(key[:80]), "is not known")
-
-
-def url_problem(url: str) -> str | None:
-    """Why `url` cannot be the base URL of a target, in a few words; None if it can."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        return str(error)
-    if parts.scheme not in ("http", "https"):
-        return "must start with http:// or https://"
-    if not parts.hostname or " " in url:
-        return "has no host"
-    if port == 0:
-        return "has port 0"
-    if parts.query or parts.fragment or "?" in url or "#" in url:
-        return "must have neither query nor fragment"
-    if parts.username is not None or parts.password is not None:
-        return "must not carry credentials"
-    return None
-
-
-def _kind(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "a number that is not finite"
-    names = {
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        str: "a text",
-        list: "a list",
-        dict: "an object",
-    }
-    return names.get(type(value), type(value).__name__)

@@ -1,34 +1,52 @@
 """The port between a load balancer and the policy that chooses a target.
 
-A policy is asked (`choose`), told what became of its advice (`record`) and told who left (`forget`). Choosing
-reads, it never writes: a choice that is not followed leaves no trace. Loads, ejections and exclusions belong to
-the caller; what a policy is given are the targets that may serve this request now. A policy keeps only what
-its algorithm must remember. Every choice explains itself: the cost of each candidate, term by term.
+A policy is asked (`choose`), told what became of its advice (`record`, `answered`, `ended`) and told who left
+(`forget`). Choosing reads, it never writes: a choice that is not followed leaves no trace. Loads, ejections and
+exclusions belong to the caller; what a policy is given are the targets that may serve this request now. A policy
+keeps only what its algorithm must remember. Every choice explains itself: the cost of each candidate, term by
+term.
 
-Hot-path values are NamedTuples: they are built for each request.
+What is built for each request is a NamedTuple or a plain tuple; a `TargetView` is built once per target and
+kept up to date by its owner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 
 class RequestView(NamedTuple):
-    """What a policy may know of a request. `prompt` is the raw body, given only if `needs_prompt`."""
+    """What a policy may know of a request.
+
+    `prompt` are the bytes of its messages or prompt in a canonical form (see `lb.prompt`), at most as many as the
+    caller cares to look at; given only if the policy `needs_prompt`. Two requests can share a prefix only within
+    one `scope` (model and tenant). `session` is the client's routing key, empty if it has none. `max_tokens` is
+    the limit the client has set on its answer, 0 if it has set none.
+    """
 
     id: str
     method: str
     path: str
     body_bytes: int = 0
     prompt: bytes | None = None
+    scope: str = ""
+    session: str = ""
+    max_tokens: int = 0
 
 
-class TargetView(NamedTuple):
-    """One target that may serve the request now, as its load balancer sees it.
+@dataclass(slots=True, eq=False)
+class TargetView:
+    """One target that may serve the request now, as its load balancer sees it. Policies only read it.
 
-    `in_flight` counts the requests this load balancer has on the target. `trouble` is the number of its recent
-    failures, fading with time, so that a target which fails fast does not look like an idle one.
+    `in_flight` counts the requests this load balancer has on the target, `waiting` those among them without a
+    first byte. `trouble` is the number of its recent failures, fading with time, so that a target which fails fast
+    does not look like an idle one. `capacity` is its size relative to others of its service (requests per second
+    its accelerator is meant for, if the service tells; else 1).
+
+    `running`, `pending` and `kv_usage` (0 to 1) are the engine's own account, with what has been sent since
+    booked on top of `pending`; None where the engine tells nothing.
     """
 
     id: str
@@ -38,33 +56,35 @@ class TargetView(NamedTuple):
     zone: str = ""
     capacity_type: str = ""
     accelerator: str = ""
-
-
-class Term(NamedTuple):
-    """One summand or tie-breaker of a cost, by name."""
-
-    name: str
-    value: float
-
-
-class Scored(NamedTuple):
-    """One candidate with its cost (lowest wins) and the terms that led to it."""
-
-    target_id: str
-    cost: float
-    terms: tuple[Term, ...] = ()
+    capacity: float = 1.0
+    waiting: int = 0
+    running: int | None = None
+    pending: int | None = None
+    kv_usage: float | None = None
+    rtt_s: float = 0.0
+    price_usd_hour: float = 0.0
 
 
 class Choice(NamedTuple):
-    """The chosen target, why in a few words, and every candidate with its cost."""
+    """The chosen target, why in a few words, and every candidate with its cost.
+
+    A row of `scored` is (target id, cost, value, value ...), lowest cost first choice; `terms` names the values.
+    `matched_bytes` of the request's prompt are thought to be in the chosen target's cache.
+    """
 
     target_id: str
     because: str
-    scored: tuple[Scored, ...] = ()
+    terms: tuple[str, ...] = ()
+    scored: tuple[tuple[str | float, ...], ...] = ()
+    matched_bytes: int = 0
 
 
 class RoutingPolicy(Protocol):
-    """Chooses among targets. Synchronous, deterministic, never blocks; one instance per target table."""
+    """Chooses among targets. Synchronous, deterministic, never blocks; one instance per target table.
+
+    For each attempt the caller calls `record`, then at most once `answered`, then `ended` exactly once. A request
+    has at most one attempt under way at a time.
+    """
 
     name: ClassVar[str]
     needs_prompt: ClassVar[bool]
@@ -77,9 +97,39 @@ class RoutingPolicy(Protocol):
         """The request is now on its way to `target_id`."""
         ...
 
+    def answered(self, request: RequestView, target_id: str, now: float) -> None:
+        """The first byte of its answer has come."""
+        ...
+
+    def ended(self, request: RequestView, target_id: str, now: float, tokens: int | None) -> None:
+        """The attempt is over, however it ended. `tokens` is how many tokens its answer was long, None if
+        that is not known or the answer is not whole."""
+        ...
+
     def forget(self, target_id: str) -> None:
         """The target has left the table for good; an unknown id is fine."""
         ...
+
+    def gauges(self) -> Mapping[str, float]:
+        """What an operator may want to watch, by name."""
+        ...
+
+
+class Policy:
+    """The hooks that most policies leave empty."""
+
+    needs_prompt: ClassVar[bool] = False
+
+    def record(self, request: RequestView, target_id: str, now: float) -> None: ...
+
+    def answered(self, request: RequestView, target_id: str, now: float) -> None: ...
+
+    def ended(self, request: RequestView, target_id: str, now: float, tokens: int | None) -> None: ...
+
+    def forget(self, target_id: str) -> None: ...
+
+    def gauges(self) -> Mapping[str, float]:
+        return {}
 
 
 class Turns:

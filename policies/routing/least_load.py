@@ -16,12 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from policies.routing.base import Choice, RequestView, Scored, TargetView, Term, Turns
+from policies.routing.base import Choice, Policy, RequestView, TargetView, Turns
 
 
-class LeastLoad:
+class LeastLoad(Policy):
     name: ClassVar[str] = "least_load"
-    needs_prompt: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._turns = Turns()
@@ -29,9 +28,12 @@ class LeastLoad:
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         if not targets:
             return None
-        scored = tuple(self._score(target) for target in targets)
-        best = min(scored, key=lambda one: (one.cost, self._turns.last(one.target_id)))
-        return Choice(best.target_id, "fewest requests in flight", scored)
+        last = self._turns.last
+        scored = tuple(
+            (target.id, load(target), target.in_flight, target.trouble, last(target.id)) for target in targets
+        )
+        best = min(scored, key=_cost_then_turn)
+        return Choice(best[0], "fewest requests in flight", _TERMS, scored)
 
     def record(self, request: RequestView, target_id: str, now: float) -> None:
         self._turns.use(target_id)
@@ -39,11 +41,14 @@ class LeastLoad:
     def forget(self, target_id: str) -> None:
         self._turns.forget(target_id)
 
-    def _score(self, target: TargetView) -> Scored:
-        failures = int(target.trouble + 0.5)
-        terms = (
-            Term("in_flight", target.in_flight),
-            Term("recent_failures", failures),
-            Term("last_turn", self._turns.last(target.id)),
-        )
-        return Scored(target.id, float(target.in_flight + failures), terms)
+
+def load(target: TargetView) -> int:
+    """Requests in flight, and recent failures as if they were."""
+    return target.in_flight + int(target.trouble + 0.5)
+
+
+_TERMS = ("in_flight", "trouble", "last_turn")
+
+
+def _cost_then_turn(row: tuple[str, int, int, float, int]) -> tuple[int, int]:
+    return row[1], row[4]

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from random import Random
 from types import MappingProxyType
 
 from policies.routing.base import RoutingPolicy
+from policies.routing.cache_aware import CacheAware
+from policies.routing.consistent_hash import ConsistentHash
+from policies.routing.gorgo import Gorgo
+from policies.routing.instance_aware_least_load import InstanceAwareLeastLoad
 from policies.routing.least_load import LeastLoad
+from policies.routing.power_of_two import PowerOfTwo
+from policies.routing.prefix_tree import PrefixTree
+from policies.routing.preserve import PreServe
 from policies.routing.round_robin import RoundRobin
 
 DEFAULT_POLICY = LeastLoad.name
 
-POLICIES: Mapping[str, Callable[[], RoutingPolicy]] = MappingProxyType(
+# Most policies need no chance; those that do are given it.
+POLICIES: Mapping[str, Callable[[Random], RoutingPolicy]] = MappingProxyType(
     {
-        LeastLoad.name: LeastLoad,
-        RoundRobin.name: RoundRobin,
+        CacheAware.name: lambda _: CacheAware(),
+        ConsistentHash.name: lambda _: ConsistentHash(),
+        Gorgo.name: lambda _: Gorgo(),
+        InstanceAwareLeastLoad.name: lambda _: InstanceAwareLeastLoad(),
+        LeastLoad.name: lambda _: LeastLoad(),
+        PowerOfTwo.name: PowerOfTwo,
+        PrefixTree.name: lambda _: PrefixTree(),
+        PreServe.name: lambda _: PreServe(),
+        RoundRobin.name: lambda _: RoundRobin(),
     }
 )
 
@@ -27,9 +43,12 @@ class UnknownPolicyError(ValueError):
         self.name = name
 
 
-def make_policy(name: str) -> RoutingPolicy:
-    """A fresh policy, remembering nothing. Raises UnknownPolicyError, which lists the known names."""
+def make_policy(name: str, rng: Random | None = None) -> RoutingPolicy:
+    """A fresh policy, remembering nothing. Without `rng` it draws the same numbers in every process.
+
+    Raises UnknownPolicyError, which lists the known names.
+    """
     factory = POLICIES.get(name)
     if factory is None:
         raise UnknownPolicyError(name)
-    return factory()
+    return factory(rng or Random(0))

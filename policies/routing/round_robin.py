@@ -8,14 +8,16 @@ a list. Load is ignored.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import ClassVar
 
-from policies.routing.base import Choice, RequestView, Scored, TargetView, Term, Turns
+from policies.routing.base import Choice, Policy, RequestView, TargetView, Turns
+
+_COST = itemgetter(1)
 
 
-class RoundRobin:
+class RoundRobin(Policy):
     name: ClassVar[str] = "round_robin"
-    needs_prompt: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._turns = Turns()
@@ -23,13 +25,10 @@ class RoundRobin:
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         if not targets:
             return None
-        scored = tuple(
-            Scored(target.id, float(turn), (Term("last_turn", turn),))
-            for target in targets
-            for turn in (self._turns.last(target.id),)
-        )
-        best = min(scored, key=lambda one: one.cost)
-        return Choice(best.target_id, "used longest ago", scored)
+        last = self._turns.last
+        scored = tuple((target.id, last(target.id)) for target in targets)
+        best = min(scored, key=_COST)
+        return Choice(best[0], "used longest ago", (), scored)
 
     def record(self, request: RequestView, target_id: str, now: float) -> None:
         self._turns.use(target_id)

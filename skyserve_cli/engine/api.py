@@ -94,7 +94,10 @@ def parse_generation(
     if n * len(prompts) > MAX_CHOICES:
         raise BadRequest(f"n times the number of prompts must be at most {MAX_CHOICES}", param="n")
     asked = fields.integer("max_completion_tokens", least=1) or fields.integer("max_tokens", least=1)
-    max_tokens = tuple(_max_tokens(len(prompt), asked, kind, max_model_len) for prompt in prompts)
+    # As with vLLM, a completion that says null means it: whatever the context has room for.
+    unlimited = kind is Kind.CHAT or "max_tokens" in body
+    default = max_model_len if unlimited else _COMPLETION_DEFAULT_TOKENS
+    max_tokens = tuple(_max_tokens(len(prompt), asked, default, kind, max_model_len) for prompt in prompts)
     min_tokens = fields.integer("min_tokens", default=0, least=0)
     if min_tokens > max(max_tokens):
         raise BadRequest(
@@ -189,11 +192,10 @@ def _completion_prompts(body: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     return tuple(prompts)
 
 
-def _max_tokens(prompt_tokens: int, asked: int, kind: Kind, max_model_len: int) -> int:
-    """The output limit of one prompt; `asked` 0 means the API's default."""
+def _max_tokens(prompt_tokens: int, asked: int, default: int, kind: Kind, max_model_len: int) -> int:
+    """The output limit of one prompt; `asked` 0 means the default, or less if the context has no room for it."""
     room = max_model_len - prompt_tokens
-    default = room if kind is Kind.CHAT else min(_COMPLETION_DEFAULT_TOKENS, room)
-    wanted = asked or max(default, 1)
+    wanted = asked or max(min(default, room), 1)
     if wanted > room:
         raise BadRequest(
             f"This model's maximum context length is {max_model_len} tokens. However, you requested "

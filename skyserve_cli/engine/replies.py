@@ -64,7 +64,14 @@ class Transcript:
                 self._held[-1] = (token, "")
             return True
         text = "".join(piece for _, piece in self._held)
-        found = [(at, stop) for stop in self._generation.stop if (at := text.find(stop)) >= 0]
+        # A match must end in this token: one that `min_tokens` has let pass stays passed, whether or not it has been
+        # taken by now, so that the answer does not depend on when somebody looks.
+        before = len(text) - len(self._held[-1][1])
+        found = [
+            (at, stop)
+            for stop in self._generation.stop
+            if (at := text.find(stop, max(0, before - len(stop) + 1))) >= 0
+        ]
         if not found:
             return False
         at, self.stop_reason = min(found)

@@ -104,6 +104,9 @@ class ToyTarget:
                 if self.frozen:
                     await reader.read()
                     return
+                if seen.header("User-Agent") == "skyserve-lb" and seen.path != "/health":
+                    await seen.answer(b"", "404 Not Found")  # the agent asks what engine this is
+                    continue
                 if seen.path == "/health":
                     self.probes += 1
                     await seen.answer(b"ok")

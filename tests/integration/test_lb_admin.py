@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -34,7 +35,8 @@ async def test_every_admin_path_needs_the_token(w: World, authorization: str | N
     for method, path in [
         ("GET", "/-/live"), ("GET", "/-/ready"), ("GET", "/-/metrics"), ("GET", "/-/targets"), ("PUT", "/-/targets"),
         ("GET", "/-/stats"), ("GET", "/-/explain/x"), ("POST", "/add_worker?url=http://a"), ("GET", "/list_workers"),
-        ("POST", "/remove_worker?url=http://a"), ("GET", "/nothing"),
+        ("POST", "/remove_worker?url=http://a"), ("GET", "/workers"), ("PATCH", "/-/options"), ("POST", "/-/drain"),
+        ("GET", "/nothing"),
     ]:  # fmt: skip
         async with agent.http.request(method, agent.admin + path, headers=headers) as response:
             assert response.status == 401, path
@@ -136,9 +138,9 @@ async def test_metrics_have_the_promised_names_and_labels_only(w: World) -> None
         "held_requests", "in_flight_requests", "good_targets", "targets",
     ):  # fmt: skip
         assert f"skyserve_lb_{name}{{" in text, name
-    allowed = {"service", "region", "zone", "capacity_type", "policy", "le"}
+    allowed = {"service", "region", "zone", "capacity_type", "policy", "le", "kind", "reason", "standing"}
     for line in text.splitlines():
-        if not line.startswith("#"):
+        if line.startswith("skyserve_"):
             labels = line.partition("{")[2].rpartition("}")[0]
             assert {pair.partition("=")[0] for pair in labels.split(",") if pair} <= allowed, line
     assert "secret-id" not in text
@@ -171,6 +173,129 @@ async def test_workers_can_be_added_and_removed_as_with_sglang(w: World) -> None
     assert await agent.text() == (200, "a")
     assert "Successfully removed" in await agent.ask("POST", f"/remove_worker?url={target.url}")
     assert await agent.ask("GET", "/list_workers") == {"urls": []}
+
+
+async def test_a_worker_of_the_rest_api_serves_at_once_and_leaves_at_once(w: World) -> None:
+    agent = await w.agent()
+    target = await w.target("a")
+    async with agent.http.post(
+        agent.admin + "/workers", json={"url": target.url}, headers={"Authorization": f"Bearer {TOKEN}"}
+    ) as response:
+        assert response.status == 202
+        location = (await response.json())["location"]
+    assert await agent.text() == (200, "a")
+    assert (await agent.ask("GET", location))["is_healthy"]
+    async with agent.http.delete(
+        agent.admin + location, headers={"Authorization": f"Bearer {TOKEN}"}
+    ) as response:
+        assert response.status == 202
+    assert await agent.ask("GET", "/list_workers") == {"urls": []}
+
+
+async def test_options_are_reloaded_without_a_restart_and_outlive_one(w: World, tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    first = await w.agent("--table-file", str(file), clean_exit=False)
+    await first.push((await w.target("a")).json)
+    changed = await first.ask(
+        "PATCH", "/-/options", json={"policy": "round_robin", "limits": {"max_body_bytes": 3}}
+    )
+    assert (changed["policy"], changed["limits"]["max_body_bytes"]) == ("round_robin", 3)
+    assert (await first.text(data=b"four"))[0] == 413
+    assert await first.text(data=b"two") == (200, "a")
+    assert 'policy="round_robin"' in await first.ask("GET", "/-/metrics")
+    first.process.send_signal(signal.SIGKILL)
+    await first.process.wait()
+    again = await w.agent("--table-file", str(file))
+    assert (await again.ask("GET", "/-/options"))["limits"]["max_body_bytes"] == 3
+
+
+async def test_a_target_is_drained_and_comes_back(w: World) -> None:
+    agent = await w.agent()
+    await agent.push((await w.target("a")).json, (await w.target("b")).json)
+    await agent.ask("POST", "/-/drain?target=a&deadline_s=600")
+    assert {(await agent.text())[1] for _ in range(6)} == {"b"}
+    await agent.ask("POST", "/-/undrain?target=a")
+    assert {(await agent.text())[1] for _ in range(6)} == {"a", "b"}
+
+
+async def test_a_draining_agent_is_not_ready_and_goes_on_serving(w: World) -> None:
+    agent = await w.agent()
+    await agent.push((await w.target("a")).json)
+    await agent.ask("POST", "/-/drain")
+    async with agent.http.get(
+        agent.admin + "/-/ready", headers={"Authorization": f"Bearer {TOKEN}"}
+    ) as response:
+        assert response.status == 503
+    assert await agent.ask("GET", "/-/live") == {"live": True}
+    assert await agent.text() == (200, "a")
+
+
+async def test_with_keys_only_their_owners_are_served_as_often_as_they_may(w: World) -> None:
+    agent = await w.agent()
+    target = await w.target("a")
+    keys = [
+        {
+            "name": name,
+            "sha256": hashlib.sha256(f"sk-{name}".encode()).hexdigest(),
+            "requests_per_minute": limit,
+        }
+        for name, limit in (("alice", 1), ("bob", 0))
+    ]
+    await agent.push(target.json, access={"keys": keys})
+    alice, bob = ({"Authorization": f"Bearer sk-{name}"} for name in ("alice", "bob"))
+    for headers in ({}, {"Authorization": "Bearer sk-mallory"}):
+        status, text = await agent.text(headers=headers)
+        assert (status, json.loads(text)["error"]["type"]) == (401, "authentication_error")
+    assert await agent.text(headers=alice) == (200, "a")
+    async with agent.http.post(agent.url, headers=alice) as response:
+        assert response.status == 429
+        assert 50 <= int(response.headers["Retry-After"]) <= 61
+        assert (await response.json())["error"]["code"] == "rate_limit_exceeded"
+    for _ in range(3):
+        assert await agent.text(headers=bob) == (200, "a")
+    assert len(target.seen) == 4
+    assert all(seen.header("Authorization") is None for seen in target.seen), "keys end here"
+    text = await agent.ask("GET", "/-/metrics")
+    labels = '{policy="least_load",region="",service="default"}'
+    assert f"skyserve_lb_unauthorized_requests_total{labels} 2.0" in text
+    assert f"skyserve_lb_limited_requests_total{labels} 1.0" in text
+    usage = {one["tenant"]: one for one in (await agent.ask("GET", "/-/keys"))["keys"]}
+    assert (usage["alice"]["admitted"], usage["alice"]["limited"], usage["bob"]["admitted"]) == (1, 1, 3)
+
+
+async def test_without_keys_the_authorization_is_the_targets(w: World) -> None:
+    agent = await w.agent()
+    target = await w.target("a")
+    await agent.push(target.json)
+    await agent.text(headers={"Authorization": "Bearer for-the-engine"})
+    assert target.seen[0].header("Authorization") == "Bearer for-the-engine"
+
+
+async def test_the_latest_stories_can_be_listed(w: World) -> None:
+    agent = await w.agent()
+    await agent.push((await w.target("a")).json)
+    for name in ("first", "second"):
+        await agent.text(headers={"X-Request-Id": name})
+    latest = (await agent.ask("GET", "/-/explain?limit=1"))["requests"]
+    assert [story["request_id"] for story in latest] == ["second"]
+
+
+async def test_the_access_log_is_one_line_per_request_without_secrets(w: World) -> None:
+    agent = await w.agent("--access-log")
+    await agent.push((await w.target("a")).json)
+    await agent.text(
+        "/v1/x?key=hush", headers={"X-Request-Id": "r1", "Authorization": "Bearer hush"}, data=b"hush"
+    )
+
+    async def logged() -> bool:
+        return '"id": "r1"' in agent.log.read_text()
+
+    await until(logged)
+    (line,) = [line for line in agent.log.read_text().splitlines() if '"id": "r1"' in line]
+    story = json.loads(line[line.index("{") :])
+    assert (story["method"], story["path"], story["status"], story["attempts"]) == ("POST", "/v1/x", 200, 1)
+    assert (story["target"], story["bytes"]) == ("a", 1)
+    assert "hush" not in agent.log.read_text()
 
 
 async def test_killed_and_started_again_it_has_its_table(w: World, tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ async def test_doubt_moves_a_request_at_most_max_attempts_less_one_times(w: Worl
 
     async def doubt(doubted: list[ToyTarget], revision: str) -> None:
         states = [{**t.json, "state": "unhealthy"} if t in doubted else t.json for t in targets]
-        await agent.push(*states, revision=revision, limits={"max_attempts": 2})
+        await agent.push(*states, revision=revision, retries={"max_total_retries": 1})
 
     await doubt([], "r1")
     request = asyncio.create_task(agent.text(data=b"x"))
@@ -400,7 +400,7 @@ async def test_the_waiting_room_is_bounded(w: World) -> None:
     await agent.push(limits={"max_held": 1, "hold_s": 30})
     held = asyncio.create_task(agent.text(data=b"x"))
     await until(lambda: queued(agent))
-    assert (await agent.text(data=b"x"))[0] == 503
+    assert (await agent.text(data=b"x"))[0] == 429
     await agent.push((await w.target("late")).json, revision="r2")
     assert await held == (200, "late")
 

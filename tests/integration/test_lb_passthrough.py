@@ -364,16 +364,16 @@ async def test_a_malformed_websocket_handshake_is_400_and_bothers_no_target(w: W
     head = f"GET /ws HTTP/1.1\r\nHost: x\r\nConnection: upgrade, close\r\nUpgrade: websocket\r\n{handshake}"
     answer = await raw(agent, head.encode() + b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
-    assert b'"code": "malformed_handshake"' in answer
+    assert b'"code":"malformed_handshake"' in answer
     assert not target.seen
 
 
-@pytest.mark.parametrize("status", ["101 Switching Protocols", "200 OK"])
-async def test_a_websocket_the_target_did_not_open_is_not_opened(w: World, status: str) -> None:
+@pytest.mark.parametrize(("status", "told"), [("101 Switching Protocols", 502), ("200 OK", 200)])
+async def test_a_websocket_the_target_did_not_open_is_not_opened(w: World, status: str, told: int) -> None:
     agent = await w.agent("--target", (await w.target("deaf", lambda seen: seen.answer(b"", status))).url)
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
         await agent.http.ws_connect(agent.url + "/ws")
-    assert refused.value.status == 502
+    assert refused.value.status == told
 
 
 async def test_the_official_openai_client_works(w: World) -> None:

@@ -45,8 +45,9 @@ def nested(levels: int) -> list[Any]:
             {"max_tokens": (9,)},
             id="the newer name wins",
         ),
+        pytest.param(HELLO | {"temperature": None, "n": None}, {"n": 1}, id="null is absent"),
         pytest.param(
-            PROMPT | {"max_tokens": None, "n": None}, {"max_tokens": (16,), "n": 1}, id="null is absent"
+            PROMPT | {"max_tokens": None}, {"max_tokens": (998,)}, id="max_tokens null: all there is room for"
         ),
         pytest.param({"prompt": [5, 6]}, {"prompts": ((5, 6),)}, id="token ids"),
         pytest.param(
@@ -271,6 +272,16 @@ def test_stop_strings(asked: dict[str, Any], text: str) -> None:
     shown = feed(one, [*encode(" sun lake moon"), EOS])
     assert "".join(piece for piece, _ in shown) == text
     assert one.finish is FinishReason.STOP
+
+
+@pytest.mark.parametrize("looks", [1, 2, 3, 5], ids=lambda every: f"every {every} tokens")
+def test_when_somebody_looks_makes_no_difference(looks: int) -> None:
+    one = transcript(stop="sun", min_tokens=3)
+    text = ""
+    for count, token in enumerate(encode(" sun lake moon sun sea"), start=1):
+        one.feed(Output("r", token, None, 0))
+        text += one.take().text if count % looks == 0 or one.finish is not None else ""
+    assert (text, one.stop_reason, one.tokens) == (" sun lake moon ", "sun", 4)
 
 
 def test_what_may_become_a_stop_string_is_held_back_in_whole_tokens() -> None:

@@ -1,36 +1,151 @@
-"""The waiting room and the sliding window, in virtual time."""
+"""The waiting room in virtual time: its order, its bounds, and that everybody leaves it once."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lb.queue import HoldQueue
-from lb.window import MAX_WINDOW_S, WindowCounter, WindowMean
+from lb.queue import HoldQueue, Ticket
+
+ROOM = 1000
 
 
-def items(tickets: list) -> list[str]:
+def room_of(tickets: str, weights: dict[str, float] | None = None) -> HoldQueue[str]:
+    """One ticket per letter, in this order; the letter is its tenant."""
+    queue: HoldQueue[str] = HoldQueue()
+    for number, tenant in enumerate(tickets):
+        queue.join(f"{tenant}{number}", float(number), 1e6, ROOM, tenant, (weights or {}).get(tenant, 1.0))
+    return queue
+
+
+def served(queue: HoldQueue[str], count: int = ROOM, may_go: str = "") -> list[str]:
+    """Take out up to `count`, in the order of the room; only tenants in `may_go`, if there are any."""
+    taken = []
+    for ticket in queue.walk():
+        if len(taken) == count:
+            break
+        if not may_go or ticket.tenant in may_go:
+            assert queue.take(ticket)
+            taken.append(ticket.item)
+    return taken
+
+
+def tenants(items: list[str]) -> str:
+    return "".join(item[0] for item in items)
+
+
+def items(tickets: list[Ticket[str]]) -> list[str]:
     return [ticket.item for ticket in tickets]
 
 
-def test_first_come_first_admitted_and_only_who_may() -> None:
-    queue: HoldQueue[str] = HoldQueue()
-    for name in ("b", "a", "c"):
-        queue.join(name, 0.0, 10.0, limit=9)
-    assert items(queue.admit(lambda name: name != "a")) == ["b", "c"]
-    assert items(queue.admit(lambda name: True)) == ["a"]
+@pytest.mark.parametrize(
+    ("joined", "weights", "order"),
+    [
+        pytest.param("aaaa", {}, "aaaa", id="one tenant: first come, first served"),
+        pytest.param("aaaabb", {}, "ababaa", id="a newcomer does not wait for all of a long line"),
+        pytest.param("abcabc", {}, "abcabc", id="in turn"),
+        pytest.param("aaaaaabbb", {"a": 2.0}, "abaabaaba", id="twice the weight, two for each one"),
+        pytest.param("aabbbbbb", {"b": 4.0}, "abbbbabb", id="four times the weight"),
+        pytest.param("aaaab", {"a": 1000.0}, "abaaa", id="even the lightest gets its first turn"),
+    ],
+)
+def test_the_order_between_tenants(joined: str, weights: dict[str, float], order: str) -> None:
+    queue = room_of(joined, weights)
+    taken = served(queue)
+    assert tenants(taken) == order
+    for tenant in set(joined):
+        own = [item for item in taken if item[0] == tenant]
+        assert own == sorted(own, key=lambda item: int(item[1:]))
     assert len(queue) == 0
 
 
+def test_being_away_earns_nothing() -> None:
+    queue = room_of("aaaaaaaab")
+    assert tenants(served(queue, 6)) == "abaaaa"
+    for number in range(4):
+        queue.join(f"b{number}", 9.0, 1e6, ROOM, "b")
+    assert tenants(served(queue)) == "bababab"
+
+
+def test_having_had_more_is_not_forgotten_by_leaving_for_a_moment() -> None:
+    queue = room_of("aab", {"b": 1.0})
+    assert tenants(served(queue, 2)) == "ab"
+    queue.join("b9", 3.0, 1e6, ROOM, "b")
+    queue.join("b10", 3.0, 1e6, ROOM, "b")
+    assert tenants(served(queue)) == "abb"
+
+
+def test_whoever_cannot_go_keeps_nobody_waiting_and_loses_nothing() -> None:
+    queue = room_of("abababcc")
+    assert tenants(served(queue, may_go="bc")) == "bcbcb"
+    assert tenants(served(queue)) == "aaa"
+    queue = room_of("aaa")
+    first = next(queue.walk())
+    assert [ticket.item for ticket in queue.walk() if ticket is not first and queue.take(ticket)] == [
+        "a1",
+        "a2",
+    ]
+    assert served(queue) == ["a0"]
+
+
+def test_the_room_may_change_while_it_is_walked() -> None:
+    queue = room_of("aaabbb")
+    met = []
+    for ticket in queue.walk():
+        met.append(ticket.item)
+        if ticket.item == "a0":
+            queue.expire(float("-inf"))
+            for other in list(queue.walk()):
+                if other.item in ("a1", "b3"):
+                    queue.leave(other)
+            queue.join("a9", 9.0, 1e6, ROOM, "a")
+        queue.take(ticket)
+    assert met == ["a0", "b4", "a2", "b5", "a9"]
+
+
 @pytest.mark.parametrize(
-    ("hold_s", "limit"), [(10.0, 1), (10.0, 0), (0.0, 9)], ids=["full", "no room", "no time"]
+    ("hold_s", "limit"),
+    [(10.0, 1), (10.0, 0), (0.0, 9), (-1.0, 9)],
+    ids=["full", "no room", "no time", "late"],
 )
 def test_no_ticket_without_room_or_time(hold_s: float, limit: int) -> None:
     queue: HoldQueue[str] = HoldQueue()
     queue.join("first", 0.0, 10.0, limit=9)
     assert queue.join("second", 0.0, hold_s, limit) is None
     assert len(queue) == 1
+
+
+@pytest.mark.parametrize(
+    ("inside", "comes", "weights", "out"),
+    [
+        pytest.param("aaaa", "a", {}, None, id="nobody pushes out his own"),
+        pytest.param("aaaa", "b", {}, "a3", id="the youngest of who has most"),
+        pytest.param("aaab", "b", {}, "a2", id="until the places are shared"),
+        pytest.param("aabb", "a", {}, None, id="shared: refused"),
+        pytest.param("aabb", "c", {}, "a1", id="a third"),
+        pytest.param("abcd", "e", {}, None, id="no more tenants than places"),
+        pytest.param("aaab", "b", {"a": 3.0}, None, id="three places for three times the weight"),
+        pytest.param("aabb", "c", {"c": 0.4}, None, id="too light for a place"),
+    ],
+)
+def test_who_makes_room_in_a_full_one(
+    inside: str, comes: str, weights: dict[str, float], out: str | None
+) -> None:
+    pushed_out: list[str] = []
+    queue: HoldQueue[str] = HoldQueue(lambda ticket: pushed_out.append(ticket.item))
+    for number, tenant in enumerate(inside):
+        queue.join(f"{tenant}{number}", 0.0, 9.0, 4, tenant, weights.get(tenant, 1.0))
+    ticket = queue.join(f"{comes}new", 1.0, 9.0, 4, comes, weights.get(comes, 1.0))
+    assert pushed_out == ([out] if out else [])
+    assert (ticket is not None) == (out is not None)
+    assert len(queue) == 4
+
+
+def test_without_anybody_to_tell_nobody_is_pushed_out() -> None:
+    queue = room_of("aaaa")
+    assert queue.join("b", 0.0, 9.0, 4, "b") is None
 
 
 def test_tickets_expire_at_their_own_deadline() -> None:
@@ -41,104 +156,107 @@ def test_tickets_expire_at_their_own_deadline() -> None:
     assert queue.expire(2.9) == []
     assert items(queue.expire(3.0)) == ["short"]
     assert queue.next_deadline() == 9.0
+    assert items(queue.expire(float("inf"))) == ["long"]
+    assert queue.next_deadline() is None
 
 
-@given(st.lists(st.sampled_from(["join", "admit", "expire", "leave"]), max_size=60))
-def test_a_ticket_leaves_exactly_once(steps: list[str]) -> None:
+def test_clearing_takes_everybody_oldest_first() -> None:
+    queue = room_of("abac")
+    assert items(queue.clear()) == ["a0", "b1", "a2", "c3"]
+    assert (len(queue), queue.held_by_tenant(), queue.next_deadline()) == (0, {}, None)
+
+
+def test_memory_is_bounded_by_who_is_inside() -> None:
     queue: HoldQueue[int] = HoldQueue()
-    inside, left, now = [], [], 0.0
-    for number, step in enumerate(steps):
-        now += 1.0
-        if step == "join":
-            ticket = queue.join(number, now, 5.0, limit=4)
-            assert (ticket is None) == (len(inside) == 4)
-            if ticket is not None:
-                inside.append(ticket)
-            continue
-        if step == "admit":
-            out = queue.admit(lambda item: item % 2 == 0)
-        elif step == "expire":
-            out = queue.expire(now)
-            assert all(ticket.deadline <= now for ticket in out)
-        else:
-            out = inside[:1]
-            assert all(queue.leave(ticket) for ticket in out)
-        assert out == [ticket for ticket in inside if ticket in out]  # in the order of joining
-        inside = [ticket for ticket in inside if ticket not in out]
-        left += out
-        assert not any(queue.leave(ticket) for ticket in left)
-        assert len(queue) == len(inside)
-    assert len(set(map(id, left))) == len(left)
+    queue.join(-1, 0.0, 1e9, ROOM)
+    for number in range(20_000):
+        ticket = queue.join(number, 0.0, 1e6, ROOM, f"tenant {number % 7}")
+        assert ticket is not None
+        assert queue.leave(ticket)
+    assert len(queue._timers) < 200
+    assert len(queue._lines) <= 8
 
 
-@given(st.lists(st.floats(0.0, 30.0), max_size=60), st.integers(1, 600))
-def test_the_window_counts_to_within_a_second(gaps: list[float], window_s: int) -> None:
-    counter = WindowCounter()
-    now, seen = 0.0, []
-    for gap in gaps:
-        now += gap
-        counter.add(now)
-        seen.append(now)
-    inner = sum(1 for at in seen if at > now - window_s + 1)
-    outer = sum(1 for at in seen if at > now - window_s - 1)
-    assert inner <= counter.count(now, window_s) <= outer
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from("abc"), min_size=1, max_size=60),
+    st.fixed_dictionaries({name: st.sampled_from([0.5, 1.0, 2.0, 3.0]) for name in "abc"}),
+)
+def test_no_backlogged_tenant_falls_behind_its_share(joined: list[str], weights: dict[str, float]) -> None:
+    """The bound of start-time fair queueing: while two are backlogged, what they got for their weight differs by at
+    most one request of each."""
+    queue = room_of("".join(joined), weights)
+    got = dict.fromkeys(weights, 0)
+    while len(queue):
+        backlogged = [name for name, held in queue.held_by_tenant().items() if held]
+        for one in backlogged:
+            for other in backlogged:
+                ahead = got[one] / weights[one] - got[other] / weights[other]
+                assert ahead <= 1 / weights[one] + 1 / weights[other] + 1e-9
+        (item,) = served(queue, 1)
+        got[item[0]] += 1
 
 
-def test_the_window_is_bounded_in_memory() -> None:
-    counter = WindowCounter()
-    for second in range(5000):
-        counter.add(float(second))
-    assert len(counter._buckets) <= MAX_WINDOW_S + 1
-    assert counter.count(4999.0, 1e9) == MAX_WINDOW_S
+class Room(RuleBasedStateMachine):
+    """Whatever happens, a ticket leaves once, in the order of its line, and the counts agree."""
 
+    names = st.sampled_from("abc")
 
-def test_the_mean_is_over_time_not_over_changes() -> None:
-    mean = WindowMean(100.0)
-    assert mean.mean(100.0, 60.0) == 0.0
-    mean.step(100.0, 4)
-    assert mean.mean(100.0, 60.0) == 4.0, "at the first instant: what is"
-    mean.step(110.0, -4)
-    assert mean.mean(110.0, 60.0) == 4.0, "no longer than it has lived"
-    assert mean.mean(120.0, 60.0) == 2.0
-    assert mean.mean(160.0, 60.0) == pytest.approx(40.0 / 60.0)
-    assert mean.mean(165.0, 60.0) == pytest.approx(20.0 / 60.0), "the window has left half of it behind"
-    assert mean.mean(171.0, 60.0) == pytest.approx(0.0)
+    @initialize(pushes=st.booleans())
+    def start(self, pushes: bool) -> None:
+        self.now = 0.0
+        self.number = 0
+        self.inside: list[Ticket[int]] = []
+        self.queue: HoldQueue[int] = HoldQueue(self.pushed_out if pushes else None)
 
+    def pushed_out(self, ticket: Ticket[int]) -> None:
+        self.inside.remove(ticket)
 
-def test_what_is_shorter_than_a_look_is_seen() -> None:
-    mean = WindowMean(0.0)
-    for second in range(60):
-        mean.step(second + 0.25, 1)
-        mean.step(second + 0.5, -1)
-    assert mean.mean(60.0, 60.0) == pytest.approx(0.25)
-
-
-@given(st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(-1, 2)), max_size=60), st.integers(1, 600))
-def test_the_mean_agrees_with_its_definition(steps: list[tuple[float, int]], window_s: int) -> None:
-    """To what changes within the second in which the window begins."""
-    mean = WindowMean(0.0)
-    now, level, history, swings = 0.0, 0, [(0.0, 0)], [0.0]
-    for gap, by in steps:
-        now += gap
-        by = max(by, -level)
-        mean.step(now, by)
-        level += by
-        history.append((now, level))
-        swings.append(now)
-    now += 1.0
-    start = max(0.0, now - window_s)
-    ends = [at for at, _ in history[1:]] + [now]
-    area = sum(
-        number * max(0.0, end - max(at, start)) for (at, number), end in zip(history, ends, strict=True)
+    @rule(
+        tenant=names,
+        weight=st.sampled_from([0.5, 1.0, 4.0]),
+        hold_s=st.floats(0.1, 9.0),
+        limit=st.integers(3, 6),
     )
-    near = [number for at, number in history if start - 1.0 <= at <= start + 1.0]
-    before = [number for at, number in history if at <= start]
-    slack = max([*near, before[-1]]) - min([*near, before[-1]]) + 1e-6
-    assert abs(mean.mean(now, window_s) * (now - start) - area) <= slack
+    def join(self, tenant: str, weight: float, hold_s: float, limit: int) -> None:
+        self.number += 1
+        ticket = self.queue.join(self.number, self.now, hold_s, limit, tenant, weight)
+        if ticket is not None:
+            self.inside.append(ticket)
+
+    @rule(seconds=st.floats(0.0, 5.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        expired = self.queue.expire(self.now)
+        assert expired == [ticket for ticket in self.inside if ticket.deadline <= self.now]
+        self.inside = [ticket for ticket in self.inside if ticket not in expired]
+
+    @rule(tenants=st.sets(names), count=st.integers(0, 4))
+    def let_in(self, tenants: set[str], count: int) -> None:
+        walk = list(self.queue.walk())
+        assert sorted(ticket.number for ticket in walk) == [ticket.number for ticket in self.inside]
+        for ticket in self.queue.walk():
+            if ticket.tenant in tenants and count:
+                count -= 1
+                own = [other for other in self.inside if other.tenant == ticket.tenant]
+                assert ticket is own[0]
+                assert self.queue.take(ticket)
+                assert not self.queue.take(ticket)
+                self.inside.remove(ticket)
+
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(self.inside))
+        self.inside.remove(ticket)
+        assert self.queue.leave(ticket)
+        assert not self.queue.leave(ticket)
+
+    @invariant()
+    def agrees(self) -> None:
+        assert len(self.queue) == len(self.inside) == sum(self.queue.held_by_tenant().values())
+        assert self.queue.next_deadline() == min((ticket.deadline for ticket in self.inside), default=None)
 
 
-def test_the_mean_is_bounded_in_memory() -> None:
-    mean = WindowMean(0.0)
-    for tick in range(20_000):
-        mean.step(tick / 4.0, 1)
-    assert len(mean._marks) <= 2 * MAX_WINDOW_S + 3
+TestRoom = Room.TestCase
+TestRoom.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

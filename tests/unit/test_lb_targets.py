@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from lb.admission import EngineLoad
+from lb.options import Breaker, Pushing, PushMode
 from lb.targets import (
-    FIRST_EJECTION_S,
-    LONGEST_EJECTION_S,
     Blame,
     Booking,
     BookingError,
@@ -20,10 +21,12 @@ from lb.targets import (
     TargetTable,
 )
 from lb.wire import Table, Target, TargetState
-from policies.routing.base import RequestView
-from policies.routing.registry import UnknownPolicyError
+from policies.routing.base import Choice, Policy, RequestView, RoutingPolicy, TargetView
+from policies.routing.registry import UnknownPolicyError, make_policy
 
 REQUEST = RequestView("r", "POST", "/")
+FIRST_EJECTION_S = Breaker().first_s
+LONGEST_EJECTION_S = Breaker().longest_s
 
 
 def target(name: str, state: TargetState = TargetState.READY, port: int = 1) -> Target:
@@ -43,11 +46,20 @@ def offered(it: TargetTable, now: float, exclude: set[int] = frozenset()) -> tup
     return standing, sorted(view.id for view in views)
 
 
-def fail(it: TargetTable, name: str, now: float) -> int:
-    """A request on the target meets a refused connection; the life it met."""
-    with it.book(REQUEST, name, now) as booking:
-        it.failed(booking, Blame.EJECT, now)
+def fail(it: TargetTable, name: str, now: float, blame: Blame = Blame.EJECT) -> int:
+    """A request on the target fails, by default on a refused connection; the life it met."""
+    booking = it.book(REQUEST, name, now)
+    it.failed(booking, blame, now)
+    it.release(booking, now)
     return booking.life
+
+
+def serve(it: TargetTable, name: str, now: float) -> bool:
+    """A request on the target is answered well; whether that ended an ejection."""
+    booking = it.book(REQUEST, name, now)
+    readmitted = it.answered(booking, now)
+    it.release(booking, now)
+    return readmitted
 
 
 @pytest.mark.parametrize(
@@ -81,8 +93,7 @@ def test_ejection_backs_off_exponentially_to_a_bound_and_ends_with_an_answer() -
         now += expected_s
         assert offered(it, now) == (Standing.GOOD, ["a", "b"])
         expected_s = min(2 * expected_s, LONGEST_EJECTION_S)
-    with it.book(REQUEST, "a", now) as trial:
-        assert it.answered(trial, now)
+    assert serve(it, "a", now)
     fail(it, "a", now)
     assert offered(it, now + FIRST_EJECTION_S) == (Standing.GOOD, ["a", "b"])  # it began anew
 
@@ -92,7 +103,7 @@ def test_a_trial_is_one_request() -> None:
     fail(it, "a", 0.0)
     trial = it.book(REQUEST, "a", 1.0)
     assert offered(it, 1.0) == (Standing.GOOD, ["b"])
-    it.release(trial)  # the client left: nothing was learnt, the next one is the trial
+    it.release(trial, 1.0)  # the client left: nothing was learnt, the next one is the trial
     assert offered(it, 1.0) == (Standing.GOOD, ["a", "b"])
 
 
@@ -101,23 +112,25 @@ def test_a_burst_of_failures_is_one_failure() -> None:
     bookings = [it.book(REQUEST, "a", 0.0) for _ in range(20)]
     assert [it.failed(booking, Blame.EJECT, 0.0) for booking in bookings] == [True] + [False] * 19
     for booking in bookings:
-        it.release(booking)
+        it.release(booking, 0.0)
     assert offered(it, FIRST_EJECTION_S) == (Standing.GOOD, ["a", "b"])
 
 
 @pytest.mark.parametrize("blame", [Blame.NONE, Blame.TROUBLE])
 def test_only_connection_failures_eject(blame: Blame) -> None:
     it = of("a", "b")
-    with it.book(REQUEST, "a", 0.0) as booking:
-        assert not it.failed(booking, blame, 0.0)
+    booking = it.book(REQUEST, "a", 0.0)
+    assert not it.failed(booking, blame, 0.0)
+    it.release(booking, 0.0)
     assert offered(it, 0.0) == (Standing.GOOD, ["a", "b"])
     assert it.stats(0.0, 60)[0].errors == (0 if blame is Blame.NONE else 1)
 
 
 def test_trouble_makes_a_target_less_attractive_and_fades() -> None:
     it = of("a", "b")
-    with it.book(REQUEST, "a", 0.0) as booking:
-        it.failed(booking, Blame.TROUBLE, 0.0)
+    booking = it.book(REQUEST, "a", 0.0)
+    it.failed(booking, Blame.TROUBLE, 0.0)
+    it.release(booking, 0.0)
     trouble = {view.id: view.trouble for view in it.candidates(0.0)[1]}
     later = {view.id: view.trouble for view in it.candidates(20.0)[1]}
     assert (trouble["a"], later["a"], trouble["b"]) == (1.0, 0.25, 0.0)
@@ -128,8 +141,7 @@ def test_a_request_never_meets_again_what_failed_it_unless_it_proved_itself() ->
     tried = {fail(it, "a", 0.0)}
     assert offered(it, 0.5, tried) == (Standing.CLOSED, [])
     assert offered(it, 5.0, tried) == (Standing.CLOSED, [])  # time alone is no proof
-    with it.book(REQUEST, "a", 5.0) as other:
-        it.answered(other, 5.0)
+    serve(it, "a", 5.0)
     assert offered(it, 5.0, tried) == (Standing.GOOD, ["a"])
 
 
@@ -153,8 +165,8 @@ def test_a_target_that_returns_is_another_generation() -> None:
     assert offered(it, 3.0) == (Standing.GOOD, ["a", "b"])
     new = it.book(REQUEST, "a", 3.0)
     assert {one.id: one.in_flight for one in it.stats(3.0, 60)} == {"a": 2, "b": 0}
-    it.release(old)
-    it.release(new)
+    it.release(old, 3.0)
+    it.release(new, 3.0)
     assert it.audit() == []
 
 
@@ -163,7 +175,7 @@ def test_a_target_at_another_address_is_another_generation() -> None:
     old = it.book(REQUEST, "a", 0.0)
     changes = it.apply(table(target("a", port=2)), 1.0)
     assert (changes.added, changes.removed, changes.lost) == (("a",), ("a",), frozenset({old.key}))
-    it.release(old)
+    it.release(old, 1.0)
     assert it.audit() == []
 
 
@@ -172,7 +184,7 @@ def test_stats_remember_a_removed_target_until_it_is_idle() -> None:
     booking = it.book(REQUEST, "a", 0.0)
     it.apply(table(), 1.0)
     assert [(one.id, one.in_flight) for one in it.stats(1.0, 60)] == [("a", 1)]
-    it.release(booking)
+    it.release(booking, 1.0)
     assert it.stats(1.0, 60) == ()
 
 
@@ -220,11 +232,20 @@ def test_silence_is_suspicious_only_while_an_answer_is_owed() -> None:
 
 def test_a_booking_is_released_exactly_once() -> None:
     it = of("a")
-    with it.book(REQUEST, "a", 0.0) as booking:
-        pass
+    booking = it.book(REQUEST, "a", 0.0)
+    it.release(booking, 0.0)
     with pytest.raises(BookingError):
-        it.release(booking)
+        it.release(booking, 0.0)
     assert it.audit() == []
+
+
+def test_news_of_an_attempt_that_is_over_change_no_count() -> None:
+    it = of("a")
+    booking = it.book(REQUEST, "a", 0.0)
+    it.release(booking, 0.0)
+    assert not it.answered(booking, 0.0)
+    assert it.audit() == []
+    assert seen(it, "a", 0.0).waiting == 0
 
 
 def test_the_audit_finds_a_lost_count() -> None:
@@ -253,6 +274,348 @@ def test_ready_again_after_unhealthy_is_a_new_life() -> None:
     assert offered(it, 5.0, tried) == (Standing.GOOD, ["a"])
 
 
+@pytest.mark.parametrize(
+    ("breaker", "blames", "ejected"),
+    [
+        pytest.param(Breaker(), "E", True, id="one that cannot be reached"),
+        pytest.param(Breaker(failures=3), "EE", False, id="two of three failures"),
+        pytest.param(Breaker(failures=3), "EEE", True, id="three of three"),
+        pytest.param(Breaker(failures=3), "EE.E", False, id="an answer between them"),
+        pytest.param(Breaker(failures=3), "EETE", False, id="an error between them: it can be reached"),
+        pytest.param(Breaker(errors_in_row=3), "TT", False, id="two of three errors"),
+        pytest.param(Breaker(errors_in_row=3), "TTT", True, id="three of three errors"),
+        pytest.param(Breaker(errors_in_row=3), "TT.T", False, id="a good answer between them"),
+        pytest.param(Breaker(errors_in_row=3), "TTNT", True, id="an attempt that says nothing between them"),
+        pytest.param(Breaker(errors_in_row=1), "N", False, id="no blame"),
+    ],
+)
+def test_when_the_breaker_opens(breaker: Breaker, blames: str, ejected: bool) -> None:
+    """E: cannot be reached or dies. T: server error. N: no blame, no answer. '.': a good answer."""
+    it = TargetTable(replace(table(target("a"), target("b")), breaker=breaker), 0.0)
+    for letter in blames:
+        if letter == ".":
+            serve(it, "a", 0.0)
+        else:
+            fail(it, "a", 0.0, {"E": Blame.EJECT, "T": Blame.TROUBLE, "N": Blame.NONE}[letter])
+    assert (offered(it, 0.0)[1] == ["b"]) == ejected
+
+
+def test_the_breaker_has_the_times_of_the_table() -> None:
+    it = TargetTable(
+        replace(table(target("a"), target("b")), breaker=Breaker(first_s=4.0, longest_s=5.0)), 0.0
+    )
+    fail(it, "a", 0.0)
+    assert [left for _, _, left in it.ejected(0.0)] == [4.0]
+    fail(it, "a", 4.0)
+    assert [left for _, _, left in it.ejected(4.0)] == [5.0]
+
+
+def test_a_trial_answered_with_a_server_error_is_a_failed_trial() -> None:
+    it = of("a", "b")
+    fail(it, "a", 0.0)
+    fail(it, "a", 1.0, Blame.TROUBLE)
+    assert [left for _, _, left in it.ejected(1.0)] == [2.0]
+
+
+def test_a_target_that_dies_on_every_answer_is_left_out_longer_and_longer() -> None:
+    it = of("a", "b")
+    now, left_s = 0.0, []
+    for _ in range(4):
+        booking = it.book(REQUEST, "a", now)
+        it.answered(booking, now)
+        it.failed(booking, Blame.EJECT, now)
+        it.release(booking, now)
+        ((_, _, left),) = it.ejected(now)
+        left_s.append(left)
+        now += left
+    assert left_s == [1.0, 2.0, 4.0, 8.0]
+
+
+def drained(deadline_s: float | None, state: TargetState = TargetState.DRAINING) -> Table:
+    return table(Target("a", "http://a:1", state=state, drain_deadline_s=deadline_s), target("b"))
+
+
+def test_what_runs_on_a_draining_target_is_handed_over_before_its_deadline_once() -> None:
+    it = of("a", "b")
+    first, second = it.book(REQUEST, "a", 0.0), it.book(REQUEST, "a", 1.0)
+    other = it.book(REQUEST, "b", 1.0)
+    it.answered(first, 1.0)
+    assert it.handovers(5.0, 5.0) == []
+    it.apply(drained(30.0), 10.0)
+    assert it.handovers(34.9, 5.0) == []
+    assert it.handovers(35.0, 5.0) == [first, second]
+    assert it.handovers(36.0, 5.0) == []
+    for booking in (first, second, other):
+        it.release(booking, 40.0)
+
+
+@pytest.mark.parametrize(
+    ("pushes", "due_at"),
+    [
+        pytest.param([(10.0, drained(30.0)), (20.0, drained(30.0))], 40.0, id="repeated: the first counts"),
+        pytest.param(
+            [(10.0, drained(30.0)), (20.0, drained(29.0))], 49.0, id="another deadline: the last counts"
+        ),
+        pytest.param([(10.0, drained(30.0)), (11.0, drained(2.0))], 13.0, id="a notice comes: sooner"),
+        pytest.param([(10.0, drained(30.0)), (20.0, table(target("b")))], 40.0, id="it leaves the table"),
+        pytest.param([(10.0, drained(None))], None, id="no deadline"),
+        pytest.param(
+            [(10.0, drained(30.0)), (20.0, drained(None, TargetState.READY))], None, id="stays after all"
+        ),
+        pytest.param([(10.0, drained(30.0, TargetState.READY))], None, id="a deadline without a drain"),
+    ],
+)
+def test_when_a_drain_is_due(pushes: list[tuple[float, Table]], due_at: float | None) -> None:
+    it = of("a", "b")
+    booking = it.book(REQUEST, "a", 0.0)
+    for at, wire in pushes:
+        it.apply(wire, at)
+    if due_at is None:
+        assert it.handovers(1e6, 0.0) == []
+    else:
+        assert it.handovers(due_at - 0.01, 0.0) == []
+        assert it.handovers(due_at, 0.0) == [booking]
+
+
+def test_a_target_that_drains_again_hands_over_again() -> None:
+    it = of("a", "b")
+    booking = it.book(REQUEST, "a", 0.0)
+    it.apply(drained(1.0), 0.0)
+    assert it.handovers(1.0, 0.0) == [booking]
+    it.apply(table(target("a"), target("b")), 2.0)
+    it.apply(drained(1.0), 3.0)
+    assert it.handovers(4.0, 0.0) == [booking]
+
+
+# --- policies
+
+
+class Diary(Policy):
+    """Writes down what it hears."""
+
+    name = "diary"
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[object, ...]] = []
+
+    def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
+        return Choice(targets[-1].id, "the last") if targets else None
+
+    def record(self, request: RequestView, target_id: str, now: float) -> None:
+        self.heard.append(("record", request.id, target_id, now))
+
+    def answered(self, request: RequestView, target_id: str, now: float) -> None:
+        self.heard.append(("answered", request.id, target_id, now))
+
+    def ended(self, request: RequestView, target_id: str, now: float, tokens: int | None) -> None:
+        self.heard.append(("ended", request.id, target_id, now, tokens))
+
+    def forget(self, target_id: str) -> None:
+        self.heard.append(("forget", target_id))
+
+
+def with_diaries() -> tuple[TargetTable, list[Diary]]:
+    diaries: list[Diary] = []
+
+    def make(name: str) -> RoutingPolicy:
+        if name != Diary.name:
+            return make_policy(name)
+        diaries.append(Diary())
+        return diaries[-1]
+
+    return TargetTable(table(target("a"), target("b"), policy="diary"), 0.0, make), diaries
+
+
+def request(name: str) -> RequestView:
+    return RequestView(name, "POST", "/")
+
+
+def test_the_policy_hears_of_every_attempt_from_its_beginning_to_its_end() -> None:
+    it, (diary,) = with_diaries()
+    booking = it.book(request("1"), "a", 1.0)
+    it.answered(booking, 2.0)
+    it.answered(booking, 2.5)  # the second byte
+    it.release(booking, 3.0, 17)
+    unanswered = it.book(request("2"), "b", 4.0)
+    it.failed(unanswered, Blame.EJECT, 5.0)
+    it.apply(table(target("a"), policy="diary"), 5.0)
+    it.release(unanswered, 6.0)
+    assert diary.heard == [
+        ("record", "1", "a", 1.0),
+        ("answered", "1", "a", 2.0),
+        ("ended", "1", "a", 3.0, 17),
+        ("record", "2", "b", 4.0),
+        ("forget", "b"),
+        ("ended", "2", "b", 6.0, None),
+    ]
+
+
+def test_a_policy_asked_for_by_name_decides_for_that_request_and_hears_of_all() -> None:
+    it, diaries = with_diaries()
+    it.apply(table(target("a"), target("b")), 0.0)  # least load from now on
+    one = it.book(request("1"), "a", 1.0)
+    it.answered(one, 1.5)
+    two = it.book(request("2"), "b", 2.0)
+    choice = it.choose(REQUEST, 3.0, policy="diary")
+    assert choice is not None
+    assert choice.because == "the last"
+    it.release(two, 4.0)
+    it.release(one, 5.0)
+    assert diaries[1].heard == [
+        ("record", "1", "a", 1.0),
+        ("answered", "1", "a", 1.0),
+        ("record", "2", "b", 2.0),
+        ("ended", "2", "b", 4.0, None),
+        ("ended", "1", "a", 5.0, None),
+    ]
+    own = it.choose(REQUEST, 6.0)
+    assert own is not None
+    assert own.because != "the last"
+    assert len(diaries) == 2
+
+
+def test_a_new_policy_hears_nothing_of_targets_that_have_left() -> None:
+    it, diaries = with_diaries()
+    it.apply(table(target("a"), target("b")), 0.0)
+    it.book(request("1"), "a", 1.0)
+    it.book(request("2"), "b", 2.0)
+    it.apply(table(target("b")), 3.0)
+    it.use("diary")
+    assert diaries[1].heard == [("record", "2", "b", 2.0)]
+
+
+def test_a_policy_that_is_promoted_keeps_what_it_has_learnt() -> None:
+    it, diaries = with_diaries()
+    it.apply(table(target("a"), target("b")), 0.0)
+    it.use("diary")
+    it.apply(table(target("a"), target("b"), policy="diary"), 1.0)
+    assert len(diaries) == 2
+    it.apply(table(target("a"), target("b"), policy="diary"), 2.0)
+    assert len(diaries) == 2
+
+
+def test_prompts_are_needed_if_any_policy_in_use_needs_them() -> None:
+    it = of("a")
+    assert not it.needs_prompt
+    it.use("prefix_tree")
+    assert it.needs_prompt
+    with pytest.raises(UnknownPolicyError):
+        it.use("best")
+
+
+# --- admission
+
+
+def tell(
+    it: TargetTable, name: str, load: EngineLoad | None, asked_at: float, now: float | None = None
+) -> bool:
+    keys = {key.id: key for key, _, _ in it.probe_list()}
+    return it.loaded(keys[name], load, asked_at, asked_at if now is None else now)
+
+
+def seen(it: TargetTable, name: str, now: float) -> TargetView:
+    return next(view for view in it.views(now) if view.id == name)
+
+
+def test_a_target_without_room_is_not_offered_and_neither_is_a_worse_one() -> None:
+    it = TargetTable(table(target("a"), target("b", TargetState.UNHEALTHY)), 0.0)
+    tell(it, "a", EngineLoad(5, 0, max_running=6), 0.0)
+    booking = it.book(REQUEST, "a", 0.0)
+    assert offered(it, 0.0) == (Standing.GOOD, [])
+    assert it.choose(REQUEST, 0.0) is None
+    assert (it.anybody(0.0), it.room(0.0)) == (True, True)
+    assert offered(it, 0.0, {booking.life}) == (Standing.UNHEALTHY, ["b"])
+    assert it.anybody(0.0, {booking.life, booking.life + 1}) is False
+    it.release(booking, 0.0)
+    assert offered(it, 0.0) == (Standing.GOOD, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("loads", "opened"),
+    [
+        pytest.param([EngineLoad(1, 0)], [True], id="room"),
+        pytest.param([EngineLoad(1, 1), EngineLoad(1, 0)], [False, True], id="none, then room"),
+        pytest.param([EngineLoad(1, 0), EngineLoad(1, 0)], [True, False], id="room that was there before"),
+        pytest.param([None], [True], id="tells nothing any more"),
+    ],
+)
+def test_a_look_says_whether_it_has_made_room(loads: list[EngineLoad | None], opened: list[bool]) -> None:
+    it = of("a")
+    tell(it, "a", EngineLoad(0, 0, max_running=1), 0.0)
+    it.book(REQUEST, "a", 0.05)
+    assert [tell(it, "a", load, 0.1 * number) for number, load in enumerate(loads, 1)] == opened
+
+
+def test_looks_that_are_out_of_order_too_late_or_of_another_generation_are_passed_over() -> None:
+    it = of("a", "b")
+    (old, _, _), _ = it.probe_list()
+    tell(it, "a", EngineLoad(3, 0), 1.0)
+    tell(it, "a", EngineLoad(9, 9), 0.9, 1.1)
+    assert seen(it, "a", 1.1).running == 3
+    tell(it, "a", EngineLoad(9, 9), 1.2, 2.2)
+    assert seen(it, "a", 1.1).running == 3
+    it.apply(table(target("a", port=2)), 1.3)
+    assert not it.loaded(old, EngineLoad(9, 9), 1.4, 1.4)
+    assert seen(it, "a", 1.4).running is None
+
+
+def test_policies_see_the_engine_with_what_has_been_sent_since() -> None:
+    it = of("a")
+    tell(it, "a", EngineLoad(5, 2, 0.5), 0.0)
+    accounts = []
+
+    def note() -> None:
+        view = seen(it, "a", 0.1)
+        accounts.append((view.running, view.pending, view.in_flight, view.waiting))
+
+    bookings = [it.book(REQUEST, "a", 0.1) for _ in range(3)]
+    note()
+    it.answered(bookings[0], 0.1)
+    note()
+    it.release(bookings[1], 0.1)  # its client has gone
+    note()
+    it.release(bookings[0], 0.1)
+    note()
+    assert accounts == [(5, 5, 3, 3), (6, 4, 2 + 1, 2), (6, 3, 2, 1), (5, 3, 1, 1)]
+    assert seen(it, "a", 0.1).kv_usage == 0.5
+
+
+def test_without_news_own_counts_decide() -> None:
+    it = of("a")
+    booking = it.book(REQUEST, "a", 0.0)
+    tell(it, "a", EngineLoad(5, 5), 0.0)
+    assert offered(it, 0.99) == (Standing.GOOD, [])
+    it.answered(booking, 0.99)
+    assert offered(it, 1.0) == (Standing.GOOD, ["a"])
+    view = seen(it, "a", 1.0)
+    assert (view.running, view.pending, view.kv_usage) == (None, None, None)
+    for _ in range(2):  # the look has found so much pending that only two are trusted to it
+        assert offered(it, 1.0) == (Standing.GOOD, ["a"])
+        it.book(REQUEST, "a", 1.0)
+    assert offered(it, 1.0) == (Standing.GOOD, [])
+
+
+def test_an_old_look_is_forgotten_although_nothing_else_has_happened() -> None:
+    it = of("a")
+    assert it.choose(REQUEST, 0.0) is not None
+    tell(it, "a", EngineLoad(5, 0, 0.5), 0.0)
+    assert seen(it, "a", 0.99).running == 5
+    assert seen(it, "a", 1.0).running is None
+
+
+def test_another_way_of_pushing_holds_from_the_push_on() -> None:
+    it = of("a")
+    tell(it, "a", EngineLoad(5, 5), 0.0)
+    it.book(REQUEST, "a", 0.0)
+    assert offered(it, 0.0)[1] == []
+    it.apply(replace(it.table, pushing=Pushing(PushMode.FIXED_CAP, 2)), 0.0)
+    assert offered(it, 0.0)[1] == ["a"]
+    it.book(REQUEST, "a", 0.0)
+    assert offered(it, 0.0)[1] == []
+    it.apply(replace(it.table, pushing=Pushing(PushMode.BLIND)), 0.0)
+    assert offered(it, 0.0)[1] == ["a"]
+
+
 class Books(RuleBasedStateMachine):
     """Any sequence of pushes, attempts, failures and probes leaves the books balanced, and every booking can be
     released, after which nothing is in flight."""
@@ -279,7 +642,10 @@ class Books(RuleBasedStateMachine):
 
     @rule()
     def begin(self) -> None:
-        choice = self.it.choose(REQUEST, self.now, {booking.life for booking in self.open[-2:]})
+        tried = {booking.life for booking in self.open[-2:]}
+        choice = self.it.choose(REQUEST, self.now, tried)
+        views = {view.id for view in self.it.candidates(self.now, tried)[1]}
+        assert (choice.target_id in views) if choice is not None else not views
         if choice is not None:
             booking = self.it.book(REQUEST, choice.target_id, self.now)
             assert booking.target.state is not TargetState.DRAINING
@@ -297,7 +663,32 @@ class Books(RuleBasedStateMachine):
         booking = data.draw(st.sampled_from(self.open))
         self.open.remove(booking)
         self.it.failed(booking, blame, self.now)
-        self.it.release(booking)
+        self.it.release(booking, self.now)
+
+    @rule(
+        data=st.data(),
+        load=st.none()
+        | st.builds(
+            EngineLoad, *[st.none() | st.integers(0, 9)] * 2, st.none(), st.none() | st.integers(1, 9)
+        ),
+        took_s=st.floats(0.0, 1.5),
+    )
+    def look(self, data: st.DataObject, load: EngineLoad | None, took_s: float) -> None:
+        keys = [key for key, _, _ in self.it.probe_list()]
+        if keys:
+            key = data.draw(st.sampled_from(keys))
+            opened = self.it.loaded(key, load, self.now - took_s, self.now)
+            assert self.it.room(self.now) or not opened or self.it.standing(key, self.now) is Standing.CLOSED
+
+    @rule(mode=st.sampled_from(PushMode))
+    def push_otherwise(self, mode: PushMode) -> None:
+        self.wire = replace(self.wire, pushing=Pushing(mode, 2))
+        self.it.apply(self.wire, self.now)
+
+    @rule(policy=st.sampled_from(["round_robin", "least_load"]))
+    def choose_otherwise(self, policy: str) -> None:
+        self.wire = replace(self.wire, policy=policy)
+        self.it.apply(self.wire, self.now)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), frozen=st.booleans())
@@ -314,11 +705,24 @@ class Books(RuleBasedStateMachine):
         assert self.it.in_flight == len(self.open)
         stats = self.it.stats(self.now, 60)
         assert sum(one.in_flight for one in stats) == len(self.open)
-        assert all(view.in_flight >= 0 for view in self.it.candidates(self.now)[1])
+        for view in self.it.views(self.now):
+            assert 0 <= view.waiting <= view.in_flight
+            assert view.pending is None or view.pending >= 0
+            assert view.running is None or view.running >= 0
+        # What is kept between requests agrees with what is found anew.
+        assert self.it.anybody(self.now) == self.it.anybody(self.now, {-1})
+        assert bool(self.it.choose(REQUEST, self.now)) == bool(self.it.choose(REQUEST, self.now, {-1}))
+        if not self.it.room(self.now):
+            assert self.it.candidates(self.now)[1] == []
+        # With nothing of ours in flight a target is always worth one.
+        best, views = self.it.candidates(self.now)
+        for target, standing, in_flight in self.it.rows(self.now):
+            if standing is best and best is not Standing.CLOSED and not in_flight:
+                assert target.id in {view.id for view in views}
 
     def teardown(self) -> None:
         for booking in self.open:
-            self.it.release(booking)
+            self.it.release(booking, self.now)
         assert self.it.audit() == []
         assert all(one.in_flight == 0 for one in self.it.stats(self.now, 60))
 

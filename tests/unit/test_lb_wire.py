@@ -28,7 +28,7 @@ targets = st.builds(
 )  # fmt: skip
 limits = st.builds(
     Limits, time_to_first_byte_s=seconds, idle_timeout_s=seconds, connect_timeout_s=seconds,
-    max_body_bytes=st.integers(0, 2**32), max_attempts=st.integers(1, 100), hold_s=st.floats(0.0, 600.0),
+    max_body_bytes=st.integers(0, 2**32), hold_s=st.floats(0.0, 600.0),
     max_held=st.integers(0, 1_000_000), suspect_after_s=seconds, probe_timeout_s=seconds,
 )  # fmt: skip
 tables = st.builds(
@@ -96,8 +96,8 @@ TARGET = {"id": "a", "url": "http://a:1"}
         pytest.param({"targets": [{**TARGET, "drain_deadline_s": -1}]}, "targets[0].drain_deadline_s", "between", id="negative"),
         pytest.param({"limits": {"hold_s": float("nan")}}, "limits.hold_s", "between", id="not a number"),
         pytest.param({"limits": {"hold_s": True}}, "limits.hold_s", "true or false", id="a flag for a number"),
-        pytest.param({"limits": {"max_attempts": 1.5}}, "limits.max_attempts", "whole", id="a fraction"),
-        pytest.param({"limits": {"max_attempts": 0}}, "limits.max_attempts", "between", id="out of bounds"),
+        pytest.param({"limits": {"max_held": 1.5}}, "limits.max_held", "whole", id="a fraction"),
+        pytest.param({"limits": {"max_held": -1}}, "limits.max_held", "between", id="out of bounds"),
         pytest.param({"limits": {"hold": 1}}, "limits.hold", "not known", id="unknown limit"),
     ],
 )  # fmt: skip

@@ -1,0 +1,167 @@
+"""What the measurements stand on: cores, processes that are certainly ended, compiled C, a cache folder."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.client
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+import platformdirs
+
+HERE = Path(__file__).parent
+_STOP_S = 3.0
+_PROGRAMS = {"backend": ("backend.c",), "load": ("load.c", "client.c")}
+
+
+class Missing(RuntimeError):
+    """Something this machine does not have; the text says what to do."""
+
+
+def cache_folder() -> Path:
+    """Where virtual environments of peers and compiled programs are kept from run to run."""
+    folder = platformdirs.user_cache_path("skyserve-benchmarks")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@functools.cache
+def compiled(name: str) -> Path:
+    """The program of that name, built anew when a source has changed. Raises Missing."""
+    sources = sorted((*HERE.glob("*.c"), *HERE.glob("*.h")))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    program = cache_folder() / f"{name}-{digest}"
+    if not program.exists():
+        compiler = shutil.which(os.environ.get("CC", "cc"))
+        if compiler is None:
+            raise Missing("there is no C compiler; install one, or name it in $CC")
+        fresh = program.with_suffix(f".{os.getpid()}")
+        flags = ["-O2", "-Wall", "-Wextra", "-Werror"]
+        subprocess.run(
+            [compiler, *flags, "-o", str(fresh), *(str(HERE / source) for source in _PROGRAMS[name])],
+            check=True,
+        )
+        fresh.rename(program)
+    return program
+
+
+def allow_many_files() -> None:
+    """Thousands of streams are twice as many descriptors in a proxy; children inherit the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65_536), hard))
+
+
+@contextmanager
+def pinned(core: int) -> Iterator[None]:
+    """What is started in here runs on that core alone (and sizes its thread pools for one core)."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_free(port: int) -> bool:
+    """Is nobody listening there? Connections that are still being forgotten do not count."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+class Process:
+    """A program in a session of its own. Leaving the context ends it and whatever it started."""
+
+    def __init__(self, command: Sequence[str], log: Path, core: int, cwd: Path, pipe: bool = False) -> None:
+        self.log = log
+        with log.open("wb") as out, pinned(core):
+            self._popen = subprocess.Popen(
+                command,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipe else out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    @property
+    def ended(self) -> bool:
+        return self._popen.poll() is not None
+
+    def line(self) -> str:
+        """The first line of its standard output, if that is a pipe."""
+        assert self._popen.stdout is not None
+        return self._popen.stdout.readline().decode()
+
+    def pids(self) -> list[int]:
+        """The process and all that it has started, also if it has ended itself: its session."""
+        return [
+            int(at.name) for at in Path("/proc").glob("[0-9]*") if _session(int(at.name)) == self._popen.pid
+        ]
+
+    def last_words(self, lines: int = 4) -> str:
+        text = self.log.read_text(errors="replace").strip().splitlines()
+        return " / ".join(line.strip()[:200] for line in text[-lines:])
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.ended:
+            self._popen.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._popen.wait(_STOP_S)
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._popen.wait()
+        if self._popen.stdout is not None:
+            self._popen.stdout.close()
+
+
+def ask(
+    port: int, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+) -> tuple[int, bytes]:
+    """One request to loopback on a connection of its own: status, body. Raises OSError or HTTPException."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request(method, path, body or None, dict(headers or {}))
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return "unknown processor"

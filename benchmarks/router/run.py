@@ -1,0 +1,376 @@
+"""The runs: every round starts every system afresh and takes the cells one after the other, systems in random order.
+
+A proxy has core 1 to itself, the mock engine and the load generator share core 0. Systems that take part in a cell
+follow each other within seconds, so that what else the machine does meets all of them; nothing is measured in a
+system's first moments (each is warmed, and its answers checked, before its first cell).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, NoReturn
+
+from benchmarks.router import systems as known
+from benchmarks.router.cells import CELLS, EXTRA, TARGETS, Cell
+from benchmarks.router.machine import (
+    Missing,
+    Process,
+    allow_many_files,
+    ask,
+    compiled,
+    cpu_model,
+    free_port,
+    is_free,
+    pinned,
+)
+from benchmarks.router.report import Row, headlines, render
+from benchmarks.router.systems import Family, Group, Launch, System
+
+_PROXY_CORE, _LOAD_CORE = 1, 0
+_START_S = 60.0
+_SETTLE_S = 1.0
+_IN_A_ROW = 40  # right answers before a system counts as started
+_LOAD_LIMIT_S = 120.0
+_PROBE = json.dumps(
+    {"model": "mock", "messages": [{"role": "user", "content": "nonce-0000000000000000"}]}
+).encode()
+
+
+class Broken(RuntimeError):
+    """A system that does not start, or answers wrongly while it is warmed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    systems: Sequence[System]
+    cells: Sequence[Cell]
+    rounds: int
+    warm_s: float
+    window_s: float
+    seed: int
+    engine_metrics: bool
+
+
+class Backend:
+    """The mock engine on TARGETS ports, new for every group of cells."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.ports: list[int] = json.loads(process.line())["ports"]
+
+    def requests(self) -> int:
+        _, body = ask(self.ports[0], "GET", "/counts")
+        return sum(port["requests"] for port in json.loads(body).values())
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    system: System
+    port: int
+    process: Process | None  # None: there is nothing in between
+
+
+def measure(plan: Plan) -> list[Row]:
+    """All rounds. A system that breaks is left out from there on, and said so."""
+    rng = random.Random(plan.seed)
+    rows: list[Row] = []
+    broken: set[tuple[str, Group]] = set()
+    ports: list[int] = []
+    for number in range(1, plan.rounds + 1):
+        for group in Group:
+            cells = [cell for cell in plan.cells if cell.group is group]
+            able = [system for system in plan.systems if (system.name, group) not in broken]
+            if not cells or not able:
+                continue
+            with ExitStack() as stack:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="router-benchmark-")))
+                backend = _backend(stack, folder, plan)
+                running = _started(stack, folder, backend, able, group, broken)
+                ports += [one.port for one in running] + backend.ports
+                for cell in cells:
+                    rng.shuffle(running)
+                    for one in running:
+                        if one.process is None and cell.name != "paced":
+                            continue  # without a proxy there is only latency to see
+                        try:
+                            row = _row(number, cell, one, backend, folder, plan)
+                        except Broken as error:
+                            _say(f"round {number} {cell.name:10} {one.system.name:14} broken: {error}")
+                            continue
+                        rows.append(row)
+                        _say(
+                            f"round {number} {cell.name:10} {one.system.name:14} {row.cost:8.1f} {row.faults}"
+                        )
+    left = [port for port in ports if not is_free(port)]
+    if left:
+        raise Broken(f"somebody still listens on {left}")
+    return rows
+
+
+def _backend(stack: ExitStack, folder: Path, plan: Plan) -> Backend:
+    command = [str(compiled("backend")), str(TARGETS), *(["--engine-metrics"] if plan.engine_metrics else [])]
+    log = folder / "backend.log"
+    return Backend(stack.enter_context(Process(command, log, _LOAD_CORE, folder, pipe=True)))
+
+
+def _started(
+    stack: ExitStack,
+    folder: Path,
+    backend: Backend,
+    able: Sequence[System],
+    group: Group,
+    broken: set[tuple[str, Group]],
+) -> list[Running]:
+    """All of them start at once; each is warmed when it answers."""
+    begun = []
+    for system in able:
+        if system.family is Family.DIRECT:
+            begun.append(Running(system, backend.ports[0], None))
+            continue
+        own = folder / system.name
+        own.mkdir()
+        port = free_port()
+        command = system.command(Launch(port, backend.ports, group, own))
+        process = Process(command, folder / f"{system.name}.log", _PROXY_CORE, system.cwd)
+        begun.append(Running(system, port, stack.enter_context(process)))
+    ready = []
+    for one in begun:
+        try:
+            if one.process is not None:
+                _await(one.port, one.process)
+                _warm(one, folder)
+            ready.append(one)
+        except Broken as error:
+            broken.add((one.system.name, group))
+            _say(f"{one.system.name} is left out of the {group.value} cells: {error}")
+    time.sleep(_SETTLE_S)
+    return ready
+
+
+def _await(port: int, process: Process) -> None:
+    """Until it has given many right answers in a row: routers learn of their targets one by one."""
+    deadline = time.monotonic() + _START_S
+    in_a_row = 0
+    while in_a_row < _IN_A_ROW:
+        if process.ended or time.monotonic() > deadline:
+            raise Broken(process.last_words() or "it does not answer")
+        try:
+            status, _ = ask(
+                port, "POST", "/v1/chat/completions", _PROBE, {"Content-Type": "application/json"}
+            )
+        except (OSError, HTTPException):
+            status = 0
+        in_a_row = in_a_row + 1 if status == 200 else 0
+        if not in_a_row:
+            time.sleep(0.1)
+
+
+def _warm(one: Running, folder: Path) -> None:
+    """Short loads of each kind. Raises Broken if an answer is wrong."""
+    for cell in (
+        Cell("warm-unary", "", "", connections=8),
+        Cell("warm-streams", "", "", mode="streams", connections=8),
+        Cell("warm-again", "", "", connections=8),
+    ):
+        said = _load(cell, one, folder, 0.1, 0.3, None)
+        if said["answered"] != said["sent"]:
+            raise Broken(f"{cell.name}: {said['answered']} right answers to {said['sent']} requests")
+
+
+def _row(number: int, cell: Cell, one: Running, backend: Backend, folder: Path, plan: Plan) -> Row:
+    before = backend.requests()
+    said = _load(cell, one, folder, plan.warm_s, plan.window_s, backend)
+    return Row(
+        round=number,
+        cell=cell.name,
+        system=one.system.name,
+        family=one.system.family,
+        version=one.system.version,
+        policy=one.system.policy(cell.group),
+        load=said,
+        engine_requests=backend.requests() - before,
+        streams=0 if cell.mode == "unary" else cell.connections,
+    )
+
+
+def _load(
+    cell: Cell, one: Running, folder: Path, warm_s: float, window_s: float, backend: Backend | None
+) -> dict[str, Any]:
+    command = [
+        str(compiled("load")),
+        cell.mode,
+        "-P",
+        str(one.port),
+        *cell.load_arguments(folder, warm_s, window_s),
+    ]
+    if one.process is not None:
+        command += ["-p", ",".join(map(str, one.process.pids()))]
+    if backend is not None:
+        command += ["-b", ",".join(map(str, backend.process.pids()))]
+    try:
+        with pinned(_LOAD_CORE):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_LOAD_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise Broken(f"{cell.name}: no end after {_LOAD_LIMIT_S:g} s") from error
+    if done.returncode:
+        raise Broken(f"{cell.name}: {done.stderr.strip()[:500]}")
+    if done.stderr:
+        _say(done.stderr.strip()[:1000])
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+# --- the command line
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _terminated)  # as Ctrl-C: contexts are left, processes ended
+    if given.show:
+        kept = json.loads(given.show.read_text())
+        print(render([Row.from_json(row) for row in kept["rows"]], kept["facts"]), end="")
+        return 0
+    if not {_PROXY_CORE, _LOAD_CORE} <= os.sched_getaffinity(0):
+        print(f"this needs cores {_LOAD_CORE} and {_PROXY_CORE}", file=sys.stderr)
+        return 2
+    allow_many_files()
+    plan = Plan(
+        systems=_systems(given),
+        cells=[cell for cell in CELLS if (cell.name in given.only if given.only else cell.name not in EXTRA)],
+        rounds=1 if given.quick else given.rounds,
+        warm_s=0.5 if given.quick else 1.0,
+        window_s=2.0 if given.quick else given.seconds,
+        seed=given.seed,
+        engine_metrics=given.engine_metrics,
+    )
+    facts = _facts(plan, given)
+    try:
+        rows = measure(plan)
+    except (Broken, Missing) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(render(rows, facts), end="")
+    if given.json:
+        kept = {"facts": facts, "rows": [row.to_json() for row in rows]}
+        given.json.write_text(json.dumps(kept, indent=1) + "\n")
+    return _verdict(plan, rows, given.check)
+
+
+def _verdict(plan: Plan, rows: Sequence[Row], check: bool) -> int:
+    """1 if one of ours lost, doubled or garbled an answer, did not run, or, asked to check, missed a goal."""
+    right = [row for row in rows if row.family is Family.OURS and not row.faults]
+    runs = sum(system.family is Family.OURS for system in plan.systems) * len(plan.cells) * plan.rounds
+    missed = any(line.cell.goal is not None and not line.holds for line in headlines(rows))
+    return 1 if len(right) < runs or not rows or (check and missed) else 0
+
+
+def _systems(given: argparse.Namespace) -> list[System]:
+    """Those that can be had; what is missing is said."""
+    chosen = [known.ours("skyserve", plain=given.policy)]
+    chosen += [known.ours(label, Path(folder).resolve(), plain=given.policy) for label, folder in given.also]
+    chosen += [known.ours(label, arguments=text.split(), plain=given.policy) for label, text in given.variant]
+    makers = {
+        name: lambda name=name: known.rust_router(name, not given.no_peer_metrics)
+        for name in known.PEER_NAMES
+    }
+    for name, make in {**makers, "nginx": known.nginx, "direct": known.direct}.items():
+        try:
+            if not given.systems or name in given.systems:
+                chosen.append(make())
+        except Missing as missing:
+            _say(f"without {name}: {missing}")
+    return [system for system in chosen if not given.systems or system.name in given.systems]
+
+
+def _facts(plan: Plan, given: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "rounds": plan.rounds,
+        "window": f"{plan.window_s:g} s",
+        "seed": plan.seed,
+        "engines": "tell their load" if plan.engine_metrics else "tell no load",
+        "metrics of the Rust routers": "off" if given.no_peer_metrics else "on",
+        "on": f"{cpu_model()} ({os.cpu_count()} cores), Linux {platform.release()}, Python {platform.python_version()}",
+        "load average": " ".join(f"{load:.1f}" for load in os.getloadavg()),
+    }
+
+
+def _pair(text: str) -> tuple[str, str]:
+    label, equals, rest = text.partition("=")
+    if not (label and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not LABEL=...")
+    return label, rest
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _cells(text: str) -> list[str]:
+    unknown = set(_names(text)) - {cell.name for cell in CELLS}
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
+    return _names(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.router", description=__doc__)
+    add = parser.add_argument
+    add("--rounds", type=int, default=5, help="(default: %(default)s)")
+    add("--seconds", type=float, default=5.0, help="that are counted, per cell (default: %(default)s)")
+    add("--quick", action="store_true", help="one round of 2 seconds per cell: does it all run?")
+    add("--only", type=_cells, default=[], metavar="CELL,...", help=", ".join(cell.name for cell in CELLS))
+    add(
+        "--systems",
+        type=_names,
+        default=[],
+        metavar="NAME,...",
+        help="skyserve, the peers, nginx, direct, labels",
+    )
+    add("--policy", default="round_robin", help="ours outside of the prefix cell (default: %(default)s)")
+    add(
+        "--also",
+        type=_pair,
+        default=[],
+        action="append",
+        metavar="LABEL=CHECKOUT",
+        help="another checkout of ours",
+    )
+    add(
+        "--variant",
+        type=_pair,
+        default=[],
+        action="append",
+        metavar="LABEL=ARGUMENTS",
+        help="ours with arguments",
+    )
+    add("--engine-metrics", action="store_true", help="the mock engine tells its load as vLLM does")
+    add("--no-peer-metrics", action="store_true", help="the Rust routers without their Prometheus port")
+    add("--seed", type=int, default=0, help="of the order of systems (default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="keep every row")
+    add("--show", type=Path, metavar="FILE", help="print the tables of such a file, and measure nothing")
+    add("--check", action="store_true", help="exit with 1 if a goal is not reached")
+    return parser
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

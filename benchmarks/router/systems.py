@@ -1,0 +1,228 @@
+"""The load balancers that are compared: how each is had, and how it is started.
+
+All of them run as their users run them: defaults, metrics on, retries and circuit breakers on, no log line per
+request. Where something is not the default, the line says why.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from benchmarks.router.machine import HERE, Missing, cache_folder, free_port
+
+CHECKOUT = HERE.parent.parent
+
+
+class Family(str, Enum):
+    OURS = "ours"
+    RUST = "rust"
+    NGINX = "nginx"
+    DIRECT = "direct"
+
+
+class Group(str, Enum):
+    """Cells that are measured on the same process."""
+
+    PLAIN = "plain"
+    PREFIX = "prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a command line is made from."""
+
+    port: int
+    targets: Sequence[int]
+    group: Group
+    folder: Path
+
+    @property
+    def urls(self) -> list[str]:
+        return [f"http://127.0.0.1:{port}" for port in self.targets]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    name: str
+    family: Family
+    version: str
+    command: Callable[[Launch], list[str]] = field(repr=False)
+    policies: tuple[str, str]  # in the groups PLAIN, PREFIX
+    cwd: Path = CHECKOUT
+
+    def policy(self, group: Group) -> str:
+        return self.policies[group is Group.PREFIX]
+
+
+# --- ours
+
+
+def ours(
+    name: str, checkout: Path = CHECKOUT, arguments: Sequence[str] = (), plain: str = "round_robin"
+) -> System:
+    def command(launch: Launch) -> list[str]:
+        targets = [word for url in launch.urls for word in ("--target", url)]
+        policy = plain if launch.group is Group.PLAIN else "cache_aware"
+        base = [
+            sys.executable,
+            "-m",
+            "lb",
+            "--port",
+            str(launch.port),
+            "--policy",
+            policy,
+            "--health-path",
+            "/health",
+        ]
+        return [*base, "--log-level", "warning", *targets, *arguments]
+
+    return System(name, Family.OURS, _revision(checkout), command, (plain, "cache_aware"), checkout)
+
+
+def _revision(checkout: Path) -> str:
+    """What is measured: the commit, and whether there are changes on top of it."""
+    words = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "no commit"
+
+
+# --- the Rust routers, from their wheels
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    package: str
+    version: str
+    program: tuple[str, ...]
+    log_level: str
+
+
+_PEERS = (
+    _Peer("sglang-router", "0.3.2", ("sglang-router", "launch"), "warn"),
+    _Peer("smg", "1.13.0", ("smg", "launch"), "warn"),
+    _Peer("vllm-router", "0.1.17", ("vllm-router",), "warning"),
+)
+PEER_NAMES = tuple(peer.package for peer in _PEERS)
+
+
+def rust_router(name: str, metrics: bool = True) -> System:
+    """Installed when it is first needed. Raises Missing.
+
+    Metrics are an option of theirs that we have on, for ours and any in production are; without them they are
+    somewhat cheaper.
+    """
+    peer = next(peer for peer in _PEERS if peer.package == name)
+    folder, version = _installed(peer)
+
+    def command(launch: Launch) -> list[str]:
+        program = [str(folder / "bin" / peer.program[0]), *peer.program[1:]]
+        # Their thresholds are the defaults: with prompts that differ from the first byte on, they spread.
+        policy = ["--policy", "round_robin" if launch.group is Group.PLAIN else "cache_aware"]
+        # A port of its own: several of them are up at a time, and the default would collide.
+        metrics_port = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
+        return [
+            *program,
+            *("--host", "127.0.0.1", "--port", str(launch.port), "--worker-urls", *launch.urls),
+            *policy,
+            *("--log-level", peer.log_level),
+            *(metrics_port if metrics else []),
+            *("--worker-startup-check-interval", "1"),  # of 30 s, only felt while it starts
+        ]
+
+    return System(name, Family.RUST, version, command, ("round_robin", "cache_aware"))
+
+
+def _installed(peer: _Peer) -> tuple[Path, str]:
+    """Its virtual environment and the version in it: the one we know, else the latest there is."""
+    folder = cache_folder() / "venvs" / f"{peer.package}-{peer.version}"
+    python = folder / "bin" / "python"
+    stamp = folder / "installed"
+    if not stamp.exists():
+        print(f"installing {peer.package}", file=sys.stderr)
+        venv.create(folder, with_pip=True, clear=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        for wanted in (f"{peer.package}=={peer.version}", peer.package):
+            done = subprocess.run([*pip, wanted], capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                break
+        else:
+            raise Missing(f"{peer.package} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+        program = f"from importlib.metadata import version; print(version({peer.package!r}))"
+        stamp.write_text(
+            subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout
+        )
+    return folder, stamp.read_text().strip()
+
+
+# --- nginx: no routing by prefix, no metrics, no idea of a stream; near what the kernel lets anybody do
+
+
+_NGINX_CONF = """\
+daemon off;
+worker_processes 1;
+worker_rlimit_nofile 65536;
+pid {folder}/nginx.pid;
+error_log stderr warn;
+{user}
+events {{ worker_connections 16384; }}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+  keepalive_requests 1000000000;
+  client_body_buffer_size 128k;
+  upstream engines {{
+{servers}
+    keepalive 1024;
+    keepalive_requests 1000000000;
+  }}
+  server {{
+    listen 127.0.0.1:{port} backlog=4096;
+    location / {{
+      proxy_pass http://engines;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_set_header Host $host;
+      proxy_buffering off;
+      proxy_read_timeout 600s;
+    }}
+  }}
+}}
+"""
+
+
+def nginx() -> System:
+    """Raises Missing."""
+    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    if program is None:
+        raise Missing("there is no nginx (Debian, Ubuntu: apt-get install nginx)")
+    said = subprocess.run([program, "-v"], capture_output=True, text=True, check=True).stderr
+
+    def command(launch: Launch) -> list[str]:
+        conf = launch.folder / "nginx.conf"
+        conf.write_text(
+            _NGINX_CONF.format(
+                folder=launch.folder,
+                user="user root;" if os.geteuid() == 0 else "",
+                port=launch.port,
+                servers="\n".join(f"    server 127.0.0.1:{port};" for port in launch.targets),
+            )
+        )
+        return [program, "-p", str(launch.folder), "-e", "stderr", "-c", str(conf)]
+
+    return System(
+        "nginx", Family.NGINX, said.rsplit("/", 1)[-1].strip(), command, ("round robin", "round robin")
+    )
+
+
+def direct() -> System:
+    """Nothing in between: what the load generator and the backend add by themselves."""
+    return System("direct", Family.DIRECT, "", lambda launch: [], ("one target", "one target"))

@@ -1,0 +1,148 @@
+"""Server-sent events as engines write them, read from bytes that may be cut anywhere. Pure.
+
+Line ends are LF or CR LF; `data:` may lack its space, be spread over several lines, and mix with comments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+DONE = b"data: [DONE]\n\n"
+ABORT = "abort"  # the finish_reason of an engine that gives a request up (vLLM, SGLang)
+
+_BOM = b"\xef\xbb\xbf"
+_ENDS = (b"\n\n", b"\n\r\n")
+# Within a text these bytes would be escaped: where they occur they are what they seem to be.
+_GIVES_UP = (b'data: {"error"', b'"finish_reason":"abort"')
+
+
+def is_data(payload: bytes) -> bool:
+    """Whether there is a data event in these bytes, chunk-framed or not. Comments, which keep a connection open, are
+    no sign that the engine still works."""
+    return payload.startswith(b"data") or b"\ndata" in payload
+
+
+def is_readable(content_type: bytes, content_encoding: bytes) -> bool:
+    """Whether an answer with these headers is a stream of events whose bytes can be read as they are."""
+    kind = content_type.partition(b";")[0].strip().lower()
+    return kind == b"text/event-stream" and content_encoding.strip().lower() in (b"", b"identity")
+
+
+def event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+def error_event(code: str, message: str) -> bytes:
+    """The last event of a stream that cannot go on, in the shape OpenAI's clients raise an error for. No `[DONE]`
+    follows it: the answer is not whole."""
+    error = {"message": message, "type": "server_error", "param": None, "code": code}
+    return event({"error": error})
+
+
+class Gate:
+    """Lets whole events pass and holds the beginning of one back.
+
+    A client that was sent half an event could not be helped: what another target says would be glued to it. Engines
+    write whole events, so the gate nearly never holds anything.
+
+    An event in which the engine gives up (`data: {"error": ...`, or the finish reason `abort`, which no client asks
+    for) does not pass, nor what follows it: it is kept in `error`, to be sent if the stream cannot be continued. An event longer than `limit_bytes` is let through in pieces, like
+    all that follows; the stream is then `torn`, and must not be continued.
+    """
+
+    __slots__ = ("_limit", "_tail", "error", "torn")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._tail = b""
+        self.error = b""
+        self.torn = False
+
+    @property
+    def clear(self) -> bool:
+        """Nothing is held back, and nothing has gone wrong."""
+        return not (self._tail or self.error or self.torn)
+
+    def feed(self, payload: bytes) -> bytes:
+        """What may be sent of the stream now that `payload`, without chunk framing, has come; possibly nothing."""
+        if self._tail or self.error or self.torn or not payload.endswith(_ENDS):
+            payload = self._whole(payload)
+        if _GIVES_UP[0] in payload or _GIVES_UP[1] in payload:
+            payload = self._before_error(payload)
+        return payload
+
+    def rest(self) -> bytes:
+        """The beginning of an event that never ended: to be sent last if the target closed in good order."""
+        rest, self._tail = self._tail, b""
+        return rest
+
+    def _whole(self, payload: bytes) -> bytes:
+        if self.error:
+            self.error += payload[: max(0, self._limit - len(self.error))]
+            return b""
+        if self.torn:
+            return payload
+        known = max(0, len(self._tail) - 2)  # an end may lie across the two
+        data = self._tail + payload
+        cut = max(_after(data, end, known) for end in _ENDS)
+        self._tail = data[cut:]
+        if len(self._tail) > self._limit:
+            self.torn = True
+            self._tail = b""
+            return data
+        return data[:cut]
+
+    def _before_error(self, payload: bytes) -> bytes:
+        at = min(place for sign in _GIVES_UP if (place := payload.find(sign)) >= 0)
+        begin = payload.rfind(b"\n", 0, at) + 1
+        self.error, self._tail = payload[begin:] + self._tail, b""
+        return payload[:begin]
+
+
+def _after(data: bytes, end: bytes, start: int) -> int:
+    at = data.rfind(end, start)
+    return at + len(end) if at >= 0 else 0
+
+
+class EventReader:
+    """The data of each event, in order."""
+
+    __slots__ = ("_begun", "_tail")
+
+    def __init__(self) -> None:
+        self._tail = b""
+        self._begun = False
+
+    @property
+    def held_bytes(self) -> int:
+        """How long the event is that has begun and not ended."""
+        return len(self._tail)
+
+    def feed(self, payload: bytes) -> list[bytes]:
+        """The data of the events that are whole by now; comments and events without data are left out."""
+        payload = self._tail + payload
+        if not self._begun:
+            if len(payload) < len(_BOM) and _BOM.startswith(payload):
+                self._tail = payload
+                return []
+            payload = payload.removeprefix(_BOM)
+            self._begun = True
+        if b"\r" in payload:
+            payload = payload.replace(b"\r\n", b"\n")
+        *blocks, self._tail = payload.split(b"\n\n")
+        found = []
+        for block in blocks:
+            if block.startswith(b"data: ") and b"\n" not in block:
+                found.append(block[6:])
+            elif (data := _data_of(block)) is not None:
+                found.append(data)
+        return found
+
+
+def _data_of(block: bytes) -> bytes | None:
+    lines = [line[5:] for line in block.split(b"\n") if line.startswith(b"data:")]
+    if not lines:
+        return None
+    return b"\n".join(line[1:] if line.startswith(b" ") else line for line in lines)

@@ -1,0 +1,174 @@
+"""Strict reading of JSON that came from elsewhere: what is unknown, mistyped or out of bounds is an error with its
+path, and bounded before it is believed."""
+
+from __future__ import annotations
+
+import math
+import re
+from enum import Enum
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+MAX_ITEMS = 10_000
+MAX_TEXT = 512
+MAX_URL = 2048
+
+_E = TypeVar("_E", bound=Enum)
+
+
+class WireError(ValueError):
+    """A message that cannot be understood; `path` says where, the text says what is wrong with it."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path or 'message'}: {problem}")
+        self.path = path
+
+
+_REQUIRED: Any = object()
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_VISIBLE = re.compile(r"[^\x00-\x1f\x7f]*")
+
+
+class Fields:
+    """Reads one JSON object key by key; what nobody asked for by the time of `done` is an error."""
+
+    def __init__(self, value: object, path: str) -> None:
+        if not isinstance(value, dict):
+            raise WireError(path, f"expected an object, got {kind_of(value)}")
+        self._rest = dict(value)
+        self._path = path
+
+    def at(self, key: str) -> str:
+        return f"{self._path}.{key}" if self._path else key
+
+    def take(self, key: str, default: Any = _REQUIRED) -> Any:
+        value = self._rest.pop(key, default)
+        if value is _REQUIRED:
+            raise WireError(self.at(key), "is missing")
+        return value
+
+    def text(self, key: str, default: Any = _REQUIRED, longest: int = MAX_TEXT) -> str:
+        value = self.take(key, default)
+        if not isinstance(value, str):
+            raise WireError(self.at(key), f"expected a text, got {kind_of(value)}")
+        if len(value) > longest:
+            raise WireError(self.at(key), f"longer than {longest} characters")
+        if not _VISIBLE.fullmatch(value):
+            raise WireError(self.at(key), "contains control characters")
+        return value
+
+    def name(self, key: str) -> str:
+        value = self.text(key)
+        if not value:
+            raise WireError(self.at(key), "must not be empty")
+        return value
+
+    def url(self, key: str) -> str:
+        value = self.text(key, longest=MAX_URL)
+        problem = url_problem(value)
+        if problem:
+            raise WireError(self.at(key), problem)
+        return value
+
+    def path_or_none(self, key: str) -> str | None:
+        if self._rest.get(key) is None:
+            self.take(key, None)
+            return None
+        value = self.text(key, longest=MAX_URL)
+        if not value.startswith("/") or " " in value:
+            raise WireError(self.at(key), "must start with '/' and contain no space")
+        return value
+
+    def one_of(self, key: str, kind: type[_E], default: _E) -> _E:
+        value = self.take(key, default.value)
+        try:
+            return kind(value)
+        except ValueError:
+            known = ", ".join(str(member.value) for member in kind)
+            raise WireError(self.at(key), f"expected one of {known}") from None
+
+    def number(self, key: str, low: float, high: float, default: Any = _REQUIRED) -> float:
+        value = self.take(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise WireError(self.at(key), f"expected a number, got {kind_of(value)}")
+        if not low <= value <= high:  # false for NaN as well
+            raise WireError(self.at(key), f"must be between {low:g} and {high:g}")
+        return float(value)
+
+    def number_or_none(self, key: str, low: float, high: float) -> float | None:
+        if self._rest.get(key) is None:
+            self.take(key, None)
+            return None
+        return self.number(key, low, high)
+
+    def whole(self, key: str, low: int, high: int, default: Any = _REQUIRED) -> int:
+        value = self.take(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise WireError(self.at(key), f"expected a whole number, got {kind_of(value)}")
+        if not low <= value <= high:
+            raise WireError(self.at(key), f"must be between {low} and {high}")
+        return value
+
+    def sha256(self, key: str) -> str:
+        value = self.text(key)
+        if not _SHA256.fullmatch(value):
+            raise WireError(self.at(key), "must be 64 hexadecimal digits in lower case")
+        return value
+
+    def count(self, key: str) -> int:
+        return self.whole(key, 0, 2**53)
+
+    def flag(self, key: str, default: Any = _REQUIRED) -> bool:
+        value = self.take(key, default)
+        if not isinstance(value, bool):
+            raise WireError(self.at(key), f"expected true or false, got {kind_of(value)}")
+        return value
+
+    def items(self, key: str) -> list[tuple[object, str]]:
+        value = self.take(key, [])
+        if not isinstance(value, list):
+            raise WireError(self.at(key), f"expected a list, got {kind_of(value)}")
+        if len(value) > MAX_ITEMS:
+            raise WireError(self.at(key), f"more than {MAX_ITEMS} entries")
+        return [(one, f"{self.at(key)}[{index}]") for index, one in enumerate(value)]
+
+    def done(self) -> None:
+        if self._rest:
+            key = min(map(str, self._rest))
+            raise WireError(self.at(key[:80]), "is not known")
+
+
+def url_problem(url: str) -> str | None:
+    """Why `url` cannot be the base URL of a target, in a few words; None if it can."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return str(error)
+    if parts.scheme not in ("http", "https"):
+        return "must start with http:// or https://"
+    if not parts.hostname or " " in url:
+        return "has no host"
+    if port == 0:
+        return "has port 0"
+    if parts.query or parts.fragment or "?" in url or "#" in url:
+        return "must have neither query nor fragment"
+    if parts.username is not None or parts.password is not None:
+        return "must not carry credentials"
+    return None
+
+
+def kind_of(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a number that is not finite"
+    names = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "a text",
+        list: "a list",
+        dict: "an object",
+    }
+    return names.get(type(value), type(value).__name__)

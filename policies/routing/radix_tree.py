@@ -1,0 +1,302 @@
+"""An approximate radix tree over prompts: which target has probably cached how much of a prompt.
+
+The idea is the SGLang router's: a load balancer cannot afford to ask engines what they have cached, but it knows
+what it sent them. One merged tree serves all targets. An edge is a run of bytes, a node knows who holds the
+prefix that ends with its edge, and a prompt is inserted when it is sent. Nothing is tokenized.
+
+*Blocks.* Prompts are cut into whole blocks of `block_bytes`; a child is found by the block its edge begins with,
+and edges are split between blocks only. One dictionary look-up and one comparison in C pass a whole edge, the
+tree stays flat (a step per block at worst, whoever writes the prompts), and what is lost is less than a block
+at the end of a prompt, which no engine's cache would have used either.
+
+*Holders* are one integer per node, a bit per target. Who holds a node holds all nodes above it (SkyWalker builds
+its early stop on this), so one walk down tells the match of every target.
+
+*Forgetting* a target clears its bit in the mask of the living: it is gone at once, without a walk. The bit itself
+is not used again before every node has lost it, so a target that returns begins as nobody. The nodes are
+reclaimed bit by bit as prompts are inserted.
+
+*Size.* A node is charged to each of its holders with its bytes and NODE_BYTES. A target above its limit loses
+its least recently used leaves, exactly and without a heap: each insert moves the nodes of its path to the young
+end of the target's queue, the deepest first, so that a node is always older than the one above it and the oldest
+is a leaf. The memory taken is at most what is charged, and that is at most `max_bytes_per_target` for each target
+and `max_bytes` for all. No insert frees more than about twice what it adds: work is never saved up for a pause.
+
+Compared with the Rust tree of SGLang's gateway (smg): a dead worker leaves at once and not by ageing, all holders
+of a prefix are known and not only the last one, eviction goes with the inserts and not once a minute.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+BLOCK_BYTES = 16  # about 4 tokens
+MAX_BYTES = 2**29
+
+# A node with its key, its place in its parent's dictionary and its place in a queue, beside the bytes of its edge.
+NODE_BYTES = 400
+
+
+class _Node:
+    """`home` is the dictionary that knows the node, under `key`: its parent's children, or the roots by scope."""
+
+    __slots__ = ("children", "edge", "holders", "home", "key")
+
+    def __init__(self, edge: bytes, key: bytes | str, home: dict[bytes | str, _Node], holders: int) -> None:
+        self.edge = edge
+        self.key = key
+        self.home = home
+        self.holders = holders
+        self.children = _NO_CHILDREN
+
+
+_NO_CHILDREN: dict[bytes | str, _Node] = {}  # of every leaf; never written to
+
+
+class _Holder:
+    """One generation of a target: its bit, and its nodes, least recently used first."""
+
+    __slots__ = ("bit", "bytes", "id", "nodes")
+
+    def __init__(self, target_id: str, bit: int) -> None:
+        self.id = target_id
+        self.bit = bit
+        self.nodes: OrderedDict[_Node, None] = OrderedDict()
+        self.bytes = 0
+
+
+class RadixTree:
+    """Prompts by the targets they were sent to. Prompts of different scopes have nothing in common.
+
+    A target may take `max_bytes_per_target`, or its equal part of `max_bytes` if that is less. Both count what a
+    node costs beside its text.
+    """
+
+    def __init__(
+        self, max_bytes_per_target: int, max_bytes: int = MAX_BYTES, block_bytes: int = BLOCK_BYTES
+    ) -> None:
+        if min(max_bytes_per_target, max_bytes, block_bytes) < 1:
+            raise ValueError("a radix tree needs sizes of at least one byte")
+        self.nodes = 0
+        self.text_bytes = 0
+        self._max_bytes_per_target = max_bytes_per_target
+        self._max_bytes = max_bytes
+        self._block = block_bytes
+        self._roots: dict[bytes | str, _Node] = {}
+        self._holders: dict[str, _Holder] = {}
+        self._by_bit: dict[int, _Holder] = {}
+        self._alive = 0  # the bits of `_holders`
+        self._dead: deque[_Holder] = deque()
+        self._ids: dict[int, tuple[str, ...]] = {}  # of masks, as they are met
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory, with what forgotten targets have left behind."""
+        return self.text_bytes + self.nodes * NODE_BYTES
+
+    def charged_bytes(self, target_id: str) -> int:
+        """What counts against the target's limit; 0 if it is unknown."""
+        holder = self._holders.get(target_id)
+        return holder.bytes if holder is not None else 0
+
+    def matches(self, scope: str, prompt: bytes) -> dict[str, int]:
+        """How many bytes of the prompt each target holds, in whole blocks. Targets that hold none are left out."""
+        node = self._roots.get(scope)
+        found: dict[str, int] = {}
+        if node is None:
+            return found
+        block, alive = self._block, self._alive
+        at = 0
+        held = 0  # by whom, up to `at`
+        while True:
+            node = node.children.get(prompt[at : at + block])
+            if node is None:
+                break
+            holders = node.holders & alive
+            if not holders:
+                break
+            if holders != held:
+                for target_id in self._names(held & ~holders):
+                    found[target_id] = at
+                held = holders
+            edge = node.edge
+            if not prompt.startswith(edge, at):
+                at += self._common(edge, prompt, at)
+                break
+            at += len(edge)
+        for target_id in self._names(held):
+            found[target_id] = at
+        return found
+
+    def insert(self, scope: str, prompt: bytes, target_id: str) -> None:
+        """The prompt has been sent to the target: from now on it holds all of its whole blocks."""
+        block = self._block
+        end = len(prompt) - len(prompt) % block
+        if not end:
+            return
+        holder = self._holders.get(target_id) or self._join(target_id)
+        bit = holder.bit
+        node = self._roots.get(scope)
+        if node is None:
+            node = self._add(b"", scope, self._roots)
+        path = [node]
+        at = 0
+        split_for = 0
+        while at < end:
+            child = node.children.get(prompt[at : at + block])
+            if child is None:
+                break
+            edge = child.edge
+            if not prompt.startswith(edge, at):
+                common = self._common(edge, prompt, at)
+                if at + common == end and child.holders & bit:
+                    end = at  # all of it is known: a split would tell nothing new
+                else:
+                    split_for |= child.holders
+                    child = self._split(child, common, path)
+                    at += common
+            else:
+                at += len(edge)
+            path.append(child)
+            node = child
+        grown = 0
+        if at < end:
+            rest = prompt[at:end]
+            if node.holders == bit and not node.children and at:
+                node.edge += rest  # a conversation goes on, and nobody else has it
+                self.text_bytes += len(rest)
+                grown = len(rest)
+            else:
+                if node.children is _NO_CHILDREN:
+                    node.children = {}
+                path.append(self._add(rest, rest[:block], node.children))
+        self._claim(holder, path, grown)
+        for other in self._bits(split_for & self._alive & ~bit):
+            self._trim(other, 2 * NODE_BYTES)
+
+    def forget(self, target_id: str) -> None:
+        """The target is gone, with its cache; an unknown one is fine. Costs nothing, whatever it held."""
+        holder = self._holders.pop(target_id, None)
+        if holder is None:
+            return
+        self._alive ^= holder.bit
+        self._dead.append(holder)
+
+    # --- nodes
+
+    def _common(self, edge: bytes, prompt: bytes, at: int) -> int:
+        """How many bytes of the edge, in whole blocks, the prompt has at `at`. The first block is known to be."""
+        block = self._block
+        same, different = 1, min(len(edge), len(prompt) - at) // block + 1
+        while different - same > 1:
+            middle = (same + different) // 2
+            if prompt.startswith(edge[same * block : middle * block], at + same * block):
+                same = middle
+            else:
+                different = middle
+        return same * block
+
+    def _add(self, edge: bytes, key: bytes | str, home: dict[bytes | str, _Node]) -> _Node:
+        """A new node that nobody holds yet."""
+        node = home[key] = _Node(edge, key, home, 0)
+        self.nodes += 1
+        self.text_bytes += len(edge)
+        return node
+
+    def _split(self, lower: _Node, length: int, path: list[_Node]) -> _Node:
+        """A new node takes the first `length` bytes of `lower`, which is below it from now on.
+
+        `lower` keeps its place in the queues. The new node is younger, so its ancestors must be younger still.
+        """
+        edge, home, holders = lower.edge, lower.home, lower.holders
+        upper = home[lower.key] = _Node(edge[:length], lower.key, home, holders)
+        key = edge[length : length + self._block]
+        upper.children = {key: lower}
+        lower.edge, lower.key, lower.home = edge[length:], key, upper.children
+        self.nodes += 1
+        for holder in self._bits(holders):
+            nodes = holder.nodes
+            nodes[upper] = None
+            for ancestor in reversed(path):
+                nodes.move_to_end(ancestor)
+            holder.bytes += NODE_BYTES
+        return upper
+
+    # --- holders
+
+    def _join(self, target_id: str) -> _Holder:
+        """A new target, with the lowest bit that is free."""
+        used = self._alive
+        for dead in self._dead:
+            used |= dead.bit
+        holder = _Holder(target_id, ~used & (used + 1))
+        self._holders[target_id] = self._by_bit[holder.bit] = holder
+        self._alive |= holder.bit
+        self._ids.clear()
+        return holder
+
+    def _bits(self, mask: int) -> list[_Holder]:
+        by_bit = self._by_bit
+        found = []
+        while mask:
+            bit = mask & -mask
+            found.append(by_bit[bit])
+            mask ^= bit
+        return found
+
+    def _names(self, mask: int) -> tuple[str, ...]:
+        """The ids of living holders. The same few masks come again and again."""
+        ids = self._ids.get(mask)
+        if ids is None:
+            if len(self._ids) >= 4096:
+                self._ids.clear()
+            ids = self._ids[mask] = tuple(holder.id for holder in self._bits(mask))
+        return ids
+
+    def _claim(self, holder: _Holder, path: list[_Node], grown: int) -> None:
+        """The holder has just used all nodes of the path, the last of which has grown for it."""
+        bit, nodes = holder.bit, holder.nodes
+        added = grown
+        for node in reversed(path):
+            if node.holders & bit:
+                nodes.move_to_end(node)
+            else:
+                node.holders |= bit
+                nodes[node] = None
+                added += len(node.edge) + NODE_BYTES
+        holder.bytes += added
+        work = 2 * added + 2 * NODE_BYTES
+        self._trim(holder, work)
+        if self._dead:
+            self._reclaim(work)
+
+    def _trim(self, holder: _Holder, work: int) -> None:
+        """Take the oldest leaves from a holder that is above its limit, or at least `work` bytes of them."""
+        limit = min(self._max_bytes_per_target, self._max_bytes // len(self._holders))
+        if holder.bytes > limit:
+            self._evict(holder, max(limit, holder.bytes - work))
+
+    def _reclaim(self, work: int) -> None:
+        """Take leaves from the dead, `work` bytes or a little more."""
+        while work > 0 and self._dead:
+            holder = self._dead[0]
+            before = holder.bytes
+            self._evict(holder, max(0, before - work))
+            work -= before - holder.bytes
+            if not holder.nodes:
+                del self._by_bit[holder.bit]
+                self._dead.popleft()
+
+    def _evict(self, holder: _Holder, down_to: int) -> None:
+        """Take the oldest nodes from the holder until it is charged with no more than `down_to` bytes."""
+        bit, nodes, charged = holder.bit, holder.nodes, holder.bytes
+        while charged > down_to:
+            node, _ = nodes.popitem(last=False)
+            size = len(node.edge)
+            charged -= size + NODE_BYTES
+            node.holders ^= bit
+            if not node.holders:
+                del node.home[node.key]
+                self.nodes -= 1
+                self.text_bytes -= size
+        holder.bytes = charged

@@ -1,0 +1,277 @@
+"""Streams that outlive their target, with real engine processes: the client sees one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.integration.lb_harness import RunningAgent, Seen, World, until, world
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+@pytest.fixture
+async def w(tmp_path: Path) -> AsyncIterator[World]:
+    async with world(tmp_path) as it:
+        yield it
+
+
+class Engine:
+    """One engine process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
+        self.process = process
+        self.url = url
+
+    @classmethod
+    async def start(cls, *arguments: str) -> Engine:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "skyserve_cli.engine", "--port", "0", "--model", "m", "--profile", "a100-7b",
+            *arguments, stderr=asyncio.subprocess.PIPE, env=ENVIRONMENT,
+        )  # fmt: skip
+        assert process.stderr is not None
+        said = (await asyncio.wait_for(process.stderr.readline(), 30)).decode()
+        found = re.search(r"http://\S+", said)
+        assert found, said
+        return cls(process, found.group())
+
+    async def end(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[list[Engine]]:
+    # Equal seeds: what one says, all would say. Slow enough to be killed in the midst of an answer.
+    started = [await Engine.start("--speed", "1") for _ in range(3)]
+    try:
+        yield started
+    finally:
+        for engine in started:
+            await engine.end()
+
+
+class Told:
+    """What a client has been told by one stream."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.ids: set[str] = set()
+        self.created: set[int] = set()
+        self.roles = 0
+        self.finish: list[str] = []
+        self.usage: list[Any] = []
+        self.done = 0
+        self.errors: list[Any] = []
+        self.keys: set[str] = set()
+
+    def event(self, data: bytes) -> None:
+        if data == b"[DONE]":
+            self.done += 1
+            return
+        chunk = json.loads(data)
+        if "error" in chunk:
+            self.errors.append(chunk["error"])
+            return
+        self.ids.add(chunk["id"])
+        self.created.add(chunk["created"])
+        if chunk.get("usage"):
+            self.usage.append(chunk["usage"])
+        self.keys |= chunk.keys()
+        for choice in chunk["choices"]:
+            self.keys |= choice.keys()
+            delta = choice.get("delta", {})
+            self.roles += "role" in delta
+            self.text += delta.get("content") or choice.get("text") or ""
+            if choice.get("finish_reason"):
+                self.finish.append(choice["finish_reason"])
+
+
+def body(path: str, **more: Any) -> dict[str, Any]:
+    asked = {"model": "m", "stream": True, "max_tokens": 120, "seed": 7, "ignore_eos": True}
+    prompt: dict[str, Any] = (
+        {"messages": [{"role": "user", "content": "Tell me of the sea."}]}
+        if path.endswith("chat/completions")
+        else {"prompt": "The sea"}
+    )
+    return asked | prompt | {"stream_options": {"include_usage": True}} | more
+
+
+async def told(
+    http: aiohttp.ClientSession, url: str, path: str, after: int = 0, then: Any = None, **more: Any
+) -> Told:
+    """Read one stream; after so many events do something."""
+    headers = more.pop("headers", {})
+    one = Told()
+    async with http.post(url + path, json=body(path, **more), headers=headers) as response:
+        assert response.status == 200, await response.text()
+        count = 0
+        async for line in response.content:
+            if line.startswith(b"data: "):
+                one.event(line[6:].strip())
+                count += 1
+                if count == after and then is not None:
+                    await then()
+    return one
+
+
+async def serving(agent: RunningAgent) -> str:
+    """The id of the target that has the only request."""
+    (busy,) = (one["id"] for one in (await agent.stats())["targets"] if one["in_flight"])
+    return str(busy)
+
+
+PATHS = ["/v1/chat/completions", "/v1/completions"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("mode", ["auto", "text"])
+async def test_a_stream_goes_on_when_its_engine_is_killed_twice(
+    w: World, engines: list[Engine], path: str, mode: str
+) -> None:
+    agent = await w.agent("--continue", mode, *(f"--target={engine.url}" for engine in engines))
+    await until(lambda: identified(agent))
+    undisturbed = await told(agent.http, engines[0].url, path)
+
+    async def kill() -> None:
+        target = await serving(agent)
+        (engine,) = (one for one in engines if one.url == target)
+        engine.process.send_signal(signal.SIGKILL)
+
+    one = Told()
+    async with agent.http.post(agent.url + path, json=body(path)) as response:
+        count = 0
+        async for line in response.content:
+            if line.startswith(b"data: "):
+                one.event(line[6:].strip())
+                count += 1
+                if count in (20, 60):
+                    await kill()
+    assert one.errors == []
+    assert one.text == undisturbed.text
+    assert len(one.ids) == len(one.created) == one.done == 1
+    assert one.roles == undisturbed.roles
+    assert one.finish == undisturbed.finish
+    assert one.keys <= undisturbed.keys  # nothing that the client has not asked for
+    (usage,), (expected,) = one.usage, undisturbed.usage
+    assert usage["completion_tokens"] == expected["completion_tokens"] == 120
+    assert usage["prompt_tokens"] == expected["prompt_tokens"]
+    metrics = await agent.ask("GET", "/-/metrics")
+    assert re.search(r"skyserve_lb_continuations_total\{.*\} 2\.0", metrics)
+    assert (await agent.stats())["in_flight"] == 0
+
+
+async def identified(agent: RunningAgent) -> bool:
+    return agent.log.read_text().count("kind=skyserve") >= 3
+
+
+async def test_a_draining_target_hands_its_stream_over_before_its_deadline(
+    w: World, engines: list[Engine]
+) -> None:
+    path = PATHS[0]
+    targets = [{"id": str(n), "url": engine.url} for n, engine in enumerate(engines)]
+    agent = await w.agent()
+    await agent.push(*targets, continuation={"handover_s": 30.0})
+    await until(lambda: identified(agent))
+    undisturbed = await told(agent.http, engines[0].url, path)
+
+    async def drain() -> None:
+        busy = await serving(agent)
+        draining = [
+            {**one, "state": "draining", "drain_deadline_s": 20.0} if one["id"] == busy else one
+            for one in targets
+        ]
+        await agent.push(*draining, revision="r2", continuation={"handover_s": 30.0})
+
+    one = await told(agent.http, agent.url, path, after=10, then=drain)
+    assert (one.text, one.finish, one.done, one.errors) == (undisturbed.text, undisturbed.finish, 1, [])
+    assert re.search(r"skyserve_lb_handovers_total\{.*\} 1\.0", await agent.ask("GET", "/-/metrics"))
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        pytest.param({"headers": {"X-SkyServe-Continue": "off"}}, "off", id="the client opts out"),
+        pytest.param({"n": 2}, "several_choices", id="two choices"),
+    ],
+)
+async def test_what_must_not_be_continued_ends_with_an_error_event(
+    w: World, engines: list[Engine], more: dict[str, Any], reason: str
+) -> None:
+    agent = await w.agent(*(f"--target={engine.url}" for engine in engines[:2]))
+
+    async def kill() -> None:
+        target = await serving(agent)
+        (engine,) = (one for one in engines if one.url == target)
+        engine.process.send_signal(signal.SIGKILL)
+
+    one = Told()
+    with_error = None
+    try:
+        one = await told(agent.http, agent.url, PATHS[0], after=10, then=kill, **more)
+    except aiohttp.ClientPayloadError as error:
+        with_error = error
+    if reason == "off":
+        assert with_error is not None  # passed as it comes, and cut as it was
+    else:
+        (error,) = one.errors
+        assert error["code"] == "stream_interrupted"
+        assert reason in error["message"]
+        assert one.done == 0
+
+
+async def test_a_stream_whose_last_words_are_lost_is_closed_without_another_engine(w: World) -> None:
+    async def nearly(seen: Seen) -> None:
+        await seen.begin_stream()
+        envelope = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+        for choice in (
+            {"index": 0, "delta": {"role": "assistant", "content": "Hi"}, "finish_reason": None},
+            {"index": 0, "delta": {}, "finish_reason": "stop"},
+        ):
+            await seen.chunk(b"data: " + json.dumps(envelope | {"choices": [choice]}).encode() + b"\n\n")
+        seen.die()
+
+    agent = await w.agent("--target", (await w.target("only", nearly)).url)
+    one = await told(agent.http, agent.url, PATHS[0], stream_options=None)
+    assert (one.text, one.finish, one.done, one.errors) == ("Hi", ["stop"], 1, [])
+
+
+async def test_a_stream_that_stalls_is_continued_although_comments_keep_coming(w: World) -> None:
+    async def stall(seen: Seen) -> None:
+        await seen.begin_stream()
+        envelope = {"id": "c1", "object": "text_completion", "created": 1, "model": "m"}
+        choice = {"index": 0, "text": "one ", "finish_reason": None}
+        await seen.chunk(b"data: " + json.dumps(envelope | {"choices": [choice]}).encode() + b"\n\n")
+        while True:
+            await seen.chunk(b": still here\n\n")
+            await asyncio.sleep(0.05)
+
+    async def finish(seen: Seen) -> None:
+        asked = json.loads(seen.body)
+        if asked["prompt"] != "The sea" + "one ":
+            return await stall(seen)
+        await seen.begin_stream()
+        envelope = {"id": "c2", "object": "text_completion", "created": 2, "model": "m"}
+        choice = {"index": 0, "text": "two", "finish_reason": "stop"}
+        await seen.chunk(b"data: " + json.dumps(envelope | {"choices": [choice]}).encode() + b"\n\n")
+        await seen.chunk(b"data: [DONE]\n\n")
+        await seen.send(b"0\r\n\r\n")
+
+    targets = [await w.target("a", finish), await w.target("b", finish)]
+    agent = await w.agent()
+    await agent.push(*(one.json for one in targets), limits={"stall_timeout_s": 0.5})
+    one = await told(agent.http, agent.url, PATHS[1], stream_options=None)
+    assert (one.text, one.finish, one.done, one.errors) == ("one two", ["stop"], 1, [])
+    assert one.ids == {"c1"}
+    assert re.search(r"skyserve_lb_stalled_streams_total\{.*\} 1\.0", await agent.ask("GET", "/-/metrics"))

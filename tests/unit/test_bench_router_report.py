@@ -1,0 +1,83 @@
+"""The arithmetic of `benchmarks.router`: ratios within rounds, intervals of the sign test, rows that do not count."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.router.report import Row, best_rust, headlines, interval, ratio, render
+from benchmarks.router.systems import Family
+
+
+def row(round: int, system: str, cost_us: float, **load: Any) -> Row:
+    family = {"skyserve": Family.OURS, "nginx": Family.NGINX}.get(system, Family.RUST)
+    said: dict[str, Any] = dict.fromkeys(("failed", "wrong", "cut", "unfinished"), 0)
+    said |= {"sent": 1000, "requests": 1000, "proxy_cpu_s": cost_us / 1000, "window_s": 2.0, "p50_us": 100.0}
+    said |= {"backend_cpu_s": 0.1, "load_cpu_s": 0.1, "machine_cpu_s": 1.5, "by_target": {"1": 250, "2": 750}}
+    engine_requests = load.pop("engine_requests", 1000)
+    return Row(round, "unary", system, family, "1", "round_robin", said | load, engine_requests)
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high", "coverage"),
+    [
+        pytest.param([3.0], 3.0, 3.0, 0.0, id="one value says nothing of its spread"),
+        pytest.param([1.0, 2.0], 1.0, 2.0, 0.5, id="two values"),
+        pytest.param([5, 1, 4, 2, 3], 1, 5, 0.9375, id="five: smallest to largest"),
+        pytest.param(list(range(8)), 1, 6, 0.9296875, id="eight: second to seventh"),
+        pytest.param(list(range(15)), 3, 11, 0.96484375, id="fifteen: fourth to twelfth"),
+    ],
+)
+def test_an_interval_holds_the_median_with_its_coverage(
+    values: list[float], low: float, high: float, coverage: float
+) -> None:
+    assert interval(values) == pytest.approx((low, high, coverage))
+
+
+def test_a_ratio_is_of_what_was_measured_in_the_same_round() -> None:
+    # Round 2 was slow for both: medians of costs would say 50 / 100, and so does each round.
+    rows = [row(1, "skyserve", 50), row(1, "smg", 100), row(2, "smg", 400), row(2, "skyserve", 200)]
+    found = ratio(rows, "skyserve", "smg")
+    assert found is not None
+    assert (found.median, found.low, found.high, found.rounds) == pytest.approx((0.5, 0.5, 0.5, 2))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        pytest.param({"wrong": 1}, "1 wrong", id="an answer is not what the engine said"),
+        pytest.param({"cut": 2}, "2 cut", id="a connection ended in the middle"),
+        pytest.param({"unfinished": 3}, "3 unfinished", id="no end in time"),
+        pytest.param({"engine_requests": 1001}, "engines had 1001 of 1000", id="a request was sent twice"),
+    ],
+)
+def test_a_row_with_faults_does_not_count(fault: dict[str, Any], said: str) -> None:
+    rows = [row(1, "skyserve", 1, **fault), row(2, "skyserve", 60), row(1, "smg", 100), row(2, "smg", 100)]
+    assert rows[0].faults == said
+    found = ratio(rows, "skyserve", "smg")
+    assert found is not None
+    assert (found.median, found.rounds) == (pytest.approx(0.6), 1)
+    assert said in render(rows, {})
+
+
+def test_the_goal_is_against_the_best_of_the_rust_routers() -> None:
+    rows = [row(1, "smg", 100), row(1, "vllm-router", 80), row(1, "nginx", 20), row(1, "skyserve", 50)]
+    (line,) = headlines(rows)
+    assert best_rust(rows) == line.best == "vllm-router"
+    assert line.to_best is not None
+    assert line.to_nginx is not None
+    assert (line.to_best.median, line.to_nginx.median) == (pytest.approx(0.625), pytest.approx(2.5))
+    assert line.holds is False
+
+
+def test_a_system_that_puts_all_on_one_target_is_flagged() -> None:
+    text = render([row(1, "smg", 100, by_target={"1": 10, "2": 990})], {"rounds": 1})
+    assert "NOT SPREAD" in text
+    assert "99%" in text
+
+
+def test_rows_survive_their_file() -> None:
+    one = row(3, "skyserve", 42)
+    assert Row.from_json(json.loads(json.dumps(one.to_json()))) == one

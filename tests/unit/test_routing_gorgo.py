@@ -1,0 +1,250 @@
+"""GORGO's cost, term by term; what is on the books and when it leaves; what is learned from answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from policies.forecast.response_length import Constant
+from policies.routing.base import Choice, RequestView, TargetView
+from policies.routing.gorgo import DEFAULT_S_PER_BYTE, Gorgo
+
+PROMPT = b"0123456789abcdef" * 500  # 8000 bytes: 188 ms at the paper's rate
+OTHER = b"fedcba9876543210" * 500
+A, B = TargetView("a"), TargetView("b")
+
+
+def asked(request_id: str, prompt: bytes = PROMPT) -> RequestView:
+    return RequestView(request_id, "POST", "/v1/chat/completions", prompt=prompt, scope="m")
+
+
+def gorgo() -> Gorgo:
+    return Gorgo(Constant(200))
+
+
+def chosen(policy: Gorgo, request: RequestView, targets: list[TargetView], now: float = 0.0) -> Choice:
+    choice = policy.choose(request, targets, now)
+    assert choice is not None
+    return choice
+
+
+def terms(choice: Choice, target_id: str) -> dict[str, float]:
+    row = next(row for row in choice.scored if row[0] == target_id)
+    return {
+        "cost": float(row[1]),
+        **{name: float(value) for name, value in zip(choice.terms, row[2:], strict=True)},
+    }
+
+
+def serve(
+    policy: Gorgo, request: RequestView, target_id: str, start: float, first: float, end: float
+) -> None:
+    policy.record(request, target_id, start)
+    policy.answered(request, target_id, first)
+    policy.ended(request, target_id, end, 100)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "winner"),
+    [
+        pytest.param(A, B, "a", id="the cached prompt wins"),
+        pytest.param(A, replace(B, rtt_s=0.05), "a", id="and more so against a far one"),
+        pytest.param(replace(A, rtt_s=0.2), B, "b", id="188 ms of prefill are not worth 200 ms of way"),
+        pytest.param(replace(A, in_flight=9), B, "a", id="9 streams: 169 ms of decode pressure"),
+        pytest.param(replace(A, in_flight=11), B, "b", id="11 streams: 206 ms"),
+        pytest.param(
+            replace(A, running=8, pending=3), B, "b", id="streams and waiting requests of others count"
+        ),
+        pytest.param(replace(A, trouble=1.0), B, "b", id="a failing target pays a second"),
+        pytest.param(replace(A, trouble=0.4), B, "a", id="a faded failure is forgiven"),
+        pytest.param(replace(A, kv_usage=0.94), B, "a", id="memory nearly full"),
+        pytest.param(replace(A, kv_usage=0.95), B, "b", id="memory full"),
+    ],
+)
+def test_what_a_cached_prompt_is_worth(a: TargetView, b: TargetView, winner: str) -> None:
+    policy = gorgo()
+    serve(policy, asked("earlier"), "a", 0.0, 0.2, 1.0)
+    for order in ([a, b], [b, a]):
+        assert chosen(policy, asked("r"), order, 1.0).target_id == winner
+
+
+def test_the_cost_is_the_sum_of_its_terms() -> None:
+    policy = gorgo()
+    serve(policy, asked("earlier"), "a", 0.0, 0.2, 1.0)
+    policy.record(asked("queued", OTHER), "a", 1.0)
+    a = replace(A, rtt_s=0.01, in_flight=2, waiting=1, trouble=1.0, kv_usage=0.99)
+    choice = chosen(policy, asked("r", PROMPT + b"x" * 1600), [a], 1.0)
+    explained = terms(choice, "a")
+    assert choice.matched_bytes == explained["matched_bytes"] == 8000
+    assert explained["prefill_s"] == pytest.approx(1600 * DEFAULT_S_PER_BYTE)
+    assert explained["wait_s"] == pytest.approx(8000 * DEFAULT_S_PER_BYTE)
+    assert explained["decode_s"] == pytest.approx(2 * 200 * 4 * DEFAULT_S_PER_BYTE)
+    assert (explained["rtt_s"], explained["trouble_s"], explained["full_s"]) == (0.01, 1.0, 1.0)
+    summands = ("rtt_s", "prefill_s", "wait_s", "decode_s", "trouble_s", "full_s")
+    assert explained["cost"] == pytest.approx(sum(explained[name] for name in summands), abs=0.0005)
+
+
+def test_weight_zero_is_the_papers_objective() -> None:
+    policy = Gorgo(Constant(200), decode_weight=0.0)
+    serve(policy, asked("earlier"), "a", 0.0, 0.2, 1.0)
+    assert chosen(policy, asked("r"), [replace(A, in_flight=500), B], 1.0).target_id == "a"
+
+
+def wait_s(policy: Gorgo, target: TargetView, now: float) -> float:
+    return terms(chosen(policy, asked("probe", b""), [target], now), target.id)["wait_s"]
+
+
+def test_work_stands_in_the_queue_until_the_first_byte() -> None:
+    policy, whole = gorgo(), 8000 * DEFAULT_S_PER_BYTE
+    policy.record(asked("one"), "a", 0.0)
+    policy.record(asked("two", OTHER), "a", 0.0)
+    assert wait_s(policy, A, 0.0) == pytest.approx(2 * whole)
+    policy.answered(asked("one"), "a", 0.3)
+    assert wait_s(policy, A, 0.3) == pytest.approx(whole)
+    policy.answered(asked("two", OTHER), "a", 0.5)
+    assert wait_s(policy, A, 0.5) == 0.0
+    policy.ended(asked("one"), "a", 2.0, 100)
+    policy.ended(asked("two", OTHER), "a", 2.0, None)
+    assert wait_s(policy, A, 2.0) == 0.0
+
+
+def test_the_head_of_the_queue_makes_progress_and_only_the_head() -> None:
+    policy, whole = gorgo(), 8000 * DEFAULT_S_PER_BYTE
+    policy.record(asked("one"), "a", 0.0)
+    policy.record(asked("two", OTHER), "a", 0.0)
+    assert wait_s(policy, A, 0.1) == pytest.approx(2 * whole - 0.1)
+    assert wait_s(policy, A, 60.0) == pytest.approx(whole)  # late, but it cannot be more than done
+    policy.answered(asked("one"), "a", 60.0)
+    assert wait_s(policy, A, 60.1) == pytest.approx(whole - 0.1)
+
+
+def test_what_is_cached_is_no_work() -> None:
+    policy = gorgo()
+    serve(policy, asked("earlier"), "a", 0.0, 0.2, 1.0)
+    policy.record(asked("again"), "a", 1.0)
+    assert wait_s(policy, A, 1.0) == 0.0
+    policy.record(asked("elsewhere"), "b", 1.0)
+    assert wait_s(policy, B, 1.0) == pytest.approx(8000 * DEFAULT_S_PER_BYTE)
+
+
+@pytest.mark.parametrize("tokens", [None, 0, 100])
+def test_an_attempt_without_a_first_byte_leaves_at_its_end(tokens: int | None) -> None:
+    policy = gorgo()
+    policy.record(asked("r"), "a", 0.0)
+    policy.ended(asked("r"), "a", 1.0, tokens)
+    assert wait_s(policy, A, 1.0) == 0.0
+
+
+def test_a_request_that_moves_on_leaves_the_first_target() -> None:
+    policy = gorgo()
+    policy.record(asked("r"), "a", 0.0)
+    policy.ended(asked("r"), "a", 1.0, None)
+    policy.record(asked("r"), "b", 1.0)
+    assert (wait_s(policy, A, 1.0), wait_s(policy, B, 1.0)) == (0.0, pytest.approx(8000 * DEFAULT_S_PER_BYTE))
+
+
+def test_late_news_of_a_generation_that_left_does_not_touch_the_next() -> None:
+    policy = gorgo()
+    policy.record(asked("old"), "a", 0.0)
+    policy.forget("a")
+    policy.record(asked("new", OTHER), "a", 1.0)
+    policy.answered(asked("old"), "a", 1.0)
+    policy.ended(asked("old"), "a", 1.0, None)
+    assert wait_s(policy, A, 1.0) == pytest.approx(8000 * DEFAULT_S_PER_BYTE)
+    assert chosen(policy, asked("r"), [A], 1.0).matched_bytes == 0
+
+
+def test_requests_that_others_queued_count_as_usual_ones() -> None:
+    policy = gorgo()
+    assert wait_s(policy, replace(A, running=3, pending=2), 0.0) == pytest.approx(
+        2 * 2000 * DEFAULT_S_PER_BYTE
+    )
+    policy.record(asked("r", b"x" * 2000), "a", 0.0)
+    policy.record(asked("s", b"y" * 2000), "a", 0.0)
+    ours_only = wait_s(policy, replace(A, pending=2), 0.0)
+    assert ours_only == pytest.approx(4000 * DEFAULT_S_PER_BYTE)
+
+
+class _Engine:
+    """Computes one prompt after the other, then writes 50 tokens in a second."""
+
+    def __init__(self, name: str, s_per_byte: float) -> None:
+        self.view = TargetView(name)
+        self.s_per_byte = s_per_byte
+        self.free_at = 0.0
+
+    def first_byte_at(self, now: float, work_bytes: int) -> float:
+        self.free_at = max(self.free_at, now + 0.02) + work_bytes * self.s_per_byte
+        return self.free_at
+
+
+def _run(
+    policy: Gorgo, engines: list[_Engine], requests: int, gap_s: float, in_one_piece: bool = False
+) -> list[str]:
+    """Prompts that have nothing in common, in virtual time. Where they went."""
+    rng, went = Random(11), []
+    news: list[tuple[float, int, bool, RequestView, str]] = []
+    by_name = {engine.view.id: engine for engine in engines}
+    for index in range(requests):
+        now = index * gap_s
+        for at, _, ends, request, target_id in sorted(one for one in news if one[0] <= now):
+            if ends:
+                policy.ended(request, target_id, at, 50)
+            else:
+                policy.answered(request, target_id, at)
+        news = [one for one in news if one[0] > now]
+        prompt = rng.randbytes(rng.randrange(500, 12_000))
+        request = asked(f"r{index}", prompt)
+        target_id = chosen(policy, request, [engine.view for engine in engines], now).target_id
+        policy.record(request, target_id, now)
+        first = by_name[target_id].first_byte_at(now, len(prompt))
+        news.append((first + in_one_piece * 1.0, 2 * index, False, request, target_id))
+        news.append((first + 1.0, 2 * index + 1, True, request, target_id))
+        went.append(target_id)
+    return went
+
+
+def rates(policy: Gorgo, engines: list[_Engine], now: float) -> list[float]:
+    choice = chosen(policy, asked("probe", b"?" * 1000), [engine.view for engine in engines], now)
+    return [terms(choice, engine.view.id)["prefill_s"] / 1000 for engine in engines]
+
+
+def test_speeds_are_learned_and_the_work_follows_them() -> None:
+    """One engine is four times faster than the other, and both are slower than assumed."""
+    policy, engines = gorgo(), [_Engine("fast", 5e-5), _Engine("slow", 2e-4)]
+    went = _run(policy, engines, 400, gap_s=0.3)
+    fast, slow = rates(policy, engines, 400 * 0.3)
+    assert fast == pytest.approx(5e-5, rel=0.2)
+    assert slow == pytest.approx(2e-4, rel=0.2)
+    share = went[200:].count("fast") / 200
+    assert 0.7 < share < 0.95
+
+
+def test_a_newcomer_is_thought_to_be_like_the_fleet() -> None:
+    policy, engines = gorgo(), [_Engine("a", 1e-4), _Engine("b", 1e-4)]
+    _run(policy, engines, 200, gap_s=0.5)
+    assert rates(policy, [_Engine("new", 1.0)], 100.0)[0] == pytest.approx(1e-4, rel=0.15)
+
+
+def test_answers_in_one_piece_do_not_teach() -> None:
+    """Their first byte comes when everything is written: it says nothing of the prompt."""
+    policy, engines = gorgo(), [_Engine("a", 1e-4)]
+    _run(policy, engines, 100, gap_s=1.0, in_one_piece=True)
+    assert rates(policy, engines, 100.0) == [pytest.approx(DEFAULT_S_PER_BYTE)]
+
+
+def test_a_common_beginning_does_not_collapse_onto_one_target() -> None:
+    """All prompts share 2000 bytes and nobody ends: four targets still share the work."""
+    policy, rng = gorgo(), Random(5)
+    targets = [TargetView(name) for name in "abcd"]
+    for index in range(200):
+        request = asked(f"r{index}", PROMPT[:2000] + rng.randbytes(1000))
+        target = next(
+            one for one in targets if one.id == chosen(policy, request, targets, index * 0.05).target_id
+        )
+        policy.record(request, target.id, index * 0.05)
+        policy.answered(request, target.id, index * 0.05 + 0.04)
+        target.in_flight += 1
+    assert min(target.in_flight for target in targets) >= 40
