@@ -1,0 +1,338 @@
+"""Routing policies against each other over simulated engines, as tables.
+
+    python -m benchmarks.routing table                  every policy on every workload, 8 engines
+    python -m benchmarks.routing pushing                selective, fixed-cap and blind pushing on trees of thought,
+                                                        4 engines, over a range of clients (SkyWalker §5.2)
+
+The workloads are those of `skyserve_cli.sim.traffic`: `trees` (2 branches), `mixed` (some clients think in 4), `mooncake`
+(recorded; lengths an eighth) and `chat` (drawn). GSM8K and Mooncake's trace are looked for in `--data`; without them
+the problems are made up and `mooncake` is left out. The balancer is the production code, the engines are the model of
+`skyserve_cli.engine`: figures compare policies, they do not predict a GPU. Means over the seeds, with half of a 95 %
+confidence interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.routing_published import PUBLISHED, make_policy
+from lb.options import Pushing, PushMode
+from policies.routing.registry import POLICIES
+from skyserve_cli.engine.profiles import Profile, assumed, profile_named
+from skyserve_cli.sim.summary import Estimate, estimate
+from skyserve_cli.sim.traffic.chat import Chat, Habits
+from skyserve_cli.sim.traffic.driver import Setting, run
+from skyserve_cli.sim.traffic.measure import Metrics, ideal_hit_rate
+from skyserve_cli.sim.traffic.mooncake import Mooncake, Recorded, load_mooncake
+from skyserve_cli.sim.traffic.trees import Clients, Problem, TreesOfThought, load_gsm8k, made_up
+from skyserve_cli.sim.traffic.workloads import Spread, Workload, walk
+
+DATA = Path(os.environ.get("SKYSERVE_TRACES", ".")) / "workload"
+GSM8K = "gsm8k_train.jsonl.gz"
+MOONCAKE = "mooncake_conversation_trace.jsonl.gz"
+MUSING_TOKENS = Spread(
+    60, 200, 1, 256
+)  # to thoughts of about 60 tokens, up to the 256 of SGLang's own example
+
+SLOTS = 32  # SkyWalker saw 20 to 50 requests running on an L4 before others had to wait (§3.3)
+
+
+@lru_cache(maxsize=1)
+def problems(data: Path) -> list[Problem]:
+    return load_gsm8k(data / GSM8K, 2000) if (data / GSM8K).exists() else made_up(1, 2000)
+
+
+@lru_cache(maxsize=1)
+def recorded(data: Path) -> list[Recorded]:
+    return load_mooncake(data / MOONCAKE)
+
+
+class Load(NamedTuple):
+    """How much of a workload: `per_engine` clients (of trees), or the rate in conversations per second (of chat) or
+    in times the recorded one (of Mooncake), per engine; `length` trees per client, or seconds."""
+
+    per_engine: float
+    length: float
+
+
+def trees(seed: int, data: Path, engines: int, load: Load) -> Workload:
+    clients = [Clients(round(load.per_engine * engines), 2, round(load.length))]
+    return TreesOfThought(problems(data), clients, seed, musing_tokens=MUSING_TOKENS)
+
+
+def mixed(seed: int, data: Path, engines: int, load: Load) -> Workload:
+    """A tenth as many clients think in 4 branches: well over a third of all requests are theirs, up to 64 at once."""
+    number = load.per_engine * engines
+    clients = [
+        Clients(round(number), 2, round(load.length)),
+        Clients(max(1, round(number / 10)), 4, round(load.length)),
+    ]
+    return TreesOfThought(problems(data), clients, seed, musing_tokens=MUSING_TOKENS, name="mixed")
+
+
+def mooncake(seed: int, data: Path, engines: int, load: Load) -> Workload:
+    speed = load.per_engine * engines
+    until_s = load.length * speed
+    part = [one for one in recorded(data) if one.at_s < until_s]
+    return Mooncake(part, seed, speed=speed)
+
+
+def chat(seed: int, data: Path, engines: int, load: Load) -> Workload:
+    """People think four times as fast as in the trace, so that a few minutes show a steady state."""
+    return Chat(load.per_engine * engines, load.length, seed, Habits(think_s=Spread(14, 71, 1, 600)))
+
+
+class Usual(NamedTuple):
+    """A workload, on the engines that suit it, at about three quarters of what they can take."""
+
+    make: Callable[[int, Path, int, Load], Workload]
+    profile: str
+    load: Load
+
+
+WORKLOADS: Mapping[str, Usual] = {
+    "trees": Usual(trees, "l4-8b", Load(9, 4)),
+    "mixed": Usual(mixed, "l4-8b", Load(7, 3)),
+    "mooncake": Usual(mooncake, "a100-7b", Load(1.2, 200)),  # an L4 could not hold its prompts
+    "chat": Usual(chat, "l4-8b", Load(0.6, 240)),
+}
+
+
+def engine(name: str, slots: int | None) -> Profile:
+    """The profile of that name, with batches of at most `slots` sequences if that is given."""
+    profile = profile_named(name)
+    if slots is None:
+        return profile
+    return replace(profile, max_num_seqs=assumed(slots, "sequences", "asked for"))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run."""
+
+    workload: str
+    load: Load
+    policy: str
+    pushing: Pushing
+    seed: int
+    engines: int
+    profile: str
+    slots: int | None
+    data: Path
+
+    def make(self) -> Workload:
+        return WORKLOADS[self.workload].make(self.seed, self.data, self.engines, self.load)
+
+    def run(self) -> tuple[Metrics, float]:
+        """What came of it, and the seconds of CPU it took."""
+        began = time.process_time()
+        setting = Setting(
+            policy=self.policy,
+            profiles=(engine(self.profile, self.slots),) * self.engines,
+            pushing=self.pushing,
+            make_policy=make_policy,
+        )
+        metrics = run(self.make(), setting).metrics()
+        return metrics, time.process_time() - began
+
+    def ideal(self) -> float:
+        return ideal_hit_rate(walk(self.make()))
+
+
+def run_cell(cell: Cell) -> tuple[Metrics, float]:
+    """For a pool: methods of slotted dataclasses travel, but a plain function is quicker to find."""
+    return cell.run()
+
+
+# --- tables -------------------------------------------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    head: str
+    value: Callable[[Metrics], float]
+    form: str
+
+
+COLUMNS = (
+    Column("hit rate", lambda m: m.hit_rate, ".3f"),
+    Column("TTFT p50 s", lambda m: m.ttft_p50_s, ".2f"),
+    Column("p90", lambda m: m.ttft_p90_s, ".2f"),
+    Column("p99", lambda m: m.ttft_p99_s, ".2f"),
+    Column("E2E p50 s", lambda m: m.e2e_p50_s, ".1f"),
+    Column("s/token p99", lambda m: m.normalized_p99_s, ".2f"),
+    Column("tokens/s", lambda m: m.tokens_per_s, ".0f"),
+    Column("imbalance", lambda m: m.imbalance, ".2f"),
+    Column("held p90 s", lambda m: m.held_p90_s, ".2f"),
+)
+
+
+def shown(value: Estimate, form: str) -> str:
+    return f"{value.mean:{form}}" + (f" ±{value.half_width:{form}}" if value.half_width is not None else "")
+
+
+def print_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], markdown: bool) -> None:
+    lines = [list(heads), *map(list, rows)]
+    if markdown:
+        print(f"\n{title}\n")
+        for index, line in enumerate(lines):
+            print("| " + " | ".join(line) + " |")
+            if not index:
+                print("|" + " --- |" * len(line))
+        return
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    print(f"\n{title}")
+    for line in lines:
+        print("  " + "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def ran(cells: Sequence[Cell], jobs: int) -> dict[Cell, tuple[Metrics, float]]:
+    with ProcessPoolExecutor(jobs) as pool:
+        return dict(zip(cells, pool.map(run_cell, cells), strict=True))
+
+
+def table(args: argparse.Namespace) -> None:
+    names = [
+        name for name in args.workloads or WORKLOADS if name != "mooncake" or (args.data / MOONCAKE).exists()
+    ]
+    policies = args.policies or [*sorted(POLICIES), *PUBLISHED]
+    engines = args.engines or 8
+
+    def cells(workload: str) -> Iterator[Cell]:
+        usual = WORKLOADS[workload]
+        load = Load(usual.load.per_engine * args.load, usual.load.length * args.length)
+        for policy in policies:
+            for seed in range(1, args.seeds + 1):
+                pushing = Pushing(mode=args.mode, cap=args.cap)
+                yield Cell(
+                    workload,
+                    load,
+                    policy,
+                    pushing,
+                    seed,
+                    engines,
+                    args.profile or usual.profile,
+                    args.slots,
+                    args.data,
+                )
+
+    for name in names:
+        wanted = list(cells(name))
+        found = ran(wanted, args.jobs)
+        rows = []
+        for policy in policies:
+            several = [found[cell] for cell in wanted if cell.policy == policy]
+            values = [metrics for metrics, _ in several]
+            rows.append(
+                [
+                    policy,
+                    *(shown(estimate([column.value(m) for m in values]), column.form) for column in COLUMNS),
+                    f"{sum(cpu_s for _, cpu_s in several) / len(several):.1f}",
+                ]
+            )
+        calls = [metrics.calls for metrics, _ in found.values()]
+        title = (
+            f"{name}: {engines} x {wanted[0].profile}, {args.mode.value} pushing, {min(calls)}-{max(calls)} calls,"
+            f" ideal hit rate {wanted[0].ideal():.3f}, {args.seeds} seeds"
+        )
+        print_table(title, ["policy", *(column.head for column in COLUMNS), "CPU s"], rows, args.markdown)
+
+
+def pushing(args: argparse.Namespace) -> None:
+    """Pairs by seed: every mode has seen the same trees, so the ratios are more certain than the values."""
+    engines = args.engines or 4
+    profile = args.profile or WORKLOADS[args.workload].profile
+    slots = args.slots or SLOTS
+    policies = args.policies or ["sglang_router", "cache_aware"]
+    modes = [
+        Pushing(mode=PushMode.SELECTIVE),
+        *(Pushing(mode=PushMode.FIXED_CAP, cap=cap) for cap in args.caps),
+        Pushing(mode=PushMode.BLIND),
+    ]
+    heads = [
+        "clients", "pushing", "hit rate", "tokens/s", "TTFT p50 s", "TTFT p90 s", "held p90 s", "imbalance",
+        "SP-P: tokens/s", "SP-P: TTFT p90",
+    ]  # fmt: skip
+    for policy in policies:
+        rows = []
+        for clients in args.clients:
+            load = Load(clients / engines, 5 * args.length)
+            cells = [
+                Cell(args.workload, load, policy, mode, seed, engines, profile, slots, args.data)
+                for mode in modes
+                for seed in range(1, args.seeds + 1)
+            ]
+            found = ran(cells, args.jobs)
+            by_mode = {mode: [found[cell][0] for cell in cells if cell.pushing == mode] for mode in modes}
+            ours = by_mode[modes[0]]
+            for mode, values in by_mode.items():
+                faster = [a.tokens_per_s / b.tokens_per_s for a, b in zip(ours, values, strict=True)]
+                sooner = [b.ttft_p90_s / a.ttft_p90_s for a, b in zip(ours, values, strict=True)]
+                rows.append(
+                    [
+                        str(clients),
+                        mode.mode.value + (f" {mode.cap}" if mode.mode is PushMode.FIXED_CAP else ""),
+                        shown(estimate([m.hit_rate for m in values]), ".3f"),
+                        shown(estimate([m.tokens_per_s for m in values]), ".0f"),
+                        shown(estimate([m.ttft_p50_s for m in values]), ".2f"),
+                        shown(estimate([m.ttft_p90_s for m in values]), ".2f"),
+                        shown(estimate([m.held_p90_s for m in values]), ".2f"),
+                        shown(estimate([m.imbalance for m in values]), ".2f"),
+                        *(
+                            ["", ""]
+                            if mode is modes[0]
+                            else [
+                                f"{shown(estimate(faster), '.2f')} x as many",
+                                f"{shown(estimate(sooner), '.2f')} x as soon",
+                            ]
+                        ),
+                    ]
+                )
+        print_table(
+            f"{args.workload}: {engines} x {profile} of {slots} slots, {policy}, {args.seeds} seeds",
+            heads,
+            rows,
+            args.markdown,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("table", "pushing"))
+    parser.add_argument("--workloads", type=lambda text: text.split(","), help=f"of {', '.join(WORKLOADS)}")
+    parser.add_argument("--workload", default="trees", choices=("trees", "mixed"), help="of pushing")
+    parser.add_argument(
+        "--policies", type=lambda text: text.split(","), help="default: all, or sglang_router and cache_aware"
+    )
+    parser.add_argument("--engines", type=int, help="default: 8, or 4")
+    parser.add_argument("--profile", help="of all engines; default: the workload's own")
+    parser.add_argument("--slots", type=int, help=f"sequences in a batch; default: the profile's, or {SLOTS}")
+    parser.add_argument("--mode", type=PushMode, default=PushMode.SELECTIVE, choices=list(PushMode))
+    parser.add_argument("--cap", type=int, default=32, help="of --mode fixed_cap")
+    parser.add_argument("--caps", type=lambda text: [int(part) for part in text.split(",")], default=[16, 32])
+    parser.add_argument(
+        "--clients", type=lambda text: [int(part) for part in text.split(",")], default=[20, 30, 40]
+    )
+    parser.add_argument("--load", type=float, default=1.0, help="times the usual load")
+    parser.add_argument("--length", type=float, default=1.0, help="times the usual length")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--data", type=Path, default=DATA, help="where the recordings are")
+    parser.add_argument("--markdown", action="store_true")
+    args = parser.parse_args()
+    for name, instead in ((GSM8K, "problems are made up"), (MOONCAKE, "mooncake is left out")):
+        if not (args.data / name).exists():
+            print(f"{args.data / name} is not there: {instead}", file=sys.stderr)
+    (table if args.what == "table" else pushing)(args)
+
+
+if __name__ == "__main__":
+    main()

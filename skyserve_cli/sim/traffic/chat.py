@@ -1,0 +1,129 @@
+"""Conversations drawn from a seed: tenants with a system prompt each, users who read, think and write again.
+
+Every message of a conversation is sent with all that was said before it, so a turn shares its whole past with the
+turn before, and the system prompt with every conversation of its tenant. What the defaults come from:
+
+    system_tokens     200, the short end of what deployments have
+    message_tokens    40 and 160 at the median and the ninetieth percentile: assumed
+    answer_tokens     median 129 as in Azure's conversation trace of 2023; its tail is assumed
+    think_s           56 s at the median, 285 s at the ninetieth percentile: between two turns of the same
+                      conversation in Mooncake's synthetic trace (its recorded one: 123 and 474 s)
+    turns             3 on the mean, geometric: assumed (Mooncake's recorded trace shows 1.5 where it can be told,
+                      which misses all turns outside of its hour)
+    tenants           Zipf-distributed: assumed
+
+Conversations start by a Poisson process of `sessions_per_s` for `length_s`; those that have begun are finished.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from skyserve_cli.sim.traffic.workloads import (
+    ANSWER_BEGIN,
+    Arrival,
+    Call,
+    Passage,
+    Prose,
+    Spread,
+    exponential,
+    geometric,
+    join,
+    message,
+    spoken,
+)
+
+MESSAGE_TOKENS = Spread(40, 160, 3, 2000)
+ANSWER_TOKENS = Spread(129, 400, 2, 2000)
+THINK_S = Spread(56, 285, 1, 1800)
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How people talk. Lengths are in tokens. A conversation ends before it is longer than `longest_tokens`."""
+
+    tenants: int = 16
+    popularity: float = 1.0  # the n-th tenant has n^-popularity times the conversations of the first
+    system_tokens: int = 200
+    turns_mean: float = 3.0
+    message_tokens: Spread = MESSAGE_TOKENS
+    answer_tokens: Spread = ANSWER_TOKENS
+    think_s: Spread = THINK_S
+    longest_tokens: int = 8192
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    tenant: int
+    user: str
+    turns_left: int
+    past: Passage
+    answer: Passage  # of the turn under way
+    turn: int = 0
+
+
+class Chat:
+    """One run of conversations: same arguments, same conversations."""
+
+    name = "chat"
+
+    def __init__(
+        self, sessions_per_s: float, length_s: float, seed: int, habits: Habits | None = None
+    ) -> None:
+        self._rate = sessions_per_s
+        self._length_s = length_s
+        self._habits = habits = habits or Habits()
+        # What is said and when people come are drawn apart: more traffic changes no conversation before it.
+        self._starts = random.Random(seed)
+        self._seed = seed
+        prose = Prose(random.Random(f"{seed}/tenants"))
+        self._systems = [
+            message("system", prose.passage(habits.system_tokens)) for _ in range(habits.tenants)
+        ]
+        weights = [(rank + 1) ** -habits.popularity for rank in range(habits.tenants)]
+        self._shares = list(accumulate(weights))
+        self._open: dict[str, tuple[_Session, random.Random]] = {}
+
+    def opening(self) -> Iterator[Arrival]:
+        number, now = 0, 0.0
+        while True:
+            now += exponential(self._starts, 1 / self._rate)
+            if now >= self._length_s:
+                return
+            rng = random.Random(f"{self._seed}/{number}")
+            tenant = bisect_right(self._shares, rng.random() * self._shares[-1])
+            turns = geometric(rng, self._habits.turns_mean)
+            past = self._systems[tenant]
+            session = _Session(tenant, f"user-{number}", turns, past, Passage(b"", ()))
+            yield Arrival(now, self._turn(session, rng))
+            number += 1
+
+    def ended(self, call: Call, now: float) -> Iterable[Arrival]:
+        session, rng = self._open.pop(call.id)
+        if not session.turns_left:
+            return ()
+        session.past = join((session.past, message("assistant", session.answer)))
+        if len(session.past.tokens) > self._habits.longest_tokens:
+            return ()
+        return (Arrival(now + self._habits.think_s.draw(rng), self._turn(session, rng)),)
+
+    def _turn(self, session: _Session, rng: random.Random) -> Call:
+        prose = Prose(rng)
+        said = prose.passage(round(self._habits.message_tokens.draw(rng)))
+        session.answer = prose.passage(round(self._habits.answer_tokens.draw(rng)))
+        session.past = join((session.past, message("user", said)))
+        session.turns_left -= 1
+        call = Call(
+            id=f"{session.user}.{session.turn}",
+            prompt=join((session.past, ANSWER_BEGIN)),
+            answer=spoken(session.answer),
+            scope=f"tenant-{session.tenant}",
+            session=session.user,
+        )
+        session.turn += 1
+        self._open[call.id] = session, rng
+        return call

@@ -1,0 +1,339 @@
+"""Clients, one balancer and its engines as a list of things to happen, in virtual time.
+
+What is simulated is what lies between: half a round trip to the engine, half a round trip back, the prober's period.
+What decides is the production code: `lb.targets.TargetTable` with the routing policy of its table, `lb.dispatch`
+over `lb.queue`, and admission by `EngineLoad` as probes bring it. Engines keep their own time by iterations of
+continuous batching. Two things that happen at the same instant do so in the order in which they were announced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from heapq import heappop, heappush
+from typing import Any
+
+from lb.admission import EngineLoad
+from lb.dispatch import Dispatcher
+from lb.options import Limits, Pushing, PushMode
+from lb.queue import HoldQueue
+from lb.targets import Booking, Key, TargetTable
+from lb.wire import Table, Target
+from policies.routing.base import RequestView, RoutingPolicy
+from policies.routing.registry import make_policy
+from skyserve_cli.engine.model import EngineModel, Request
+from skyserve_cli.engine.profiles import L4_8B, Profile
+from skyserve_cli.sim.traffic.measure import Metrics, Served, measure
+from skyserve_cli.sim.traffic.script import Script
+from skyserve_cli.sim.traffic.workloads import Arrival, Call, Workload
+
+_DAY_S = 86_400.0
+IDLE_PROBE_S = 5.0  # as in `lb.loads`, which is not pure
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Who serves, and by which rules. Nobody gives up waiting unless `limits` say so."""
+
+    policy: str = "least_load"
+    profiles: tuple[Profile, ...] = (L4_8B,) * 8
+    pushing: Pushing = field(default_factory=Pushing)
+    limits: Limits = field(default_factory=lambda: Limits(hold_s=_DAY_S, max_held=1_000_000))
+    rtt_s: float = 0.0005  # balancer to engine and back
+    make_policy: Callable[[str], RoutingPolicy] = make_policy  # by its name
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What happened: every call that was served, in the order in which they ended."""
+
+    served: tuple[Served, ...]
+    refused: int
+    preemptions: int
+    engines: int
+
+    def metrics(self) -> Metrics:
+        return measure(self.served, self.engines, self.refused, self.preemptions)
+
+    @property
+    def digest(self) -> str:
+        """Equal only if the same calls went to the same engines at the same instants."""
+        told = blake2b(digest_size=16)
+        for one in self.served:
+            told.update(repr(tuple(one)).encode())
+        return told.hexdigest()
+
+
+class UnbalancedBooks(AssertionError):
+    """A run has ended and the balancer still thinks that something is under way."""
+
+
+def run(workload: Workload, setting: Setting) -> Outcome:
+    """Play `workload` to its end. Raises UnbalancedBooks if the balancer's accounts are not back at zero."""
+    return _World(workload, setting).play()
+
+
+class _Flight:
+    """A call in the balancer's hands; to the dispatcher it is a waiter."""
+
+    __slots__ = (
+        "arrived_at", "booking", "cached_tokens", "call", "first_at", "hold_left_s", "matched_bytes", "policy",
+        "pushed_at", "tenant", "tried", "view", "weight",
+    )  # fmt: skip
+
+    def __init__(self, call: Call, view: RequestView, now: float, hold_s: float) -> None:
+        self.call = call
+        self.view = view
+        self.arrived_at = now
+        self.tried: tuple[int, ...] = ()
+        self.hold_left_s = hold_s
+        self.tenant = ""
+        self.weight = 1.0
+        self.policy: str | None = None
+        self.booking: Booking | None = None
+        self.pushed_at = self.first_at = now
+        self.cached_tokens = self.matched_bytes = 0
+
+
+class _Engine:
+    """One engine, its clock and its way of answering a probe."""
+
+    def __init__(self, index: int, profile: Profile, key: Key) -> None:
+        self.index = index
+        self.key = key  # the balancer's name for it
+        self.script = Script()
+        self.model = EngineModel(profile, self.script)
+        self.busy = False  # an iteration is under way
+        self.flights: dict[str, _Flight] = {}
+        self.silent: set[str] = set()  # requests without a first token
+        self.asked_at = 0.0  # for its load
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(
+            running=self.model.running, pending=self.model.waiting, kv_usage=self.model.kv_usage
+        )
+
+
+class _World:
+    def __init__(self, workload: Workload, setting: Setting) -> None:
+        self._workload = workload
+        self._setting = setting
+        self._way_s = setting.rtt_s / 2
+        self._table = TargetTable(_table(setting), 0.0, setting.make_policy)
+        self._engines = [
+            _Engine(index, profile, key)
+            for index, (profile, (key, _, _)) in enumerate(
+                zip(setting.profiles, self._table.probe_list(), strict=True)
+            )
+        ]
+        self._by_id = {engine.key.id: engine for engine in self._engines}
+        self._queue: HoldQueue[_Flight] = HoldQueue()
+        self._dispatcher: Dispatcher[_Flight] = Dispatcher(self._table, self._queue)
+        self._events: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
+        self._serial = 0
+        self._opening: Iterator[Arrival] = iter(workload.opening())
+        self._open = 0  # calls that have been announced and have not ended
+        self._numbers = 0
+        self._served: list[Served] = []
+        self._refused = 0
+        self._alarmed = False  # for the next deadline in the queue
+
+    def play(self) -> Outcome:
+        self._announce_next()
+        if self._setting.pushing.mode is PushMode.SELECTIVE:  # nobody else wants to know
+            for engine in self._engines:
+                self._table.loaded(engine.key, engine.load(), 0.0, 0.0)
+                # Not all at once: the prober spreads its questions over the interval.
+                place = (engine.index + 1) / len(self._engines)
+                self._at(self._setting.pushing.probe_s * place, self._probe, engine)
+        while self._events:
+            now, _, happen, what = heappop(self._events)
+            happen(what, now)
+        problems = self._table.audit()
+        if problems or self._table.in_flight or len(self._queue):
+            raise UnbalancedBooks("; ".join(problems) or "calls are still in flight or held")
+        return Outcome(
+            served=tuple(self._served),
+            refused=self._refused,
+            preemptions=sum(engine.model.counters.preemptions for engine in self._engines),
+            engines=len(self._engines),
+        )
+
+    def _at(self, at_s: float, happen: Callable[[Any, float], None], what: Any) -> None:
+        self._serial += 1
+        heappush(self._events, (at_s, self._serial, happen, what))
+
+    # --- clients
+
+    def _announce_next(self) -> None:
+        coming = next(self._opening, None)
+        if coming is not None:
+            self._open += 1
+            self._at(coming.at_s, self._arrives_by_itself, coming.call)
+
+    def _arrives_by_itself(self, call: Call, now: float) -> None:
+        self._announce_next()
+        self._arrives(call, now)
+
+    def _arrives(self, call: Call, now: float) -> None:
+        view = RequestView(
+            id=call.id,
+            method="POST",
+            path="/v1/chat/completions",
+            body_bytes=len(call.prompt.text),
+            prompt=call.prompt.text if self._table.needs_prompt else None,
+            scope=call.scope,
+            session=call.session,
+        )
+        flight = _Flight(call, view, now, self._setting.limits.hold_s)
+        choice = self._dispatcher.place(flight, now)
+        if choice is not None:
+            self._push(flight, choice.target_id, choice.matched_bytes, now)
+            return
+        if self._dispatcher.hold(flight, now) is None:
+            self._refuse(flight, now)
+        else:
+            self._watch_deadlines()
+
+    def _watch_deadlines(self) -> None:
+        deadline = self._queue.next_deadline()
+        if deadline is not None and not self._alarmed:
+            self._alarmed = True
+            self._at(deadline, self._expire, None)
+
+    def _expire(self, _: None, now: float) -> None:
+        self._alarmed = False
+        for ticket in self._queue.expire(now):
+            self._refuse(ticket.item, now)
+        self._watch_deadlines()
+
+    def _refuse(self, flight: _Flight, now: float) -> None:
+        self._refused += 1
+        self._over(flight.call, now)
+
+    def _over(self, call: Call, now: float) -> None:
+        self._open -= 1
+        for later in self._workload.ended(call, now):
+            self._open += 1
+            self._at(later.at_s, self._arrives, later.call)
+
+    # --- the balancer
+
+    def _push(self, flight: _Flight, target_id: str, matched_bytes: int, now: float) -> None:
+        flight.booking = self._table.book(flight.view, target_id, now)
+        flight.pushed_at = now
+        flight.matched_bytes = matched_bytes
+        self._at(now + self._way_s, self._reaches, (self._by_id[target_id], flight))
+
+    def _let_in(self, now: float) -> None:
+        if len(self._queue):
+            for flight, choice in self._dispatcher.let_in(now):
+                self._push(flight, choice.target_id, choice.matched_bytes, now)
+
+    def _answered(self, flight: _Flight, now: float) -> None:
+        flight.first_at = now
+        self._table.answered(_booked(flight), now)
+        self._let_in(now)
+
+    def _ended(self, told: tuple[_Engine, _Flight], now: float) -> None:
+        engine, flight = told
+        call = flight.call
+        self._table.release(_booked(flight), now, len(call.answer))
+        self._served.append(
+            Served(
+                call_id=call.id,
+                engine=engine.index,
+                arrived_at=flight.arrived_at,
+                pushed_at=flight.pushed_at,
+                first_at=flight.first_at,
+                ended_at=now,
+                prompt_tokens=len(call.prompt.tokens),
+                cached_tokens=flight.cached_tokens,
+                answer_tokens=len(call.answer),
+                prompt_bytes=len(call.prompt.text),
+                matched_bytes=flight.matched_bytes,
+            )
+        )
+        self._over(call, now)
+        self._let_in(now)
+
+    def _probe(self, engine: _Engine, now: float) -> None:
+        """Ask an engine for its load if that is due, as `lb.loads` does, and come back."""
+        if not self._open:
+            return
+        busy = engine.flights or len(self._queue)
+        if busy or now - engine.asked_at >= IDLE_PROBE_S:
+            engine.asked_at = now
+            self._at(now + self._way_s, self._is_asked, (engine, now))
+        self._let_in(now)  # looks go stale
+        self._at(now + self._setting.pushing.probe_s, self._probe, engine)
+
+    def _is_asked(self, asked: tuple[_Engine, float], now: float) -> None:
+        engine, asked_at = asked
+        self._at(now + self._way_s, self._tells, (engine, asked_at, engine.load()))
+
+    def _tells(self, told: tuple[_Engine, float, EngineLoad], now: float) -> None:
+        engine, asked_at, load = told
+        if self._table.loaded(engine.key, load, asked_at, now):
+            self._let_in(now)
+
+    # --- engines
+
+    def _reaches(self, sent: tuple[_Engine, _Flight], now: float) -> None:
+        engine, flight = sent
+        call = flight.call
+        self._numbers += 1
+        engine.script.cast(self._numbers, call.answer)
+        engine.flights[call.id] = flight
+        engine.silent.add(call.id)
+        engine.model.submit(
+            Request(
+                call.id, call.prompt.tokens, max_tokens=len(call.answer), ignore_eos=True, seed=self._numbers
+            ),
+            now,
+        )
+        self._iterate(engine, now)
+
+    def _iterate(self, engine: _Engine, now: float) -> None:
+        """Begin an iteration if there is work, or come back when a request has passed the front door."""
+        if engine.busy:
+            return
+        wakes_at = engine.model.wakes_at(now)
+        if wakes_at is None:
+            return
+        if wakes_at > now:
+            self._at(wakes_at, self._iterate, engine)
+            return
+        engine.busy = True
+        self._at(now + engine.model.begin(now), self._finishes, engine)
+
+    def _finishes(self, engine: _Engine, now: float) -> None:
+        engine.busy = False
+        silent = engine.silent
+        for request_id, _, finish, cached_tokens in engine.model.finish():
+            if request_id in silent:
+                silent.discard(request_id)
+                flight = engine.flights[request_id]
+                flight.cached_tokens = cached_tokens
+                self._at(now + self._way_s, self._answered, flight)
+            if finish is not None:
+                self._at(now + self._way_s, self._ended, (engine, engine.flights.pop(request_id)))
+        self._iterate(engine, now)
+
+
+def _table(setting: Setting) -> Table:
+    targets = tuple(
+        # Nobody calls these addresses.
+        Target(id=f"engine-{index}", url=f"http://127.0.0.1:{index + 1}", region="here", zone="here")
+        for index in range(len(setting.profiles))
+    )
+    return Table(
+        "traffic", "1", targets, policy=setting.policy, limits=setting.limits, pushing=setting.pushing
+    )
+
+
+def _booked(flight: _Flight) -> Booking:
+    if flight.booking is None:
+        raise AssertionError(f"call {flight.call.id!r} was never pushed")
+    return flight.booking
