@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--shutdown-grace", type=_seconds_or_zero, default=120.0, metavar="SECONDS")
     add("--reuse-port", action="store_true", help="share the data port with other agents on this host")
     add("--targets-cafile", type=Path, help="certificate authority of targets addressed by https")
+    add("--no-pump", action="store_true", help="move chunks by Python even where the helper in C is there")
     add("--access-log", action="store_true", help="one line of JSON per request on standard error")
     add("--tls-certfile", type=Path, help="serve https with this certificate chain")
     add("--tls-keyfile", type=Path, help="its key, unless it is in the same file")
@@ -129,6 +130,7 @@ def _options(given: argparse.Namespace) -> ServerOptions:
         shutdown_grace_s=given.shutdown_grace,
         reuse_port=given.reuse_port,
         access_log=given.access_log,
+        pump=not given.no_pump,
         targets_cafile=given.targets_cafile,
     )
 

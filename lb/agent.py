@@ -18,6 +18,7 @@ from lb.health import HealthChecker
 from lb.loads import LoadProber
 from lb.metrics import Metrics
 from lb.proxy import Proxy
+from lb.pump import open_pump
 from lb.targets import Changes, Standing, TargetTable
 from lb.tracing import Tracing
 from lb.upstream import Pools
@@ -46,6 +47,7 @@ class Agent:
         tracing: Tracing | None = None,
         access_log: Callable[[RequestFacts], None] | None = None,
         targets_tls: ssl.SSLContext | None = None,
+        pump: bool = True,
     ) -> None:
         self._region = region
         self._table_file = table_file
@@ -63,6 +65,7 @@ class Agent:
             changed=self._let_in,
             anybody_held=lambda: self.proxy.held > 0,
         )
+        self._pump = open_pump(asyncio.get_running_loop()) if pump else None
         self.proxy = Proxy(
             self.targets,
             self._pools,
@@ -73,6 +76,7 @@ class Agent:
             kind_of=self.prober.kind,
             finished=_both(tracing.finished if tracing is not None else None, access_log),
             begin_span=tracing.begin if tracing is not None else None,
+            pump=self._pump,
         )
         self.checker = HealthChecker(
             self.targets,
@@ -156,6 +160,8 @@ class Agent:
 
     def close(self) -> None:
         """Nothing goes on after this."""
+        if self._pump is not None:
+            self._pump.close()
         self._pools.close()
         self._fetcher.close()
 

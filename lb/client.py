@@ -41,15 +41,16 @@ class ClientConnection(asyncio.Protocol):
     __slots__ = (
         "_ahead",
         "_deadline",
+        "_full",
         "_paused_by",
         "_phase",
         "_timer",
-        "body",
         "body_left",
         "closing",
         "exchange",
         "head",
         "hop",
+        "kept",
         "length",
         "parts",
         "proxy",
@@ -64,10 +65,12 @@ class ClientConnection(asyncio.Protocol):
         self.closing = False  # after the answer under way
         self.head: RequestHead | None = None
         self.walker: ChunkWalker | None = None
-        self.parts: list[bytes] = []
+        self.parts: list[bytes] = []  # where the walker leaves what it finds
+        self.kept = bytearray()  # of a body that is being collected; one object, however small its pieces
         self.size = 0  # of the body so far
         self.body_left = False  # the exchange has begun before the body was over
         self._ahead = b""
+        self._full = False  # it does not take what is written to it
         self._phase = _Phase.IDLE
         self._paused_by = 0
 
@@ -99,6 +102,8 @@ class ClientConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         # Half a close is a close: whoever shuts down his writing side before the answer has mostly left, and cannot be
         # told from one who has.
+        if self.exchange is not None:
+            self.exchange.halt()
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -112,12 +117,19 @@ class ClientConnection(asyncio.Protocol):
             self.proxy.metrics.counts.client_gone += 1
 
     def pause_writing(self) -> None:
+        self._full = True
         if self.exchange is not None:
             self.exchange.client_full()
+        else:
+            self.pause_reading(4)
 
     def resume_writing(self) -> None:
+        self._full = False
+        self.resume_reading(4)
         if self.exchange is not None:
             self.exchange.client_drained()
+        elif self._phase is _Phase.ANSWER:
+            self.proxy.loop.call_soon(self._next_head)
 
     # --- requests in
 
@@ -131,6 +143,9 @@ class ClientConnection(asyncio.Protocol):
             self._deadline = self.proxy.clock() + limits.head_timeout_s
         end = data.find(END, max(0, len(self._ahead) - 3))
         if end < 0 or end > limits.max_head_bytes:
+            if not data[:1].isalpha():  # a handshake of TLS, say, which would wait for an answer
+                self._refuse(400, "malformed_request", "The head of the request is malformed.")
+                return
             if len(data) > limits.max_head_bytes:
                 text = f"The head of the request exceeds {limits.max_head_bytes} bytes."
                 self._refuse(431, "head_too_large", text)
@@ -159,6 +174,7 @@ class ClientConnection(asyncio.Protocol):
         self._phase = _Phase.BODY
         self.size = 0
         self.parts = []
+        self.kept = bytearray()
         self.walker = ChunkWalker(self.parts) if head.chunked else None
         self._deadline = self.proxy.clock() + limits.idle_timeout_s
         self._take_body(rest)
@@ -168,38 +184,34 @@ class ClientConnection(asyncio.Protocol):
         head = self.head
         assert head is not None  # noqa: S101 (for the type checker)
         limits = self.proxy.limits
-        parts = self.parts
         if self.walker is not None:
-            before = len(parts)
             try:
                 end = self.walker.feed(data)
             except FramingError:
                 self._refuse(400, "malformed_body", "The body is not well-formed.")
                 return
-            self.size += sum(map(len, parts[before:]))
+            for part in self.parts:
+                self.kept += part
+            self.parts.clear()
         else:
-            end = self.length - self.size
-            if len(data) < end:
-                end = -1
-                parts.append(data)
-                self.size += len(data)
-            else:
-                parts.append(data[:end])
-                self.size += end
+            end = self.length - len(self.kept)
+            end = -1 if len(data) < end else end
+            self.kept += data if end < 0 else data[:end]
+        self.size = len(self.kept)
         if self.size > limits.max_body_bytes:
             self._refuse_body()
             return
         self._deadline = self.proxy.clock() + limits.idle_timeout_s
         if end >= 0:
             self._ahead = data[end:]
-            self.parts = []
-            self._begin(b"".join(parts))
+            self._begin(self._take_kept())
         elif self.size > limits.buffer_bytes:
-            self.parts = []
-            if self.walker is not None:
-                self.walker.payloads = self.parts
             self.body_left = True
-            self._begin(b"".join(parts))
+            self._begin(self._take_kept())
+
+    def _take_kept(self) -> bytes:
+        kept, self.kept = bytes(self.kept), bytearray()
+        return kept
 
     def _begin(self, body: bytes) -> None:
         head = self.head
@@ -214,7 +226,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._ahead += data
         if len(self._ahead) > MAX_AHEAD_BYTES:
-            self.pause_reading(1)
+            self.pause_reading(1)  # until the next request is begun
 
     def _pass_body(self, data: bytes) -> None:
         """The rest of a body that is too long to be kept."""
@@ -243,7 +255,6 @@ class ClientConnection(asyncio.Protocol):
             exchange.more_body(part, last=end >= 0)
 
     def _abort_body(self, code: str) -> None:
-        self.body_left = False
         self.closing = True
         if self.exchange is not None:
             self.exchange.bad_body(code)
@@ -255,48 +266,63 @@ class ClientConnection(asyncio.Protocol):
     def next(self) -> None:
         """The answer is over: on to the next request, or to the end."""
         self.exchange = None
-        if self.closing or self.body_left or self.proxy.closing:
-            # A body that was not read to its end would be taken for the next request.
-            self._phase = _Phase.OVER
-            if self.body_left:
-                self._linger()
+        if self.body_left:  # what is not read to its end would be taken for the next request
+            self._linger()
+        elif self.closing or self.proxy.closing:
+            self._close()
+        else:
+            self.head = None
+            self._deadline = self.proxy.clock() + self.proxy.limits.keepalive_s
+            if self._full:
+                self.pause_reading(4)  # answers that nobody reads must not pile up
+            if self._ahead:
+                # In a turn of its own: a thousand requests in one packet must not be a thousand frames on the stack.
+                self._phase = _Phase.ANSWER
+                self.proxy.loop.call_soon(self._next_head)
             else:
-                self.transport.close()
+                self._phase = _Phase.IDLE
+                if self._paused_by:
+                    self.resume_reading(3)
+
+    def _next_head(self) -> None:
+        """Go on with what was sent ahead, unless the client does not even take what it has been answered."""
+        if self._phase is not _Phase.ANSWER or self.exchange is not None or self._full:
             return
-        self.head = None
+        if self.closing or self.proxy.closing:
+            self._close()
+            return
         self._phase = _Phase.IDLE
-        self._deadline = self.proxy.clock() + self.proxy.limits.keepalive_s
-        if self._paused_by & 1:
-            self.resume_reading(1)
-        if self._ahead:
-            ahead, self._ahead = self._ahead, b""
-            self._take_head(ahead)
+        ahead, self._ahead = self._ahead, b""
+        if self._paused_by:
+            self.resume_reading(3)
+        self._take_head(ahead)
 
     def tunnel(self) -> bytes:
         """From now on all bytes go to the exchange as they are; what came ahead is returned."""
         self._phase = _Phase.TUNNEL
         ahead, self._ahead = self._ahead, b""
+        self.resume_reading(1)
         return ahead
 
     def hang_up(self, *, abort: bool = False) -> None:
         """No further request, and no end mark for the answer under way."""
         self.exchange = None
-        self._phase = _Phase.OVER
         if abort:
+            self._phase = _Phase.OVER
             self.transport.abort()
         else:
-            self.transport.close()
+            self._close()
 
     def close_soon(self) -> None:
         """The agent closes: an idle connection goes now, others after their answer."""
         self.closing = True
         if self._phase is _Phase.IDLE:
-            self._phase = _Phase.OVER
-            self.transport.close()
+            self._close()
 
     def pause_reading(self, who: int) -> None:
-        """`who` is a bit: 1 the bound on what is sent ahead, 2 a target that is slow to take a body."""
-        if not self._paused_by:
+        """`who` is a bit: 1 the bound on what is sent ahead, 2 a target that is slow to take a body, 4 a client that does
+        not read."""
+        if not self._paused_by and not self.transport.is_closing():
             self.transport.pause_reading()
         self._paused_by |= who
 
@@ -314,17 +340,25 @@ class ClientConnection(asyncio.Protocol):
         """Answer here and now, and hear no more from this connection."""
         self.proxy.refused(status)
         self.transport.write(answers.raw_error(status, code, message, close=True))
-        self._phase = _Phase.OVER
-        self._ahead = b""
         self._linger()
 
     def _linger(self) -> None:
         """Let the client read our answer although it is still sending: closing with unread bytes resets the
         connection, and a reset may overtake the answer."""
-        if self.transport.can_write_eof():
+        self._phase = _Phase.OVER
+        self._ahead = b""
+        self.resume_reading(7)  # and drop it
+        if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
         self._deadline = self.proxy.clock() + _LINGER_S
         self._look_sooner()
+
+    def _close(self) -> None:
+        """Close when the client has taken what was written to it, for which it has the idle timeout."""
+        self._phase = _Phase.OVER
+        self._ahead = b""
+        self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
+        self.transport.close()
 
     # --- time
 
@@ -337,17 +371,17 @@ class ClientConnection(asyncio.Protocol):
         """One timer per connection, not one per request: it looks at the deadline in force, and goes on waiting."""
         now = self.proxy.clock()
         phase = self._phase
-        if phase in (_Phase.ANSWER, _Phase.TUNNEL):
+        if self.exchange is not None:  # which has a clock of its own
             self._timer = self.proxy.loop.call_later(max(1.0, self.proxy.limits.head_timeout_s), self._look)
             return
-        if now < self._deadline:
-            self._timer = self.proxy.loop.call_at(self._deadline, self._look)
-        elif phase is _Phase.HEAD:
-            self._refuse(408, "head_timeout", "The head of the request did not arrive in time.")
-        elif phase is _Phase.BODY:
-            self._refuse(408, "body_timeout", "The body did not arrive in time.")
-        elif phase is _Phase.IDLE:
-            self._phase = _Phase.OVER
-            self.transport.close()
-        else:
-            self.transport.abort()
+        if now >= self._deadline:
+            if phase is _Phase.HEAD:
+                self._refuse(408, "head_timeout", "The head of the request did not arrive in time.")
+            elif phase is _Phase.BODY:
+                self._refuse(408, "body_timeout", "The body did not arrive in time.")
+            elif phase is _Phase.IDLE:
+                self._close()
+            else:
+                self.transport.abort()
+                return
+        self._timer = self.proxy.loop.call_at(self._deadline, self._look)

@@ -5,6 +5,10 @@ out for `first_s`, doubling up to `longest_s` seconds; then one request is its t
 The first byte of an answer ends the ejection. How long the next one would be is forgotten only when a request
 has ended well, so that a target which answers every trial with a 503 is left out longer and longer.
 
+*Doubt.* Whoever waits for a target that cannot be reached, or is silent, is better off elsewhere. Not so if it died on
+one request: had it died as a whole, the connections of the others would have ended as well, and to begin them anew
+elsewhere would cost their work a second time for nothing.
+
 *Lives.* A request must not try twice what failed it. It remembers `Booking.life`, which changes when a target
 proves itself again, so that a request held meanwhile may use a target that has recovered.
 """
@@ -45,7 +49,7 @@ class Outlook(str, Enum):
     """What an attempt without its first byte may hope for."""
 
     FINE = "fine"
-    DOUBTFUL = "doubtful"  # ejected, or called unhealthy: better elsewhere, if there is an elsewhere
+    DOUBTFUL = "doubtful"  # ejected and in doubt, or called unhealthy: better elsewhere, if there is an elsewhere
     LOST = "lost"  # the target is gone and had not been drained
 
 
@@ -54,7 +58,8 @@ class Blame(str, Enum):
 
     NONE = "none"  # a keep-alive connection that had gone stale; a request that was moved away
     TROUBLE = "trouble"  # it answers, but with a server error: less attractive for a while
-    EJECT = "eject"  # it cannot be reached, or died on the request
+    DIED = "died"  # it died on the request: left out, though it may still answer others
+    EJECT = "eject"  # it cannot be reached, or is silent: left out, and in doubt
 
 
 class Booking:
@@ -89,6 +94,7 @@ class Entry:
 
     __slots__ = (
         "departed",
+        "doubted",
         "drain_at",
         "ejected_until",
         "ejections",
@@ -125,6 +131,7 @@ class Entry:
         self.errors_in_row = 0  # answered with a server error
         self.ejections = 0  # since a request has last ended well
         self.ejected_until: float | None = None  # past: a trial is due
+        self.doubted = False  # while ejected: what waits for it waits in vain
         self.trial: Booking | None = None
         self.trouble = 0.0  # at `trouble_at`
         self.trouble_at = now
@@ -168,15 +175,16 @@ class Entry:
             return Outlook.FINE
         if self.departed:
             return Outlook.LOST
-        out = self.ejected_until is not None and now < self.ejected_until
+        out = self.doubted and self.ejected_until is not None and now < self.ejected_until
         return Outlook.DOUBTFUL if out or self.target.state is TargetState.UNHEALTHY else Outlook.FINE
 
     def admits(self) -> bool:
         return self.view.in_flight < self.gate.cap
 
-    def eject(self, now: float, breaker: Breaker, at_least_s: float = 0.0) -> None:
+    def eject(self, now: float, breaker: Breaker, at_least_s: float = 0.0, doubt: bool = True) -> None:
         backoff_s = min(breaker.longest_s, breaker.first_s * 2.0 ** min(self.ejections, 20))
         self.ejections += 1
+        self.doubted = doubt
         self.ejected_until = now + max(backoff_s, at_least_s)
 
     # --- the life of an attempt

@@ -33,10 +33,10 @@ from lb.heads import (
     opens_websocket,
     request_bytes,
 )
-from lb.prompt import Ask
+from lb.prompt import Ask, for_model
 from lb.relay import PlainRelay, Relay
 from lb.survival import BY_ENGINE, EventRelay, Keeper, survives
-from lb.targets import Blame, Booking, Key, Standing
+from lb.targets import Blame, Booking, Standing
 from lb.upstream import Dialling, TargetConnection
 from policies.routing.base import Choice, RequestView
 
@@ -69,6 +69,7 @@ class Failure(str, Enum):
     UNFIT = "unfit"  # it does not continue what another has begun
     GAVE_UP = "gave_up"  # the engine says in the midst of a stream that it stops
     SHORT = "short"  # a stream that ends in good order before its answer does
+    EMPTY = "empty"  # 200, and nothing, where a model has to say something
     REFUSED = "refused"  # it says 502, 503 or 504
     SILENT = "silent"  # no answer within the time to first byte
 
@@ -76,13 +77,14 @@ class Failure(str, Enum):
 _BLAME = {
     Failure.UNREACHABLE: Blame.EJECT,
     Failure.STALE: Blame.NONE,
-    Failure.DIED: Blame.EJECT,
+    Failure.DIED: Blame.DIED,
     Failure.MALFORMED: Blame.TROUBLE,  # a strange request may have provoked it
     Failure.IDLE: Blame.TROUBLE,
     Failure.STALLED: Blame.TROUBLE,
     Failure.UNFIT: Blame.NONE,
     Failure.GAVE_UP: Blame.TROUBLE,
     Failure.SHORT: Blame.TROUBLE,
+    Failure.EMPTY: Blame.TROUBLE,
     Failure.REFUSED: Blame.TROUBLE,
     Failure.SILENT: Blame.EJECT,
 }
@@ -207,7 +209,7 @@ class Exchange:
         self.refusal: tuple[AnswerHead, bytes] | None = None  # the last 502, 503 or 504 of a target
         self._phase = _Phase.NONE
         self._dialling: Dialling | None = None
-        self._stale: Key | None = None  # failed only because a reused connection was stale
+        self._stale = False  # has a reused connection been stale?
         self._buffer = b""
         self._interims = 0
 
@@ -319,6 +321,7 @@ class Exchange:
         connection.sink = self
         self._phase = _Phase.HEAD
         self._buffer = b""
+        self._interims = 0
         if client.body_left:
             if head.chunked:
                 framing, body = b"Transfer-Encoding: chunked\r\n", chunk(body) if body else b""
@@ -328,14 +331,15 @@ class Exchange:
             framing = b"Content-Length: %d\r\n" % len(body)
         else:
             framing = b""
-        sent = request_bytes(head, client.hop, self.request_id, path, pool.base_path, pool.name, framing)
+        host = pool.name if head.host else pool.address
+        sent = request_bytes(head, client.hop, self.request_id, path, pool.base_path, host, framing)
         transport = connection.transport
         if len(body) < _JOIN_BELOW_BYTES:
             transport.write(sent + body)
         else:
             transport.writelines((sent, body))
         if client.body_left:
-            client.resume_reading(2)
+            client.resume_reading(2)  # and more comes through `more_body`
 
     def _cannot_go_on(self, error: NotContinuable) -> None:
         """This target cannot continue the stream; perhaps another can."""
@@ -351,7 +355,8 @@ class Exchange:
     def more_body(self, part: bytes, last: bool) -> None:
         """The rest of a body that is passed on as it comes."""
         connection = self.connection
-        if connection is None or self._phase in (_Phase.NONE, _Phase.OVER):
+        if connection is None:  # between two attempts; there is no more of this, as reading has stopped
+            self.body += part
             return
         self.replayable = False  # from now on part of it is gone
         if self.head.chunked:
@@ -404,9 +409,8 @@ class Exchange:
             self._take_interim(answer, rest)
             return
         self._reply, self.reply_length = answer, length
-        if self.relay is not None and not survives(
-            answer
-        ):  # the client has the beginning of a stream already
+        # The client has the beginning of a stream already?
+        if self.relay is not None and (length == 0 or not survives(answer)):
             self._attempt_failed(Failure.UNFIT, f"HTTP status {status} instead of the rest of a stream")
             return
         no_body = self.head.method == b"HEAD" or status in (204, 304)
@@ -414,7 +418,7 @@ class Exchange:
             self._finish_whole(b"", rest)
             return
         if length is not None:
-            if length <= WHOLE_UP_TO_BYTES:
+            if self.relay is None and length <= WHOLE_UP_TO_BYTES:
                 if len(rest) >= length:
                     self._finish_whole(rest[:length], rest[length:])
                     return
@@ -496,9 +500,17 @@ class Exchange:
             self._give_back(reusable=not rest)
             self._refused(answer, body)
             return
+        if not body and self._must_speak(answer):
+            self._attempt_failed(Failure.EMPTY, "HTTP status 200 without a body")
+            return
         now = self._first_byte()
         self._give_back(reusable=not rest)
         self._send_whole(answer, body, now)
+
+    def _must_speak(self, answer: AnswerHead) -> bool:
+        """Whether an answer like this one has to have a body: a model that says nothing has not answered."""
+        head = self.head
+        return answer.status == 200 and head.method == b"POST" and for_model(head.path)
 
     def _refused(self, answer: AnswerHead, body: bytes) -> None:
         """A 502, 503 or 504, whole: kept, in case nobody has a better answer."""
@@ -508,7 +520,9 @@ class Exchange:
         self._judge(Failure.REFUSED, f"HTTP status {answer.status}", self.proxy.clock())
 
     def _send_whole(self, answer: AnswerHead, body: bytes, now: float) -> None:
-        if answer.status in (204, 304) or self.head.method == b"HEAD":
+        if answer.status == 204:
+            framing = b""
+        elif answer.status == 304 or self.head.method == b"HEAD":
             length = self.reply_length
             framing = b"Content-Length: %d\r\n" % length if length is not None else b""
         else:
@@ -526,6 +540,7 @@ class Exchange:
     def connection_line(self) -> bytes:
         client = self.client
         if client.closing or client.body_left or self.proxy.closing:
+            client.closing = True  # also if the rest of the body comes before the answer ends
             return b"Connection: close\r\n"
         return b"Connection: keep-alive\r\n" if self.head.http_1_0 else b""
 
@@ -548,6 +563,9 @@ class Exchange:
     # --- relaying
 
     def _start_relay(self, data: bytes) -> None:
+        if data.startswith(b"0\r\n") and self._reply.chunked and self._must_speak(self._reply):
+            self._attempt_failed(Failure.EMPTY, "HTTP status 200 without a body")
+            return
         self._begin_relay()
         assert self.relay is not None  # noqa: S101 (for the type checker)
         self.relay.data(data)
@@ -559,21 +577,33 @@ class Exchange:
             self.proxy.metrics.counts.ttft.observe(now - self.arrived_at)
         self._phase = _Phase.RELAY
         if self.relay is None:
-            if self.keeper is not None and survives(self._reply):
+            self.refusal = None
+            if self.keeper is not None and self.reply_length is None and survives(self._reply):
                 self.relay = EventRelay(self, self.keeper, self._reply, self._walker)
             else:
                 self.keeper = None
                 self.relay = PlainRelay(self, self._reply, self._walker)
         elif isinstance(self.relay, EventRelay):
             self.relay.next_leg(self._walker)
+            if self.relay.blocked and self.connection is not None:
+                self.connection.transport.pause_reading()  # for a client that is still not reading
             self.proxy.metrics.counts.continued += 1
             self.continued += 1
         self.proxy.relays[self] = None
+
+    def halt(self) -> None:
+        """The client's connection is about to be closed."""
+        if self.relay is not None:
+            self.relay.halt()
 
     def relayed(self, rest: bool, reusable: bool = True) -> None:
         """The relay has passed the whole answer; `rest` if the connection had more to say than that."""
         self.proxy.relays.pop(self, None)
         now = self.proxy.clock()
+        relay, booking = self.relay, self.booking
+        if relay is not None and booking is not None and relay.chunks > 1 and self.first_at is not None:
+            spacing_s = (now - self.first_at) / (relay.chunks - 1)
+            self.proxy.counts_of(booking).inter_token.observe(spacing_s)
         self._give_back(reusable=reusable and not rest)
         self._settle(now, None)
 
@@ -692,7 +722,8 @@ class Exchange:
                 self._finish_closed()  # an empty body
                 return
             young = self.proxy.clock() - self.sent_at < STALE_WITHIN_S
-            stale = phase is _Phase.HEAD and not self._buffer and connection is not None and connection.used
+            silent = phase is _Phase.HEAD and not self._buffer and not self._interims
+            stale = silent and connection is not None and connection.used
             failure = Failure.STALE if stale and young else Failure.DIED
             self._attempt_failed(failure, type(error).__name__ if error else "the connection ended")
 
@@ -701,6 +732,8 @@ class Exchange:
         body = b"".join(self._parts) if self._phase is _Phase.WHOLE else b""
         if self._reply.status in RETRY_STATUSES:
             self._refused(self._reply, body)
+        elif not body and self._must_speak(self._reply):
+            self._attempt_failed(Failure.EMPTY, "HTTP status 200 without a body")
         else:
             self._send_whole(self._reply, body, self._first_byte())
 
@@ -725,9 +758,10 @@ class Exchange:
         self.story.note(now, "failed", booking.key.id, why)
         self._blame(booking, failure, why, now)
         proxy.release(self, booking, now)
-        if failure is Failure.STALE and self._stale != booking.key:
-            # Once, on a connection of its own; if the target is dead, that shows at once.
-            self._stale = booking.key
+        if failure is Failure.STALE and not self._stale and self.replayable:
+            # Once, on a connection of its own; if the target is dead, that shows at once. Not once for each target: it
+            # cannot be known that a request which was sent has not begun to run.
+            self._stale = True
             self.executions -= 1
             if proxy.table.standing(booking.key, now) is not Standing.CLOSED:
                 self.story.note(now, "chose", booking.key.id, "again, on a new connection")
@@ -763,7 +797,7 @@ class Exchange:
     def call_back(self, why: str) -> None:
         """Its attempt waits in vain: on to another target."""
         booking = self.booking
-        if booking is None:
+        if booking is None or not self.replayable:
             return
         now = self.proxy.clock()
         self.proxy.metrics.counts.moves += 1
@@ -854,6 +888,8 @@ class Exchange:
             return
         self.status = status
         client = self.client
+        if self.head.http_1_0:
+            client.closing = True
         client.transport.write(
             answers.raw_error(
                 status,
@@ -895,13 +931,19 @@ class Exchange:
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.drop()
+        if self.client.body_left:
+            self.client.pause_reading(2)  # until another target takes it
+        else:
+            self.client.resume_reading(2)
 
     def _give_back(self, reusable: bool) -> None:
         connection, self.connection = self.connection, None
         if connection is None:
             return
         answer = self._reply
-        if reusable and answer.keep_alive and not answer.unframed and not self.client.body_left:
+        if answer.status == 204 and (self.reply_length or answer.chunked):
+            reusable = False  # has it a body after all?
+        if reusable and answer.keep_alive and not self.client.body_left:
             connection.pool.give(connection, self.proxy.clock())
         else:
             connection.drop()

@@ -63,13 +63,10 @@ class Fetcher:
         call = _Call(asyncio.get_running_loop())
         connection.sink = call
         pool = connection.pool
-        host = (
-            pool.name or (f"[{pool.host}]" if ":" in pool.host else pool.host).encode() + b":%d" % pool.port
-        )
         ending = b"Connection: close\r\n" if fresh else b""
         connection.transport.write(
             b"GET %b%b HTTP/1.1\r\nHost: %b\r\nUser-Agent: skyserve-lb\r\nAccept: */*\r\n%b\r\n"
-            % (pool.base_path, path.encode(), host, ending)
+            % (pool.base_path, path.encode(), pool.address, ending)
         )
         done = False
         try:
@@ -106,20 +103,21 @@ class _Call:
             self._fail(str(error))
 
     def _take_head(self, data: bytes) -> None:
-        end = data.find(END)
-        if end < 0:
-            self._buffer = data
-            if len(data) > _MAX_HEAD_BYTES:
-                self._fail("the head is too long")
-            return
-        head = read_answer(data[: end + 4], _MAX_HEADERS)
-        rest, self._buffer = data[end + 4 :], b""
-        if head.status < 200:
+        while True:
+            end = data.find(END)
+            if end < 0:
+                self._buffer = data
+                if len(data) > _MAX_HEAD_BYTES:
+                    self._fail("the head is too long")
+                return
+            head = read_answer(data[: end + 4], _MAX_HEADERS)
+            rest, self._buffer = data[end + 4 :], b""
+            if head.status >= 200:
+                break
             if head.status == 101:
                 self._fail("it switches protocols")
-            elif rest:
-                self._take_head(rest)
-            return
+                return
+            data = rest
         self._status, self._keep_alive = head.status, head.keep_alive
         if head.status in (204, 304):
             self._walker = LengthWalker(0)

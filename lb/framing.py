@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-MAX_SIZE_LINE = 4096  # with its extensions
-MAX_TRAILER_BYTES = 16 * 1024
+MAX_SIZE_LINE = 4096  # with its extensions; a trailer as well
+MAX_TRAILER_BYTES = 16 * 1024  # all of them
 LAST_CHUNK = b"0\r\n\r\n"
 
 _HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
+_TEXT = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+_TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
 _SIZES: dict[bytes, int] = {}
 _MAX_SIZES = 8192
 
@@ -79,9 +81,7 @@ class ChunkWalker:
         left = self._left
         size = len(data)
         if left > size:  # in the midst of a large chunk
-            self._left = left - size
-            if self.payloads is not None:
-                self._keep(data, 0, size, left)
+            self._part(data, 0, size, left)
             return -1
         position = 0
         if left:
@@ -106,9 +106,7 @@ class ChunkWalker:
                 continue
             left = chunk + 2
             if position + left > size:
-                self._left = left - (size - position)
-                if self.payloads is not None:
-                    self._keep(data, position, size, left)
+                self._part(data, position, size, left)
                 return -1
             self._finish_chunk(data, position + left, position)
             position += left
@@ -124,13 +122,15 @@ class ChunkWalker:
         if self.payloads is not None and end - 2 > start:
             self.payloads.append(data[start : end - 2])
 
-    def _keep(self, data: bytes, start: int, end: int, left: int) -> None:
-        """Part of a chunk: all but what may be of its line end."""
-        cut = min(end, start + left - 2)
-        if self.payloads is not None and cut > start:
-            self.payloads.append(data[start:cut])
-        if cut < end and data[cut:end] != b"\r":
+    def _part(self, data: bytes, start: int, end: int, left: int) -> None:
+        """Part of a chunk of which `left` bytes, its line end among them, were still to come."""
+        self._left = left - (end - start)
+        if self._left == 1 and end > start and data[end - 1] != 13:
             raise FramingError("a chunk is longer than its size")
+        if self.payloads is not None:
+            cut = min(end, start + left - 2)
+            if cut > start:
+                self.payloads.append(data[start:cut])
 
     def _join_line(self, data: bytes, position: int, end: int) -> tuple[int, bytes | None]:
         """A line that is spread over several reads; None until it is whole."""
@@ -139,8 +139,8 @@ class ChunkWalker:
             return position + 1, line
         if end < 0:
             self._line += data[position:]
-            if len(self._line) > MAX_SIZE_LINE:
-                raise FramingError("the line of a chunk's size is too long")
+            if len(self._line) > MAX_SIZE_LINE + 1:  # a line, and half a line end
+                raise FramingError("the line of a chunk's size, or a trailer, is too long")
             return len(data), None
         line, self._line = self._line + data[position:end], b""
         return end + 2, line
@@ -160,23 +160,15 @@ class ChunkWalker:
                 return -1
             if not line:
                 return position
-            if (
-                b"\n" in line
-                or b"\r" in line
-                or b"\x00" in line
-                or line[:1] in (b" ", b"\t", b":")
-                or b":" not in line
-            ):
+            if len(line) > MAX_SIZE_LINE or not _TRAILER.fullmatch(line):
                 raise FramingError("a trailer is malformed")
         return -1
 
 
 def _size_of(line: bytes) -> int:
     digits, extended, extension = line.partition(b";")
-    if extended:
-        digits = digits.rstrip(b" \t")
-        if len(line) > MAX_SIZE_LINE or b"\n" in extension or b"\r" in extension or b"\x00" in extension:
-            raise FramingError("the extension of a chunk is malformed")
+    if extended and (len(line) > MAX_SIZE_LINE or not _TEXT.fullmatch(extension)):
+        raise FramingError("the extension of a chunk is malformed")
     if not _HEX.fullmatch(digits):
         raise FramingError("the size of a chunk is malformed")
     size = int(digits, 16)

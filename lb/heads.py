@@ -3,7 +3,8 @@
 *Reading.* A head is cut off at the first empty line and given to llhttp, which must find its end exactly there.
 What is refused for that or for any other reason (bare line feeds, folded lines, spaces before colons, two lengths,
 a length with a transfer coding, codings other than chunked) never reaches the next hop, so the two hops cannot
-disagree on where a message ends: that is what request smuggling needs.
+disagree on where a message ends: that is what request smuggling needs. What llhttp is generous with is checked here:
+the first line, character by character, and that it has seen as many header lines as we have.
 
 *Rewriting.* Lines are passed as they came, in order, but for those of one hop (RFC 9110 §7.6.1), those that
 `Connection` names, and those that are ours to set:
@@ -14,6 +15,8 @@ disagree on where a message ends: that is what request smuggling needs.
   not set them. `X-Request-Id` is kept or created. `Via` is not added: engines do not read it, and it costs bytes.
 - `Content-Length`, or `Transfer-Encoding: chunked`, is written by us from what has been understood.
 - `X-SkyServe-*` is for the load balancer and ends here.
+- Of names that mean something here, a spelling with underscores ends here as well: to CGI's heirs (WSGI) `Content_Length`
+  is `Content-Length`.
 
 *Remembering.* Clients and engines send the same head again and again, but for its `Content-Length`. A head that was read
 once is remembered without that line, so the next of its kind costs a search and a lookup. What was accepted with one
@@ -80,18 +83,26 @@ _KINDS = {
 }
 _SEEN: dict[bytes, int] = {}  # by spelling: saves lowering each name each time
 _MAX_SEEN = 2048
+_LONGEST_SEEN = 64
 MAX_REMEMBERED = 512
 _LENGTH_LINE = b"\r\nContent-Length: "  # as nearly everybody spells it
 _LONGEST_REMEMBERED = 4096
 _DIGITS = re.compile(rb"[0-9]{1,15}\r\n")
 _WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_REQUEST_LINE = re.compile(rb"[A-Z-]+ [\x21-\x7e]+ HTTP/[0-9]\.[0-9]")
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] [1-5][0-9]{2}(?: [\t\x20-\x7e\x80-\xff]*)?")
+_AUTHORITY = re.compile(rb"[A-Za-z0-9._~%!$&'()*+;=:\[\]-]*")  # of a URL, without user information
 
 
 def _kind(name: bytes) -> int:
     lowered = name.lower()
     kind = _OURS if lowered.startswith(b"x-skyserve-") else _KINDS.get(lowered, _PASS)
-    if len(_SEEN) < _MAX_SEEN:
+    if kind == _PASS and b"_" in lowered:
+        dashed = lowered.replace(b"_", b"-")
+        if dashed in _KINDS or dashed.startswith(b"x-skyserve-"):
+            kind = _HOP
+    if len(_SEEN) < _MAX_SEEN and len(name) <= _LONGEST_SEEN:
         _SEEN[name] = kind
     return kind
 
@@ -190,7 +201,7 @@ class Reader:
         if known is None:
             known = read_request(head, max_headers)
             length = known.length
-            if len(head) <= _LONGEST_REMEMBERED:
+            if len(head) <= _LONGEST_REMEMBERED and not known.websocket:  # whose key is new each time
                 if len(self._requests) >= MAX_REMEMBERED:
                     self._requests.clear()
                 self._requests[key] = known
@@ -231,7 +242,8 @@ def read_request(head: bytes, max_headers: int) -> RequestHead:
         raise HeadError(501, "unknown_method", "The method is not known.") from None
     except httptools.HttpParserError:
         raise HeadError(400, "malformed_request", "The head of the request is malformed.") from None
-    if not seen.complete:
+    lines = head[:-4].split(b"\r\n")
+    if not seen.complete or seen.count != len(lines) - 1 or not _REQUEST_LINE.fullmatch(lines[0]):
         raise HeadError(400, "malformed_request", "The head of the request is malformed.")
     if seen.count > max_headers:
         raise HeadError(431, "too_many_headers", f"The request has more than {max_headers} header lines.")
@@ -240,14 +252,16 @@ def read_request(head: bytes, max_headers: int) -> RequestHead:
         raise HeadError(505, "unsupported_version", "HTTP/1.1 and HTTP/1.0 are spoken here.")
     request = RequestHead()
     request.method = parser.get_method()
-    request.target = _origin_form(seen.url)
+    if request.method == b"CONNECT":  # whatever its target: a 2xx would make a tunnel of the connection
+        raise HeadError(400, "bad_request_target", "The request target must be a path.")
+    authority, request.target = _origin_form(seen.url)
     request.path = request.target.partition(b"?")[0]
     request.method_text = request.method.decode("ascii")
     request.path_text = request.path.decode("latin-1")
     request.http_1_0 = version == "1.0"
     request.keep_alive = not request.http_1_0
-    lines = head[:-4].split(b"\r\n")
     drop = _apply_request(request, seen.marked, lines)
+    request.host = authority or request.host  # RFC 9112 §3.2.2
     request.lines = b"\r\n".join(line for number, line in enumerate(lines) if number and number not in drop)
     return request
 
@@ -259,6 +273,7 @@ def _apply_request(
     drop: set[int] = set()
     hosts = 0
     named: list[bytes] = []
+    proto = host = 0  # the numbers of their lines
     upgrade = key = version = b""
     ours: dict[bytes, bytes] = {}
     for kind, number, name, value in marked:
@@ -274,9 +289,9 @@ def _apply_request(
         elif kind == _AUTHORIZATION:
             request.authorization = value
         elif kind == _CONNECTION:
-            named += [token.strip().lower() for token in value.split(b",")]
+            named += _tokens(value)
         elif kind == _CODING:
-            if value.strip().lower() != b"chunked":
+            if value.lower() != b"chunked" or request.chunked:
                 raise HeadError(501, "transfer_coding", "The only transfer coding spoken here is chunked.")
             request.chunked = True
         elif kind == _REQUEST_ID:
@@ -285,9 +300,9 @@ def _apply_request(
             before = request.forwarded_for
             request.forwarded_for = before + b", " + value if before else value
         elif kind == _FORWARDED_PROTO:
-            request.has_forwarded_proto = True
+            proto = number
         elif kind == _FORWARDED_HOST:
-            request.has_forwarded_host = True
+            host = number
         elif kind == _SESSION:
             request.session = value
         elif kind == _COOKIE:
@@ -312,7 +327,7 @@ def _apply_request(
         request.expects = False
     elif hosts != 1:
         raise HeadError(400, "malformed_request", "The request must have exactly one Host.")
-    if hosts > 1:
+    if hosts > 1 or not _AUTHORITY.fullmatch(request.host):
         raise HeadError(400, "malformed_request", "The request must have exactly one Host.")
     for token in named:
         if token == b"close":
@@ -321,6 +336,8 @@ def _apply_request(
             request.keep_alive = b"close" not in named
         elif token not in _NEVER_HOP:
             drop |= _numbers_of(token, lines)
+    request.has_forwarded_proto = proto > 0 and proto not in drop  # `Connection` may have named them
+    request.has_forwarded_host = host > 0 and host not in drop
     if upgrade == b"websocket" and b"upgrade" in named and request.method == b"GET":
         _check_handshake(request, key, version)
         request.websocket, request.websocket_key = True, key
@@ -330,6 +347,10 @@ def _apply_request(
 _NEVER_HOP = frozenset(
     {b"", b"close", b"keep-alive", b"upgrade", b"host", b"content-length", b"content-type"}
 )
+
+
+def _tokens(value: bytes) -> list[bytes]:
+    return [token.strip(b" \t").lower() for token in value.split(b",")]
 
 
 def _numbers_of(token: bytes, lines: list[bytes]) -> set[int]:
@@ -349,15 +370,16 @@ def _check_handshake(request: RequestHead, key: bytes, version: bytes) -> None:
         raise HeadError(400, "malformed_handshake", text)
 
 
-def _origin_form(url: bytes) -> bytes:
+def _origin_form(url: bytes) -> tuple[bytes, bytes]:
+    """The authority, if the request target tells it, and path and query."""
     if url.startswith(b"/"):
-        return url
-    lowered = url[:8].lower()
-    if lowered.startswith((b"http://", b"https://")):
-        rest = url.split(b"//", 1)[1]
+        return b"", url
+    scheme, separator, rest = url.partition(b"://")
+    if separator and scheme.lower() in (b"http", b"https"):
         authority = re.split(rb"[/?]", rest, maxsplit=1)[0]
         path = rest[len(authority) :]
-        return path if path.startswith(b"/") else b"/" + path
+        if authority and _AUTHORITY.fullmatch(authority):
+            return authority, path if path.startswith(b"/") else b"/" + path
     raise HeadError(400, "bad_request_target", "The request target must be a path.")
 
 
@@ -414,7 +436,6 @@ class AnswerHead:
     lines = b""  # the status line, and the end-to-end header lines as they came
     length: int | None = None
     chunked = False
-    unframed = False  # a transfer coding we do not speak: the body ends with the connection
     keep_alive = True
     content_type = b""
     encoded = False
@@ -434,23 +455,27 @@ def read_answer(head: bytes, max_headers: int) -> AnswerHead:
         pass
     except httptools.HttpParserError as error:
         raise HeadError(502, "malformed_answer", f"the head of the answer is malformed: {error}") from None
-    if not seen.complete or seen.count > max_headers:
+    lines = head[:-4].split(b"\r\n")
+    if not seen.complete or seen.count != len(lines) - 1 or not _STATUS_LINE.fullmatch(lines[0]):
         raise HeadError(502, "malformed_answer", "the head of the answer is malformed")
+    if seen.count > max_headers:
+        raise HeadError(502, "malformed_answer", "the head of the answer has too many lines")
     answer = AnswerHead()
     answer.status = parser.get_status_code()
-    lines = head[:-4].split(b"\r\n")
+    http_1_1 = lines[0][7:8] == b"1"
     lines[0] = b"HTTP/1.1 " + lines[0][9:]
-    keep_alive = parser.get_http_version() == "1.1"
+    named: list[bytes] = []
+    server = request_id = 0  # the numbers of their lines
     drop: set[int] | None = None
     for kind, number, _name, value in seen.marked:
         if kind == _TYPE:
             answer.content_type = value
         elif kind == _SERVER:
-            answer.has_server = True
+            server = number
         elif kind == _REQUEST_ID:
-            answer.has_request_id = True
+            request_id = number
         elif kind == _ENCODING:
-            answer.encoded = value.strip().lower() != b"identity"
+            answer.encoded = value.lower() != b"identity"
         elif kind == _ACCEPT:
             answer.accept = value
         elif kind == _LENGTH:
@@ -463,18 +488,19 @@ def read_answer(head: bytes, max_headers: int) -> AnswerHead:
             if kind == _UPGRADE:
                 answer.upgrade = value.lower()
             elif kind == _CODING:
-                answer.chunked = value.strip().lower() == b"chunked"
-                answer.unframed = not answer.chunked
+                if value.lower() != b"chunked" or answer.chunked:
+                    raise HeadError(502, "malformed_answer", "the answer has a transfer coding but chunked")
+                answer.chunked = True
             elif kind == _CONNECTION:
-                for token in value.split(b","):
-                    token = token.strip().lower()
-                    if token == b"close":
-                        keep_alive = False
-                    elif token == b"keep-alive":
-                        keep_alive = True
-                    elif token not in _NEVER_HOP:
-                        drop |= _numbers_of(token, lines)
-    answer.keep_alive = keep_alive
+                named += _tokens(value)
+    for token in named:
+        if token not in _NEVER_HOP:
+            drop = (drop or set()) | _numbers_of(token, lines)
+    # RFC 9112 §6.1: what an HTTP/1.0 server means by chunked is in doubt once its body is over.
+    lasting = b"keep-alive" in named and not answer.chunked
+    answer.keep_alive = b"close" not in named and (http_1_1 or lasting)
+    answer.has_server = server > 0 and not (drop and server in drop)
+    answer.has_request_id = request_id > 0 and not (drop and request_id in drop)
     if not answer.has_server:
         lines.append(b"Server: skyserve")
     answer.lines = b"\r\n".join(line for number, line in enumerate(lines) if not drop or number not in drop)

@@ -78,6 +78,13 @@ def prompt_of(json: Mapping[str, Any] | None, body: bytes) -> bytes:
     """The prompt in its canonical form, at most MAX_PROMPT_BYTES of it."""
     if json is None:
         return body[:MAX_PROMPT_BYTES]
+    try:
+        return _canonical(json, body)
+    except TypeError:  # nested more deeply than orjson writes, which is less than it reads
+        return body[:MAX_PROMPT_BYTES]
+
+
+def _canonical(json: Mapping[str, Any], body: bytes) -> bytes:
     parts: list[bytes] = []
     tools = json.get("tools")
     if tools:

@@ -27,6 +27,7 @@ from lb.heads import Reader, RequestHead
 from lb.metrics import Metrics
 from lb.options import Continue, Limits
 from lb.prompt import NOTHING, Ask
+from lb.pump import Pump
 from lb.queue import HoldQueue
 from lb.survival import Keeper
 from lb.targets import Booking, Key, Outlook, Standing, TargetTable
@@ -68,8 +69,10 @@ class Proxy:
         kind_of: Callable[[Key], EngineKind],
         finished: Callable[[RequestFacts], None] | None = None,
         begin_span: Callable[[str], str] | None = None,
+        pump: Pump | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self.pump = pump
         self.table = table
         self.pools = pools
         self.metrics = metrics
@@ -407,8 +410,7 @@ class Proxy:
             relay, booking = exchange.relay, exchange.booking
             if relay is None or booking is None:
                 continue
-            if relay.heard:
-                relay.heard = False
+            if relay.pulse():
                 relay.silent_s = 0.0
                 self.table.heard(booking.key, now)
                 continue

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 class Relay(Protocol):
     """What an exchange and the patrol know of the way an answer goes. The first byte has been there when it is made."""
 
-    heard: bool  # something came since the patrol last looked; it is the patrol's to reset
     blocked: bool  # the client has no room
     silent_s: float  # for how long nothing has come, as far as the patrol knows
     chunks: int
@@ -31,6 +30,14 @@ class Relay(Protocol):
 
     def data(self, data: bytes) -> None:
         """Bytes of the target's connection."""
+        ...
+
+    def pulse(self) -> bool:
+        """Whether something has come since this was last asked."""
+        ...
+
+    def halt(self) -> None:
+        """The target's connection is about to be closed, or taken away."""
         ...
 
     def collected(self, body: bytes) -> None:
@@ -58,13 +65,14 @@ class PlainRelay:
     """Any answer, as it is."""
 
     __slots__ = (
+        "_chunks",
         "_exchange",
         "_frame",
+        "_heard",
         "_walker",
         "_write",
         "blocked",
         "chunks",
-        "heard",
         "sent_bytes",
         "silent_s",
     )
@@ -72,16 +80,17 @@ class PlainRelay:
     def __init__(self, exchange: Exchange, answer: AnswerHead, walker: Walker) -> None:
         self._exchange = exchange
         self._walker = walker
-        self.heard = True
+        self._heard = True
         self.blocked = False
         self.silent_s = 0.0
         self.chunks = 0
         self.sent_bytes = 0
         self._frame = begin_answer(exchange, answer, walker)
+        self._chunks = self._frame and not isinstance(walker, ChunkWalker)  # the client gets chunks of ours
         self._write = exchange.client.transport.write
 
     def data(self, data: bytes) -> None:
-        self.heard = True
+        self._heard = True
         self.chunks += 1
         walker = self._walker
         try:
@@ -96,35 +105,45 @@ class PlainRelay:
         else:
             self._write(body)
         if end >= 0:
+            if self._chunks:
+                self._write(LAST_CHUNK)
             self._exchange.relayed(rest=end < len(data))
 
     def _write_framed(self, body: bytes) -> None:
         walker = self._walker
-        if isinstance(walker, ChunkWalker):  # for a client that does not know of chunks
+        if isinstance(walker, ChunkWalker):
             payloads = walker.payloads
             assert payloads is not None  # noqa: S101 (for the type checker)
-            for payload in payloads:
-                self._write(payload)
+            body = b"".join(payloads)
             payloads.clear()
-        else:
-            self._write(chunk(body))
+        if body:
+            self._write(chunk(body) if self._chunks else body)
 
     def collected(self, body: bytes) -> None:
-        if not body:
-            return
-        chunked = isinstance(self._walker, ChunkWalker) != self._frame
-        self._write(chunk(body) if chunked and not isinstance(self._walker, LengthWalker) else body)
+        walker = self._walker
+        if isinstance(walker, ChunkWalker) and not self._frame:
+            # It may stand in the midst of a chunk whose size line has been taken away: all is framed anew.
+            self._frame = self._chunks = True
+            walker.payloads = []
+        if body:
+            self._write(chunk(body) if self._chunks else body)
 
     def ended(self) -> bool:
         if not isinstance(self._walker, CloseWalker):
             return False
-        if self._frame:
+        if self._chunks:
             self._write(LAST_CHUNK)
         self._exchange.relayed(rest=False, reusable=False)
         return True
 
     def tokens(self) -> Tokens | None:
         return None
+
+    def pulse(self) -> bool:
+        heard, self._heard = self._heard, False
+        return heard
+
+    def halt(self) -> None: ...
 
     def may_continue(self) -> bool:
         return False

@@ -56,6 +56,7 @@ class ServerOptions:
     reuse_port: bool = False
     access_log: bool = False
     targets_cafile: Path | None = None
+    pump: bool = True
 
 
 async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
@@ -80,6 +81,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         tracing=tracer,
         access_log=_access_log() if options.access_log else None,
         targets_tls=_targets_tls(options),
+        pump=options.pump,
     )
     data = await loop.create_server(
         lambda: ClientConnection(agent.proxy), sock=data_socket, ssl=tls, backlog=_BACKLOG

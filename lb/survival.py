@@ -1,6 +1,6 @@
 """Streams of models that outlive their target: the relay that can change engines under a running answer.
 
-While all is well a chunk of an engine, which is one write and one whole event, passes as it came; what it costs beyond
+While all is well the chunks go through a lane of the pump (`lb.pump`), where there is one; without it a chunk of an engine, which is one write and one whole event, passes as it came; what it costs beyond
 that is a look at its ends and a place in the journal. Only when something is unusual (events cut in two, several chunks
 at once, token ids that the client did not ask for) are bodies unframed and framed anew.
 
@@ -21,6 +21,7 @@ from lb.heads import AnswerHead
 from lb.journal import Journal, SoFar
 from lb.options import Continuation
 from lb.prompt import Ask
+from lb.pump import Lane, News, descriptor_of
 from lb.refusals import Reason
 from lb.relay import begin_answer
 from lb.sse import Gate, error_event, is_data, is_readable
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
 
 BY_ENGINE = frozenset({Reason.ENGINE, Reason.PROMPT_IDS, Reason.LAST_MESSAGE})  # another may be able to
 
+_LANE_BYTES = 256 * 1024  # kept by a lane before it comes back
+_TAIL_BYTES = 4096  # in which the usage of a stream and its end mark are found
+
 _EVENT_END = b"\n\n\r\n"  # of an event that is a chunk
-_GIVES_UP = (b'data: {"error"', b'"finish_reason":"abort"')
+_GOES_ON = b'"finish_reason":null'  # an event with this neither ends a stream nor gives it up
 
 
 class Keeper:
@@ -98,10 +102,13 @@ class EventRelay:
     __slots__ = (
         "_exchange",
         "_gate",
+        "_heard",
         "_journal",
         "_keeper",
+        "_lane",
         "_last",
         "_payloads",
+        "_pump_due",
         "_quick",
         "_stitcher",
         "_strip",
@@ -110,7 +117,6 @@ class EventRelay:
         "_write",
         "blocked",
         "chunks",
-        "heard",
         "sent_bytes",
         "silent_s",
     )
@@ -119,7 +125,9 @@ class EventRelay:
         self._exchange = exchange
         self._keeper = keeper
         self._walker = walker
-        self.heard = True
+        self._heard = True
+        self._lane: Lane | None = None
+        self._pump_due = False
         self.blocked = False
         self.silent_s = 0.0
         self.chunks = 0
@@ -144,21 +152,77 @@ class EventRelay:
 
     def data(self, data: bytes) -> None:
         self.chunks += 1
-        if (
-            self._quick
-            and data.endswith(_EVENT_END)
-            and one_chunk(data)
-            and _GIVES_UP[0] not in data
-            and _GIVES_UP[1] not in data
-        ):
-            if is_data(data):
-                self.heard = True
+        if self._quick and data[-4:] == _EVENT_END and _GOES_ON in data and one_chunk(data):
+            self._heard = True
             self._last = data
             self._journal.add(data)
             self.sent_bytes += len(data)
             self._write(data)
+            if not self._pump_due and self._exchange.proxy.pump is not None:
+                self._pump_due = True  # when what was written has gone
+                self._exchange.proxy.loop.call_soon(self._open_lane)
         else:
             self._walk(data)
+
+    # --- the lane
+
+    def _open_lane(self) -> None:
+        """Let the pump move what comes, if nothing is in between."""
+        self._pump_due = False
+        exchange = self._exchange
+        pump, connection, client = exchange.proxy.pump, exchange.connection, exchange.client.transport
+        if pump is None or connection is None or self._lane is not None or not self._quick or self.blocked:
+            return
+        source, sink = descriptor_of(connection.transport), descriptor_of(client)
+        if source is None or sink is None or connection.transport.is_closing() or client.is_closing():
+            return
+        if client.get_write_buffer_size():
+            return  # what it holds must go first; the next chunk tries again
+        connection.transport.pause_reading()
+        self._lane = pump.lane(source, sink, _LANE_BYTES, self)
+
+    def lane_stopped(self, news: News, data: bytes) -> None:
+        """The lane has met something that it leaves to us."""
+        self._absorb()
+        self._lane = None
+        connection = self._exchange.connection
+        if connection is None:
+            return
+        if news is News.FULL:
+            self._open_lane()
+            return
+        connection.transport.resume_reading()
+        if news is News.UNSENT:
+            self._write(data)
+        elif news is News.DATA:
+            self.data(data)
+
+    def _absorb(self) -> None:
+        """Take over what has gone through the lane."""
+        lane = self._lane
+        if lane is None:
+            return
+        passed = lane.take()
+        if passed:
+            self._journal.add(passed)
+            self._last = passed[-_TAIL_BYTES:]
+        chunks, size = lane.counts()
+        self.chunks += chunks
+        self.sent_bytes += size
+        if lane.pulse():
+            self._heard = True
+
+    def halt(self) -> None:
+        if self._lane is not None:
+            self._lane.stop()
+            self._absorb()
+            self._lane = None
+
+    def pulse(self) -> bool:
+        heard, self._heard = self._heard, False
+        return (self._lane is not None and self._lane.pulse()) or heard
+
+    # --- what is not plain
 
     def _walk(self, data: bytes) -> None:
         """Anything that is not one event in one chunk."""
@@ -175,7 +239,7 @@ class EventRelay:
         else:
             payload = body
         if is_data(payload):
-            self.heard = True
+            self._heard = True
         if self._stitcher is not None:
             self._send(self._stitcher.feed(payload))
             gave_up = bool(self._stitcher.error)
@@ -183,7 +247,7 @@ class EventRelay:
             self._journal.add(body)
             events = self._gate.feed(payload)
             if events:
-                self._last = events
+                self._last = (self._last + events)[-_TAIL_BYTES:]
                 self._send(events if self._strip is None else self._strip(events))
             gave_up = bool(self._gate.error)
             self._quick = (
@@ -216,8 +280,10 @@ class EventRelay:
         """The target has ended its answer in good order, whatever it was."""
         if b"[DONE]" not in self._last and self._stitcher is None:
             sofar = self._journal.read()
-            if sofar.events and not (sofar.finish_reason or sofar.done or sofar.strange or sofar.lost):
-                self._exchange.broke_short()  # a server that shuts down closes what it was saying
+            if not (sofar.finish_reason or sofar.done or sofar.strange or sofar.lost) and (
+                sofar.events or self._gate.clear
+            ):
+                self._exchange.broke_short()  # a server that shuts down closes what it was saying, or had not begun to say
                 return
         elif self._stitcher is not None and not self._stitcher.over:
             sofar = self._stitcher.sofar()
@@ -234,6 +300,7 @@ class EventRelay:
             self._write(LAST_CHUNK)
 
     def tokens(self) -> Tokens | None:
+        self._absorb()
         if self._stitcher is not None:
             usage = self._stitcher.sofar().usage
             if usage is None:
@@ -280,7 +347,7 @@ class EventRelay:
             walker.payloads = self._payloads
         self._quick = False
         self._stitcher = self._keeper.stitcher()
-        self.heard = True
+        self._heard = True
         self.silent_s = 0.0
 
     def refuse(self, error: NotContinuable) -> None:
@@ -302,6 +369,7 @@ class EventRelay:
             return self._stitcher.sofar()
         if self._keeper.sofar is not None and self._keeper.breaks:
             return self._keeper.sofar  # between two legs
+        self._absorb()
         return self._journal.read()
 
 

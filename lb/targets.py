@@ -200,7 +200,7 @@ class TargetTable:
             return False
         self._troubled.add(entry)
         if eject:
-            self._eject(entry, now)
+            self._eject(entry, now, doubt=blame is Blame.EJECT)
         return eject
 
     def release(self, booking: Booking, now: float, tokens: int | None = None) -> None:
@@ -371,8 +371,8 @@ class TargetTable:
             self._departed[entry.key] = entry
         self._advisers.forget(entry.key.id)
 
-    def _eject(self, entry: Entry, now: float, at_least_s: float = 0.0) -> None:
-        entry.eject(now, self.table.breaker, at_least_s)
+    def _eject(self, entry: Entry, now: float, at_least_s: float = 0.0, doubt: bool = True) -> None:
+        entry.eject(now, self.table.breaker, at_least_s, doubt)
         self._offers.changed()
 
     def _fade(self, now: float) -> None:

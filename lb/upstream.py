@@ -76,7 +76,7 @@ class TargetConnection(asyncio.Protocol):
 class Pool:
     """The connections to one target's address."""
 
-    __slots__ = ("_idle", "base_path", "closed", "host", "name", "port", "tls")
+    __slots__ = ("_idle", "address", "base_path", "closed", "host", "name", "port", "tls")
 
     def __init__(self, url: str, tls: ssl.SSLContext | None) -> None:
         parts = urlsplit(url)
@@ -84,8 +84,9 @@ class Pool:
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.base_path = parts.path.rstrip("/").encode()
         self.tls = tls if parts.scheme == "https" else None
+        self.address = parts.netloc.rpartition("@")[2].encode()
         # Its own name where TLS is: terminators route on it.
-        self.name = parts.netloc.encode() if self.tls is not None else b""
+        self.name = self.address if self.tls is not None else b""
         self.closed = False
         self._idle: list[TargetConnection] = []
 
@@ -100,8 +101,9 @@ class Pool:
     def give(self, connection: TargetConnection, now: float) -> None:
         """The answer was read to its end, and the target keeps the connection open."""
         connection.sink = None
-        if self.closed or connection.transport.is_closing():
-            connection.transport.abort()
+        transport = connection.transport
+        if self.closed or transport.is_closing() or transport.get_write_buffer_size():
+            transport.abort()  # with a request that has not been taken yet, it was answered rashly
             return
         connection.used = True
         connection.idle_since = now
@@ -120,6 +122,8 @@ class Pool:
         _, connection = await asyncio.wait_for(
             loop.create_connection(lambda: TargetConnection(self), self.host, self.port, **tls), timeout_s
         )
+        if connection.transport.is_closing():
+            raise ConnectionResetError("closed as soon as it was open")
         return connection
 
     def expire(self, now: float) -> None:
@@ -190,6 +194,8 @@ class Dialling:
             if task.cancelled():
                 return
             error = task.exception()
+            if error is None and task.result().transport.is_closing():
+                error = ConnectionResetError("closed as soon as it was open")  # and nobody was told
             if self._abandoned:
                 if error is None:
                     pool.give(task.result(), clock())

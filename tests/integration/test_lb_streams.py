@@ -136,11 +136,18 @@ PATHS = ["/v1/chat/completions", "/v1/completions"]
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("mode", ["auto", "text"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--continue", "auto"), id="by tokens"),
+        pytest.param(("--continue", "text"), id="by text"),
+        pytest.param(("--continue", "text", "--no-pump"), id="by text, chunks moved by Python"),
+    ],
+)
 async def test_a_stream_goes_on_when_its_engine_is_killed_twice(
-    w: World, engines: list[Engine], path: str, mode: str
+    w: World, engines: list[Engine], path: str, options: tuple[str, ...]
 ) -> None:
-    agent = await w.agent("--continue", mode, *(f"--target={engine.url}" for engine in engines))
+    agent = await w.agent(*options, *(f"--target={engine.url}" for engine in engines))
     await until(lambda: identified(agent))
     undisturbed = await told(agent.http, engines[0].url, path)
 
