@@ -93,6 +93,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--shutdown-grace", type=_seconds_or_zero, default=120.0, metavar="SECONDS")
     add("--reuse-port", action="store_true", help="share the data port with other agents on this host")
     add("--targets-cafile", type=Path, help="certificate authority of targets addressed by https")
+    add(
+        "--handover-socket",
+        type=Path,
+        metavar="PATH",
+        help="take the ports of the agent that offers them here, and offer them to the next",
+    )
     add("--no-pump", action="store_true", help="move chunks by Python even where the helper in C is there")
     add("--access-log", action="store_true", help="one line of JSON per request on standard error")
     add("--tls-certfile", type=Path, help="serve https with this certificate chain")
@@ -112,7 +118,7 @@ def _options(given: argparse.Namespace) -> ServerOptions:
     for file in (given.tls_certfile, given.tls_keyfile, given.targets_cafile):
         if file is not None and not file.is_file():
             raise _UsageError(f"there is no file {file}")
-    for file in (given.table_file, given.ready_file):
+    for file in (given.table_file, given.ready_file, given.handover_socket):
         if file is not None and not file.absolute().parent.is_dir():
             raise _UsageError(f"there is no folder {file.absolute().parent}")
     return ServerOptions(
@@ -131,6 +137,7 @@ def _options(given: argparse.Namespace) -> ServerOptions:
         reuse_port=given.reuse_port,
         access_log=given.access_log,
         pump=not given.no_pump,
+        handover_socket=given.handover_socket,
         targets_cafile=given.targets_cafile,
     )
 

@@ -9,7 +9,6 @@ first part is, and the rest is passed on as the target takes it.
 from __future__ import annotations
 
 import asyncio
-from enum import Enum
 from typing import TYPE_CHECKING, cast
 
 from lb import answers
@@ -26,13 +25,13 @@ MAX_AHEAD_BYTES = 256 * 1024  # what a client may send before its answer is over
 _LINGER_S = 2.0
 
 
-class _Phase(Enum):
-    IDLE = "idle"  # between two requests
-    HEAD = "head"  # a head has begun
-    BODY = "body"  # collecting a body
-    ANSWER = "answer"  # the exchange has the word
-    TUNNEL = "tunnel"
-    OVER = "over"
+# Plain numbers: a member of an Enum is looked up in its class each time it is compared.
+_IDLE = 0  # between two requests
+_HEAD = 1  # a head has begun
+_BODY = 2  # collecting a body
+_ANSWER = 3  # the exchange has the word
+_TUNNEL = 4
+_OVER = 5
 
 
 class ClientConnection(asyncio.Protocol):
@@ -71,7 +70,7 @@ class ClientConnection(asyncio.Protocol):
         self.body_left = False  # the exchange has begun before the body was over
         self._ahead = b""
         self._full = False  # it does not take what is written to it
-        self._phase = _Phase.IDLE
+        self._phase = _IDLE
         self._paused_by = 0
 
     # --- asyncio
@@ -89,14 +88,14 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         phase = self._phase
-        if phase is _Phase.ANSWER:
+        if phase == _ANSWER:
             self._take_ahead(data)
-        elif phase is _Phase.BODY:
+        elif phase == _BODY:
             self._take_body(data)
-        elif phase is _Phase.TUNNEL:
+        elif phase == _TUNNEL:
             if self.exchange is not None:
                 self.exchange.client_data(data)
-        elif phase is not _Phase.OVER:
+        elif phase != _OVER:
             self._take_head(self._ahead + data if self._ahead else data)
 
     def eof_received(self) -> bool:
@@ -109,11 +108,11 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._timer.cancel()
         self.proxy.clients.discard(self)
-        phase, self._phase = self._phase, _Phase.OVER
+        phase, self._phase = self._phase, _OVER
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.client_lost()
-        elif phase is _Phase.BODY:
+        elif phase == _BODY:
             self.proxy.metrics.counts.client_gone += 1
 
     def pause_writing(self) -> None:
@@ -128,18 +127,18 @@ class ClientConnection(asyncio.Protocol):
         self.resume_reading(4)
         if self.exchange is not None:
             self.exchange.client_drained()
-        elif self._phase is _Phase.ANSWER:
+        elif self._phase == _ANSWER:
             self.proxy.loop.call_soon(self._next_head)
 
     # --- requests in
 
     def _take_head(self, data: bytes) -> None:
         limits = self.proxy.limits
-        if self._phase is _Phase.IDLE:
+        if self._phase == _IDLE:
             data = data.lstrip(b"\r\n")  # RFC 9112 §2.2: some clients end a body with a line too many
             if not data:
                 return
-            self._phase = _Phase.HEAD
+            self._phase = _HEAD
             self._deadline = self.proxy.clock() + limits.head_timeout_s
         end = data.find(END, max(0, len(self._ahead) - 3))
         if end < 0 or end > limits.max_head_bytes:
@@ -171,7 +170,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if head.expects and not rest and (length or head.chunked):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._phase = _Phase.BODY
+        self._phase = _BODY
         self.size = 0
         self.parts = []
         self.kept = bytearray()
@@ -216,7 +215,7 @@ class ClientConnection(asyncio.Protocol):
     def _begin(self, body: bytes) -> None:
         head = self.head
         assert head is not None  # noqa: S101 (for the type checker)
-        self._phase = _Phase.ANSWER
+        self._phase = _ANSWER
         self.proxy.begin(self, head, body)
 
     def _take_ahead(self, data: bytes) -> None:
@@ -277,21 +276,21 @@ class ClientConnection(asyncio.Protocol):
                 self.pause_reading(4)  # answers that nobody reads must not pile up
             if self._ahead:
                 # In a turn of its own: a thousand requests in one packet must not be a thousand frames on the stack.
-                self._phase = _Phase.ANSWER
+                self._phase = _ANSWER
                 self.proxy.loop.call_soon(self._next_head)
             else:
-                self._phase = _Phase.IDLE
+                self._phase = _IDLE
                 if self._paused_by:
                     self.resume_reading(3)
 
     def _next_head(self) -> None:
         """Go on with what was sent ahead, unless the client does not even take what it has been answered."""
-        if self._phase is not _Phase.ANSWER or self.exchange is not None or self._full:
+        if self._phase != _ANSWER or self.exchange is not None or self._full:
             return
         if self.closing or self.proxy.closing:
             self._close()
             return
-        self._phase = _Phase.IDLE
+        self._phase = _IDLE
         ahead, self._ahead = self._ahead, b""
         if self._paused_by:
             self.resume_reading(3)
@@ -299,7 +298,7 @@ class ClientConnection(asyncio.Protocol):
 
     def tunnel(self) -> bytes:
         """From now on all bytes go to the exchange as they are; what came ahead is returned."""
-        self._phase = _Phase.TUNNEL
+        self._phase = _TUNNEL
         ahead, self._ahead = self._ahead, b""
         self.resume_reading(1)
         return ahead
@@ -308,7 +307,7 @@ class ClientConnection(asyncio.Protocol):
         """No further request, and no end mark for the answer under way."""
         self.exchange = None
         if abort:
-            self._phase = _Phase.OVER
+            self._phase = _OVER
             self.transport.abort()
         else:
             self._close()
@@ -316,7 +315,7 @@ class ClientConnection(asyncio.Protocol):
     def close_soon(self) -> None:
         """The agent closes: an idle connection goes now, others after their answer."""
         self.closing = True
-        if self._phase is _Phase.IDLE:
+        if self._phase == _IDLE:
             self._close()
 
     def pause_reading(self, who: int) -> None:
@@ -345,7 +344,7 @@ class ClientConnection(asyncio.Protocol):
     def _linger(self) -> None:
         """Let the client read our answer although it is still sending: closing with unread bytes resets the
         connection, and a reset may overtake the answer."""
-        self._phase = _Phase.OVER
+        self._phase = _OVER
         self._ahead = b""
         self.resume_reading(7)  # and drop it
         if self.transport.can_write_eof() and not self.transport.is_closing():
@@ -355,7 +354,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _close(self) -> None:
         """Close when the client has taken what was written to it, for which it has the idle timeout."""
-        self._phase = _Phase.OVER
+        self._phase = _OVER
         self._ahead = b""
         self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
         self.transport.close()
@@ -375,11 +374,11 @@ class ClientConnection(asyncio.Protocol):
             self._timer = self.proxy.loop.call_later(max(1.0, self.proxy.limits.head_timeout_s), self._look)
             return
         if now >= self._deadline:
-            if phase is _Phase.HEAD:
+            if phase == _HEAD:
                 self._refuse(408, "head_timeout", "The head of the request did not arrive in time.")
-            elif phase is _Phase.BODY:
+            elif phase == _BODY:
                 self._refuse(408, "body_timeout", "The body did not arrive in time.")
-            elif phase is _Phase.IDLE:
+            elif phase == _IDLE:
                 self._close()
             else:
                 self.transport.abort()

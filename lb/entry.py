@@ -49,7 +49,9 @@ class Outlook(str, Enum):
     """What an attempt without its first byte may hope for."""
 
     FINE = "fine"
-    DOUBTFUL = "doubtful"  # ejected and in doubt, or called unhealthy: better elsewhere, if there is an elsewhere
+    DOUBTFUL = (
+        "doubtful"  # ejected and in doubt, or called unhealthy: better elsewhere, if there is an elsewhere
+    )
     LOST = "lost"  # the target is gone and had not been drained
 
 

@@ -90,17 +90,15 @@ _BLAME = {
 }
 
 
-class _Phase(Enum):
-    """Of the present attempt."""
-
-    NONE = "none"  # no attempt is under way: held, or between two
-    DIALLING = "dialling"
-    HEAD = "head"  # waiting for the head of the answer
-    FIRST = "first"  # waiting for the first byte of a body that is relayed as it comes
-    WHOLE = "whole"  # reading a body that is sent in one piece
-    RELAY = "relay"
-    TUNNEL = "tunnel"
-    OVER = "over"
+# Of the present attempt. Plain numbers: a member of an Enum is looked up in its class each time it is compared.
+_NONE = 0  # no attempt is under way: held, or between two
+_DIALLING = 1
+_HEAD = 2  # waiting for the head of the answer
+_FIRST = 3  # waiting for the first byte of a body that is relayed as it comes
+_WHOLE = 4  # reading a body that is sent in one piece
+_RELAY = 5
+_TUNNEL = 6
+_OVER = 7
 
 
 class Exchange:
@@ -207,7 +205,7 @@ class Exchange:
         self.keeper: Keeper | None = None  # of a stream that could be continued
         self.reply_length: int | None = None
         self.refusal: tuple[AnswerHead, bytes] | None = None  # the last 502, 503 or 504 of a target
-        self._phase = _Phase.NONE
+        self._phase = _NONE
         self._dialling: Dialling | None = None
         self._stale = False  # has a reused connection been stale?
         self._buffer = b""
@@ -252,7 +250,7 @@ class Exchange:
         if connection is not None:
             self._send(connection)
         else:
-            self._phase = _Phase.DIALLING
+            self._phase = _DIALLING
             self._dialling = Dialling(
                 pool, proxy.limits.connect_timeout_s, proxy.clock, self._dialled, self._not_dialled
             )
@@ -319,7 +317,7 @@ class Exchange:
             path = path if other_path is None else other_path
         self.connection = connection
         connection.sink = self
-        self._phase = _Phase.HEAD
+        self._phase = _HEAD
         self._buffer = b""
         self._interims = 0
         if client.body_left:
@@ -377,16 +375,16 @@ class Exchange:
 
     def target_data(self, data: bytes) -> None:
         phase = self._phase
-        if phase is _Phase.RELAY:
+        if phase == _RELAY:
             assert self.relay is not None  # noqa: S101 (for the type checker)
             self.relay.data(data)
-        elif phase is _Phase.HEAD:
+        elif phase == _HEAD:
             self._take_head(self._buffer + data if self._buffer else data)
-        elif phase is _Phase.WHOLE:
+        elif phase == _WHOLE:
             self._take_whole(data)
-        elif phase is _Phase.FIRST:
+        elif phase == _FIRST:
             self._start_relay(data)
-        elif phase is _Phase.TUNNEL:
+        elif phase == _TUNNEL:
             self.client.transport.write(data)
 
     def _take_head(self, data: bytes) -> None:
@@ -435,7 +433,7 @@ class Exchange:
                 self._read_whole(CloseWalker(), rest)
                 return
             self._walker = CloseWalker()
-        self._phase = _Phase.FIRST
+        self._phase = _FIRST
         if rest:
             self._start_relay(rest)
 
@@ -460,7 +458,7 @@ class Exchange:
 
     def _read_whole(self, walker: Walker | None, rest: bytes) -> None:
         """Collect the body; without a walker it is chunked."""
-        self._phase = _Phase.WHOLE
+        self._phase = _WHOLE
         self._parts: list[bytes] = []
         self._size = 0
         self._walker = ChunkWalker(self._parts) if walker is None else walker
@@ -575,7 +573,7 @@ class Exchange:
         if self.first_at is None:
             self.first_at = now
             self.proxy.metrics.counts.ttft.observe(now - self.arrived_at)
-        self._phase = _Phase.RELAY
+        self._phase = _RELAY
         if self.relay is None:
             self.refusal = None
             if self.keeper is not None and self.reply_length is None and survives(self._reply):
@@ -592,7 +590,7 @@ class Exchange:
         self.proxy.relays[self] = None
 
     def halt(self) -> None:
-        """The client's connection is about to be closed."""
+        """One of the two connections is about to be closed."""
         if self.relay is not None:
             self.relay.halt()
 
@@ -649,7 +647,7 @@ class Exchange:
     def hand_over(self) -> bool:
         """Its target will be taken away soon: go on elsewhere if that is possible; False if it is not."""
         relay, booking = self.relay, self.booking
-        if self._phase is not _Phase.RELAY or relay is None or booking is None or not relay.may_continue():
+        if self._phase != _RELAY or relay is None or booking is None or not relay.may_continue():
             return False
         now = self.proxy.clock()
         self.proxy.relays.pop(self, None)
@@ -663,7 +661,7 @@ class Exchange:
 
     def _continue(self, relay: Relay, why: str) -> None:
         """Go on with a stream on another target, or end it as an error."""
-        self._phase = _Phase.NONE
+        self._phase = _NONE
         self.booking = None
         if relay.resume(why):
             self.executions = 0
@@ -680,7 +678,7 @@ class Exchange:
         self.error = why
         if self.booking is not None:
             self._drop_attempt()
-        self._phase = _Phase.OVER
+        self._phase = _OVER
         self.proxy.finished(self, self.proxy.clock(), None)
         # HTTP/1.0 ends a body by closing: only a reset tells failure from success.
         self.client.hang_up(abort=self.head.http_1_0)
@@ -689,7 +687,7 @@ class Exchange:
 
     def _open_tunnel(self, answer: AnswerHead, rest: bytes) -> None:
         self.first_at = self._first_byte()
-        self._phase = _Phase.TUNNEL
+        self._phase = _TUNNEL
         head = answer_bytes(answer, self.request_id, b"Connection: Upgrade\r\nUpgrade: websocket\r\n")
         ahead = self.client.tunnel()
         self.client.transport.write(head + rest)
@@ -706,30 +704,31 @@ class Exchange:
 
     def target_lost(self, error: Exception | None) -> None:
         """The connection has ended; whether that is an end or a failure depends on where we are."""
+        self.halt()
         phase, connection = self._phase, self.connection
         self.connection = None
-        if phase is _Phase.TUNNEL:
+        if phase == _TUNNEL:
             self._end_tunnel()
             self.client.hang_up()
-        elif phase is _Phase.RELAY:
+        elif phase == _RELAY:
             assert self.relay is not None  # noqa: S101 (for the type checker)
             if error is not None or not self.relay.ended():
                 self.broke(Failure.DIED, type(error).__name__ if error else "the connection ended")
-        elif phase is _Phase.WHOLE and isinstance(self._walker, CloseWalker) and error is None:
+        elif phase == _WHOLE and isinstance(self._walker, CloseWalker) and error is None:
             self._finish_closed()
-        elif phase in (_Phase.HEAD, _Phase.FIRST, _Phase.WHOLE):
-            if phase is _Phase.FIRST and isinstance(self._walker, CloseWalker) and error is None:
+        elif phase in (_HEAD, _FIRST, _WHOLE):
+            if phase == _FIRST and isinstance(self._walker, CloseWalker) and error is None:
                 self._finish_closed()  # an empty body
                 return
             young = self.proxy.clock() - self.sent_at < STALE_WITHIN_S
-            silent = phase is _Phase.HEAD and not self._buffer and not self._interims
+            silent = phase == _HEAD and not self._buffer and not self._interims
             stale = silent and connection is not None and connection.used
             failure = Failure.STALE if stale and young else Failure.DIED
             self._attempt_failed(failure, type(error).__name__ if error else "the connection ended")
 
     def _finish_closed(self) -> None:
         """A body that ended with its connection, read whole."""
-        body = b"".join(self._parts) if self._phase is _Phase.WHOLE else b""
+        body = b"".join(self._parts) if self._phase == _WHOLE else b""
         if self._reply.status in RETRY_STATUSES:
             self._refused(self._reply, body)
         elif not body and self._must_speak(self._reply):
@@ -751,7 +750,7 @@ class Exchange:
         proxy, booking = self.proxy, self.booking
         assert booking is not None  # noqa: S101 (for the type checker)
         self.failed = True
-        self._phase = _Phase.NONE
+        self._phase = _NONE
         self.booking = None
         ran_s = now - self.sent_at
         self.wait_left_s -= ran_s
@@ -791,7 +790,7 @@ class Exchange:
 
     def retry(self) -> None:
         """The pause before another attempt is over."""
-        if self._phase is _Phase.NONE and self.ticket is None:
+        if self._phase == _NONE and self.ticket is None:
             self.place()
 
     def call_back(self, why: str) -> None:
@@ -823,10 +822,10 @@ class Exchange:
         """The client has left: whatever is under way ends, and with it the engine's work."""
         now = self.proxy.clock()
         phase = self._phase
-        if phase is _Phase.TUNNEL:
+        if phase == _TUNNEL:
             self._end_tunnel()
             return
-        if phase is _Phase.OVER:
+        if phase == _OVER:
             return
         self.error = "client_gone"
         self.proxy.metrics.counts.client_gone += 1
@@ -836,12 +835,12 @@ class Exchange:
             self._left_queue(now)
         if self.booking is not None:
             self._drop_attempt()
-        self._phase = _Phase.OVER
+        self._phase = _OVER
         self.proxy.finished(self, now, None)
 
     def _end_tunnel(self) -> None:
         now = self.proxy.clock()
-        self._phase = _Phase.OVER
+        self._phase = _OVER
         if self.connection is not None:
             self.connection.sink = None
             self.connection.transport.close()
@@ -907,7 +906,7 @@ class Exchange:
 
     def _settle(self, now: float, body: bytes | None) -> None:
         """The client has all it will get."""
-        self._phase = _Phase.OVER
+        self._phase = _OVER
         tokens = self.proxy.account(self, body)
         booking, self.booking = self.booking, None
         if booking is not None:
@@ -920,11 +919,12 @@ class Exchange:
         self._drop_connection()
         self.proxy.waiting.pop(self, None)
         self.proxy.relays.pop(self, None)
-        self._phase = _Phase.NONE
+        self._phase = _NONE
         if booking is not None:
             self.proxy.release(self, booking, self.proxy.clock())
 
     def _drop_connection(self) -> None:
+        self.halt()  # before either socket is closed: its number may be another's a moment later
         if self._dialling is not None:
             self._dialling.abandon()
             self._dialling = None

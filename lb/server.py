@@ -26,6 +26,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+from lb import handover
 from lb.agent import Agent
 from lb.client import ClientConnection
 from lb.control import admin_app
@@ -57,6 +58,7 @@ class ServerOptions:
     access_log: bool = False
     targets_cafile: Path | None = None
     pump: bool = True
+    handover_socket: Path | None = None
 
 
 async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
@@ -68,8 +70,8 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         loop.add_signal_handler(number, stop.set)
 
     tls = _tls(options)
-    data_socket = _listen(options.host, options.port, shared=options.reuse_port)
-    admin_socket = _listen(options.admin_host, options.admin_port) if options.admin_token else None
+    before = handover.take(options.handover_socket) if options.handover_socket is not None else None
+    data_socket, admin_socket = _sockets(options, before)
     tracer = tracing(options.table.service, options.region, os.environ, time.time_ns)
     agent = Agent(
         options.table,
@@ -102,19 +104,27 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
             "pid": os.getpid(),
         }
     )
+    offer = None
+    if options.handover_socket is not None:
+        listening = [data_socket] if admin_socket is None else [data_socket, admin_socket]
+        offer = handover.Offer(loop, options.handover_socket, listening, stop.set)
     if options.ready_file is not None:
         _write_ready(options.ready_file, line)
     announce(line)
+    if before is not None:
+        before.serving()
     # What is there now stays; requests leave little garbage in cycles, and a full collection over the tree of a prefix
     # policy takes a tenth of a second.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(100_000, 20, 100)
 
     stopped = loop.create_task(stop.wait())
     await asyncio.wait((stopped, running), return_when=asyncio.FIRST_COMPLETED)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
+    if offer is not None:
+        offer.close()
     data.close()
     agent.proxy.close()
     await _drained(agent, options.shutdown_grace_s)
@@ -140,6 +150,19 @@ async def _drained(agent: Agent, grace_s: float) -> None:
     for client in list(agent.proxy.clients):
         client.transport.abort()
     await asyncio.sleep(0)
+
+
+def _sockets(
+    options: ServerOptions, before: handover.Taken | None
+) -> tuple[socket.socket, socket.socket | None]:
+    """The data port's and the admin port's, from a predecessor or new."""
+    wants_admin = bool(options.admin_token)
+    if before is not None:
+        if len(before.sockets) != 1 + wants_admin:
+            raise OSError("the predecessor has not the same ports: its admin port needs a token as well")
+        return before.sockets[0], before.sockets[1] if wants_admin else None
+    data_socket = _listen(options.host, options.port, shared=options.reuse_port)
+    return data_socket, _listen(options.admin_host, options.admin_port) if wants_admin else None
 
 
 def _listen(host: str, port: int, shared: bool = False) -> socket.socket:

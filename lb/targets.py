@@ -262,12 +262,14 @@ class TargetTable:
     def renew(self, key: Key) -> bool:
         """A probe of an ejected target was answered: requests that it has failed may try it again.
 
-        The ejection stands, since answering a probe is easier than answering a request.
+        The ejection stands, since answering a probe is easier than answering a request; but what it has of requests is
+        no longer in doubt.
         """
         entry = self._current(key)
         if entry is None or entry.ejected_until is None:
             return False
         entry.life = self._next_life()
+        entry.doubted = False
         self._offers.changed()
         return True
 

@@ -19,11 +19,11 @@ class Tokens(NamedTuple):
 
 def usage_of(body: bytes) -> Tokens | None:
     """The `usage` at the end of an answer, or of the last event of a stream; None if there is none."""
-    start = body.rfind(b'"usage"')
-    if start < 0 or len(body) - start > _TAIL_BYTES * 4:
+    start = body.find(b'"usage"', max(0, len(body) - _TAIL_BYTES))
+    if start < 0:
         return None
-    prompt = _PROMPT.search(body, start, start + _TAIL_BYTES)
-    out = _OUT.search(body, start, start + _TAIL_BYTES)
+    prompt = _PROMPT.search(body, start)
+    out = _OUT.search(body, start)
     if prompt is None and out is None:
         return None
     return Tokens(int(prompt[1]) if prompt else 0, int(out[1]) if out else 0)

@@ -1,0 +1,84 @@
+"""A successor takes the ports over: nobody is refused, and what has begun is finished."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.lb_harness import Seen, World, until, world
+
+
+@pytest.fixture
+async def w(tmp_path: Path) -> AsyncIterator[World]:
+    async with world(tmp_path) as it:
+        yield it
+
+
+async def test_no_connection_is_refused_and_no_stream_cut_while_agents_follow_each_other(
+    w: World, tmp_path: Path
+) -> None:
+    go = asyncio.Event()
+
+    async def behave(seen: Seen) -> None:
+        if seen.path != "/slow":
+            return await seen.answer(b"ok")
+        await seen.begin_stream()
+        await seen.chunk(b"data: 1\n\n")
+        await go.wait()
+        await seen.chunk(b"data: 2\n\n")
+        await seen.send(b"0\r\n\r\n")
+
+    target = await w.target("target", behave)
+    flags = ("--target", target.url, "--handover-socket", str(tmp_path / "handover"))
+    first = await w.agent(*flags)
+    over = asyncio.Event()
+    answers: list[int] = []
+
+    async def ask() -> None:
+        """One new connection after the other; a refused one would raise."""
+        while not over.is_set():
+            reader, writer = await asyncio.open_connection("127.0.0.1", first.port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            answers.append(int((await reader.read()).split(b" ", 2)[1]))
+            writer.close()
+
+    async with first.http.post(first.url + "/slow") as stream:
+        assert await stream.content.readexactly(9) == b"data: 1\n\n"
+        asking = [asyncio.create_task(ask()) for _ in range(4)]
+        predecessor = first
+        for _ in range(3):
+            successor = await w.agent(*flags)
+            assert successor.port == first.port
+            assert (await successor.stats())["requests"] >= 0  # the admin port is its own by now, or soon
+            if predecessor is not first:
+                assert await asyncio.wait_for(predecessor.process.wait(), 20) == 0
+            predecessor = successor
+        count = len(answers)
+
+        async def many_more() -> bool:
+            return len(answers) > count + 20
+
+        await until(many_more)
+        over.set()
+        await asyncio.gather(*asking)
+        assert first.process.returncode is None  # it still has the stream
+        go.set()
+        assert await stream.content.read() == b"data: 2\n\n"
+    assert await asyncio.wait_for(first.process.wait(), 20) == 0
+    assert set(answers) == {200}
+
+
+async def test_a_successor_that_dies_before_it_serves_changes_nothing(w: World, tmp_path: Path) -> None:
+    target = await w.target("target")
+    path = tmp_path / "handover"
+    agent = await w.agent("--target", target.url, "--handover-socket", str(path))
+    _, writer = await asyncio.open_unix_connection(path)
+    writer.close()
+    assert await agent.text() == (200, "target")
+    agent.process.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(agent.process.wait(), 20) == 0
+    assert not path.exists()
