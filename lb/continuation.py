@@ -16,7 +16,8 @@ What engines understand (vLLM 0.33, SGLang 0.5, llama.cpp and TGI as documented)
     vLLM         if asked (return_token_ids)   yes                 continue_final_message, no generation prompt
     our engine   as vLLM                       yes                 as vLLM
     SGLang       completions only              completions only    as vLLM
-    llama.cpp    no                            no                  itself: a trailing assistant message is open
+    llama.cpp    no                            no                  as vLLM, and before it could itself: a trailing
+                                                                   assistant message is open
     others       no                            no                  not at all: unknown flags are refused (TRT-LLM)
                                                                    or ignored, and then the model begins a new turn
 The text of a completion is continued by every engine. Text does not tell how many tokens it was: where it is the
@@ -107,6 +108,8 @@ _TELLS_IDS: Mapping[EngineKind, frozenset[bytes]] = {
     EngineKind.SGLANG: frozenset({COMPLETIONS}),  # a streamed chat that asks for them is refused
 }
 _TAKES_FLAGS = frozenset({EngineKind.VLLM, EngineKind.SGLANG, EngineKind.SKYSERVE})
+# llama.cpp opens a trailing assistant message without being told, but then its answer begins with it once more. Versions
+# that do not know the flags pass them over.
 _COUNTS = _TAKES_FLAGS  # the tokens of each chunk, if asked to
 # Ids and text of one event end at the same place, also while a stop string may be coming.
 _IDS_KEEP_STEP = frozenset({EngineKind.SKYSERVE})
@@ -274,13 +277,13 @@ def _reopened(request: Mapping[str, Any], text: str, kind: EngineKind) -> dict[s
     if request.get("add_generation_prompt") is False and not already_open:
         raise NotContinuable(Reason.LAST_MESSAGE)
     if follows_assistant and (already_open or kind is EngineKind.LLAMACPP):
+        if not already_open and isinstance(begun := last.get("content"), str):
+            text = text.removeprefix(begun)  # without the flags it repeats what the client has begun
         messages = [*messages[:-1], _longer(last, text)]
     elif already_open or (follows_assistant and kind is EngineKind.SGLANG):
         raise NotContinuable(Reason.LAST_MESSAGE)
     else:
         messages = [*messages, {"role": "assistant", "content": text}]
-    if kind is EngineKind.LLAMACPP:
-        return {"messages": messages}
     return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
 

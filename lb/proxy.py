@@ -20,9 +20,10 @@ from lb.client import ClientConnection
 from lb.counts import TargetCounts
 from lb.dispatch import Dispatcher
 from lb.engines import EngineKind
-from lb.exchange import Exchange, Failure
+from lb.exchange import Exchange
 from lb.explain import Explanations
 from lb.facts import RequestFacts
+from lb.failures import Failure
 from lb.heads import Reader, RequestHead
 from lb.metrics import Metrics
 from lb.options import Continue, Limits
@@ -145,6 +146,9 @@ class Proxy:
         if client.body_left:
             client.pause_reading(2)  # until somebody takes it
         self.ongoing.step(now, 1)
+        if self._begin_span is not None:
+            exchange.span = self._begin_span(head.traceparent.decode("latin-1"))
+            exchange.head = head.without(b"traceparent")  # targets are told of our span instead
         exchange.place()
 
     def _exchange(
@@ -295,6 +299,8 @@ class Proxy:
         counts.bytes_out += exchange.bytes_out
         if self._finished is not None:
             self._finished(self._facts(exchange, now, tokens))
+        # The two hold each other, and a journal can be megabytes: cycles wait for long until they are collected.
+        exchange.relay = None
 
     def _facts(self, exchange: Exchange, now: float, tokens: Tokens | None) -> RequestFacts:
         view = exchange.view
@@ -367,6 +373,7 @@ class Proxy:
         table = self.table.table
         self._counts.clear()
         self.limits = table.limits
+        self.heads = Reader()  # which remembers what was accepted under other limits
         self.keyring.apply(table.access, self.clock())
         self.budget.rules = table.retries
         self.pools.retain({target.url for target in table.targets})
@@ -384,7 +391,8 @@ class Proxy:
         """Everything that is due by the clock."""
         now = self.clock()
         for exchange in list(self.waiting):
-            if now - exchange.sent_at >= exchange.wait_left_s:
+            booking = exchange.booking
+            if booking is not None and now - booking.since >= exchange.wait_left_s:
                 exchange.out_of_time(now)
         for ticket in self.queue.expire(now):
             ticket.item.expired(now)

