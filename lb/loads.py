@@ -92,11 +92,13 @@ class LoadProber:
         self._anybody_held = anybody_held
         self._watches: dict[Key, _Watch] = {}
         self._seen = 0
+        self._usual = EngineKind.UNKNOWN  # what the last one was that could be told
 
     def kind(self, key: Key) -> EngineKind:
-        """What the target is, as far as it is known."""
+        """What the target is. One that has just joined is taken for what the others are: a stream that has waited for
+        it must not be refused for the moment it takes to ask."""
         watch = self._watches.get(key)
-        return watch.kind if watch is not None else EngineKind.UNKNOWN
+        return self._usual if watch is None or watch.adapter is None else watch.kind
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -171,6 +173,8 @@ class LoadProber:
         if adapter.kind is not watch.kind:
             _log.info("engine target=%s kind=%s", key.id, adapter.kind.value)
         watch.kind, watch.adapter, watch.failed, watch.mute_since = adapter.kind, adapter, 0, None
+        if adapter.kind is not EngineKind.UNKNOWN:
+            self._usual = adapter.kind
 
     async def _read(self, key: Key, target: Target, watch: _Watch, adapter: Adapter) -> None:
         asked_at, load = self._clock(), None

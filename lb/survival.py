@@ -191,6 +191,8 @@ class EventRelay:
             return
         if news is News.FULL:
             self._open_lane()
+            if self._lane is None:  # its client is slow
+                connection.transport.resume_reading()
             return
         connection.transport.resume_reading()
         if news is News.UNSENT:
@@ -329,6 +331,8 @@ class EventRelay:
 
     def resume(self, why: str) -> bool:
         keeper = self._keeper
+        self.halt()  # an old target that lives (a drain, a stall) goes on speaking until its connection is closed
+        self._quick = False  # nor is a lane opened on the next one, before it has begun to answer
         sofar = self._sofar()
         rest = keeper.closing(sofar)
         if rest is not None:

@@ -1,8 +1,8 @@
 """One load balancer agent as a process: its folder, its start, its life and its end.
 
 The folder holds what a later controller needs to take the agent back: `agent.json` (what the agent printed once
-it listened: ports and pid), `shape.json` (what it was started with), `token`, `table.json` (its last table, which
-it writes itself), `agent.log`, and `agent.lock`, which the agent holds for as long as it lives.
+it listened: ports and pid), `shape.json` (what it was started with), `token`, `table.json` (the table it
+begins with; it writes each later one itself), `agent.log`, and `agent.lock`, which the agent holds for as long as it lives.
 """
 
 from __future__ import annotations
@@ -75,6 +75,9 @@ class AgentFolder:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             (self.path / "shape.json").write_text(json.dumps(shape_of(order)))
             _write_secret(self._token_file, secrets.token_urlsafe(32))
+            # It begins with the table of its order: one that had to wait for the first push would know no API key
+            # until then, and let in whoever comes.
+            _write_secret(self.path / "table.json", json.dumps(order.table.to_json()))
             command = agent_command(order, self._token_file, self.path / "table.json")
             with (
                 (self.path / "agent.json").open("wb") as out,

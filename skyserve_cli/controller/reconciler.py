@@ -163,7 +163,7 @@ class Reconciler:
 
         memory = decided.memory
         live = change.live()
-        table = table_of(row.name, spec, live, goal, memory.rollout)
+        table = table_of(row.name, spec, live, goal, memory.rollout, now)
         if live or not goal.down:
             host = spec.load_balancer.host or self._lb_host
             tls = None if spec.tls is None else (spec.tls.certfile, spec.tls.keyfile)

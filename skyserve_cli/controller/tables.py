@@ -11,8 +11,10 @@ from lb.wire import Limits, Table, Target, TargetState
 from policies import rollout
 from policies.model import Goal, Json, Replica, ReplicaState
 from policies.routing.registry import DEFAULT_POLICY, POLICIES
+from policies.scaling.accelerator_rate import qps_of
 from skyserve_cli.spec.model import ServiceSpec
 
+_LEAST_CAPACITY = 1e-6  # that an agent takes
 _STATES = {
     ReplicaState.READY: TargetState.READY,
     ReplicaState.NOT_READY: TargetState.UNHEALTHY,
@@ -21,45 +23,77 @@ _STATES = {
 
 
 def table_of(
-    service: str, spec: ServiceSpec, replicas: Sequence[Replica], goal: Goal, rollout_memory: Json
+    service: str, spec: ServiceSpec, replicas: Sequence[Replica], goal: Goal, rollout_memory: Json, now: float
 ) -> Table:
-    """The targets that may serve, and the limits of the service. Equal contents have equal revisions."""
-    limits = Limits(
-        time_to_first_byte_s=_within_a_day(spec.load_balancer.time_to_first_byte_s),
-        idle_timeout_s=_within_a_day(spec.load_balancer.stream_timeout_s),
-        hold_s=_hold_s(goal),
+    """The targets that may serve, and how the service wants its requests treated.
+
+    Equal contents have equal revisions. The time that is left of a drain goes by without a new one: an agent counts
+    it from the push. An instant that moves, as a preemption notice moves it, makes a new revision.
+    """
+    balancer = spec.load_balancer
+    policy = spec.load_balancing_policy
+    table = Table(
+        service,
+        "-",
+        tuple(_target(replica, spec, goal) for replica in rollout.serving(replicas, goal, rollout_memory)),
+        policy if policy in POLICIES else DEFAULT_POLICY,
+        Limits(
+            time_to_first_byte_s=_within_a_day(balancer.time_to_first_byte_s),
+            idle_timeout_s=_within_a_day(balancer.stream_timeout_s),
+            stall_timeout_s=balancer.stall_timeout_s,
+            max_body_bytes=balancer.max_body_bytes,
+            hold_s=_hold_s(goal, balancer.queue_timeout_s),
+            max_held=balancer.queue_size,
+        ),
+        balancer.retries,
+        balancer.breaker,
+        balancer.pushing,
+        balancer.continuation,
+        balancer.access,
     )
+    content = json.dumps(table.to_json(), sort_keys=True)
+    return replace(
+        table,
+        revision=hashlib.sha256(content.encode()).hexdigest()[:16],
+        targets=tuple(_counting_down(target, now) for target in table.targets),
+    )
+
+
+def _target(replica: Replica, spec: ServiceSpec, goal: Goal) -> Target:
+    """With the instant of its drain's end in place of the time that is left."""
     # For a sign of life any answer will do, so a path that costs the engine nothing: a probe with a payload is
     # real work, and one with a secret in its path is nobody's business.
     plain = spec.probe.method == "GET" and "$" not in spec.probe.path
-    health_path = spec.probe.path if plain else "/health"
-    targets = tuple(
-        Target(
-            id=str(replica.id),
-            url=replica.endpoint or "",
-            region=replica.zone.region,
-            zone=replica.zone.name,
-            capacity_type=replica.offer.capacity_type.value,
-            accelerator=replica.offer.accelerator or "",
-            state=_STATES[replica.state],
-            health_path=health_path,
-        )
-        for replica in rollout.serving(replicas, goal, rollout_memory)
+    rates = goal.scaling.target_qps_by_accelerator
+    state = _STATES[replica.state]
+    return Target(
+        id=str(replica.id),
+        url=replica.endpoint or "",
+        region=replica.zone.region,
+        zone=replica.zone.name,
+        capacity_type=replica.offer.capacity_type.value,
+        accelerator=replica.offer.accelerator or "",
+        state=state,
+        health_path=spec.probe.path if plain else "/health",
+        drain_deadline_s=replica.drain_by if state is TargetState.DRAINING else None,
+        capacity=max(_LEAST_CAPACITY, qps_of(replica.offer, goal.scaling)) if rates else 1.0,
+        price_usd_hour=replica.offer.price_usd_hour,
     )
-    policy = spec.load_balancing_policy
-    table = Table(service, "-", targets, policy if policy in POLICIES else DEFAULT_POLICY, limits)
-    content = json.dumps(table.to_json(), sort_keys=True)
-    return replace(table, revision=hashlib.sha256(content.encode()).hexdigest()[:16])
 
 
-def _hold_s(goal: Goal) -> float:
+def _counting_down(target: Target, now: float) -> Target:
+    if target.drain_deadline_s is None:
+        return target
+    return replace(target, drain_deadline_s=max(0.0, target.drain_deadline_s - now))
+
+
+def _hold_s(goal: Goal, plain_s: float) -> float:
     """How long a request waits for a replica. Whoever wakes a service that sleeps waits for the whole start."""
     if goal.down:  # nothing will come up: to hold a request would be to lie to its client
         return 0.0
-    plain = Limits().hold_s
     if goal.scaling.min_replicas > 0:
-        return plain
-    return _within_a_day(plain + goal.initial_delay_s)
+        return plain_s
+    return _within_a_day(plain_s + goal.initial_delay_s)
 
 
 def _within_a_day(seconds: float) -> float:

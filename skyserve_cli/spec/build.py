@@ -1,10 +1,13 @@
 """A checked file -> `ServiceSpec`. Everything is right by now; this only gives it its final shape."""
 
+from collections.abc import Sequence
+
+from lb.options import ApiKey
+from skyserve_cli.spec.balancer import load_balancer
 from skyserve_cli.spec.candidates import Candidates
 from skyserve_cli.spec.model import (
     FileMount,
     GitSource,
-    LoadBalancerSpec,
     Probe,
     ReplicaPolicy,
     ServiceSpec,
@@ -16,9 +19,14 @@ from skyserve_cli.spec.variables import Variables
 
 
 def build(
-    file: ServiceFile, service: ServiceSection, name: str, found: Candidates, variables: Variables
+    file: ServiceFile,
+    service: ServiceSection,
+    name: str,
+    found: Candidates,
+    variables: Variables,
+    keys: Sequence[ApiKey],
 ) -> ServiceSpec:
-    """`service` is the file's own section, known to be there."""
+    """`service` is the file's own section, known to be there; `keys` are those of its load balancer."""
     ports = tuple(sorted({port for _, opened in found.ports for port in opened} | _set(service.ports)))
     workdir = file.workdir
     return ServiceSpec(
@@ -28,12 +36,7 @@ def build(
         probe=_probe(service.readiness_probe),
         replica_policy=_replica_policy(service),
         load_balancing_policy=service.load_balancing_policy,
-        load_balancer=LoadBalancerSpec(
-            stream_timeout_s=service.load_balancer.stream_timeout_seconds,
-            time_to_first_byte_s=service.load_balancer.time_to_first_byte_seconds,
-            host=service.load_balancer.host,
-            port=service.load_balancer.port,
-        ),
+        load_balancer=load_balancer(service.load_balancer, keys),
         update=UpdateSpec(service.update.mode, service.update.max_surge, service.update.max_unavailable),
         drain_timeout_s=service.drain_timeout_seconds,
         tls=Tls(service.tls.keyfile, service.tls.certfile) if service.tls else None,

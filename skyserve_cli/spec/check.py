@@ -9,7 +9,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from skyserve_cli.spec.problems import Loc, Problem, did_you_mean, dotted, shown
-from skyserve_cli.spec.schema import Section, ServiceFile
+from skyserve_cli.spec.schema import ServiceFile
+from skyserve_cli.spec.section import Section
 
 # Pydantic's error types in our words; `{}` takes the bound from the error's context.
 _SENTENCES: Mapping[str, str] = MappingProxyType(
@@ -38,7 +39,11 @@ _SENTENCES: Mapping[str, str] = MappingProxyType(
 
 
 # Values that are often credentials are neither quoted nor handed on.
-_PRIVATE: tuple[Loc, ...] = (("secrets",), ("service", "readiness_probe", "headers"))
+_PRIVATE: tuple[Loc, ...] = (
+    ("secrets",),
+    ("service", "readiness_probe", "headers"),
+    ("service", "load_balancer", "api_keys"),
+)
 
 
 class Sound:
@@ -100,7 +105,7 @@ def _problem(detail: ErrorDetails, loc: Loc) -> Problem:
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     private = any(loc[: len(prefix)] == prefix for prefix in _PRIVATE)
     if kind == "extra_forbidden":
-        return _unknown_key(loc, value)
+        return _unknown_key(loc, None if private else value)
     if kind == "missing":
         return Problem(dotted(loc), "is required here")
     if kind == "refused":

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from policies.model import AcceleratorQps
+from policies.routing.registry import POLICIES
 from skyserve_cli.spec.model import Pairs
 from skyserve_cli.spec.problems import did_you_mean, shown
 
@@ -45,7 +46,7 @@ def refuse(
 # --- numbers and words ---------------------------------------------------------------------------------------
 
 
-def _not_bool(value: object) -> object:
+def not_bool(value: object) -> object:
     """YAML's ``yes`` is a bool and Python's bool is an int; a number of replicas is neither."""
     if isinstance(value, bool):
         raise refuse("must be a number", value)
@@ -59,14 +60,14 @@ def _as_text(value: object) -> object:
 
 
 _MONTH_S = 30 * 24 * 3600
-Count = Annotated[int, BeforeValidator(_not_bool), Field(ge=0, le=10_000)]
-Port = Annotated[int, BeforeValidator(_not_bool), Field(ge=1, le=65_535)]
-Seconds = Annotated[float, BeforeValidator(_not_bool), Field(ge=0, le=_MONTH_S, allow_inf_nan=False)]
-SomeSeconds = Annotated[float, BeforeValidator(_not_bool), Field(gt=0, le=_MONTH_S, allow_inf_nan=False)]
-WindowSeconds = Annotated[float, BeforeValidator(_not_bool), Field(ge=1, le=600, allow_inf_nan=False)]
-AboveZero = Annotated[float, BeforeValidator(_not_bool), Field(gt=0, le=1e9, allow_inf_nan=False)]
-Money = Annotated[float, BeforeValidator(_not_bool), Field(gt=0, allow_inf_nan=False)]
-Availability = Annotated[float, BeforeValidator(_not_bool), Field(ge=0.5, le=0.9999, allow_inf_nan=False)]
+Count = Annotated[int, BeforeValidator(not_bool), Field(ge=0, le=10_000)]
+Port = Annotated[int, BeforeValidator(not_bool), Field(ge=1, le=65_535)]
+Seconds = Annotated[float, BeforeValidator(not_bool), Field(ge=0, le=_MONTH_S, allow_inf_nan=False)]
+SomeSeconds = Annotated[float, BeforeValidator(not_bool), Field(gt=0, le=_MONTH_S, allow_inf_nan=False)]
+WindowSeconds = Annotated[float, BeforeValidator(not_bool), Field(ge=1, le=600, allow_inf_nan=False)]
+AboveZero = Annotated[float, BeforeValidator(not_bool), Field(gt=0, le=1e9, allow_inf_nan=False)]
+Money = Annotated[float, BeforeValidator(not_bool), Field(gt=0, allow_inf_nan=False)]
+Availability = Annotated[float, BeforeValidator(not_bool), Field(ge=0.5, le=0.9999, allow_inf_nan=False)]
 Text = Annotated[str, BeforeValidator(_as_text), Field(min_length=1)]
 AnyText = Annotated[str, BeforeValidator(_as_text)]
 
@@ -88,7 +89,7 @@ def _word(*names: str) -> Any:
     return WithJsonSchema({"type": "string", "enum": list(names)})
 
 
-_LB_POLICIES = ("least_load", "round_robin", "instance_aware_least_load")
+_LB_POLICIES = tuple(POLICIES)
 _PLACERS = (
     "auto",
     "dynamic_fallback",

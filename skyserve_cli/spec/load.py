@@ -10,6 +10,7 @@ from typing import Any
 from skyserve_cli.spec.build import build
 from skyserve_cli.spec.candidates import expand
 from skyserve_cli.spec.check import Sound, check
+from skyserve_cli.spec.keys import digests
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.spec.not_yet import not_yet_warnings
 from skyserve_cli.spec.overrides import apply_overrides
@@ -103,11 +104,13 @@ def load_text(
     candidates = expand(file.resources, spot_knob(file.service.replica_policy if file.service else None))
     problems += candidates.problems
     problems += rule_problems(file, candidates, sound)
+    keys = digests(file.service, variables, environ, sound)
+    problems += keys.problems
     service_name = _name(name, file, source, problems, warnings, sound)
     if problems or file.service is None:
         raise SpecError(problems)
 
-    spec = build(file, file.service, service_name, candidates, variables)
+    spec = build(file, file.service, service_name, candidates, variables, keys.keys)
     warnings += [
         *substitution.warnings,
         *candidates.warnings,

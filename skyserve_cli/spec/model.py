@@ -7,9 +7,11 @@ so that a spec may be printed, stored and compared.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
+from lb.options import Access, Breaker, Continuation, Limits, Pushing, Retries
 from policies.model import AcceleratorQps
+from policies.routing.registry import SERVICE_POLICY
 from skyserve_cli.spec.references import substitute
 
 Pairs = tuple[tuple[str, str], ...]
@@ -82,14 +84,27 @@ class ReplicaPolicy:
 
 @dataclass(frozen=True, slots=True)
 class LoadBalancerSpec:
-    """`host` and `port` None: the load balancer takes an address of its own choice."""
+    """What the load balancer is told; the last five in its own words.
+
+    `host` and `port` None: it takes an address of its own choice. Of API keys it knows the digests only.
+    """
 
     stream_timeout_s: float = 120.0
-    """A stream that stays silent for this long is given up."""
+    """An answer that sends nothing for this long is given up."""
     time_to_first_byte_s: float = 120.0
     """A target that has not begun to answer after this long is left for another one."""
     host: str | None = None
     port: int | None = None
+    stall_timeout_s: float = Limits().stall_timeout_s
+    """A stream that says nothing for this long is continued elsewhere, if it can be."""
+    max_body_bytes: int = Limits().max_body_bytes
+    queue_size: int = Limits().max_held
+    queue_timeout_s: float = Limits().hold_s
+    retries: Retries = field(default_factory=Retries)
+    breaker: Breaker = field(default_factory=Breaker)
+    pushing: Pushing = field(default_factory=Pushing)
+    continuation: Continuation = field(default_factory=Continuation)
+    access: Access = field(default_factory=Access)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +186,7 @@ class ServiceSpec:
     setup: str | None = None
     probe: Probe = Probe()
     replica_policy: ReplicaPolicy = ReplicaPolicy()
-    load_balancing_policy: str = "least_load"
+    load_balancing_policy: str = SERVICE_POLICY
     load_balancer: LoadBalancerSpec = LoadBalancerSpec()
     update: UpdateSpec = UpdateSpec()
     drain_timeout_s: float = 120.0

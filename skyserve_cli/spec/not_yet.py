@@ -27,14 +27,9 @@ def _is_git(value: object) -> bool:
     return isinstance(value, dict) and "url" in value
 
 
-def _is_instance_aware(value: object) -> bool:
-    return isinstance(value, str) and value.lower() == "instance_aware_least_load"
-
-
 _SKYPILOT_ONLY = "it is a setting of SkyPilot's own machinery"
 
 NOT_YET: tuple[NotYet, ...] = (
-    NotYet("service.load_balancing_policy", "least_load is used", _is_instance_aware),
     NotYet("resources.instance_type", "any instance type with the accelerator is taken"),
     NotYet("resources.cpus", "offers are not filtered by it"),
     NotYet("resources.memory", "offers are not filtered by it"),

@@ -10,6 +10,7 @@ from skyserve_cli.spec.problems import Problem, SpecWarning, shown
 from skyserve_cli.spec.schema import ReplicaPolicySection, ServiceFile, ServiceSection
 
 _POLICY = "service.replica_policy"
+_BALANCER = "service.load_balancer"
 #: The placers whose on-demand replicas the file may ask for.
 _FALL_BACK = ("auto", "dynamic_fallback", "risk_hedge", "spothedge_literal")
 _TARGETS = f"{_POLICY}.target_qps_per_replica"
@@ -40,6 +41,7 @@ def problems(file: ServiceFile, candidates: Candidates, sound: Sound) -> Iterato
     yield from _size(file.service, sound)
     yield from _placement(file.service.replica_policy, sound)
     yield from _load_balancing(file.service, sound)
+    yield from _pushing(file.service, sound)
     yield from _update(file.service, sound)
     if sound.everywhere("ports"):
         yield from _ports(file.service.ports, candidates)
@@ -108,6 +110,23 @@ def _load_balancing(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
         yield Problem(_TARGETS, message, targets)
 
 
+def _pushing(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
+    balancer = service.load_balancer
+    cap = balancer.max_concurrency_per_replica
+    if cap is not None and balancer.pushing != "fixed_cap" and sound(*_BALANCER.split("."), "pushing"):
+        message = f"is for pushing: fixed_cap; {balancer.pushing} has no such bound (got {cap})"
+        yield Problem(f"{_BALANCER}.max_concurrency_per_replica", message, cap)
+    breaker = balancer.circuit_breaker
+    if breaker.max_timeout_seconds < breaker.timeout_seconds and sound(
+        *_BALANCER.split("."), "circuit_breaker"
+    ):
+        message = (
+            f"must be >= timeout_seconds (got {breaker.max_timeout_seconds:g} < {breaker.timeout_seconds:g})"
+        )
+        path = f"{_BALANCER}.circuit_breaker.max_timeout_seconds"
+        yield Problem(path, message, breaker.max_timeout_seconds)
+
+
 def _update(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
     if sound("service", "update") and service.update.max_surge == service.update.max_unavailable == 0:
         yield Problem(
@@ -145,6 +164,10 @@ def warnings(spec: ServiceSpec) -> Iterator[SpecWarning]:
             yield SpecWarning(path, message)
     if policy.target_qps_by_accelerator:
         yield from _mismatches(policy.target_qps_by_accelerator, spec.resources)
+    asks = any(name.lower() == "authorization" for name, _ in spec.probe.headers)
+    if asks and spec.load_balancer.access.keys:
+        message = "replicas do not get the Authorization header of requests then; their probe says that they want one"
+        yield SpecWarning(f"{_BALANCER}.api_keys", message)
 
 
 def _mismatches(

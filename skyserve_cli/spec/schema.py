@@ -5,13 +5,14 @@ together is in `rules` and `candidates`. The text under each key is its descript
 form, with examples, is `reference.yaml`.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import Field
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import core_schema
 
+from policies.routing.registry import SERVICE_POLICY
+from skyserve_cli.spec.balancer import LoadBalancerSection
 from skyserve_cli.spec.fields import (
     AboveZero,
     AcceleratorsValue,
@@ -41,40 +42,7 @@ from skyserve_cli.spec.fields import (
     UpdateMode,
     WindowSeconds,
 )
-
-
-class Section(BaseModel):
-    """A mapping of the file. An empty key (``workdir:``) is the same as none."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    refused: ClassVar[Mapping[str, str]] = {}
-    """Keys of SkyPilot that have no place here, and why."""
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """Keys of SkyServe's earlier branches, and what they are called now."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _empty_is_absent(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            return {key: value for key, value in data.items() if value is not None}
-        return data
-
-
-class _Shorthand:
-    """The key may also be written in a simpler form: a parser turns that into the section."""
-
-    def __init__(self, schema: JsonSchemaValue) -> None:
-        self._schema = schema
-
-    def __get_pydantic_json_schema__(
-        self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return {"anyOf": [self._schema, handler(core)]}
-
-
-def _word_as(key: str) -> BeforeValidator:
-    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
+from skyserve_cli.spec.section import Section, Shorthand, Words, word_as
 
 
 class ProbeSection(Section):
@@ -95,10 +63,10 @@ class ProbeSection(Section):
 
 
 class ReplicaPolicySection(Section):
-    refused = {
+    refused: ClassVar[Words] = {
         "auto_restart": "has no meaning here: replicas that die are always replaced",
     }
-    renamed = {
+    renamed: ClassVar[Words] = {
         "init_replicas": "min_replicas",
         "min_on_demand_replicas": "base_ondemand_fallback_replicas",
         "extra_on_demand_replicas": "base_ondemand_fallback_replicas",
@@ -136,17 +104,6 @@ class ReplicaPolicySection(Section):
     """Less load must last this long before replicas are removed."""
 
 
-class LoadBalancerSection(Section):
-    stream_timeout_seconds: SomeSeconds = 120.0
-    """A stream that stays silent for this long is given up."""
-    time_to_first_byte_seconds: SomeSeconds = 120.0
-    """A replica that has not begun to answer after this long is left for another one."""
-    host: Text | None = None
-    """Address the load balancer listens on."""
-    port: Port | None = None
-    """Port the load balancer listens on; without it a free one is taken."""
-
-
 class UpdateSection(Section):
     mode: UpdateMode = "rolling"
     """rolling: replica by replica; blue_green: all new ones first, then the switch."""
@@ -164,27 +121,27 @@ class TlsSection(Section):
 
 
 class ServiceSection(Section):
-    refused = {
+    refused: ClassVar[Words] = {
         "external_load_balancers": "a service has one load balancer; load_balancer says where it listens",
         "pool": "pools are not offered: they run batch jobs, this runs services",
         "workers": "pools are not offered: they run batch jobs, this runs services",
     }
-    renamed = {
+    renamed: ClassVar[Words] = {
         "https": "tls",
         "auth_token": "readiness_probe.headers",
         "load_balancer_type": "load_balancing_policy",
     }
 
-    readiness_probe: Annotated[ProbeSection | None, _Shorthand({"type": "string"}), _word_as("path")] = None
+    readiness_probe: Annotated[ProbeSection | None, Shorthand({"type": "string"}), word_as("path")] = None
     """How a replica shows that it is ready: a path, or a mapping. Default: GET /."""
     replicas: Count | None = None
     """A fixed number of replicas; use this or replica_policy."""
     replica_policy: ReplicaPolicySection | None = None
     """How many replicas, and on which capacity."""
-    load_balancing_policy: LbPolicy = "least_load"
+    load_balancing_policy: LbPolicy = SERVICE_POLICY
     """How a request finds its replica."""
     load_balancer: LoadBalancerSection = LoadBalancerSection()
-    """Timeouts and address of the endpoint."""
+    """What the endpoint does with requests, and where it listens."""
     ports: Port | None = None
     """The main port, when resources.ports opens several."""
     tls: TlsSection | None = None
@@ -198,10 +155,10 @@ class ServiceSection(Section):
 class AlternativeSection(Section):
     """One entry of `any_of` or `ordered`: laid over what `resources` itself says."""
 
-    refused = {
+    refused: ClassVar[Words] = {
         "job_recovery": "has no meaning for a service: replicas that die are always replaced",
     }
-    renamed = {
+    renamed: ClassVar[Words] = {
         "ephemeral_storage": "disk_size",
     }
 
@@ -281,7 +238,7 @@ class StorageSection(Section):
     """Settings of the mount program."""
 
 
-Mount = Annotated[StorageSection, _Shorthand({"type": "string"}), _word_as("source")]
+Mount = Annotated[StorageSection, Shorthand({"type": "string"}), word_as("source")]
 
 
 class WorkdirSection(Section):
@@ -296,7 +253,7 @@ class WorkdirSection(Section):
 class ServiceFile(Section):
     """A whole file."""
 
-    refused = {
+    refused: ClassVar[Words] = {
         "pool": "pools are not offered: they run batch jobs, this runs services",
     }
 
@@ -308,7 +265,7 @@ class ServiceFile(Section):
     """What one node of a replica needs, and where it may be."""
     num_nodes: Annotated[Count, Field(ge=1)] = 1
     """Nodes in one replica; requests go to the first."""
-    workdir: Annotated[WorkdirSection | None, _Shorthand({"type": "string"}), _word_as("path")] = None
+    workdir: Annotated[WorkdirSection | None, Shorthand({"type": "string"}), word_as("path")] = None
     """Folder (or git repository) that is copied to the replica and in which setup and run start."""
     setup: AnyText | None = None
     """Shell commands that prepare a node, once."""

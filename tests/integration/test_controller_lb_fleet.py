@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import socket
@@ -16,9 +17,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from lb.options import Access, ApiKey
 from lb.wire import Limits, Table, Target, TargetState
 from policies.model import Load
 from skyserve_cli.controller.lb_fleet import ProcessFleet
+from skyserve_cli.controller.lb_process import AgentFolder
 from skyserve_cli.controller.ports import AgentOrder
 
 WAIT = aiohttp.ClientTimeout(total=10.0)
@@ -146,6 +149,20 @@ async def test_secrets_of_an_agent_are_not_on_its_command_line(world: World, por
     assert (world.folder / "chat").stat().st_mode & 0o777 == 0o700
     (process,) = world.agents()
     assert token not in " ".join(process.cmdline())
+
+
+async def test_an_agent_knows_its_keys_before_anybody_can_call(world: World, port: int) -> None:
+    order = world.order(TargetState.READY, port=port)
+    key = ApiKey("a", hashlib.sha256(b"of the house").hexdigest())
+    order = replace(order, table=replace(order.table, access=Access((key,))))
+    folder = AgentFolder(world.folder / "chat")
+    world.folder.mkdir()
+    process = folder.start(order)  # and no table is pushed to it
+    await world.eventually(lambda: folder.started(process, order) is not None)
+    assert await world.get(port) == 401
+    assert [agent.pid for agent in world.agents()] == [process.pid]
+    process.kill()
+    process.wait()
 
 
 async def test_a_new_table_is_pushed_to_the_same_process(world: World, port: int) -> None:

@@ -177,7 +177,7 @@ async def test_a_stream_goes_on_when_its_engine_is_killed_twice(
     (usage,), (expected,) = one.usage, undisturbed.usage
     if exact:
         assert usage["completion_tokens"] == expected["completion_tokens"] == 120
-    assert usage["prompt_tokens"] == expected["prompt_tokens"]
+        assert usage["prompt_tokens"] == expected["prompt_tokens"]
     metrics = await agent.ask("GET", "/-/metrics")
     assert re.search(r"skyserve_lb_continuations_total\{.*\} 2\.0", metrics)
     assert (await agent.stats())["in_flight"] == 0

@@ -46,6 +46,7 @@ from skyserve_cli.spec.model import (
 from skyserve_cli.state.values import ServiceRow
 
 S = ReplicaState
+NOW = 1000.0
 OFFER = Offer(Zone("c", "r", "z"), "m", "L4", 1.0, CapacityType.SPOT, 0.3, 1.0)
 SPEC = ServiceSpec("chat", "serve-it")
 
@@ -192,7 +193,7 @@ def test_the_price_on_demand(offer: Offer, price: float) -> None:
 
 
 def a_table(spec: ServiceSpec = SPEC, *replicas: Replica, **goal: Any) -> Table:
-    return table_of("chat", spec, replicas, Goal(3, ScalingGoal(), **goal), {})
+    return table_of("chat", spec, replicas, Goal(3, ScalingGoal(), **goal), {}, NOW)
 
 
 def test_targets_are_the_replicas_that_can_be_asked() -> None:
@@ -242,7 +243,7 @@ def test_equal_tables_have_equal_revisions_and_others_do_not() -> None:
     ],
 )
 def test_whoever_wakes_a_service_is_held_for_as_long_as_a_start_may_take(goal: Goal, hold_s: float) -> None:
-    table = table_of("chat", SPEC, (), goal, {})
+    table = table_of("chat", SPEC, (), goal, {}, NOW)
     assert Table.from_json(table.to_json()).limits.hold_s == hold_s
 
 

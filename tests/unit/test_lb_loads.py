@@ -226,7 +226,15 @@ async def test_a_new_generation_is_asked_at_once_what_it_is(w: World) -> None:
     new = w.add("a", vllm(), generation=2)
     await w.run(0.3)
     assert w.prober.kind(new) is EngineKind.VLLM
-    assert w.prober.kind(old) is EngineKind.UNKNOWN
+
+
+async def test_a_newcomer_is_taken_for_what_the_others_are_until_it_has_been_asked(w: World) -> None:
+    w.add("a", sglang())
+    await w.run(0.3)
+    newcomer = w.add("b", vllm())
+    assert w.prober.kind(newcomer) is EngineKind.SGLANG
+    await w.run(0.3)
+    assert w.prober.kind(newcomer) is EngineKind.VLLM
 
 
 async def test_a_target_that_does_not_answer_yet_is_asked_soon_again_then_less_often(w: World) -> None:

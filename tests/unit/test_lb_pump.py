@@ -86,7 +86,9 @@ def test_plain_chunks_pass(wires: Wires, data: bytes, heard: bool, chunks: int) 
         pytest.param(EVENT[:1], id="half a size"),
         pytest.param(EVENT + b"5", id="an event and half a size"),
         pytest.param(chunk(b'data: {"error":{"message":"x"}}\n\n'), id="an error"),
-        pytest.param(chunk(b'data: {"choices":[{"finish_reason":"abort"}]}\n\n'), id="an engine that gives up"),
+        pytest.param(
+            chunk(b'data: {"choices":[{"finish_reason":"abort"}]}\n\n'), id="an engine that gives up"
+        ),
         pytest.param(b"8;x=y\r\ndata: \n\n\r\n", id="an extension"),
         pytest.param(b"+8\r\ndata: \n\n\r\n", id="a sign"),
         pytest.param(b" 8\r\ndata: \n\n\r\n", id="a blank"),

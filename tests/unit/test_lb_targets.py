@@ -217,6 +217,31 @@ def test_the_trial_itself_is_not_called_back() -> None:
     assert it.outlook(trial, 2.0) is Outlook.DOUBTFUL
 
 
+@pytest.mark.parametrize(
+    ("blame", "outlook"),
+    [
+        pytest.param(Blame.DIED, Outlook.FINE, id="another request died on it"),
+        pytest.param(Blame.EJECT, Outlook.DOUBTFUL, id="it cannot be reached"),
+    ],
+)
+def test_what_an_ejection_means_for_who_waits(blame: Blame, outlook: Outlook) -> None:
+    it = of("a", "b")
+    waiting = it.book(REQUEST, "a", 0.0)
+    fail(it, "a", 0.5, blame)
+    assert it.standing(waiting.key, 0.6) is Standing.EJECTED
+    assert it.outlook(waiting, 0.6) is outlook
+
+
+def test_a_sign_of_life_ends_the_doubt_and_not_the_ejection() -> None:
+    it = of("a", "b")
+    waiting = it.book(REQUEST, "a", 0.0)
+    it.eject(waiting.key, 0.5)
+    assert it.outlook(waiting, 0.6) is Outlook.DOUBTFUL
+    assert it.renew(waiting.key)
+    assert it.outlook(waiting, 0.7) is Outlook.FINE
+    assert it.standing(waiting.key, 0.7) is Standing.EJECTED
+
+
 def test_silence_is_suspicious_only_while_an_answer_is_owed() -> None:
     it = of("a", "b")
     assert it.suspects(100.0, 2.0) == []

@@ -1,0 +1,206 @@
+"""The section `service.load_balancer`, and what a load balancer agent is told for it.
+
+What may be set is a part of `lb.options`: the rest is right as it is, or for those who run an agent by hand. Bounds and
+defaults are the agent's own, so that no file passes here which an agent would refuse.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+
+from lb.options import (
+    Access,
+    ApiKey,
+    Breaker,
+    Continuation,
+    Continue,
+    Limits,
+    Pushing,
+    PushMode,
+    Retries,
+)
+from skyserve_cli.spec.fields import AboveZero, Port, SomeSeconds, Text, not_bool, one_of, refuse
+from skyserve_cli.spec.model import LoadBalancerSpec
+from skyserve_cli.spec.references import NAME
+from skyserve_cli.spec.section import Section, Words
+
+MIB = 1024 * 1024
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.IGNORECASE)
+_LONGEST_NAME = 100
+_PUSHING = [mode.value for mode in PushMode]
+_CONTINUATION = [mode.value for mode in Continue]
+
+_limits, _retries, _breaker, _pushing = Limits(), Retries(), Breaker(), Pushing()
+_NUMBER = BeforeValidator(not_bool)
+
+
+def _within(options: type, name: str, unit: float = 1) -> Any:
+    """The bounds an agent sets for this option, here counted in `unit`."""
+    bounds = next(one.metadata for one in fields(options) if one.name == name)
+    return Field(ge=bounds["low"] / unit, le=bounds["high"] / unit, allow_inf_nan=False)
+
+
+def _continuation(value: object) -> str:
+    """``off`` without quotes is YAML's word for false."""
+    return Continue.OFF.value if value is False else one_of(*_CONTINUATION)(value)
+
+
+def _variable(value: object) -> str:
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise refuse("must be the name of a variable, without a $")
+    return value
+
+
+def _digest(value: object) -> str:
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+        raise refuse("must be 64 hexadecimal digits, as `printf %s KEY | sha256sum` prints them")
+    return value.lower()
+
+
+def _owner(value: object) -> str:
+    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= _LONGEST_NAME:
+        raise refuse(f"must be a name of at most {_LONGEST_NAME} printable characters")
+    return value
+
+
+PushingWord = Annotated[
+    str, PlainValidator(one_of(*_PUSHING)), WithJsonSchema({"type": "string", "enum": _PUSHING})
+]
+ContinuationWord = Annotated[
+    str, PlainValidator(_continuation), WithJsonSchema({"enum": [*_CONTINUATION, False]})
+]
+Variable = Annotated[
+    str, PlainValidator(_variable), WithJsonSchema({"type": "string", "pattern": f"^{NAME.pattern}$"})
+]
+Digest = Annotated[
+    str, PlainValidator(_digest), WithJsonSchema({"type": "string", "pattern": "^[0-9A-Fa-f]{64}$"})
+]
+Owner = Annotated[
+    str,
+    PlainValidator(_owner),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": _LONGEST_NAME}),
+]
+
+
+class QueueSection(Section):
+    size: Annotated[int, _NUMBER, _within(Limits, "max_held")] = _limits.max_held
+    """How many requests may wait for a replica; more are answered with 429."""
+    timeout_seconds: Annotated[float, _NUMBER, _within(Limits, "hold_s")] = _limits.hold_s
+    """How long one may wait. One that wakes a sleeping service waits for a whole start besides."""
+
+
+class RetriesSection(Section):
+    max_worker_retries: Annotated[int, _NUMBER, _within(Retries, "max_worker_retries")] = (
+        _retries.max_worker_retries
+    )
+    """Further attempts on one replica, when no other is left."""
+    max_total_retries: Annotated[int, _NUMBER, _within(Retries, "max_total_retries")] = (
+        _retries.max_total_retries
+    )
+    """Further attempts of one request, wherever."""
+    budget_percent: Annotated[float, _NUMBER, _within(Retries, "budget_ratio", 0.01)] = (
+        100 * _retries.budget_ratio
+    )
+    """All retries together, in percent of the requests of the last ten seconds."""
+
+
+class CircuitBreakerSection(Section):
+    renamed: ClassVar[Words] = {
+        "failures": "failure_threshold",
+        "timeout_duration_seconds": "timeout_seconds",
+    }
+
+    failure_threshold: Annotated[int, _NUMBER, _within(Breaker, "failures")] = _breaker.failures
+    """A replica that cannot be reached, or dies on a request, so many times in a row is left out."""
+    error_threshold: Annotated[int, _NUMBER, _within(Breaker, "errors_in_row")] = _breaker.errors_in_row
+    """One that answers with server errors so many times in a row is left out."""
+    timeout_seconds: Annotated[float, _NUMBER, _within(Breaker, "first_s")] = _breaker.first_s
+    """For how long at first; then one request is its trial. Doubles each time."""
+    max_timeout_seconds: Annotated[float, _NUMBER, _within(Breaker, "longest_s")] = _breaker.longest_s
+    """For how long at most."""
+
+
+class ApiKeySection(Section):
+    refused: ClassVar[Words] = {
+        "key": "is never written in the file; name the variable that holds it with key_env, or give its sha256",
+    }
+
+    name: Owner
+    """Whose key it is. Several keys of one name share its limits."""
+    key_env: Variable | None = None
+    """The secret, or the variable of your own environment, that holds the key. Only its SHA-256 is kept."""
+    sha256: Digest | None = None
+    """Instead of key_env: the key's SHA-256."""
+    requests_per_minute: AboveZero | None = None
+    """Default: no limit."""
+    tokens_per_minute: AboveZero | None = None
+    """Tokens of prompts and answers. Default: no limit."""
+    weight: Annotated[float, _NUMBER, Field(ge=0.001, le=1000, allow_inf_nan=False)] = 1.0
+    """Its share of a full queue, relative to others."""
+
+
+class LoadBalancerSection(Section):
+    stream_timeout_seconds: SomeSeconds = 120.0
+    """An answer that sends nothing for this long is given up."""
+    stall_timeout_seconds: Annotated[float, _NUMBER, _within(Limits, "stall_timeout_s")] = (
+        _limits.stall_timeout_s
+    )
+    """A stream without a word for this long is continued on another replica, if it can be."""
+    time_to_first_byte_seconds: SomeSeconds = 120.0
+    """A replica that has not begun to answer after this long is left for another one."""
+    max_body_mb: Annotated[int, _NUMBER, _within(Limits, "max_body_bytes", MIB)] = (
+        _limits.max_body_bytes // MIB
+    )
+    """The largest body of a request, in MiB."""
+    pushing: PushingWord = _pushing.mode.value
+    """When a replica is given one more request: selective, fixed_cap or blind."""
+    max_concurrency_per_replica: Annotated[int, _NUMBER, _within(Pushing, "cap")] | None = None
+    """How many requests a replica has at most; for fixed_cap. Default: 32."""
+    queue: QueueSection = QueueSection()
+    """Where requests wait that no replica can take yet."""
+    retries: RetriesSection = RetriesSection()
+    """When a request that has no answer yet is tried elsewhere."""
+    circuit_breaker: CircuitBreakerSection = CircuitBreakerSection()
+    """When a replica that fails is left out."""
+    continuation: ContinuationWord = Continue.AUTO.value
+    """Whether a stream goes on when its replica dies: auto, text or off."""
+    api_keys: list[ApiKeySection] | None = None
+    """Who may call. Default: everybody."""
+    allow_policy_override: bool = True
+    """Whether a request may choose its load_balancing_policy by the header X-SkyServe-Policy."""
+    host: Text | None = None
+    """Address the load balancer listens on."""
+    port: Port | None = None
+    """Port the load balancer listens on; without it a free one is taken."""
+
+
+def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadBalancerSpec:
+    """`keys` are those of the section (see `keys`)."""
+    cap = section.max_concurrency_per_replica
+    return LoadBalancerSpec(
+        stream_timeout_s=section.stream_timeout_seconds,
+        time_to_first_byte_s=section.time_to_first_byte_seconds,
+        stall_timeout_s=section.stall_timeout_seconds,
+        max_body_bytes=section.max_body_mb * MIB,
+        queue_size=section.queue.size,
+        queue_timeout_s=section.queue.timeout_seconds,
+        host=section.host,
+        port=section.port,
+        retries=Retries(
+            max_worker_retries=section.retries.max_worker_retries,
+            max_total_retries=section.retries.max_total_retries,
+            budget_ratio=section.retries.budget_percent / 100,
+        ),
+        breaker=Breaker(
+            failures=section.circuit_breaker.failure_threshold,
+            errors_in_row=section.circuit_breaker.error_threshold,
+            first_s=section.circuit_breaker.timeout_seconds,
+            longest_s=section.circuit_breaker.max_timeout_seconds,
+        ),
+        pushing=Pushing(PushMode(section.pushing), _pushing.cap if cap is None else cap),
+        continuation=Continuation(Continue(section.continuation)),
+        access=Access(tuple(keys), section.allow_policy_override),
+    )

@@ -1,0 +1,96 @@
+"""API keys: from the variables that hold them to the digests that are kept.
+
+A key opens the endpoint, so it is treated as secrets are: it is never in the file, nor in the spec, the database or
+what a load balancer is told. It is hashed here, while the file is read. The digest carries no salt (see `lb.access`), so
+a key that could be guessed is refused.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lb.options import ApiKey
+from skyserve_cli.spec.balancer import ApiKeySection
+from skyserve_cli.spec.check import Sound
+from skyserve_cli.spec.problems import Problem, dotted
+from skyserve_cli.spec.schema import ServiceSection
+from skyserve_cli.spec.variables import Variables
+
+SHORTEST_KEY = 16
+_AT = ("service", "load_balancer", "api_keys")
+
+
+@dataclass(slots=True)
+class Keys:
+    """The keys of a file, and what was wrong with them."""
+
+    keys: list[ApiKey] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def digests(
+    service: ServiceSection | None, variables: Variables, environ: Mapping[str, str], sound: Sound
+) -> Keys:
+    """A key is looked for among the secrets of the file, then in the user's environment."""
+    found = Keys()
+    entries = service.load_balancer.api_keys if service is not None else None
+    if entries is None or not sound(*_AT):
+        return found
+    if not entries:
+        found.problems.append(
+            Problem(dotted(_AT), "names no key, so nobody could call; leave it out for all")
+        )
+    seen: dict[str, int] = {}
+    for index, entry in enumerate(entries):
+        digest = _digest(entry, index, variables, environ, found.problems)
+        if digest is None:
+            continue
+        if digest in seen:
+            message = f"is the same key as api_keys[{seen[digest]}]"
+            found.problems.append(Problem(dotted((*_AT, index)), message))
+        seen[digest] = index
+        found.keys.append(
+            ApiKey(
+                name=entry.name,
+                sha256=digest,
+                requests_per_minute=entry.requests_per_minute or 0.0,
+                tokens_per_minute=entry.tokens_per_minute or 0.0,
+                weight=entry.weight,
+            )
+        )
+    return found
+
+
+def _digest(
+    entry: ApiKeySection,
+    index: int,
+    variables: Variables,
+    environ: Mapping[str, str],
+    problems: list[Problem],
+) -> str | None:
+    """The key's SHA-256; None if it is not to be had, which is then among the problems."""
+    at = dotted((*_AT, index))
+    name = entry.key_env
+    if (name is None) == (entry.sha256 is None):
+        said = "has both key_env and sha256" if name else "has neither key_env nor sha256"
+        problems.append(Problem(at, f"{said}; one of them says which key it is"))
+        return None
+    if name is None:
+        return entry.sha256
+    path = f"{at}.key_env"
+    key = variables.secrets.get(name, environ.get(name))
+    if name in variables.envs:
+        problems.append(
+            Problem(path, f"{name} is one of envs, which are stored in the clear; move it to secrets")
+        )
+    elif key is None and name not in variables.secret_names:  # else it is said of the secret already
+        problems.append(Problem(path, f"{name} has no value: export it, or make it one of secrets"))
+    elif key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+        problems.append(Problem(path, f"the value of {name} is not a key: one word of printable ASCII"))
+    elif key is not None and len(key) < SHORTEST_KEY:
+        problems.append(
+            Problem(path, f"the value of {name} has fewer than {SHORTEST_KEY} characters: too easy to guess")
+        )
+    elif key is not None:
+        return hashlib.sha256(key.encode()).hexdigest()
+    return None

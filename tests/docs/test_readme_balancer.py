@@ -1,0 +1,61 @@
+"""What the README says of the load balancer is what there is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lb.__main__ import main
+from lb.control import admin_app
+from lb.refusals import Reason
+from policies.routing.registry import POLICIES
+from skyserve_cli.spec import LoadBalancerSpec, ServiceSpec, load_text
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+SECTION = README.partition("## Load balancer\n")[2].partition("\n## ")[0]
+SGLANG = SECTION.partition("**Instead of sglang-router.**")[2]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_has_a_line(name: str) -> None:
+    default = " (default)" if name == ServiceSpec("", "").load_balancing_policy else ""
+    assert f"| `{name}`{default} |" in SECTION
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_not_to_continue_a_stream_has_a_line(reason: Reason) -> None:
+    table = SECTION.partition("| reason | the stream |")[2].partition("\n\n")[0]
+    assert f"`{reason.value}`" in table
+
+
+def test_the_knobs_shown_are_the_defaults() -> None:
+    shown = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", SECTION, re.DOTALL)[0])
+    balancer = shown["service"]["load_balancer"]
+    del balancer["api_keys"], balancer["pushing"]
+    spec = load_text(yaml.safe_dump(shown | {"run": "serve"})).spec
+    plain = LoadBalancerSpec()
+    assert [
+        one.name for one in fields(plain) if getattr(plain, one.name) != getattr(spec.load_balancer, one.name)
+    ] == []
+
+
+def test_the_flags_named_are_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    ours = re.findall(
+        r"--[a-z][a-z-]+", " ".join(row.split("|")[2] for row in SGLANG.splitlines() if row.startswith("|"))
+    )
+    assert ours
+    assert set(ours) - known == set()
+
+
+def test_the_paths_named_are_paths_of_the_admin_port() -> None:
+    named = set(re.findall(r"`(?:[A-Z]+ )?(/-/[a-z]+|/[a-z]+_worker|/workers)", SECTION))
+    source = Path(admin_app.__code__.co_filename).read_text()
+    assert len(named) >= 5
+    assert [path for path in sorted(named) if f'"{path}"' not in source and f'"{path}/' not in source] == []

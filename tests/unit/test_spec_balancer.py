@@ -1,0 +1,276 @@
+"""The load balancer's part of a service file: its words, its bounds, and keys that are nowhere to be read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from lb.options import Access, ApiKey, Breaker, Continuation, Continue, Limits, Pushing, PushMode, Retries
+from policies.routing.registry import POLICIES
+from skyserve_cli.spec import (
+    LoadBalancerSpec,
+    SpecError,
+    json_schema,
+    load_text,
+    reference_text,
+    spec_from_json,
+    spec_to_json,
+)
+
+KEY, OTHER = "sk-0123456789abcdef", "sk-fedcba9876543210"
+DIGEST = hashlib.sha256(KEY.encode()).hexdigest()
+
+
+def balancer(text: str, **options: object) -> LoadBalancerSpec:
+    loaded = load_text(f"service: {{load_balancer: {{{text}}}}}\nrun: serve", **options)  # type: ignore[arg-type]
+    return loaded.spec.load_balancer
+
+
+def problems(text: str, extra: str = "", **options: object) -> dict[str, str]:
+    with pytest.raises(SpecError) as caught:
+        load_text(f"service: {{load_balancer: {{{text}}}}}\nrun: serve\n{extra}", **options)  # type: ignore[arg-type]
+    return {problem.path: str(problem) for problem in caught.value.problems}
+
+
+# --- policies --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_can_be_had_by_name(name: str) -> None:
+    rates = (
+        ", replica_policy: {target_qps_per_replica: {L4: 1}}" if name == "instance_aware_least_load" else ""
+    )
+    loaded = load_text(
+        f"service: {{load_balancing_policy: {name.upper()}{rates}}}\nrun: serve\nresources: {{accelerators: L4}}"
+    )
+    assert loaded.spec.load_balancing_policy == name
+    assert not [w for w in loaded.warnings if w.path == "service.load_balancing_policy"]
+
+
+def test_the_schema_and_the_reference_know_the_policies_there_are() -> None:
+    known = json_schema()["$defs"]["ServiceSection"]["properties"]["load_balancing_policy"]["enum"]
+    assert sorted(known) == sorted(POLICIES)
+    assert [name for name in POLICIES if f"  #   {name}  " not in reference_text()] == []
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("cache-aware", "cache_aware"),
+        ("consistent_hashing", "consistent_hash"),
+        ("least-loaded", "least_load"),
+    ],
+)
+def test_a_policy_by_another_name_gets_a_hint(word: str, meant: str) -> None:
+    with pytest.raises(SpecError, match=f'did you mean "{meant}"') as caught:
+        load_text(f"service: {{load_balancing_policy: {word}}}\nrun: serve")
+    assert "must be one of " in str(caught.value)
+
+
+# --- options ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_said_is_as_an_agent_has_it() -> None:
+    plain = Limits()
+    assert balancer("") == LoadBalancerSpec(
+        stream_timeout_s=plain.idle_timeout_s,
+        time_to_first_byte_s=plain.time_to_first_byte_s,
+        stall_timeout_s=plain.stall_timeout_s,
+        max_body_bytes=plain.max_body_bytes,
+        queue_size=plain.max_held,
+        queue_timeout_s=plain.hold_s,
+        retries=Retries(),
+        breaker=Breaker(),
+        pushing=Pushing(),
+        continuation=Continuation(),
+        access=Access(),
+    )
+
+
+SAID = {
+    "a fixed cap": (
+        "pushing: Fixed_Cap, max_concurrency_per_replica: 8",
+        LoadBalancerSpec(pushing=Pushing(PushMode.FIXED_CAP, 8)),
+    ),
+    "a fixed cap of the usual size": (
+        "pushing: fixed_cap",
+        LoadBalancerSpec(pushing=Pushing(PushMode.FIXED_CAP, Pushing().cap)),
+    ),
+    "blind": ("pushing: blind", LoadBalancerSpec(pushing=Pushing(PushMode.BLIND))),
+    "a queue": (
+        "queue: {size: 0, timeout_seconds: 0}",
+        LoadBalancerSpec(queue_size=0, queue_timeout_s=0.0),
+    ),
+    "no retries": (
+        "retries: {max_total_retries: 0, budget_percent: 0}",
+        LoadBalancerSpec(retries=Retries(max_total_retries=0, budget_ratio=0.0)),
+    ),
+    "a patient breaker": (
+        "circuit_breaker: {failure_threshold: 5, timeout_seconds: 10}",
+        LoadBalancerSpec(breaker=Breaker(failures=5, first_s=10.0)),
+    ),
+    "off, which YAML reads as false": (
+        "continuation: off",
+        LoadBalancerSpec(continuation=Continuation(Continue.OFF)),
+    ),
+    "off in quotes": ("continuation: 'off'", LoadBalancerSpec(continuation=Continuation(Continue.OFF))),
+    "text": ("continuation: text", LoadBalancerSpec(continuation=Continuation(Continue.TEXT))),
+    "small bodies": ("max_body_mb: 1", LoadBalancerSpec(max_body_bytes=1024 * 1024)),
+    "no overrides": (
+        "allow_policy_override: no",
+        LoadBalancerSpec(access=Access(overrides=False)),
+    ),
+    "an impatient eye": ("stall_timeout_seconds: 2.5", LoadBalancerSpec(stall_timeout_s=2.5)),
+}
+
+
+@pytest.mark.parametrize(("text", "spec"), SAID.values(), ids=SAID.keys())
+def test_what_is_said_is_meant_and_survives_the_database(text: str, spec: LoadBalancerSpec) -> None:
+    loaded = load_text(f"service: {{load_balancer: {{{text}}}}}\nrun: serve")
+    assert loaded.spec.load_balancer == spec
+    assert loaded.warnings == ()
+    assert spec_from_json(json.loads(json.dumps(spec_to_json(loaded.spec)))) == loaded.spec
+
+
+WRONG = {
+    "a slip": ("que: {}", "que", 'did you mean "queue"?'),
+    "a slip inside": ("queue: {sise: 1}", "queue.sise", 'did you mean "size"?'),
+    "the breaker's other name": ("circuit_breaker: {failures: 3}", "circuit_breaker.failures", "failure_threshold"),
+    "a mode nobody has": ("pushing: eager", "pushing", "must be one of selective, fixed_cap, blind"),
+    "a cap without the mode": (
+        "max_concurrency_per_replica: 8",
+        "max_concurrency_per_replica",
+        "is for pushing: fixed_cap; selective has no such bound (got 8)",
+    ),
+    "a cap of 0": ("pushing: fixed_cap, max_concurrency_per_replica: 0", "max_concurrency_per_replica", "at least 1"),
+    "a queue of less than nobody": ("queue: {size: -1}", "queue.size", "at least 0 (got -1)"),
+    "a wait that is not a number": ("queue: {timeout_seconds: .nan}", "queue.timeout_seconds", "(got NaN)"),
+    "a wait of a month": ("queue: {timeout_seconds: 2592000}", "queue.timeout_seconds", "at most 86400"),
+    "half a retry": ("retries: {max_total_retries: 1.5}", "retries.max_total_retries", "whole number"),
+    "retries for ever": ("retries: {max_total_retries: 1000}", "retries.max_total_retries", "at most 100"),
+    "more budget than there is": ("retries: {budget_percent: 99999}", "retries.budget_percent", "at most 10000"),
+    "a breaker that shrinks": (
+        "circuit_breaker: {timeout_seconds: 60}",
+        "circuit_breaker.max_timeout_seconds",
+        "must be >= timeout_seconds (got 30 < 60)",
+    ),
+    "on": ("continuation: on", "continuation", "must be one of auto, text, off (got true)"),
+    "a body of 5 GiB": ("max_body_mb: 5000", "max_body_mb", "at most 4096"),
+    "no patience at all": ("stall_timeout_seconds: 0", "stall_timeout_seconds", "at least 0.001"),
+    "an override that is a word": ("allow_policy_override: perhaps", "allow_policy_override", "true or false"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "path", "piece"), WRONG.values(), ids=WRONG.keys())
+def test_it_is_refused_with_its_path(text: str, path: str, piece: str) -> None:
+    ((place, said),) = problems(text).items()
+    assert place == f"service.load_balancer.{path}"
+    assert piece in said
+
+
+# --- API keys --------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_hashed_and_nothing_else_of_it_is_kept() -> None:
+    loaded = load_text(
+        """
+        service:
+          load_balancer:
+            api_keys:
+              - {name: research, key_env: RESEARCH_KEY, requests_per_minute: 60, tokens_per_minute: 9000, weight: 2}
+              - {name: guests, key_env: GUEST_KEY}
+        secrets: {GUEST_KEY: }
+        run: serve
+        """,
+        environ={"RESEARCH_KEY": KEY, "GUEST_KEY": OTHER},
+    )
+    assert loaded.spec.load_balancer.access.keys == (
+        ApiKey("research", DIGEST, 60.0, 9000.0, 2.0),
+        ApiKey("guests", hashlib.sha256(OTHER.encode()).hexdigest()),
+    )
+    stored = json.dumps(spec_to_json(loaded.spec))
+    assert KEY not in stored
+    assert OTHER not in stored
+    assert KEY not in repr(loaded)
+    assert loaded.spec.secrets == ("GUEST_KEY",)  # a key of the environment alone is no replica's business
+
+
+def test_a_digest_may_be_given_instead() -> None:
+    assert balancer(f"api_keys: [{{name: a, sha256: {DIGEST.upper()}}}]").access.keys == (
+        ApiKey("a", DIGEST),
+    )
+
+
+def test_a_secret_goes_before_the_environment() -> None:
+    loaded = load_text(
+        "service: {load_balancer: {api_keys: [{name: a, key_env: K}]}}\nsecrets: {K: }\nrun: serve",
+        secret_overrides={"K": KEY},
+        environ={"K": OTHER},
+    )
+    assert loaded.spec.load_balancer.access.keys == (ApiKey("a", DIGEST),)
+
+
+def test_a_new_key_replaces_no_replica() -> None:
+    plain, guarded = (
+        load_text(f"service: {{load_balancer: {{{text}}}}}\nrun: serve").spec
+        for text in ("", f"api_keys: [{{name: a, sha256: '{DIGEST}'}}]")
+    )
+    assert plain.replica_hash() == guarded.replica_hash()
+
+
+WRONG_KEYS = {
+    "none": ("", "", "names no key, so nobody could call"),
+    "without a name": (f"{{sha256: '{DIGEST}'}}", "[0].name", "is required here"),
+    "neither": ("{name: a}", "[0]", "has neither key_env nor sha256"),
+    "both": (f"{{name: a, key_env: K, sha256: '{DIGEST}'}}", "[0]", "has both key_env and sha256"),
+    "in the clear": (f"{{name: a, key: {KEY}}}", "[0].key", "is never written in the file"),
+    "as a word": (f"{KEY}", "[0]", "must be a mapping"),
+    "a variable that holds nothing": ("{name: a, key_env: GONE}", "[0].key_env", "GONE has no value: export it"),
+    "a variable with a dollar": ("{name: a, key_env: $GONE}", "[0].key_env", "without a $"),
+    "a variable that is stored": ("{name: a, key_env: STORED}", "[0].key_env", "one of envs, which are stored"),
+    "too short": ("{name: a, key_env: SHORT}", "[0].key_env", "fewer than 16 characters"),
+    "two words": ("{name: a, key_env: WORDS}", "[0].key_env", "one word of printable ASCII"),
+    "half a digest": ("{name: a, sha256: abc123}", "[0].sha256", "64 hexadecimal digits"),
+    "the same twice": ("{name: a, key_env: K}, {name: b, key_env: K}", "[1]", "is the same key as api_keys[0]"),
+    "no requests": ("{name: a, key_env: K, requests_per_minute: 0}", "[0].requests_per_minute", "above 0"),
+    "no share": ("{name: a, key_env: K, weight: 0}", "[0].weight", "at least 0.001"),
+    "a slip": ("{name: a, key_env: K, request_per_minute: 1}", "[0].request_per_minute", "requests_per_minute"),
+    "a name of two lines": ('{name: "a\\nb", key_env: K}', "[0].name", "printable characters"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "path", "piece"), WRONG_KEYS.values(), ids=WRONG_KEYS.keys())
+def test_a_wrong_key_is_named_and_not_quoted(text: str, path: str, piece: str) -> None:
+    environ = {"K": KEY, "SHORT": "sk-1", "WORDS": f"{KEY} {KEY}"}
+    found = problems(f"api_keys: [{text}]", f"envs: {{STORED: {KEY}}}", environ=environ)
+    (place, said) = next(iter(found.items()))
+    assert place == f"service.load_balancer.api_keys{path}"
+    assert piece in said
+    assert len(found) == 1
+    assert KEY not in said
+    assert "sk-1" not in said
+
+
+def test_what_is_refused_for_being_in_the_clear_is_not_handed_on() -> None:
+    with pytest.raises(SpecError) as caught:
+        load_text(f"service: {{load_balancer: {{api_keys: [{{name: a, key: {KEY}}}]}}}}\nrun: serve")
+    assert [problem.value for problem in caught.value.problems] == [None]
+
+
+def test_a_secret_without_a_value_is_complained_of_once() -> None:
+    assert problems("api_keys: [{name: a, key_env: K}]", "secrets: {K: }").keys() == {"secrets.K"}
+
+
+def test_engines_with_a_key_of_their_own_do_not_go_with_ours() -> None:
+    loaded = load_text(
+        f"""
+        service:
+          readiness_probe: {{path: /health, headers: {{authorization: Bearer $K}}}}
+          load_balancer: {{api_keys: [{{name: a, sha256: "{DIGEST}"}}]}}
+        secrets: {{K: k}}
+        run: serve
+        """
+    )
+    assert [warning.path for warning in loaded.warnings] == ["service.load_balancer.api_keys"]
