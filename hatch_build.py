@@ -21,10 +21,14 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
         flags = ["-O2", "-shared", "-fPIC", f"-I{sysconfig.get_path('include')}"]
         try:
-            subprocess.run([*compiler, *flags, str(source), "-o", str(helper)], check=True, capture_output=True)
+            subprocess.run(
+                [*compiler, *flags, str(source), "-o", str(helper)], check=True, capture_output=True
+            )
         except (OSError, subprocess.CalledProcessError) as error:
             said = getattr(error, "stderr", b"") or str(error).encode()
-            self.app.display_warning(f"lb/_pump.c is not built: {said.decode(errors='replace').strip()[-300:]}")
+            self.app.display_warning(
+                f"lb/_pump.c is not built: {said.decode(errors='replace').strip()[-300:]}"
+            )
             return
         build_data["artifacts"].append(f"lb/{helper.name}")
         build_data["pure_python"] = False

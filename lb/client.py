@@ -41,6 +41,7 @@ class ClientConnection(asyncio.Protocol):
         "_ahead",
         "_deadline",
         "_full",
+        "_looks_at",
         "_paused_by",
         "_phase",
         "_timer",
@@ -84,7 +85,7 @@ class ClientConnection(asyncio.Protocol):
         self.hop = Hop(b"[%b]" % peer if b":" in peer else peer, scheme)
         self.proxy.clients.add(self)
         self._deadline = self.proxy.clock() + self.proxy.limits.head_timeout_s
-        self._timer = self.proxy.loop.call_at(self._deadline, self._look)
+        self._look_later()
 
     def data_received(self, data: bytes) -> None:
         phase = self._phase
@@ -361,17 +362,23 @@ class ClientConnection(asyncio.Protocol):
 
     # --- time
 
+    def _look_later(self) -> None:
+        # Remembered, because uvloop's handle of a timer that is due at once cannot say when.
+        self._looks_at = self._deadline
+        self._timer = self.proxy.loop.call_at(self._deadline, self._look)
+
     def _look_sooner(self) -> None:
-        if self._timer.when() > self._deadline:
+        if self._looks_at > self._deadline:
             self._timer.cancel()
-            self._timer = self.proxy.loop.call_at(self._deadline, self._look)
+            self._look_later()
 
     def _look(self) -> None:
         """One timer per connection, not one per request: it looks at the deadline in force, and goes on waiting."""
         now = self.proxy.clock()
         phase = self._phase
         if self.exchange is not None:  # which has a clock of its own
-            self._timer = self.proxy.loop.call_later(max(1.0, self.proxy.limits.head_timeout_s), self._look)
+            self._looks_at = now + max(1.0, self.proxy.limits.head_timeout_s)
+            self._timer = self.proxy.loop.call_at(self._looks_at, self._look)
             return
         if now >= self._deadline:
             if phase == _HEAD:
@@ -383,4 +390,4 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self.transport.abort()
                 return
-        self._timer = self.proxy.loop.call_at(self._deadline, self._look)
+        self._look_later()

@@ -108,8 +108,6 @@ _TELLS_IDS: Mapping[EngineKind, frozenset[bytes]] = {
     EngineKind.SGLANG: frozenset({COMPLETIONS}),  # a streamed chat that asks for them is refused
 }
 _TAKES_FLAGS = frozenset({EngineKind.VLLM, EngineKind.SGLANG, EngineKind.SKYSERVE})
-# llama.cpp opens a trailing assistant message without being told, but then its answer begins with it once more. Versions
-# that do not know the flags pass them over.
 _COUNTS = _TAKES_FLAGS  # the tokens of each chunk, if asked to
 # Ids and text of one event end at the same place, also while a stop string may be coming.
 _IDS_KEEP_STEP = frozenset({EngineKind.SKYSERVE})
@@ -284,6 +282,8 @@ def _reopened(request: Mapping[str, Any], text: str, kind: EngineKind) -> dict[s
         raise NotContinuable(Reason.LAST_MESSAGE)
     else:
         messages = [*messages, {"role": "assistant", "content": text}]
+    # llama.cpp would open the message unasked, but then its answer begins with all that was said before, once more;
+    # versions that do not know the flags pass them over.
     return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
 

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -89,11 +89,14 @@ def is_free(port: int) -> bool:
 
 
 class Process:
-    """A program in a session of its own. Leaving the context ends it and whatever it started."""
+    """A program in a session of its own, on one core (None: on any). Leaving the context ends it and whatever it
+    started."""
 
-    def __init__(self, command: Sequence[str], log: Path, core: int, cwd: Path, pipe: bool = False) -> None:
+    def __init__(
+        self, command: Sequence[str], log: Path, core: int | None, cwd: Path, pipe: bool = False
+    ) -> None:
         self.log = log
-        with log.open("wb") as out, pinned(core):
+        with log.open("wb") as out, nullcontext() if core is None else pinned(core):
             self._popen = subprocess.Popen(
                 command,
                 cwd=cwd,

@@ -409,7 +409,7 @@ def test_completions_that_go_on(
     [
         pytest.param(VLLM, {}, [USER, "assistant: sun, lake"], True, id="a message is added"),
         pytest.param(SGLANG, {}, [USER, "assistant: sun, lake"], True, id="on sglang too"),
-        pytest.param(LLAMACPP, {}, [USER, "assistant: sun, lake"], False, id="llama.cpp needs no flags"),
+        pytest.param(LLAMACPP, {}, [USER, "assistant: sun, lake"], True, id="on llama.cpp too"),
         pytest.param(
             VLLM,
             {"messages": [USER, HALF]},
@@ -428,8 +428,8 @@ def test_completions_that_go_on(
             LLAMACPP,
             {"messages": [USER, HALF]},
             [USER, "assistant:Half sun, lake"],
-            False,
-            id="on llama.cpp too",
+            True,
+            id="llama.cpp goes on with a trailing message unasked",
         ),
     ],
 )
