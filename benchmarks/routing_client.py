@@ -208,7 +208,7 @@ async def ask(port: int, model: str, prompt: bytes, max_tokens: int) -> Answer:
 @dataclass(frozen=True, slots=True)
 class Played:
     """`served` has no idea of the engines: each is number 0. `faults` are of calls that got no whole answer.
-    `late_s` is by how much the client itself was woken late, at the 99th percentile: what the machine adds."""
+    `late_s` of the model is how late the client itself was woken, at the 99th percentile: what the machine adds."""
 
     served: tuple[Served, ...]
     faults: tuple[str, ...]
