@@ -16,7 +16,7 @@ balancer or a busy machine takes counts `--speed` fold; `machine` says how busy 
 `late` how late the client itself was woken, at the 99th percentile. Peers have their defaults. Ours have them too, but
 for the interval of their probes, which is the engines' business and as much faster. `skywalker` and `sglang_router`
 are our agent with rules as they were published (`benchmarks.routing_published`). `imbalance` is the work of the
-busiest engine over the mean, of the whole run, by the engines' counters.
+busiest engine over the mean by the engines' counters, of the whole run (the simulator leaves out its first tenth).
 """
 
 from __future__ import annotations
