@@ -98,7 +98,8 @@ class LoadProber:
         """What the target is. One that has just joined is taken for what the others are: a stream that has waited for
         it must not be refused for the moment it takes to ask."""
         watch = self._watches.get(key)
-        return self._usual if watch is None or watch.adapter is None else watch.kind
+        joining = watch is None or (watch.adapter is None and not watch.failed)
+        return self._usual if joining or watch is None else watch.kind
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -199,7 +199,7 @@ def _record(
             if replica.drain_by is not None:
                 by = min(by, replica.drain_by)
             ending = _ending(
-                replica, EndReason.PREEMPTED, f"preemption notice: {preempt_at - now:.0f} s left"
+                replica, EndReason.PREEMPTED, f"preemption notice: {max(0.0, preempt_at - now):.0f} s left"
             )
             return replace(ending, preempt_at=preempt_at, drain_by=by)
         case Preempted(lost=lost, message=message):

@@ -290,7 +290,10 @@ async def test_a_silent_a_dead_and_a_strange_server_do_not_hold_up_the_others(en
             bookings = [it.table.book(REQUEST, name, time.monotonic()) for name in urls]
             await until(lambda: len(good.asked) > 20 and bool(silent.asked) and "/slots" in strange.asked)
             assert it.kind("good") is EngineKind.SGLANG
-            assert {it.kind(name) for name in ("silent", "strange", "dead")} == {EngineKind.UNKNOWN}
+            assert {it.kind(name) for name in ("strange", "dead")} == {EngineKind.UNKNOWN}
+            assert (
+                it.kind("silent") is EngineKind.SGLANG
+            )  # taken for what the others are, until it can be told
             assert len(silent.asked) <= 2
             for booking in bookings:
                 it.table.release(booking, time.monotonic())
