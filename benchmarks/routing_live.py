@@ -14,9 +14,10 @@ rounds. Medians over the rounds, with the interval of the sign test (5 rounds: s
 Times are the model's: those of the clock times `--speed`, by which the engines are faster. So a millisecond that a
 balancer or a busy machine takes counts `--speed` fold; `machine` says how busy all processors were, by anybody, and
 `late` how late the client itself was woken, at the 99th percentile. Peers have their defaults. Ours have them too, but
-for the interval of their probes, which is the engines' business and as much faster. `skywalker` and `sglang_router`
-are our agent with rules as they were published (`benchmarks.routing_published`). `imbalance` is the work of the
-busiest engine over the mean by the engines' counters, of the whole run (the simulator leaves out its first tenth).
+for the interval of their probes, which is the engines' business and as much faster: that load on the machine is as
+much too high. `skywalker` and `sglang_router` are our agent with rules as they were published
+(`benchmarks.routing_published`). `imbalance` is the work of the busiest engine over the mean by the engines'
+counters, of the whole run (the simulator leaves out its first tenth).
 """
 
 from __future__ import annotations

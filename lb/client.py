@@ -313,11 +313,17 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._close()
 
-    def close_soon(self) -> None:
-        """The agent closes: an idle connection goes now, others after their answer."""
+    def close_soon(self, lame_s: float) -> None:
+        """The agent closes: others go after their answer, an idle connection once no request has come for `lame_s`: one
+        may be on its way, and would be lost if we closed now."""
         self.closing = True
-        if self._phase == _IDLE:
+        if self._phase != _IDLE:
+            return
+        if lame_s <= 0:
             self._close()
+        else:
+            self._deadline = min(self._deadline, self.proxy.clock() + lame_s)
+            self._look_sooner()
 
     def pause_reading(self, who: int) -> None:
         """`who` is a bit: 1 the bound on what is sent ahead, 2 a target that is slow to take a body, 4 a client that does

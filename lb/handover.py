@@ -76,7 +76,7 @@ class Offer:
         self._path = path
         self._sockets = sockets
         self._taken = taken
-        self._gone = False
+        self.gone = False  # is there a successor that serves?
         self._lines: set[socket.socket] = set()
         scratch = path.with_name(f".{path.name}.{os.getpid()}")
         scratch.unlink(missing_ok=True)
@@ -94,7 +94,7 @@ class Offer:
         self._listener.close()
         for line in list(self._lines):
             self._hang_up(line)
-        if not self._gone:
+        if not self.gone:
             self._path.unlink(missing_ok=True)
 
     def _accept(self) -> None:
@@ -125,8 +125,8 @@ class Offer:
         except OSError:
             said = b""
         self._hang_up(line)
-        if said == SERVING and not self._gone:
-            self._gone = True
+        if said == SERVING and not self.gone:
+            self.gone = True
             _log.info("a successor serves: finish what is under way")
             self._taken()
 

@@ -431,13 +431,14 @@ class Proxy:
             elif relay.silent_s > limits.stall_timeout_s and relay.may_continue():
                 exchange.broke(Failure.STALLED, "no event within the stall timeout")
 
-    def close(self) -> None:
-        """Hold nobody any longer, and keep no connection alive: who waits for a target is turned away."""
+    def close(self, lame_s: float = 0.0) -> None:
+        """Hold nobody any longer, and keep no connection alive: who waits for a target is turned away. Idle connections
+        may send a last request for `lame_s`."""
         self.closing = True
         for ticket in self.queue.expire(float("inf")):
             ticket.item.expired(self.clock())
         for client in list(self.clients):
-            client.close_soon()
+            client.close_soon(lame_s)
 
 
 def _estimate(exchange: Exchange) -> int:

@@ -36,6 +36,9 @@ from lb.wire import Table
 
 _BACKLOG = 4096
 _LOOK_EVERY_S = 0.05
+# For whom a successor serves: what was accepted by us, but has not said what it wants yet, is ours to answer. A busy
+# connection has a request in this time, and is told with its answer that it is the last one.
+_LAME_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,11 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     if offer is not None:
         offer.close()
     data.close()
-    agent.proxy.close()
+    lame_s = _LAME_S if offer is not None and offer.gone else 0.0
+    agent.proxy.close(lame_s)
+    if lame_s and admin is not None:  # whoever asks for a change of the table must find the successor
+        await admin.cleanup()
+    await asyncio.sleep(lame_s)  # TLS handshakes are under way which the proxy does not know of yet
     await _drained(agent, options.shutdown_grace_s)
     stopped.cancel()
     running.cancel()

@@ -72,6 +72,30 @@ async def test_no_connection_is_refused_and_no_stream_cut_while_agents_follow_ea
     assert set(answers) == {200}
 
 
+async def test_connections_without_a_request_under_way_may_send_one_to_the_predecessor(
+    w: World, tmp_path: Path
+) -> None:
+    target = await w.target("target")
+    flags = ("--target", target.url, "--handover-socket", str(tmp_path / "handover"))
+    first = await w.agent(*flags)
+    request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    fresh = await asyncio.open_connection("127.0.0.1", first.port)
+    used = await asyncio.open_connection("127.0.0.1", first.port)
+    used[1].write(request)
+    assert b"keep-alive" not in (await used[0].readuntil(b"\r\n\r\n")).lower()
+    await used[0].readexactly(len(b"target"))
+    assert (await first.stats())["requests"] >= 1
+
+    await w.agent(*flags)
+    for reader, writer in (fresh, used):
+        writer.write(request)
+        answer = await asyncio.wait_for(reader.read(), 20)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"\r\nConnection: close\r\n" in answer
+        writer.close()
+    assert await asyncio.wait_for(first.process.wait(), 20) == 0
+
+
 async def test_a_successor_that_dies_before_it_serves_changes_nothing(w: World, tmp_path: Path) -> None:
     target = await w.target("target")
     path = tmp_path / "handover"
