@@ -1,7 +1,18 @@
 """What holds for all tests."""
 
+import signal
+import threading
+
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says more about the machine's other work than about the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+# A shell lets what it starts in the background ignore Ctrl-C, and so would every program under test: what is ignored
+# stays ignored in children, what is handled is not.
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    and threading.current_thread() is threading.main_thread()
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
