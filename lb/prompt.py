@@ -109,6 +109,10 @@ def _canonical(json: Mapping[str, Any], body: bytes) -> bytes:
 
 
 def _write_messages(parts: list[bytes], messages: list[Any]) -> None:
+    simple = _simple(messages)
+    if simple is not None:
+        parts.append(simple)
+        return
     room = MAX_PROMPT_BYTES
     for message in messages:
         if type(message) is not dict:
@@ -129,6 +133,17 @@ def _write_messages(parts: list[bytes], messages: list[Any]) -> None:
         room -= sum(map(len, parts[before:]))
         if room <= 0:
             return
+
+
+def _simple(messages: list[Any]) -> bytes | None:
+    """The same in one piece, and much faster, for messages that are nothing but a role and a text, as nearly all are."""
+    try:
+        texts = [f"{one['role']}\x1f{one['content']}\x1e" for one in messages if type(one["content"]) is str]
+    except (KeyError, TypeError):
+        return None
+    if len(texts) < len(messages) or sum(map(len, messages)) > 2 * len(messages):
+        return None
+    return "".join(texts).encode("utf-8", "surrogatepass")
 
 
 def _write(parts: list[bytes], value: Any) -> None:

@@ -20,6 +20,7 @@ from lb.client import ClientConnection
 from lb.counts import TargetCounts
 from lb.dispatch import Dispatcher
 from lb.engines import EngineKind
+from lb.entry import Entry
 from lb.exchange import Exchange
 from lb.explain import Explanations
 from lb.facts import RequestFacts
@@ -98,7 +99,7 @@ class Proxy:
         self._let_in_due = False
         self._changed_due = False
         self._round_at = clock()
-        self._counts: dict[Key, TargetCounts] = {}  # until the table changes
+        self._counts: dict[Entry, TargetCounts] = {}  # until the table changes
         self.keyring = Keyring(table.table.access, clock())
         self.budget = RetryBudget(table.table.retries, self.arrivals)
         self.limits: Limits = table.table.limits
@@ -241,9 +242,9 @@ class Proxy:
         return EngineKind.UNKNOWN if key is None else self.kind_of(key)
 
     def counts_of(self, booking: Booking) -> TargetCounts:
-        counts = self._counts.get(booking.key)
+        counts = self._counts.get(booking.entry)
         if counts is None:
-            counts = self._counts[booking.key] = self.metrics.of(booking.target)
+            counts = self._counts[booking.entry] = self.metrics.of(booking.target)
         return counts
 
     def release(self, exchange: Exchange, booking: Booking, now: float, tokens: Tokens | None = None) -> None:

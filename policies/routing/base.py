@@ -142,15 +142,15 @@ class Turns:
 
     def __init__(self) -> None:
         self._turn = 0
-        self._last: dict[str, int] = {}
+        self.by_target: dict[str, int] = {}  # the turn in which each was last used
 
     def last(self, target_id: str) -> int:
         """The turn in which the target was last used; 0 if never."""
-        return self._last.get(target_id, 0)
+        return self.by_target.get(target_id, 0)
 
     def use(self, target_id: str) -> None:
         self._turn += 1
-        self._last[target_id] = self._turn
+        self.by_target[target_id] = self._turn
 
     def forget(self, target_id: str) -> None:
-        self._last.pop(target_id, None)
+        self.by_target.pop(target_id, None)

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from policies.routing.base import Choice, RequestView, TargetView
-from policies.routing.least_load import load
 from policies.routing.prefix_policy import MIN_MATCH_BYTES, PrefixPolicy
 
 CACHE_THRESHOLD = 0.3
@@ -56,13 +55,14 @@ class CacheAware(PrefixPolicy):
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         if not targets:
             return None
-        loads = {target.id: load(target) for target in targets}
         prompt_bytes, matched = self._matches(request)
-        lowest, highest = min(loads.values()), max(loads.values())
+        rows = self._rows(targets, matched)
+        loads = [row[1] for row in rows]
+        lowest, highest = min(loads), max(loads)
         if highest - lowest > self._balance_abs and highest > self._balance_rel * lowest:
-            return self._least_loaded(targets, loads, matched, "the load is out of balance")
-        deepest = max([depth for name, depth in matched.items() if name in loads], default=0)
+            return self._least_loaded(rows, "the load is out of balance")
+        deepest = max([row[4] for row in rows])
         if deepest < self._min_match_bytes or deepest <= self._cache_threshold * prompt_bytes:
-            return self._least_loaded(targets, loads, matched, "little of the prompt is cached")
-        holders = [name for name, depth in matched.items() if depth == deepest]
-        return self._least_loaded(targets, loads, matched, "has most of the prompt cached", holders)
+            return self._least_loaded(rows, "little of the prompt is cached")
+        holders = [row[0] for row in rows if row[4] == deepest]
+        return self._least_loaded(rows, "has most of the prompt cached", holders)

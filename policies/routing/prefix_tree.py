@@ -33,7 +33,6 @@ from math import inf
 from typing import ClassVar
 
 from policies.routing.base import Choice, RequestView, TargetView
-from policies.routing.least_load import load
 from policies.routing.prefix_policy import MIN_MATCH_BYTES, PrefixPolicy
 
 EXPLORE_BELOW = 0.5
@@ -79,22 +78,23 @@ class PrefixTree(PrefixPolicy):
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         if not targets:
             return None
-        loads = {target.id: load(target) for target in targets}
         prompt_bytes, matched = self._matches(request)
+        rows = self._rows(targets, matched)
+        loads = {row[0]: row[1] for row in rows}
         enough = max(1.0, self._min_match_bytes, self._explore_below * prompt_bytes)
         holders = [name for name, depth in matched.items() if depth >= enough and name in loads]
         if not holders:
-            return self._least_loaded(targets, loads, matched, "little of the prompt is cached")
+            return self._least_loaded(rows, "little of the prompt is cached")
         lowest, worth = min(loads.values()), self._requests_per_byte
         gate = self._gate_ratio * sum(loads.values()) / len(loads) + self._gate_slack
         admitted = [
             name for name in holders if loads[name] <= gate and loads[name] - lowest <= matched[name] * worth
         ]
         if not admitted:
-            return self._least_loaded(targets, loads, matched, "who has it cached has too much to do")
+            return self._least_loaded(rows, "who has it cached has too much to do")
         if len(admitted) > 1:
             admitted = self._best(admitted, loads, matched, self._give_up * prompt_bytes)
-        return self._least_loaded(targets, loads, matched, "has most of the prompt cached", admitted)
+        return self._least_loaded(rows, "has most of the prompt cached", admitted)
 
     def _best(
         self, holders: list[str], loads: Mapping[str, int], matched: Mapping[str, int], give_up_bytes: float

@@ -22,6 +22,9 @@ end of the target's queue, the deepest first, so that a node is always older tha
 is a leaf. The memory taken is at most what is charged, and that is at most `max_bytes_per_target` for each target
 and `max_bytes` for all. No insert frees more than about twice what it adds: work is never saved up for a pause.
 
+*One walk for both.* A prompt is matched to choose a target and inserted right after. The last walk is remembered until
+the tree changes, so the second of the two goes on where the first ended.
+
 Compared with the Rust tree of SGLang's gateway (smg): a dead worker leaves at once and not by ageing, all holders
 of a prefix are known and not only the last one, eviction goes with the inserts and not once a minute.
 """
@@ -29,6 +32,8 @@ of a prefix are known and not only the last one, eviction goes with the inserts 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Mapping
+from typing import NamedTuple
 
 BLOCK_BYTES = 16  # about 4 tokens
 MAX_BYTES = 2**29
@@ -51,6 +56,16 @@ class _Node:
 
 
 _NO_CHILDREN: dict[bytes | str, _Node] = {}  # of every leaf; never written to
+
+
+class _Walk(NamedTuple):
+    """Down the tree along a prompt: the nodes all of whose edges it has, how many bytes that are, and what was found."""
+
+    scope: str
+    prompt: bytes
+    path: list[_Node]
+    at: int
+    found: dict[str, int]
 
 
 class _Holder:
@@ -88,6 +103,7 @@ class RadixTree:
         self._alive = 0  # the bits of `_holders`
         self._dead: deque[_Holder] = deque()
         self._ids: dict[int, tuple[str, ...]] = {}  # of masks, as they are met
+        self._walk: _Walk | None = None  # the last one, if nothing has changed since
 
     @property
     def size_bytes(self) -> int:
@@ -99,14 +115,18 @@ class RadixTree:
         holder = self._holders.get(target_id)
         return holder.bytes if holder is not None else 0
 
-    def matches(self, scope: str, prompt: bytes) -> dict[str, int]:
+    def matches(self, scope: str, prompt: bytes) -> Mapping[str, int]:
         """How many bytes of the prompt each target holds, in whole blocks. Targets that hold none are left out."""
+        walk = self._walk
+        if walk is not None and walk.prompt is prompt and walk.scope == scope:
+            return walk.found
         node = self._roots.get(scope)
         found: dict[str, int] = {}
         if node is None:
             return found
         block, alive = self._block, self._alive
-        at = 0
+        path = [node]
+        at = beyond = 0
         held = 0  # by whom, up to `at`
         while True:
             node = node.children.get(prompt[at : at + block])
@@ -121,11 +141,13 @@ class RadixTree:
                 held = holders
             edge = node.edge
             if not prompt.startswith(edge, at):
-                at += self._common(edge, prompt, at)
+                beyond = self._common(edge, prompt, at)
                 break
             at += len(edge)
+            path.append(node)
         for target_id in self._names(held):
-            found[target_id] = at
+            found[target_id] = at + beyond
+        self._walk = _Walk(scope, prompt, path, at, found)
         return found
 
     def insert(self, scope: str, prompt: bytes, target_id: str) -> None:
@@ -136,11 +158,14 @@ class RadixTree:
             return
         holder = self._holders.get(target_id) or self._join(target_id)
         bit = holder.bit
-        node = self._roots.get(scope)
-        if node is None:
-            node = self._add(b"", scope, self._roots)
-        path = [node]
-        at = 0
+        walk, self._walk = self._walk, None
+        if walk is not None and walk.prompt is prompt and walk.scope == scope:
+            path, at = walk.path, walk.at
+            node = path[-1]
+        else:
+            root = self._roots.get(scope)
+            node = root if root is not None else self._add(b"", scope, self._roots)
+            path, at = [node], 0
         split_for = 0
         while at < end:
             child = node.children.get(prompt[at : at + block])
@@ -179,6 +204,7 @@ class RadixTree:
         holder = self._holders.pop(target_id, None)
         if holder is None:
             return
+        self._walk = None
         self._alive ^= holder.bit
         self._dead.append(holder)
 
