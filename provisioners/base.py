@@ -77,6 +77,9 @@ class InstanceState(str, Enum):
     """The cloud's truth about an instance, bootstrap included; of one with several nodes see `gang`."""
 
     PENDING = "pending"  # accepted, not booted
+    UNATTENDED = (
+        "unattended"  # it runs, and whoever brought it up or watched it has died: send its order again
+    )
     SETUP = "setup"  # booted; `setup` runs
     RUNNING = "running"  # `run` was started
     SETUP_FAILED = "setup_failed"

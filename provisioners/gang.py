@@ -7,6 +7,7 @@ The first line that fits says what the gang is:
     a node is gone, or STOPPING             BROKEN
     a node's `setup` failed                 SETUP_FAILED
     a node's `run` exited                   RUN_EXITED
+    nobody attends a node                   UNATTENDED
     otherwise                               what the node that is least far is: PENDING, SETUP, RUNNING
 
 A lost node comes before a failed script because it explains it: a program that loses its peer exits.
@@ -21,7 +22,7 @@ from provisioners.base import Instance, InstanceState
 
 _S = InstanceState
 
-_FIRST_THAT_FITS = (_S.SETUP_FAILED, _S.RUN_EXITED, _S.PENDING, _S.SETUP, _S.RUNNING)
+_FIRST_THAT_FITS = (_S.SETUP_FAILED, _S.RUN_EXITED, _S.UNATTENDED, _S.PENDING, _S.SETUP, _S.RUNNING)
 
 
 def gang_of(nodes: Sequence[Instance]) -> Instance:

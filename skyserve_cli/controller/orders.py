@@ -9,10 +9,9 @@ from dataclasses import replace
 from policies.model import CapacityType, Goal, Offer, PlacementGoal, Replica, ScalingGoal
 from policies.registry import ALIASES, AUTO, MIXERS
 from provisioners.base import Candidate, LaunchOrder, Requirements
+from provisioners.machines import MAX_TOKEN
 from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
 from skyserve_cli.state.values import ServiceRow
-
-_MAX_TOKEN = 63
 
 
 def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
@@ -100,12 +99,12 @@ def requirements_of(spec: ServiceSpec) -> Requirements:
 def token_of(owner: str, service: str, incarnation: str, replica_id: int, offer: Offer) -> str:
     """The idempotency token of one attempt: the same attempt always has the same, no other ever has it.
 
-    Fit for instance names and tags: lower-case letters, digits and hyphens, at most 63 characters. The offer is
+    Fit for instance names and tags: lower-case letters, digits and hyphens, at most MAX_TOKEN characters. The offer is
     part of it because clouds refuse a known token with changed parameters.
     """
     attempt = f"{owner}/{service}/{incarnation}/{replica_id}/{offer.zone}/{offer.instance_type}/{offer.capacity_type.value}"
     digest = hashlib.sha256(attempt.encode()).hexdigest()[:10]
-    head = f"{owner}-{service.lower()}"[: _MAX_TOKEN - len(digest) - len(str(replica_id)) - 2].rstrip("-")
+    head = f"{owner}-{service.lower()}"[: MAX_TOKEN - len(digest) - len(str(replica_id)) - 2].rstrip("-")
     return f"{head}-{replica_id}-{digest}"
 
 

@@ -25,18 +25,22 @@ class Retry:
 
 def perform(
     call: Call, provisioner: Provisioner, order: Callable[[], LaunchOrder], token: str, owner: str
-) -> Event | Retry:
-    """Make the call. Raises only what is a bug."""
-    if call.kind is CallKind.LAUNCH:
-        try:
-            wanted = order()
-        except CannotUnsealError as error:
-            return LaunchFailed(call.replica.id, FailureKind.CONFIG, str(error))
-        return _launch(call, provisioner, wanted)
-    return _terminate(call, provisioner, token, owner)
+) -> Event | Retry | None:
+    """Make the call; None if there is nothing to tell. Raises only what is a bug."""
+    if call.kind is CallKind.TERMINATE:
+        return _terminate(call, provisioner, token, owner)
+    try:
+        wanted = order()
+    except CannotUnsealError as error:
+        if call.kind is CallKind.ATTEND:
+            return Retry(LONGEST_RETRY_S, str(error))
+        return LaunchFailed(call.replica.id, FailureKind.CONFIG, str(error))
+    if call.kind is CallKind.ATTEND:
+        return _attend(provisioner, wanted)
+    return _launch(call, provisioner, wanted)
 
 
-def settle(call: Call, outcome: Event | Retry, tries: int) -> Event | Retry:
+def settle(call: Call, outcome: Event | Retry | None, tries: int) -> Event | Retry | None:
     """What an outcome means after `tries` tries. A launch gives up, and is then looked for and terminated, for
     the cloud may have done what it did not say; a terminate never does, for what it would leave behind costs
     money."""
@@ -60,6 +64,15 @@ def _launch(call: Call, provisioner: Provisioner, order: LaunchOrder) -> Event |
     except ProvisionError as error:
         return LaunchFailed(call.replica.id, error.kind, error.message)
     return Launched(call.replica.id, instance.id)
+
+
+def _attend(provisioner: Provisioner, order: LaunchOrder) -> Retry | None:
+    """What has become of it, the next listing tells."""
+    try:
+        provisioner.launch(order)
+    except ProvisionError as error:
+        return Retry(getattr(error, "retry_after_s", 5.0), error.message)
+    return None
 
 
 def _terminate(call: Call, provisioner: Provisioner, token: str, owner: str) -> Event | Retry:

@@ -14,9 +14,10 @@ from skyserve_cli.spec.model import Probe, ServiceSpec
 
 
 class CallKind(str, Enum):
-    """The two calls that change a cloud."""
+    """The calls that change a cloud."""
 
     LAUNCH = "launch"
+    ATTEND = "attend"  # the launch once more, for an instance that nobody brings up or watches any longer
     TERMINATE = "terminate"
 
 

@@ -49,7 +49,7 @@ from skyserve_cli.controller.ports import (
     Specs,
     Witness,
 )
-from skyserve_cli.controller.sightings import events_of, orphans
+from skyserve_cli.controller.sightings import events_of, orphans, unattended
 from skyserve_cli.controller.tables import table_of
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import ServiceRow, Story
@@ -169,7 +169,7 @@ class Reconciler:
             tls = None if spec.tls is None else (spec.tls.certfile, spec.tls.keyfile)
             window_s = spec.replica_policy.load_window_s
             turn.agents[row.name] = AgentOrder(row.name, host, row.lb_port, table, tls, window_s)
-        self._order(row, live, turn)
+        self._order(row, live, sightings, turn)
 
     def _knows_all(self, replicas: Iterable[Replica]) -> bool:
         return all(replica.zone.cloud in self._seen for replica in replicas)
@@ -196,12 +196,17 @@ class Reconciler:
             story=story,
         )
 
-    def _order(self, row: ServiceRow, live: Sequence[Replica], turn: _Turn) -> None:
+    def _order(
+        self, row: ServiceRow, live: Sequence[Replica], sightings: Sequence[Sighting], turn: _Turn
+    ) -> None:
         """What the rows, as they now stand, ask of the hands."""
+        alone = unattended(sightings)
         for replica in live:
             turn.clouds.add(replica.zone.cloud)
             turn.tokens.add(token_of(self._owner, row.name, row.incarnation, replica.id, replica.offer))
             kind = _OUTSTANDING.get(replica.state)
+            if kind is None and replica.instance_id in alone:
+                kind = CallKind.ATTEND
             if kind is not None:
                 turn.calls.append(Call(row.name, row.incarnation, kind, replica))
             if replica.state in _PROBED and replica.endpoint is not None:

@@ -59,8 +59,8 @@ class CallBook:
             started.append(call)
         return started
 
-    def settled(self, call: Call, outcome: Event | Retry, now: float) -> Event | None:
-        """The event an outcome amounts to; None if the call is to be made again."""
+    def settled(self, call: Call, outcome: Event | Retry | None, now: float) -> Event | None:
+        """The event an outcome amounts to; None if there is none, or the call is to be made again."""
         record = self._records[call.key]
         record.under_way = False
         outcome = settle(call, outcome, record.tries)
@@ -95,7 +95,7 @@ class ThreadRunner:
         self._wake = wake
         self._book = CallBook()
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[Call, Event | Retry]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Call, Event | Retry | None]] = queue.SimpleQueue()
         self._abandoned: set[str] = set()
         self._unfinished = 0
         self._threads = 0

@@ -81,6 +81,16 @@ def _gone(replica: Replica, message: str) -> Preempted:
     return Preempted(replica.id, lost=lost, message=message)
 
 
+def unattended(sightings: Iterable[Sighting]) -> frozenset[str]:
+    """The ids of instances whose order is to be sent again."""
+    return frozenset(
+        instance.id
+        for sighting in sightings
+        for instance in sighting.instances
+        if instance.state is InstanceState.UNATTENDED
+    )
+
+
 def orphans(
     sighting: Sighting, live_tokens: frozenset[str], suspects: frozenset[str]
 ) -> tuple[list[Instance], frozenset[str]]:

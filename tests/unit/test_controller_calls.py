@@ -43,7 +43,7 @@ from skyserve_cli.spec.model import ServiceSpec
 OWNER = "0a1b2c3d"
 OFFER = Offer(DEFAULT_PRICES[0].zone, "fake", None, 0.0, CapacityType.SPOT, 0.3)
 SPEC = ServiceSpec("chat", "run")
-L, T = CallKind.LAUNCH, CallKind.TERMINATE
+L, A, T = CallKind.LAUNCH, CallKind.ATTEND, CallKind.TERMINATE
 
 
 def a_call(kind: CallKind, replica_id: int = 1, instance_id: str | None = None) -> Call:
@@ -59,7 +59,7 @@ def an_order(call: Call) -> LaunchOrder:
     return order_of(OWNER, call.service, call.incarnation, call.replica, SPEC, {})
 
 
-def made(call: Call, cloud: Provisioner) -> Event | Retry:
+def made(call: Call, cloud: Provisioner) -> Event | Retry | None:
     return perform(call, cloud, lambda: an_order(call), token(call), OWNER)
 
 
@@ -109,6 +109,23 @@ def test_secrets_that_cannot_be_opened_fail_the_version(cloud: FakeProvisioner) 
     outcome = perform(a_call(L), cloud, sealed, token(a_call(L)), OWNER)
     assert outcome == LaunchFailed(1, FailureKind.CONFIG, "another key")
     assert cloud.calls == []
+
+
+def test_whoever_is_attended_is_launched_once_more_and_tells_nothing(cloud: FakeProvisioner) -> None:
+    made(a_call(L), cloud)
+    assert made(a_call(A, instance_id="fake-1"), cloud) is None
+    assert cloud.calls == [("launch", token(a_call(L)))] * 2
+    assert alive(cloud) == 1
+
+
+def test_who_cannot_be_attended_now_is_asked_for_again_and_does_not_end(cloud: FakeProvisioner) -> None:
+    cloud.fail_next_launch(AuthError("expired", cloud="fake"))
+    assert isinstance(made(a_call(A), cloud), Retry)
+
+    def sealed() -> LaunchOrder:
+        raise CannotUnsealError("another key")
+
+    assert perform(a_call(A), cloud, sealed, "t", OWNER) == Retry(LONGEST_RETRY_S, "another key")
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["by its id", "by its token"])

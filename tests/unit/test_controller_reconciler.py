@@ -497,6 +497,20 @@ def test_a_version_that_fails_is_answered_with_offers_for_the_one_that_works(wor
 # --- orphans ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("state", [S.PROVISIONING, S.STARTING, S.READY])
+def test_the_order_of_an_instance_that_nobody_attends_is_sent_again(
+    world: World, state: ReplicaState
+) -> None:
+    replica, other = a_replica(1, state), a_replica(2)
+    world.has(replica, other)
+    reconciler = world.reconciler()
+    world.lists(world.instance_of(replica, InstanceState.UNATTENDED), world.instance_of(other))
+    reconciler.tick()
+    assert world.calling() == "attend 1"
+    reconciler.tick()
+    assert world.calling() == ""  # until it is seen so again
+
+
 def test_an_orphan_is_seen_twice_before_it_is_ended(world: World) -> None:
     world.has(a_replica(1), a_replica(2))
     mine = [world.instance_of(replica) for replica in world.row().replicas]
@@ -591,4 +605,4 @@ def _locked(*_: Any, **__: Any) -> None:
 
 def test_states_of_targets_are_the_agents_words() -> None:
     assert {state.value for state in TargetState} == {"ready", "unhealthy", "draining"}
-    assert {kind.value for kind in CallKind} == {"launch", "terminate"}
+    assert {kind.value for kind in CallKind} == {"launch", "attend", "terminate"}

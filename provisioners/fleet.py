@@ -1,0 +1,362 @@
+"""A `Provisioner` over `Machines`: what is the same on every cloud that rents machines.
+
+*Two truths.* The cloud says whether a machine runs (`Machines`), the machine what runs on it (`Hosts`, which brings up
+what a replica is made of, over SSH, and watches it). `state_of` makes one state of the two.
+
+*Nobody's machines.* What is to be brought up is in the order, secrets included, and is kept in memory only. A machine
+that runs and has nobody to bring it up (whoever was at it has died) shows as UNATTENDED: the caller sends its order
+again, which is safe at any time, and bringing up goes on where it was.
+
+*Gangs.* The machines of a replica are asked for one by one, with tokens that follow from the replica's. If one cannot be
+had the others are given back before the error leaves; if that is cut short as well, what is left looks like a
+gang that lost a part (BROKEN), or like nobody's, and is ended by whoever sees it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, TypeVar
+
+from policies.model import Offer
+from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.clock import unix_now
+from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
+from provisioners.gang import gang_of
+from provisioners.machines import (
+    MAX_TOKEN,
+    Machine,
+    MachineOrder,
+    Machines,
+    MachineState,
+    machine_token,
+)
+
+_TOKEN = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MAX_TOKEN - 2}}}[a-z0-9])?")
+A = TypeVar("A")
+B = TypeVar("B")
+
+_AT_ONCE = 8  # machines of one gang that are asked for side by side
+CONSISTENT_AFTER_S = 60.0  # what a cloud has accepted for less than this may be missing from its lists
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """What is known of what runs on a machine. `state` is SETUP, RUNNING, SETUP_FAILED or RUN_EXITED; `preempt_at`
+    (UNIX seconds) stands while the machine's metadata service says that it will be taken. `port` is the one that the
+    replica's server listens on."""
+
+    state: InstanceState
+    port: int
+    message: str = ""
+    preempt_at: float | None = None
+
+
+class Hosts(Protocol):
+    """Brings up what runs on machines, and watches it. Thread-safe; nothing here waits for a machine."""
+
+    def attend(self, machine: Machine, order: LaunchOrder, node_ips: Sequence[str]) -> None:
+        """From now on, until `leave`: bring the machine up, or go on with it, and watch. Again is nothing new."""
+        ...
+
+    def report(self, machine: Machine) -> HostReport | None:
+        """The last word; None if nobody attends the machine."""
+        ...
+
+    def leave(self, token: str) -> None:
+        """The machine of that token is not ours any longer, or will not be."""
+        ...
+
+    def read_log(self, machine: Machine, offset: int, max_bytes: int) -> bytes: ...
+
+    def log_window(self, machine: Machine) -> tuple[int, int]: ...
+
+
+class OrderOf(Protocol):
+    """How a replica's order becomes one machine's: user, keys, user data, image, ports."""
+
+    def __call__(self, order: LaunchOrder, rank: int) -> MachineOrder: ...
+
+
+class FleetProvisioner:
+    """A `Provisioner` and a `LogSource`. A cloud's own class gives it its `name`.
+
+    `offer` answers `offers`. Nothing is remembered that is not somewhere else as well, but for the orders of what is
+    being brought up.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        machines: Machines,
+        hosts: Hosts,
+        order_of: OrderOf,
+        offer: Callable[[Requirements], Sequence[Offer]],
+        now: Callable[[], float] = unix_now,
+    ) -> None:
+        self._machines = machines
+        self._hosts = hosts
+        self._order_of = order_of
+        self._offer = offer
+        self._now = now
+        self._orders: dict[str, LaunchOrder] = {}  # by the replica's token, while it lives and we know it
+        self._launching: set[str] = set()
+        self._seen: dict[str, tuple[Machine, ...]] = {}  # by the replica's token, as last listed
+        self._young: dict[str, float] = {}  # tokens, and when the cloud accepted them
+        self._lock = threading.Lock()
+
+    # --- Provisioner
+
+    def offers(self, need: Requirements) -> Sequence[Offer]:
+        return self._offer(need)
+
+    def launch(self, order: LaunchOrder) -> Instance:
+        self._check(order)
+        with self._lock:
+            self._launching.add(order.token)
+        try:
+            machines = self._create_all(order)
+            with self._lock:
+                self._seen[order.token] = machines
+                self._young[order.token] = self._now()
+                if not any(_is_lost(machine) for machine in machines):
+                    self._orders[order.token] = order
+        finally:
+            with self._lock:
+                self._launching.discard(order.token)
+        return self._instance(order.token, machines)
+
+    def instances(self, owner: str, service: str | None = None) -> Sequence[Instance]:
+        with self._lock:
+            launching = set(
+                self._launching
+            )  # before the cloud is asked: what is begun later may be half listed
+            asked_at = self._now()
+        gangs = _by_replica(self._machines.machines(owner))
+        with self._lock:
+            launching |= self._launching
+            self._young = {t: at for t, at in self._young.items() if at > asked_at - CONSISTENT_AFTER_S}
+            for token in self._young:
+                if token not in gangs and token in self._seen and self._seen[token][0].owner == owner:
+                    gangs[token] = self._seen[token]
+            self._seen.update(gangs)
+            for token, gang in list(self._seen.items()):
+                if token not in gangs and token not in launching and gang[0].owner == owner:
+                    self._forget(token)
+        return [
+            self._instance(token, gang, whole=token not in launching)
+            for token, gang in gangs.items()
+            if service in (None, gang[0].service)
+        ]
+
+    def terminate(self, instance: Instance) -> None:
+        gang = self._gang(instance)
+        with self._lock:
+            orders = self._orders.pop(instance.token, None)
+            self._young.pop(instance.token, None)
+        num_nodes = max([one.num_nodes for one in gang] + [orders.num_nodes if orders else 1])
+        for rank in range(num_nodes):
+            self._hosts.leave(machine_token(instance.token, rank))
+        _all_of(_AT_ONCE, self._machines.destroy, [one for one in gang if not one.state.is_gone])
+        with self._lock:
+            self._seen.pop(instance.token, None)
+
+    # --- LogSource
+
+    def read_log(self, instance: Instance, offset: int, max_bytes: int, node: int = 0) -> bytes:
+        machine = self._node(instance, node)
+        return b"" if machine is None else self._hosts.read_log(machine, offset, max_bytes)
+
+    def log_window(self, instance: Instance, node: int = 0) -> tuple[int, int]:
+        machine = self._node(instance, node)
+        return (0, 0) if machine is None else self._hosts.log_window(machine)
+
+    # --- inside
+
+    def _check(self, order: LaunchOrder) -> None:
+        zone = order.offer.zone
+        if not _TOKEN.fullmatch(order.token):
+            raise InvalidRequestError(
+                f"{order.token!r} is no token: up to {MAX_TOKEN} lower-case letters, digits and hyphens",
+                cloud=self.name,
+            )
+        if zone.cloud != self.name:
+            raise InvalidRequestError(f"{zone} is not in {self.name}", cloud=self.name, zone=zone)
+
+    def _create_all(self, order: LaunchOrder) -> tuple[Machine, ...]:
+        """All machines of the replica, or an error and none of them."""
+        orders = [self._order_of(order, rank) for rank in range(order.num_nodes)]
+        try:
+            return tuple(_all_of(_AT_ONCE, self._machines.create, orders))
+        except TransientError:
+            raise  # the same order again finds what there is
+        except ProvisionError as error:
+            self._give_back(order, error)
+            raise
+
+    def _give_back(self, order: LaunchOrder, error: ProvisionError) -> None:
+        """Destroy what there is of a gang that cannot be completed."""
+        if order.num_nodes == 1:
+            return
+        left = _by_replica(self._machines.machines(order.owner)).get(order.token, ())
+        try:
+            _all_of(_AT_ONCE, self._machines.destroy, [one for one in left if not one.state.is_gone])
+        except ProvisionError as stuck:
+            raise TransientError(
+                f"{error.message}; what was launched of it is not destroyed yet: {stuck.message}",
+                cloud=self.name,
+                zone=order.offer.zone,
+                retry_after_s=5.0,
+            ) from stuck
+
+    def _instance(self, token: str, gang: Sequence[Machine], whole: bool = True) -> Instance:
+        """`whole`: what is not listed is lost, and not merely on its way."""
+        with self._lock:
+            order = self._orders.get(token)
+        if order is not None:
+            self._attend(order, gang)
+        by_rank = {machine.rank: machine for machine in gang}
+        nodes = []
+        for rank in range(max(gang[0].num_nodes, 1)):
+            machine = by_rank.get(rank)
+            if machine is None:
+                state = MachineState.TERMINATED if whole else MachineState.PENDING
+                machine = replace(gang[0], id="", rank=rank, state=state, message="", preempt_at=None)
+            nodes.append(self._node_instance(token, machine))
+        return gang_of(nodes)
+
+    def _attend(self, order: LaunchOrder, gang: Sequence[Machine]) -> None:
+        """Once all of them run and can be reached: only then do they know each other's addresses."""
+        ready = [one for one in gang if one.state is MachineState.RUNNING and one.address]
+        if len(ready) == order.num_nodes:
+            by_rank = sorted(ready, key=_rank)
+            node_ips = [one.private_address or one.address or "" for one in by_rank]
+            for machine in by_rank:
+                self._hosts.attend(machine, order, node_ips)
+
+    def _node_instance(self, token: str, machine: Machine) -> Instance:
+        report = self._hosts.report(machine) if machine.state is MachineState.RUNNING else None
+        with self._lock:
+            awaited = token in self._orders or token in self._launching
+        state, message = state_of(machine, report, awaited)
+        notices = [at for at in (machine.preempt_at, report.preempt_at if report else None) if at is not None]
+        endpoint = None
+        if report is not None and machine.address is not None and state is InstanceState.RUNNING:
+            host = f"[{machine.address}]" if ":" in machine.address else machine.address
+            endpoint = f"http://{host}:{report.port}"
+        return Instance(
+            id=machine.id,
+            token=token,
+            owner=machine.owner,
+            service=machine.service,
+            replica_id=machine.replica_id,
+            zone=machine.zone,
+            capacity_type=machine.capacity_type,
+            state=state,
+            endpoint=endpoint,
+            preempt_at=min(notices, default=None),
+            message=message,
+        )
+
+    def _gang(self, instance: Instance) -> tuple[Machine, ...]:
+        """What there is of the instance. Asked of the cloud, unless all of it has been seen. A machine that the cloud
+        does not list is taken at its word that it exists: lists may be late."""
+        with self._lock:
+            seen = self._seen.get(instance.token, ())
+        if not seen or len(seen) < seen[0].num_nodes:
+            seen = _by_replica(self._machines.machines(instance.owner)).get(instance.token, ())
+        if not instance.id or any(machine.id == instance.id for machine in seen):
+            return seen
+        return () if seen else (_head_of(instance),)
+
+    def _node(self, instance: Instance, node: int) -> Machine | None:
+        return next((one for one in self._gang(instance) if one.rank == node), None)
+
+    def _forget(self, token: str) -> None:
+        """The cloud has forgotten it. With the lock held."""
+        gang = self._seen.pop(token)
+        self._orders.pop(token, None)
+        for machine in gang:
+            self._hosts.leave(machine.token)
+
+
+def state_of(machine: Machine, report: HostReport | None, awaited: bool) -> tuple[InstanceState, str]:
+    """What the cloud says and what the machine says, as one. `awaited`: somebody will bring it up, or is about to."""
+    match machine.state:
+        case MachineState.PENDING:
+            return InstanceState.PENDING, machine.message
+        case MachineState.STOPPING:
+            return InstanceState.STOPPING, machine.message
+        case MachineState.PREEMPTED:
+            return InstanceState.PREEMPTED, machine.message
+        case MachineState.TERMINATED:
+            return InstanceState.TERMINATED, machine.message
+        case MachineState.FAILED:
+            return (
+                InstanceState.BROKEN,
+                machine.message or "the cloud accepted it and then failed to start it",
+            )
+        case MachineState.RUNNING:
+            if report is not None:
+                return report.state, report.message
+            return (InstanceState.PENDING if awaited else InstanceState.UNATTENDED), machine.message
+
+
+def _by_replica(machines: Iterable[Machine]) -> dict[str, tuple[Machine, ...]]:
+    """The machines of each replica by rank, under its token. Of several of one rank (one that died, and the one that
+    took its place) it is the one that lives."""
+    gangs: dict[str, dict[int, Machine]] = {}
+    for machine in machines:
+        token = replica_token(machine)
+        ranks = gangs.setdefault(token, {})
+        known = ranks.get(machine.rank)
+        if known is None or known.state.is_gone:
+            ranks[machine.rank] = machine
+    return {token: tuple(sorted(ranks.values(), key=_rank)) for token, ranks in gangs.items()}
+
+
+def replica_token(machine: Machine) -> str:
+    """The token of the replica that the machine is a part of."""
+    return machine.token.removesuffix(f"-n{machine.rank}") if machine.rank else machine.token
+
+
+def _head_of(instance: Instance) -> Machine:
+    """As far as it is known from the instance alone."""
+    return Machine(
+        id=instance.id,
+        token=instance.token,
+        owner=instance.owner,
+        service=instance.service,
+        replica_id=instance.replica_id,
+        rank=0,
+        num_nodes=1,
+        zone=instance.zone,
+        capacity_type=instance.capacity_type,
+        state=MachineState.PENDING,
+    )
+
+
+def _is_lost(machine: Machine) -> bool:
+    return machine.state.is_gone or machine.state in (MachineState.STOPPING, MachineState.FAILED)
+
+
+def _rank(machine: Machine) -> int:
+    return machine.rank
+
+
+def _all_of(at_once: int, call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
+    """`call` for each, side by side; once all have ended, the first error that is not transient, or the first."""
+    if len(arguments) == 1:
+        return [call(arguments[0])]
+    if not arguments:
+        return []
+    with ThreadPoolExecutor(min(at_once, len(arguments)), thread_name_prefix="machines") as pool:
+        futures = [pool.submit(call, argument) for argument in arguments]
+    errors = [error for error in (future.exception() for future in futures) if error is not None]
+    if errors:
+        raise next((one for one in errors if not isinstance(one, TransientError)), errors[0])
+    return [future.result() for future in futures]

@@ -1,0 +1,193 @@
+"""The port below the port: what every cloud that rents machines must do, one machine at a time.
+
+`provisioners.fleet` makes a `Provisioner` of it: offers, replicas of several machines, bootstrap over SSH, logs,
+preemption notices and leftovers are the same everywhere and are written once, there. A cloud's own module says how to
+ask its SDK for a machine, how to read what the SDK lists, and what its error codes mean.
+
+*Names before calls.* Whatever a cloud makes for us carries our tags from its first moment and a name or an idempotency
+token that follows from the order alone, so a call whose answer was lost can be made again, and whatever nobody
+remembers can be found and attributed (`OWNER_TAG`). *Nothing is secret in user data*, but for the private half of the
+machine's own host key, which it needs to prove who it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar, Protocol
+
+from policies.model import CapacityType, Zone
+
+OWNER_TAG = "skyserve-owner"
+SERVICE_TAG = "skyserve-service"
+REPLICA_TAG = "skyserve-replica"
+TOKEN_TAG = "skyserve-token"  # noqa: S105 (an idempotency token is no secret)
+RANK_TAG = "skyserve-rank"
+NODES_TAG = "skyserve-nodes"
+CAPACITY_TAG = "skyserve-capacity"
+
+MAX_TOKEN = 58  # of a replica; a machine's has its rank on top, and clouds allow 63
+
+
+@dataclass(frozen=True, slots=True)
+class MachineOrder:
+    """One machine. The same order may be sent any number of times, and makes one machine.
+
+    `token` is the machine's own: `machine_token` of the replica's token and the rank. `user_data` is run as root at
+    first boot. `public_key` is the OpenSSH line of who may log in as `user`. `ports` are reachable from `sources`
+    (CIDR blocks), as is port 22. `image` is the cloud's own name of one, None for its default. `disk_gb` is of the boot
+    disk, None for the cloud's default.
+    """
+
+    token: str
+    owner: str
+    service: str
+    replica_id: int
+    rank: int
+    num_nodes: int
+    zone: Zone
+    instance_type: str
+    capacity_type: CapacityType
+    public_key: str
+    user: str = "skyserve"
+    user_data: str = ""
+    accelerator: str | None = None
+    accelerator_count: float = 0.0
+    image: str | None = None
+    disk_gb: int | None = None
+    ports: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Everything by which the machine, and what comes with it, is found again; the user's labels come first, so
+        that they cannot take the place of ours."""
+        return {
+            **self.labels,
+            OWNER_TAG: self.owner,
+            SERVICE_TAG: self.service,
+            REPLICA_TAG: str(self.replica_id),
+            TOKEN_TAG: self.token,
+            RANK_TAG: str(self.rank),
+            NODES_TAG: str(self.num_nodes),
+            CAPACITY_TAG: self.capacity_type.value,
+        }
+
+
+class MachineState(str, Enum):
+    """The cloud's truth about one machine. Whether what runs on it is of use is not the cloud's business."""
+
+    PENDING = "pending"  # accepted, not running yet
+    RUNNING = "running"
+    STOPPING = "stopping"  # on its way out, whoever asked for it
+    PREEMPTED = "preempted"  # the cloud took it
+    TERMINATED = "terminated"  # gone because somebody asked, or for a reason that nobody knows
+    FAILED = "failed"  # it never ran and never will, but something of it is left: to be destroyed
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of it is left running or billed."""
+        return self in (MachineState.PREEMPTED, MachineState.TERMINATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One machine as its cloud tells it. `address` is where it can be reached from here, `private_address` from its
+    own region. `launched_at` and `preempt_at` are UNIX seconds; the latter stands while the cloud's API (not the
+    machine's metadata service) says that it will be taken. `message` is one sentence about how it came to its end.
+    """
+
+    id: str
+    token: str
+    owner: str
+    service: str
+    replica_id: int
+    rank: int
+    num_nodes: int
+    zone: Zone
+    capacity_type: CapacityType
+    state: MachineState
+    address: str | None = None
+    private_address: str | None = None
+    launched_at: float | None = None
+    preempt_at: float | None = None
+    message: str = ""
+
+
+class SpotPrice(Protocol):
+    """What a machine costs in a zone now."""
+
+    def __call__(self, instance_type: str, zone: Zone) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something that is billed, or in the way, and belongs to no machine any more: a disk, an address, a card."""
+
+    kind: str
+    id: str
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of `serve check`: what was looked at, whether it is in order, and if not, what to do about it."""
+
+    what: str
+    ok: bool
+    message: str = ""
+
+
+class Machines(Protocol):
+    """A cloud that rents machines. Thread-safe. Raises the classes of `provisioners.errors` only."""
+
+    name: ClassVar[str]
+
+    def create(self, order: MachineOrder) -> Machine:
+        """Ask for the machine; returns once the cloud has accepted it. What it needs around it (network, firewall,
+        key) is set up as needed, and shared.
+
+        The same order twice is the same machine, even if that has died since (as TERMINATED or PREEMPTED, as long
+        as the cloud remembers it). After an error other than TransientError nothing is left behind; a creation that
+        the cloud fails after having accepted it shows as FAILED, or is undone and raised if the answer was waited
+        for anyway.
+        """
+        ...
+
+    def machines(self, owner: str) -> Sequence[Machine]:
+        """The truth, by tag, over all regions where the owner may have any; dying ones and, as long as the cloud tells,
+        dead ones included. Never a part of it: a region that cannot be listed is an error."""
+        ...
+
+    def destroy(self, machine: Machine) -> None:
+        """Destroy the machine and all that came with it. Already gone is success."""
+        ...
+
+    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+        """USD per hour by (instance type, zone name), as far as the cloud tells. May take seconds."""
+        ...
+
+    def leftovers(self, owner: str) -> Sequence[Leftover]:
+        """What carries the owner's tag and belongs to no machine. Not what is shared by machines to come."""
+        ...
+
+    def remove(self, leftover: Leftover) -> None:
+        """Already gone is success."""
+        ...
+
+    def forget(self, owner: str) -> Sequence[str]:
+        """Remove what is shared by the owner's machines (groups, keys, networks): there are none, and will be none.
+        Sentences about what could not be removed."""
+        ...
+
+    def check(self) -> Sequence[Finding]:
+        """Credentials, permissions (by dry runs, which change nothing) and quotas, in this order; after the first
+        failure of credentials nothing else is looked at."""
+        ...
+
+
+def machine_token(token: str, rank: int) -> str:
+    """Of the machine of that rank. The head's is the replica's own."""
+    return token if rank == 0 else f"{token}-n{rank}"

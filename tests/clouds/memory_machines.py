@@ -1,0 +1,191 @@
+"""A cloud of machines in memory, and hosts in memory: what the fleet's own tests stand on. Time is given."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from policies.model import CapacityType, Zone
+from provisioners.base import InstanceState, LaunchOrder
+from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.fleet import HostReport
+from provisioners.machines import Finding, Leftover, Machine, MachineOrder, MachineState, machine_token
+
+CLOUD = "memory"
+ZONES = (Zone(CLOUD, "us", "us-a"), Zone(CLOUD, "us", "us-b"), Zone(CLOUD, "eu", "eu-a"))
+
+
+@dataclass(slots=True)
+class _Kept:
+    order: MachineOrder
+    id: str
+    launched_at: float
+    end: tuple[MachineState, str] | None = None
+    preempt_at: float | None = None
+
+
+@dataclass
+class MemoryMachines:
+    """PENDING for `boot_s`; missing from lists for `late_s`. `before` and `after` are called around every creation and
+    destruction with its name and token, and may raise."""
+
+    name: ClassVar[str] = CLOUD
+    now: Callable[[], float]
+    boot_s: float = 30.0
+    late_s: float = 0.0
+    room: dict[tuple[str, CapacityType], int] = field(default_factory=dict)
+    before: Callable[[str, str], None] = lambda call, token: None
+    after: Callable[[str, str], None] = lambda call, token: None
+    kept: dict[str, _Kept] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def create(self, order: MachineOrder) -> Machine:
+        self.before("create", order.token)
+        with self.lock:
+            if order.token not in self.kept:
+                self._check(order)
+                number = len(self.kept) + 1
+                self.kept[order.token] = _Kept(order, f"m-{number}", self.now())
+            made = self._machine(self.kept[order.token])
+        self.after("create", order.token)
+        return made
+
+    def machines(self, owner: str) -> Sequence[Machine]:
+        with self.lock:
+            mine = [one for one in self.kept.values() if one.order.owner == owner]
+            return [self._machine(one) for one in mine if self.now() >= one.launched_at + self.late_s]
+
+    def destroy(self, machine: Machine) -> None:
+        self.before("destroy", machine.token)
+        with self.lock:
+            kept = self.kept.get(machine.token)
+            if kept is not None and kept.end is None and kept.id == machine.id:
+                kept.end = MachineState.TERMINATED, ""
+        self.after("destroy", machine.token)
+
+    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+        return {}
+
+    def leftovers(self, owner: str) -> Sequence[Leftover]:
+        return ()
+
+    def remove(self, leftover: Leftover) -> None:
+        """There are none."""
+
+    def forget(self, owner: str) -> Sequence[str]:
+        return ()
+
+    def check(self) -> Sequence[Finding]:
+        return ()
+
+    def take(self, token: str, message: str = "taken") -> None:
+        with self.lock:
+            self.kept[token].end = MachineState.PREEMPTED, message
+
+    def live(self) -> list[str]:
+        with self.lock:
+            return [token for token, one in self.kept.items() if one.end is None]
+
+    def _check(self, order: MachineOrder) -> None:
+        if order.zone not in ZONES:
+            raise InvalidRequestError(f"there is no zone {order.zone}", cloud=CLOUD, zone=order.zone)
+        room = self.room.get((order.zone.name, order.capacity_type))
+        taken = sum(
+            one.end is None and (one.order.zone, one.order.capacity_type) == (order.zone, order.capacity_type)
+            for one in self.kept.values()
+        )
+        if room is not None and taken >= room:
+            raise CapacityError(f"{order.zone} is full", cloud=CLOUD, code="Full", zone=order.zone)
+
+    def _machine(self, kept: _Kept) -> Machine:
+        order = kept.order
+        state = MachineState.RUNNING if self.now() >= kept.launched_at + self.boot_s else MachineState.PENDING
+        state, message = kept.end or (state, "")
+        number = int(kept.id.removeprefix("m-"))
+        return Machine(
+            id=kept.id,
+            token=order.token,
+            owner=order.owner,
+            service=order.service,
+            replica_id=order.replica_id,
+            rank=order.rank,
+            num_nodes=order.num_nodes,
+            zone=order.zone,
+            capacity_type=order.capacity_type,
+            state=state,
+            address=f"10.0.0.{number}" if state is MachineState.RUNNING else None,
+            private_address=f"192.168.0.{number}",
+            launched_at=kept.launched_at,
+            preempt_at=kept.preempt_at,
+            message=message,
+        )
+
+
+@dataclass
+class MemoryHosts:
+    """SETUP for `setup_s` after somebody attends, then RUNNING. `told` replaces the report of a machine's token."""
+
+    now: Callable[[], float]
+    setup_s: float = 60.0
+    attended: dict[str, tuple[LaunchOrder, tuple[str, ...], float]] = field(default_factory=dict)
+    told: dict[str, HostReport] = field(default_factory=dict)
+
+    def attend(self, machine: Machine, order: LaunchOrder, node_ips: Sequence[str]) -> None:
+        self.attended.setdefault(machine.token, (order, tuple(node_ips), self.now()))
+
+    def report(self, machine: Machine) -> HostReport | None:
+        known = self.attended.get(machine.token)
+        if known is None:
+            return None
+        ready = self.now() >= known[2] + self.setup_s
+        plain = HostReport(InstanceState.RUNNING if ready else InstanceState.SETUP, known[0].port or 8000)
+        return self.told.get(machine.token, plain)
+
+    def leave(self, token: str) -> None:
+        self.attended.pop(token, None)
+
+    def read_log(self, machine: Machine, offset: int, max_bytes: int) -> bytes:
+        return f"log of {machine.token}".encode()[offset : offset + max_bytes]
+
+    def log_window(self, machine: Machine) -> tuple[int, int]:
+        return 0, len(f"log of {machine.token}")
+
+
+def order_of(order: LaunchOrder, rank: int) -> MachineOrder:
+    """As a cloud's own would, without keys."""
+    return MachineOrder(
+        token=machine_token(order.token, rank),
+        owner=order.owner,
+        service=order.service,
+        replica_id=order.replica_id,
+        rank=rank,
+        num_nodes=order.num_nodes,
+        zone=order.offer.zone,
+        instance_type=order.offer.instance_type,
+        capacity_type=order.offer.capacity_type,
+        public_key="ssh-ed25519 AAAA test",
+    )
+
+
+class Trouble:
+    """Raises what it was told to, at the call of that number (from 0), and is quiet after."""
+
+    def __init__(self, at: int, error: Callable[[], BaseException]) -> None:
+        self.at = at
+        self.error = error
+        self.calls = 0
+
+    def __call__(self, call: str, token: str) -> None:
+        number, self.calls = self.calls, self.calls + 1
+        if number == self.at:
+            raise self.error()
+
+
+def lost() -> ProvisionError:
+    return TransientError("the answer is lost", cloud=CLOUD)
+
+
+class KilledError(BaseException):
+    """The process ends here."""

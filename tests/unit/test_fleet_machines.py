@@ -1,0 +1,249 @@
+"""A replica over machines: launched whole or not at all, attended, found again, never leaked."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from policies.model import CapacityType, Offer, Zone
+from provisioners.base import Instance, InstanceState, LaunchOrder
+from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.fleet import FleetProvisioner, HostReport, state_of
+from provisioners.machines import Machine, MachineState
+from tests.clouds.memory_machines import (
+    CLOUD,
+    ZONES,
+    KilledError,
+    MemoryHosts,
+    MemoryMachines,
+    Trouble,
+    lost,
+    order_of,
+)
+
+_S = InstanceState
+
+
+class MemoryFleet(FleetProvisioner):
+    name = CLOUD
+
+
+class World:
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.machines = MemoryMachines(self.now)
+        self.hosts = MemoryHosts(self.now)
+        self.fleet = self.restarted()
+
+    def now(self) -> float:
+        return self.time
+
+    def restarted(self) -> FleetProvisioner:
+        """The process has died: everything it knew is gone, and the cloud is as it was."""
+        self.hosts = MemoryHosts(self.now)
+        self.fleet = MemoryFleet(self.machines, self.hosts, order_of, lambda need: (), self.now)
+        return self.fleet
+
+    def order(self, replica_id: int = 1, num_nodes: int = 1, zone: Zone = ZONES[0]) -> LaunchOrder:
+        offer = Offer(zone, "g1", "L4", 1.0, CapacityType.SPOT, 0.3)
+        token = f"own-chat-{replica_id}"
+        return LaunchOrder(
+            token, "own", "chat", replica_id, 1, offer, None, "exec run", 8080, num_nodes=num_nodes
+        )
+
+    def one(self) -> Instance:
+        return next(one for one in self.fleet.instances("own") if one.replica_id == 1)
+
+
+@pytest.fixture
+def w() -> World:
+    return World()
+
+
+def test_from_launch_to_running(w: World) -> None:
+    assert w.fleet.launch(w.order()).state is _S.PENDING
+    w.time += 30
+    assert w.one().state is _S.SETUP
+    w.time += 60
+    assert (w.one().state, w.one().endpoint) == (_S.RUNNING, "http://10.0.0.1:8080")
+
+
+def test_after_a_restart_the_order_is_asked_for_again(w: World) -> None:
+    w.fleet.launch(w.order())
+    w.time += 100
+    assert w.one().state is _S.SETUP
+    w.restarted()
+    assert w.one().state is _S.UNATTENDED
+    assert w.fleet.launch(w.order()).id == "m-1"
+    assert w.one().state is _S.SETUP
+    assert w.machines.live() == ["own-chat-1"]
+
+
+def test_nodes_are_attended_together_and_know_each_other(w: World) -> None:
+    w.fleet.launch(w.order(num_nodes=3))
+    w.time += 30
+    assert w.one().state is _S.SETUP
+    assert {ips for _, ips, _ in w.hosts.attended.values()} == {
+        ("192.168.0.1", "192.168.0.2", "192.168.0.3")
+    } or len({ips for _, ips, _ in w.hosts.attended.values()}) == 1
+    assert sorted(w.hosts.attended) == ["own-chat-1", "own-chat-1-n1", "own-chat-1-n2"]
+
+
+def test_a_gang_that_cannot_be_completed_is_given_back(w: World) -> None:
+    w.machines.room["us-a", CapacityType.SPOT] = 2
+    with pytest.raises(CapacityError):
+        w.fleet.launch(w.order(num_nodes=3))
+    assert not w.machines.live()
+
+
+def test_a_gang_whose_giving_back_fails_is_tried_again(w: World) -> None:
+    w.machines.room["us-a", CapacityType.SPOT] = 2
+
+    def stuck(call: str, token: str) -> None:
+        if call == "destroy":
+            raise lost()
+
+    w.machines.before = stuck
+    with pytest.raises(TransientError, match="not destroyed yet"):
+        w.fleet.launch(w.order(num_nodes=3))
+    w.machines.before = lambda call, token: None
+    with pytest.raises(CapacityError):
+        w.fleet.launch(w.order(num_nodes=3))
+    assert not w.machines.live()
+
+
+def test_a_gang_that_loses_a_machine_is_broken_and_goes_whole(w: World) -> None:
+    w.fleet.launch(w.order(num_nodes=2))
+    w.time += 100
+    w.machines.take("own-chat-1-n1")
+    broken = w.one()
+    assert broken.state is _S.BROKEN
+    assert "node 1 of 2 is gone" in broken.message
+    w.fleet.terminate(broken)
+    assert not w.machines.live()
+    assert w.one().state is _S.PREEMPTED
+
+
+def test_what_a_late_list_leaves_out_is_not_gone(w: World) -> None:
+    w.machines.late_s = 20
+    w.fleet.launch(w.order())
+    assert w.one().state is _S.PENDING
+    w.time += 100
+    assert w.one().state is _S.SETUP
+
+
+def test_what_a_late_list_leaves_out_is_destroyed_all_the_same(w: World) -> None:
+    w.machines.late_s = 20
+    launched = w.fleet.launch(w.order())
+    w.restarted().terminate(launched)
+    assert not w.machines.live()
+
+
+def test_nobody_attends_what_is_terminated(w: World) -> None:
+    w.fleet.launch(w.order(num_nodes=2))
+    w.time += 100
+    w.fleet.terminate(w.one())
+    assert not w.hosts.attended
+    assert w.one().state is _S.TERMINATED
+    assert not w.hosts.attended
+
+
+def test_nobody_attends_what_the_cloud_has_forgotten(w: World) -> None:
+    w.fleet.launch(w.order())
+    w.time += 100
+    assert w.one().state is _S.SETUP
+    w.machines.kept.clear()
+    assert not w.fleet.instances("own")
+    assert not w.hosts.attended
+
+
+def test_the_earliest_notice_stands(w: World) -> None:
+    w.fleet.launch(w.order())
+    w.time += 100
+    assert w.one().preempt_at is None
+    w.hosts.told["own-chat-1"] = HostReport(_S.RUNNING, 8080, preempt_at=2000.0)
+    w.machines.kept["own-chat-1"].preempt_at = 1900.0
+    assert w.one().preempt_at == 1900.0
+
+
+def test_a_failed_setup_says_why(w: World) -> None:
+    w.fleet.launch(w.order())
+    w.time += 100
+    w.hosts.told["own-chat-1"] = HostReport(_S.SETUP_FAILED, 8080, "setup: pip: no such package")
+    w.one()
+    assert (w.one().state, w.one().message) == (_S.SETUP_FAILED, "setup: pip: no such package")
+
+
+@pytest.mark.parametrize(
+    ("token", "zone"),
+    [("../up", ZONES[0]), ("x" * 59, ZONES[0]), ("ok", Zone("aws", "us", "us-a"))],
+    ids=["no token", "too long", "another cloud's zone"],
+)
+def test_orders_that_are_refused(w: World, token: str, zone: Zone) -> None:
+    with pytest.raises(InvalidRequestError):
+        w.fleet.launch(replace(w.order(zone=zone), token=token))
+    assert not w.machines.live()
+
+
+@pytest.mark.parametrize(
+    ("state", "report", "awaited", "expected"),
+    [
+        (MachineState.PENDING, None, True, _S.PENDING),
+        (MachineState.PENDING, None, False, _S.PENDING),
+        (MachineState.RUNNING, None, True, _S.PENDING),
+        (MachineState.RUNNING, None, False, _S.UNATTENDED),
+        (MachineState.RUNNING, HostReport(_S.SETUP, 1), False, _S.SETUP),
+        (MachineState.RUNNING, HostReport(_S.RUN_EXITED, 1), True, _S.RUN_EXITED),
+        (MachineState.STOPPING, None, True, _S.STOPPING),
+        (MachineState.PREEMPTED, None, True, _S.PREEMPTED),
+        (MachineState.TERMINATED, None, True, _S.TERMINATED),
+        (MachineState.FAILED, None, True, _S.BROKEN),
+    ],
+)
+def test_two_truths_one_state(
+    state: MachineState, report: HostReport | None, awaited: bool, expected: InstanceState
+) -> None:
+    machine = Machine("m", "t", "o", "s", 1, 0, 1, ZONES[0], CapacityType.SPOT, state)
+    assert state_of(machine, report, awaited)[0] is expected
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whenever_the_process_dies_or_an_answer_is_lost_nothing_is_left_and_nothing_is_doubled(
+    seed: int,
+) -> None:
+    """Launch until it is answered, terminate until it is answered, over crashes and lost answers at random calls."""
+    rng = random.Random(seed)
+    w = World()
+    order = w.order(num_nodes=rng.choice([1, 2, 3]))
+
+    def trouble() -> Trouble:
+        kind: Callable[[], BaseException] = rng.choice([lost, KilledError])
+        return Trouble(rng.randrange(6), kind)
+
+    def insist(call: Callable[[], object]) -> None:
+        for _ in range(20):
+            w.machines.before, w.machines.after = trouble(), trouble()
+            try:
+                call()
+                return
+            except ProvisionError:
+                w.time += 5
+            except KilledError:
+                w.restarted()
+            w.machines.before = w.machines.after = lambda name, token: None
+        call()
+
+    insist(lambda: w.fleet.launch(order))
+    w.machines.before = w.machines.after = lambda name, token: None
+    assert len(w.machines.live()) == order.num_nodes
+    w.time += 200
+    if w.one().state is _S.UNATTENDED:
+        w.fleet.launch(order)
+    assert w.one().state in (_S.SETUP, _S.RUNNING)
+    found = w.one()
+    insist(lambda: w.fleet.terminate(found))
+    assert not w.machines.live()
+    assert w.one().state is _S.TERMINATED
