@@ -118,13 +118,14 @@ class Attempt:
             framing = b"Traceparent: %b\r\n%b" % (exchange.span.encode("latin-1"), framing)
         host = pool.name if head.host else pool.address
         sent = request_bytes(head, client.hop, exchange.request_id, path, pool.base_path, host, framing)
-        transport = connection.transport
-        if len(body) < JOIN_BELOW_BYTES:
-            transport.write(sent + body)
-        else:
-            transport.writelines((sent, body))
         if client.body_left:
+            connection.transport.writelines((sent, body))
             client.resume_reading(2)  # and more comes through `more_body`
+        elif len(body) < JOIN_BELOW_BYTES:
+            connection.unsent = sent + body
+            exchange.proxy.outbox.add(connection)
+        else:
+            connection.transport.writelines((sent, body))
 
     def more_body(self, part: bytes, last: bool) -> bool:
         """The rest of a body that is passed on as it comes; False if there is no connection for it."""
@@ -335,6 +336,7 @@ class Attempt:
         self.phase = _OVER
         if connection is not None:
             connection.sink = None
+            connection.flush()
             connection.transport.close()
 
     # --- back-pressure

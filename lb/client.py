@@ -56,6 +56,7 @@ class ClientConnection(asyncio.Protocol):
         "proxy",
         "size",
         "transport",
+        "unsent",
         "walker",
     )
 
@@ -68,6 +69,7 @@ class ClientConnection(asyncio.Protocol):
         self.parts: list[bytes] = []  # where the walker leaves what it finds
         self.kept = bytearray()  # of a body that is being collected; one object, however small its pieces
         self.size = 0  # of the body so far
+        self.unsent = b""  # of an answer, for `lb.outbox`
         self.body_left = False  # the exchange has begun before the body was over
         self._ahead = b""
         self._full = False  # it does not take what is written to it
@@ -88,6 +90,8 @@ class ClientConnection(asyncio.Protocol):
         self._look_later()
 
     def data_received(self, data: bytes) -> None:
+        if self.unsent:
+            self.flush()  # what comes now may be answered at once
         phase = self._phase
         if phase == _ANSWER:
             self._take_ahead(data)
@@ -104,6 +108,7 @@ class ClientConnection(asyncio.Protocol):
         # told from one who has.
         if self.exchange is not None:
             self.exchange.halt()
+        self.flush()
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -297,6 +302,16 @@ class ClientConnection(asyncio.Protocol):
             self.resume_reading(3)
         self._take_head(ahead)
 
+    def send_soon(self, answer: bytes) -> None:
+        """A whole answer, to be sent at the end of this turn."""
+        self.unsent = answer
+        self.proxy.outbox.add(self)
+
+    def flush(self) -> None:
+        unsent, self.unsent = self.unsent, b""
+        if unsent and not self.transport.is_closing():
+            self.transport.write(unsent)
+
     def tunnel(self) -> bytes:
         """From now on all bytes go to the exchange as they are; what came ahead is returned."""
         self._phase = _TUNNEL
@@ -353,6 +368,7 @@ class ClientConnection(asyncio.Protocol):
         connection, and a reset may overtake the answer."""
         self._phase = _OVER
         self._ahead = b""
+        self.flush()
         self.resume_reading(7)  # and drop it
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
@@ -364,6 +380,7 @@ class ClientConnection(asyncio.Protocol):
         self._phase = _OVER
         self._ahead = b""
         self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
+        self.flush()
         self.transport.close()
 
     # --- time

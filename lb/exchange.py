@@ -275,11 +275,10 @@ class Exchange:
         else:
             framing = b"Content-Length: %d\r\n" % len(body)
         head = answer_bytes(answer, self.request_id, framing + self.connection_line())
-        transport = self.client.transport
         if len(body) < JOIN_BELOW_BYTES:
-            transport.write(head + body)
+            self.client.send_soon(head + body)
         else:
-            transport.writelines((head, body))
+            self.client.transport.writelines((head, body))
         self.status = answer.status
         self.bytes_out = len(body)
         self._settle(now, body)

@@ -28,6 +28,7 @@ from lb.failures import Failure
 from lb.heads import Reader, RequestHead
 from lb.metrics import Metrics
 from lb.options import Continue, Limits
+from lb.outbox import Outbox
 from lb.prompt import NOTHING, Ask
 from lb.pump import Pump
 from lb.queue import HoldQueue
@@ -75,6 +76,7 @@ class Proxy:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.pump = pump
+        self.outbox = Outbox(self.loop)
         self.table = table
         self.pools = pools
         self.metrics = metrics

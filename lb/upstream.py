@@ -31,11 +31,12 @@ class Sink(Protocol):
 class TargetConnection(asyncio.Protocol):
     """One connection. Whoever takes it sets `sink`; without one it is idle, and a byte or an end ends it."""
 
-    __slots__ = ("idle_since", "pool", "sink", "transport", "used")
+    __slots__ = ("idle_since", "pool", "sink", "transport", "unsent", "used")
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.sink: Sink | None = None
+        self.unsent = b""  # for `lb.outbox`
         self.used = False
         self.idle_since = 0.0
 
@@ -45,7 +46,7 @@ class TargetConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         sink = self.sink
-        if sink is None:
+        if sink is None or self.unsent:
             self.transport.abort()  # it speaks without having been asked
         else:
             sink.target_data(data)
@@ -67,8 +68,14 @@ class TargetConnection(asyncio.Protocol):
         if self.sink is not None:
             self.sink.target_drained()
 
+    def flush(self) -> None:
+        unsent, self.unsent = self.unsent, b""
+        if unsent and not self.transport.is_closing():
+            self.transport.write(unsent)
+
     def drop(self) -> None:
         """Close at once; the sink, if any, hears nothing."""
+        self.unsent = b""
         self.sink = None
         self.transport.abort()
 
