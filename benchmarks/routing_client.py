@@ -57,7 +57,10 @@ class Until:
 
 
 def messages(prompt: bytes) -> list[dict[str, str]]:
-    """The messages from which the engine's template makes `prompt`. Raises NotAChat if there are none such."""
+    """The messages from which the engine's template makes `prompt`; a prompt without any mark of the template is one
+    message of its user. Raises NotAChat for what is neither."""
+    if b"<|" not in prompt:
+        return [{"role": "user", "content": prompt.decode()}]
     text = prompt.removesuffix(ANSWER_BEGIN.text).decode()
     found = list(_MESSAGE.finditer(text))
     if not prompt.endswith(ANSWER_BEGIN.text) or sum(len(one.group()) for one in found) != len(text):

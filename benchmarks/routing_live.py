@@ -5,11 +5,12 @@
     python -m benchmarks.routing_live --simulated            the same cells in the simulator as well, to compare
     python -m benchmarks.routing_live --show rows.json       the tables of rows kept by --json, and nothing measured
 
-Four processes of `skyserve_cli.engine` (OpenAI's API over HTTP, the time and the prefix cache of an L4) stand behind
-one load balancer at a time. What is balanced are the workloads of `benchmarks.routing`, at the load of its tables,
-played by `benchmarks.routing_client` as streamed chat completions. Every run has engines and a balancer of its own;
-within a round all have the same calls to serve, one after the other in random order, and ratios are taken within
-rounds. Medians over the rounds, with the interval of the sign test (5 rounds: smallest to largest, 94 %).
+Four processes of `skyserve_cli.engine` (OpenAI's API over HTTP, the time and the prefix cache of an L4, or of an
+A100 for Mooncake's long prompts) stand behind one load balancer at a time. What is balanced are the workloads of
+`benchmarks.routing`, at the load of its tables, played by `benchmarks.routing_client` as streamed chat completions.
+Every run has engines and a balancer of its own; within a round all have the same calls to serve, one after the other
+in random order, and ratios are taken within rounds. Medians over the rounds, with the interval of the sign test
+(5 rounds: smallest to largest, 94 %).
 
 Times are the model's: those of the clock times `--speed`, by which the engines are faster. So a millisecond that a
 balancer or a busy machine takes counts `--speed` fold; `machine` says how busy all processors were, by anybody, and
@@ -62,7 +63,6 @@ from skyserve_cli.sim.traffic.workloads import Workload, walk
 
 PEERS = ("sglang-router", "smg")
 OURS = ("cache_aware", "prefix_tree", "skywalker", "gorgo", "least_load")
-PROFILE = "l4-8b"
 SERVES = re.compile(rb"http://127\.0\.0\.1:(\d+)")
 COUNTER = re.compile(rb"^vllm:(\w+)_total(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
 START_S = 60.0
@@ -81,11 +81,13 @@ CELLS = {
     "trees": Played(Load(WORKLOADS["trees"].load.per_engine, 2)),
     "mixed": Played(Load(WORKLOADS["mixed"].load.per_engine, 1)),
     "chat": Played(Load(WORKLOADS["chat"].load.per_engine, 120), 120),
+    "mooncake": Played(Load(WORKLOADS["mooncake"].load.per_engine, 120)),
 }
 QUICK = {
     "trees": Played(Load(3, 1)),
     "mixed": Played(Load(3, 1)),
     "chat": Played(Load(WORKLOADS["chat"].load.per_engine, 40), 40),
+    "mooncake": Played(Load(WORKLOADS["mooncake"].load.per_engine, 30)),
 }
 
 
@@ -165,10 +167,10 @@ def systems(names: Sequence[str], speed: float) -> list[System]:
 class Fleet:
     """Engine processes."""
 
-    def __init__(self, stack: ExitStack, folder: Path, number: int, speed: float) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, number: int, profile: str, speed: float) -> None:
         command = [
             *(sys.executable, "-m", "skyserve_cli.engine", "--port", "0"),
-            *("--profile", PROFILE, "--speed", str(speed)),
+            *("--profile", profile, "--speed", str(speed)),
         ]
         processes = [
             stack.enter_context(Process(command, folder / f"engine-{index}.log", None, CHECKOUT))
@@ -192,9 +194,8 @@ class Fleet:
         raise Broken(f"an engine does not start: {process.last_words()}")
 
 
-async def awake(router: Process, port: int, fleet: Fleet) -> None:
+async def awake(router: Process, port: int, fleet: Fleet, model: str) -> None:
     """Until every engine has answered through the balancer: some learn of their targets one by one."""
-    model = profile_named(PROFILE).model
     deadline = time.monotonic() + START_S
     while not all(one["generation_tokens"] for one in fleet.counters()):
         if router.ended or time.monotonic() > deadline:
@@ -212,15 +213,17 @@ def one_run(plan: Plan, number: int, cell: str, system: System) -> Row:
     """Raises Broken. Everything it has started has ended when it returns."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="routing-live-")))
-        fleet = Fleet(stack, folder, plan.engines, plan.speed)
+        profile = WORKLOADS[cell].profile
+        model = profile_named(profile).model
+        fleet = Fleet(stack, folder, plan.engines, profile, plan.speed)
         port = free_port()
         command = system.command(Launch(port, fleet.ports, Group.PREFIX, folder))
         router = stack.enter_context(Process(command, folder / "router.log", None, CHECKOUT))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-            loop.run(asyncio.wait_for(awake(router, port, fleet), 2 * START_S))
+            loop.run(asyncio.wait_for(awake(router, port, fleet, model), 2 * START_S))
             before, ticks, begun_at = fleet.counters(), cpu_ticks(), time.monotonic()
             workload = plan.workload(cell, number)
-            playing = play(workload, port, profile_named(PROFILE).model, plan.speed)
+            playing = play(workload, port, model, plan.speed)
             played = loop.run(asyncio.wait_for(playing, RUN_LIMIT_S))
         wall_s, busy = time.monotonic() - begun_at, busy_share(ticks, cpu_ticks())
         work = [computed(was, now) for was, now in zip(before, fleet.counters(), strict=True)]
@@ -254,7 +257,7 @@ def simulate(plan: Plan, number: int, cell: str, system: System) -> Metrics:
     """What the simulator says of the same run."""
     setting = Setting(
         policy=system.policy,
-        profiles=(profile_named(PROFILE),) * plan.engines,
+        profiles=(profile_named(WORKLOADS[cell].profile),) * plan.engines,
         pushing=system.pushing,
         make_policy=make_policy,
     )
@@ -331,8 +334,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def facts(plan: Plan) -> str:
     ideals = ", ".join(f"{name} {ideal_hit_rate(walk(plan.workload(name, 1))):.3f}" for name in plan.cells)
+    profiles = ", ".join(dict.fromkeys(WORKLOADS[name].profile for name in plan.cells))
     return (
-        f"{plan.engines} x {PROFILE} at speed {plan.speed:g}, {plan.rounds} rounds, seed {plan.seed}; ideal hit rates: {ideals};"
+        f"{plan.engines} x {profiles} at speed {plan.speed:g}, {plan.rounds} rounds, seed {plan.seed}; ideal hit rates: {ideals};"
         f" {cpu_model()} ({os.cpu_count()} cores), Linux {platform.release()}, Python {platform.python_version()}"
     )
 

@@ -47,7 +47,6 @@ def test_the_engine_makes_the_same_tokens_from_messages_as_the_workload_says(
 @pytest.mark.parametrize(
     "prompt",
     [
-        pytest.param(b"The sea", id="no template"),
         pytest.param(b"<|im_start|>user\nHi<|im_end|>\n", id="nobody is asked to answer"),
         pytest.param(
             b"Hi<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", id="words outside of messages"
@@ -58,6 +57,10 @@ def test_the_engine_makes_the_same_tokens_from_messages_as_the_workload_says(
 def test_what_is_no_conversation_is_refused(prompt: bytes) -> None:
     with pytest.raises(NotAChat):
         messages(prompt)
+
+
+def test_a_prompt_without_any_mark_of_the_template_is_one_message() -> None:
+    assert messages(b"The sea") == [{"role": "user", "content": "The sea"}]
 
 
 def test_what_was_really_said_takes_the_place_of_what_was_foreseen() -> None:
