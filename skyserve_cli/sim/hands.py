@@ -43,7 +43,7 @@ class SimRunner:
         self._owner = owner
         self._order = order
         self._book = CallBook()
-        self._answers: list[tuple[Call, Event | Retry]] = []
+        self._answers: list[tuple[Call, Event | Retry | None]] = []
         self.crash_before_calls = False
         self.dead = False
 

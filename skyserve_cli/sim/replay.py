@@ -27,7 +27,7 @@ class ReplayRunner:
         self._order = order
         self._book = CallBook()
         self._calls: list[Call] = []
-        self._answers: list[tuple[Call, Event | Retry]] = []
+        self._answers: list[tuple[Call, Event | Retry | None]] = []
 
     @property
     def idle(self) -> bool:
