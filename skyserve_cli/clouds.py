@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from provisioners.base import Provisioner, Requirements
 from provisioners.local import LocalProvisioner
 from provisioners.registry import provisioner_class
-from skyserve_cli.config import Config
+from skyserve_cli.config import Config, ConfigError
 from skyserve_cli.home import Home
 
 
@@ -32,7 +34,7 @@ class Clouds:
     def get(self, name: str) -> Provisioner:
         with self._lock:
             if name not in self._made:
-                self._made[name] = _make(name, self.home)
+                self._made[name] = self._make(name)
             return self._made[name]
 
     def all(self) -> list[Provisioner]:
@@ -66,10 +68,16 @@ class Clouds:
             )
         return replace(need, candidates=tuple(kept))
 
-
-def _make(name: str, home: Home) -> Provisioner:
-    """What each cloud's constructor takes. Raises UnknownCloudError."""
-    cloud = provisioner_class(name)
-    if issubclass(cloud, LocalProvisioner):
-        return cloud(home.root)
-    return cloud()
+    def _make(self, name: str) -> Provisioner:
+        """What each cloud's constructor takes. Raises UnknownCloudError, and ConfigError for what it makes of its
+        section."""
+        cloud = provisioner_class(name)
+        if issubclass(cloud, LocalProvisioner):
+            return cloud(self.home.root)
+        build = cast("Callable[..., Provisioner]", cloud)
+        if name == "ssh":
+            try:
+                return build(self.config.clouds[name].pools or {}, self.home.machine_secret())
+            except ValueError as error:
+                raise ConfigError(f"{self.home.config}: {error}") from error
+        return build()

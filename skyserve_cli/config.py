@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -41,12 +42,22 @@ class CloudConfig(_Strict):
     poll_seconds: float | None = Field(
         default=None, gt=0.05, le=600, description="how often the cloud is listed"
     )
+    pools: dict[str, Any] | None = Field(default=None, description="of `ssh`: your own hosts, by pool")
 
 
 class Config(_Strict):
     controller: ControllerConfig = ControllerConfig()
     load_balancer: LoadBalancerConfig = LoadBalancerConfig()
     clouds: dict[str, CloudConfig] = {"local": CloudConfig(poll_seconds=0.5)}
+
+    @model_validator(mode="after")
+    def _pools_are_of_ssh(self) -> Config:
+        for name, cloud in self.clouds.items():
+            if name == "ssh" and not cloud.pools:
+                raise ValueError("clouds.ssh.pools: must name your hosts, by pool")
+            if name != "ssh" and cloud.pools is not None:
+                raise ValueError(f"clouds.{name}.pools: only `ssh` has pools")
+        return self
 
 
 def load_config(path: Path) -> Config:

@@ -81,6 +81,11 @@ class Home:
         """The key that seals secrets in the database; made on first use, never stored with them."""
         return _secret_file(self.root / "sealing.key", Fernet.generate_key)
 
+    def machine_secret(self) -> bytes:
+        """What every SSH key of ours follows from (`provisioners.keys`); made on first use, never changed: with it lost,
+        nobody can log in on the machines that run."""
+        return _secret_file(self.root / "machines.key", lambda: secrets.token_bytes(32))
+
 
 def is_held(lock: Path) -> bool:
     """Whether a process that holds this lock lives: the kernel lets go of it when the last one has ended."""

@@ -28,5 +28,7 @@ def test_the_short_cut_gives_what_the_long_way_gives(messages: list[Any]) -> Non
 
 
 def test_two_plain_messages() -> None:
-    body = orjson.loads(b'{"messages":[{"content":"be k\\u0131nd","role":"system"},{"role":"user","content":""}]}')
+    body = orjson.loads(
+        b'{"messages":[{"content":"be k\\u0131nd","role":"system"},{"role":"user","content":""}]}'
+    )
     assert prompt_of(body, b"") == "system\x1fbe kınd\x1euser\x1f\x1e".encode()

@@ -1,0 +1,277 @@
+"""What is done on a machine until `setup` runs, as values: print them, compare them, and only then run them (`bringup`).
+
+A step is a script for the host's sh, run in the machine's folder there. Whatever is secret goes in by standard input. A
+step can be begun again at any time; one that was done is marked on the host and not done again. After the last one the
+agent of the host goes on alone: `setup`, then `run`, whether or not anybody is connected.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from provisioners.base import LaunchOrder
+
+ROOT = ".skyserve"  # below the home of the user we log in as
+PORT_VARIABLE = "SKYSERVE_REPLICA_PORT"
+DOCKER = "docker:"
+
+_QUICK_S = 60.0
+_DRIVER_S = 300.0  # a driver may still be loading when ssh answers
+_TRANSFER_S = 3600.0
+_NOT_NVIDIA = ("tpu", "mi", "gaudi", "trainium", "inferentia")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Bytes for a step's standard input."""
+
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A file or folder of this machine for a step's standard input, as an archive in which it is called `name`."""
+
+    path: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`name` is fit for a file name, `doing` for people. It is over after `timeout_s`; one that failed is tried again
+    until then if it has `retry_every_s`. `always`: done anew whenever the machine is brought up again."""
+
+    name: str
+    doing: str
+    script: str
+    timeout_s: float = _QUICK_S
+    sends: Content | Tree | None = None
+    retry_every_s: float | None = None
+    always: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine of a replica. `ips` are the addresses of all of them, by rank, as they see each other; `port` is the
+    one that the replica listens on. `image` is "docker:NAME" if the scripts are to run in a container of it."""
+
+    token: str
+    rank: int
+    ips: tuple[str, ...]
+    port: int
+    image: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """On the host, below the user's home."""
+        return f"{ROOT}/machines/{self.token}"
+
+    @property
+    def docker_image(self) -> str | None:
+        return self.image.removeprefix(DOCKER) if self.image and self.image.startswith(DOCKER) else None
+
+
+def steps_for(order: LaunchOrder, node: Node) -> tuple[Step, ...]:
+    """Everything between the first login and `setup`, in order."""
+    return tuple(_steps(order, node))
+
+
+def _steps(order: LaunchOrder, node: Node) -> Iterator[Step]:
+    gpus = gpu_count(order)
+    if gpus:
+        yield _check_gpus(str(order.offer.accelerator), gpus)
+    if order.workdir is not None:
+        yield Step(
+            "workdir",
+            f"copying the work directory {order.workdir}",
+            _unpack("."),
+            _TRANSFER_S,
+            Tree(order.workdir, "work"),
+        )
+    for place, (target, source) in enumerate(order.file_mounts.items()):
+        yield _mount(f"mount-{place}", target, source)
+    if node.docker_image is not None:
+        yield _pull(node.docker_image)
+    if order.secrets:
+        yield Step(
+            "secrets",
+            "handing over secrets",
+            # Not once `run` has them: they are in no file any more.
+            f"[ -e run.pid ] || {{ {_receive(secrets_path(node), json.dumps(dict(order.secrets)).encode())}; }}",
+            sends=Content(json.dumps(dict(order.secrets)).encode()),
+            always=True,
+        )
+    task = json.dumps(task_for(order, node)).encode()
+    yield Step("order", "handing over the order", _receive("order.json", task), sends=Content(task))
+    yield Step("start", "starting the agent", 'exec python3 "$AGENT" start .', always=True)
+
+
+def gpu_count(order: LaunchOrder) -> int:
+    """NVIDIA GPUs that a machine must show; a part of one counts as one."""
+    name = (order.offer.accelerator or "").lower()
+    return 0 if not name or name.startswith(_NOT_NVIDIA) else math.ceil(order.offer.accelerator_count)
+
+
+def task_for(order: LaunchOrder, node: Node) -> dict[str, Any]:
+    """What the agent is told, and keeps. No secrets."""
+    return {
+        "token": node.token,
+        "owner": order.owner,
+        "cloud": order.offer.zone.cloud,
+        "num_nodes": order.num_nodes,
+        "has_port": order.port is not None,
+        "setup": order.setup,
+        "run": order.run,
+        "env": node_environment(order, node),
+        "secrets_path": secrets_path(node),
+        "claim_path": f"~/{ROOT}/claims/{node.token}.json",
+        "image": node.docker_image,
+        "gpus": gpu_count(order),
+        "mounts": [target for target in order.file_mounts if PurePosixPath(target).is_absolute()],
+    }
+
+
+def secrets_path(node: Node) -> str:
+    """In memory: /dev/shm is a tmpfs on every Linux."""
+    return f"/dev/shm/skyserve-{node.token}.json"  # noqa: S108 (0600, and its name is nobody else's)
+
+
+def node_environment(order: LaunchOrder, node: Node) -> Mapping[str, str]:
+    """What `setup` and `run` see beside the machine's own environment and the secrets. The names of the variables that
+    tell nodes apart are SkyPilot's, so that its recipes run as they are."""
+    count = order.offer.accelerator_count if order.offer.accelerator else 0
+    return {
+        "SKYPILOT_NODE_IPS": "\n".join(node.ips),
+        "SKYPILOT_NODE_RANK": str(node.rank),
+        "SKYPILOT_NUM_NODES": str(order.num_nodes),
+        "SKYPILOT_NUM_GPUS_PER_NODE": f"{count:g}",
+        **order.env,
+        "SKYSERVE_SERVICE": order.service,
+        "SKYSERVE_REPLICA_ID": str(order.replica_id),
+        "SKYPILOT_SERVE_REPLICA_ID": str(order.replica_id),
+        "SKYSERVE_REGION": order.offer.zone.region,
+        "SKYSERVE_ZONE": order.offer.zone.name,
+        PORT_VARIABLE: str(node.port),
+    }
+
+
+def missing_sources(order: LaunchOrder) -> list[str]:
+    """Sentences about what the order wants to copy from this machine and is not there."""
+    found = []
+    if order.workdir is not None and not Path(order.workdir).is_dir():
+        found.append(f"workdir {order.workdir} is not a folder of this machine")
+    for target, source in order.file_mounts.items():
+        if "://" not in source and not Path(source).expanduser().exists():
+            found.append(f"file_mounts: {target}: {source} is not a file or folder of this machine")
+        elif "://" in source and source.partition("://")[0] not in _BUCKETS:
+            found.append(
+                f"file_mounts: {target}: {source} is no bucket we know (s3://, gs://, az://ACCOUNT/CONTAINER)"
+            )
+    return found
+
+
+def _check_gpus(accelerator: str, count: int) -> Step:
+    return Step(
+        "gpus",
+        f"checking for {count} {accelerator}",
+        "n=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l)\n"
+        f'[ "$n" -ge {count} ] || {{ echo "{count} {accelerator} {"was" if count == 1 else "were"} asked for and '
+        'nvidia-smi sees $n" >&2; exit 1; }',
+        _DRIVER_S,
+        retry_every_s=5.0,
+    )
+
+
+def _mount(name: str, target: str, source: str) -> Step:
+    where = _on_host(target)
+    if "://" in source:
+        kind, _, rest = source.partition("://")
+        program, command = _BUCKETS[kind](rest.rstrip("/"), source.rstrip("/"), where)
+        return Step(
+            name, f"fetching {source}", f"{_needs(program, source)}\n{_parent(where)}\n{command}", _TRANSFER_S
+        )
+    inside = PurePosixPath(target).name
+    return Step(
+        name,
+        f"copying {source} to {target}",
+        f"{_parent(where)}\n{_unpack('$d')}",
+        _TRANSFER_S,
+        Tree(str(Path(source).expanduser()), inside),
+    )
+
+
+def _on_host(target: str) -> str:
+    """A target of `file_mounts` in sh: relative ones are below the work directory."""
+    if target.startswith("~/"):
+        return f'"$HOME"/{shlex.quote(target[2:])}'
+    return shlex.quote(target if target.startswith("/") else f"work/{target}")
+
+
+def _parent(where: str) -> str:
+    """$d is the folder that the target is in, made if need be, and $as becomes who may write there."""
+    return f'd=$(dirname {where}); as=; mkdir -p "$d" 2>/dev/null && [ -w "$d" ] || {{ as="sudo -n"; $as mkdir -p "$d"; }}'
+
+
+def _unpack(folder: str) -> str:
+    """An archive that was cut off fails, because gzip notices."""
+    return f'$as tar --extract --gzip --no-same-owner --directory "{folder}"'
+
+
+def _receive(path: str, data: bytes) -> str:
+    """A file from standard input, whole or not at all: its length tells it from the first part of it."""
+    draft = shlex.quote(f"{path}.new")
+    check = f"[ $(wc -c <{draft}) -eq {len(data)} ]"
+    return f"umask 077; cat >{draft} && {check} && mv -f {draft} {shlex.quote(path)}"
+
+
+def _pull(image: str) -> Step:
+    quoted = shlex.quote(image)
+    return Step(
+        "image",
+        f"pulling {image}",
+        f"{_needs('docker', f'docker:{image}')}\n"
+        f"docker image inspect {quoted} >/dev/null 2>&1 || docker pull --quiet {quoted}",
+        _TRANSFER_S,
+    )
+
+
+def _needs(program: str, what: str) -> str:
+    sentence = f"{what} needs the program {program}, which this machine's image does not have"
+    return f"command -v {program} >/dev/null || {{ echo {shlex.quote(sentence)} >&2; exit 127; }}"
+
+
+def _s3(_rest: str, url: str, where: str) -> tuple[str, str]:
+    u = shlex.quote(url)
+    quiet = "--only-show-errors"
+    return "aws", f"$as aws s3 cp {quiet} {u} {where} 2>/dev/null || $as aws s3 sync {quiet} {u} {where}"
+
+
+def _gs(_rest: str, url: str, where: str) -> tuple[str, str]:
+    u = shlex.quote(url)
+    folder = f"$as mkdir -p {where} && $as gcloud storage rsync --recursive {u} {where}"
+    return "gcloud", f"$as gcloud storage cp {u} {where} 2>/dev/null || {{ {folder}; }}"
+
+
+def _az(rest: str, _url: str, where: str) -> tuple[str, str]:
+    """az://ACCOUNT/CONTAINER/PATH, which is a blob or a folder of blobs."""
+    account, container, path = [*rest.split("/", 2), "", ""][:3]
+    common = f"--account-name {shlex.quote(account)} --auth-mode login --output none"
+    pattern = f" --pattern {shlex.quote(f'{path}/*')}" if path else ""
+    many = (
+        f"$as mkdir -p {where} && $as az storage blob download-batch {common} --source {shlex.quote(container)} "
+        f"--destination {where}{pattern}"
+    )
+    one = (
+        f"$as az storage blob download {common} --container-name {shlex.quote(container)} "
+        f"--name {shlex.quote(path)} --file {where} 2>/dev/null || "
+    )
+    return "az", f"{one if path else ''}{{ {many}; }}"
+
+
+_BUCKETS = {"s3": _s3, "gs": _gs, "az": _az}

@@ -1,0 +1,165 @@
+"""From what a service asks for to offers: candidates x rows of the catalog x prices of the moment x zones one may use.
+
+A row fits a candidate if all of `tests_of` hold; `candidates_why` takes the same tests one by one to say which of them
+left nothing. Pure, and quick: a few milliseconds for three clouds.
+
+*Counts are exact*, as in SkyPilot: ``A10G:1`` never becomes a machine of eight that costs eight times as much, and
+``L4:4`` is one machine with four. *One offer per zone and candidate*, the cheapest shape that fits: placement leaves a
+zone that refused alone for all sizes, so that a dearer one would never be asked for. A candidate without accelerator
+and without instance type means machines without accelerators. Where no spot price is known, none is offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from policies.model import AcceleratorQps, CapacityType, Offer, ScalingGoal, Zone
+from policies.scaling.accelerator_rate import qps_of
+from provisioners.base import Candidate, Requirements
+from provisioners.catalog.model import Catalog, Row
+from provisioners.catalog.names import canonical
+from provisioners.machines import SpotPrice
+
+_SAME_COUNT = 0.005  # a third of an accelerator is written 0.333 or 0.33
+
+Test = Callable[[Row], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What an account knows better than the catalog.
+
+    `spot_price` is asked for a shape's name and a zone; None leaves the catalog's price. `usable` says no to shapes in zones where the account cannot have them. `zone_ids` maps names
+    that are the account's own (``us-east-1a``) to those of the catalog (``use1-az4``).
+    """
+
+    spot_price: SpotPrice | None = None
+    usable: Callable[[str, Zone], bool] | None = None
+    zone_ids: Mapping[str, str] = field(default_factory=dict)
+
+
+ANY_ACCOUNT = Account()
+
+
+def offers_of(
+    need: Requirements,
+    catalog: Catalog,
+    account: Account = ANY_ACCOUNT,
+    work: Sequence[AcceleratorQps] = (),
+) -> list[Offer]:
+    """What could be launched for `need`, cheapest first; with `need.ordered`, in the order of the candidates.
+
+    With `work` (requests per second that one replica answers, by accelerator) the price is weighed by it: an A100 at
+    three times the price of an L4 that does four times its work is the better offer.
+    """
+    goal = ScalingGoal(target_qps_by_accelerator=tuple(work))
+
+    def rank(offer: Offer) -> tuple[float, Zone, str]:
+        done = qps_of(offer, goal) if work else 1.0
+        return offer.price_usd_hour / done, offer.zone, offer.instance_type
+
+    groups = [
+        sorted(_offers(candidate, catalog, account, need.num_nodes), key=rank)
+        for candidate in need.candidates
+    ]
+    offers = dict.fromkeys(offer for group in groups for offer in group)
+    return list(offers) if need.ordered else sorted(offers, key=rank)
+
+
+def price_of(row: Row, candidate: Candidate, account: Account = ANY_ACCOUNT) -> float | None:
+    """USD per hour of one machine as the candidate buys it: what the account is told now, else what the catalog has."""
+    if not candidate.use_spot:
+        return row.on_demand.usd_hour
+    live = None if account.spot_price is None else account.spot_price(row.shape.name, row.zone)
+    if live is not None:
+        return live
+    return None if row.spot is None else row.spot.usd_hour
+
+
+def tests_of(candidate: Candidate, account: Account) -> Iterator[tuple[str, Test]]:
+    """What the candidate asks of a row, each by the field that asks it, in the order in which a person would look."""
+    cloud, instance_type = given(candidate.cloud), given(candidate.instance_type)
+    region, zone = given(candidate.region), given(candidate.zone)
+    if cloud is not None:
+        yield "cloud", lambda row: row.zone.cloud == cloud
+    if instance_type is not None:
+        yield (
+            "instance_type",
+            lambda row: instance_type in (row.shape.name.lower(), row.shape.machine_type.lower()),
+        )
+    if candidate.accelerator is not None:
+        name, count = canonical(candidate.accelerator), candidate.accelerator_count
+        yield "accelerator", lambda row: row.shape.accelerator == name
+        yield "accelerator_count", lambda row: abs(row.shape.accelerator_count - count) < _SAME_COUNT
+    elif instance_type is None:
+        yield "accelerator", lambda row: row.shape.accelerator is None
+    if (cpus := _size(candidate.cpus)) is not None:
+        yield "cpus", lambda row: cpus(row.shape.vcpus, row)
+    if (memory := _size(candidate.memory)) is not None:
+        yield "memory", lambda row: memory(row.shape.memory_gib, row)
+    if region is not None:
+        yield "region", lambda row: row.zone.region == region
+    if zone is not None:
+        # Zone 1 of Azure's eastus is `1` in Azure's own words; ours have the region before it.
+        named = account.zone_ids.get(zone, zone)
+        yield "zone", lambda row: row.zone.name in (named, f"{row.zone.region}-{named}")
+    may = account.usable
+    if may is not None:
+        yield "usable", lambda row: may(row.shape.name, row.zone)
+    yield "use_spot", lambda row: price_of(row, candidate, account) is not None
+    most = candidate.max_hourly_cost
+    if most is not None:
+        yield "max_hourly_cost", lambda row: (price_of(row, candidate, account) or 0.0) <= most
+
+
+def given(wish: str | None) -> str | None:
+    """A name in lower case; None for none, and for ``*``."""
+    return None if wish is None or wish == "*" else wish.lower()
+
+
+def _offers(candidate: Candidate, catalog: Catalog, account: Account, num_nodes: int) -> Iterator[Offer]:
+    tests = [test for _, test in tests_of(candidate, account)]
+    cheapest: dict[Zone, tuple[float, str, Row]] = {}
+    for row in _rows(candidate, catalog):
+        if not all(test(row) for test in tests):
+            continue
+        price = price_of(row, candidate, account)
+        if price is None:  # its price went away between the test and now
+            continue
+        known = cheapest.get(row.zone)
+        if known is None or (price, row.shape.name) < known[:2]:
+            cheapest[row.zone] = (price, row.shape.name, row)
+    for zone, (price, _, row) in cheapest.items():
+        yield Offer(
+            zone=zone,
+            instance_type=row.shape.name,
+            accelerator=row.shape.accelerator,
+            accelerator_count=row.shape.accelerator_count,
+            capacity_type=CapacityType.SPOT if candidate.use_spot else CapacityType.ON_DEMAND,
+            price_usd_hour=round(price * num_nodes, 6),
+            on_demand_usd_hour=round(row.on_demand.usd_hour * num_nodes, 6),
+        )
+
+
+def _rows(candidate: Candidate, catalog: Catalog) -> Sequence[Row]:
+    """Those that can fit at all, by the catalog's indices."""
+    instance_type = given(candidate.instance_type)
+    if instance_type is not None:
+        return catalog.by_instance_type.get(instance_type, ())
+    name = None if candidate.accelerator is None else canonical(candidate.accelerator)
+    return catalog.by_accelerator.get(name, ())
+
+
+def _size(wish: str | None) -> Callable[[float, Row], bool] | None:
+    """`4` is exactly four, `4+` at least, `4x` (of memory) at least so much per virtual CPU. None for no wish, and for
+    one that cannot be read: the reader of service files lets none pass."""
+    try:
+        asked = float((wish or "").rstrip("+x"))
+    except ValueError:
+        return None
+    if wish is not None and wish.endswith("x"):
+        return lambda has, row: has >= asked * row.shape.vcpus
+    if wish is not None and wish.endswith("+"):
+        return lambda has, row: has >= asked
+    return lambda has, row: has == asked

@@ -1,0 +1,165 @@
+"""SSH keys that nobody stores: all of them follow from one secret of 32 bytes and a name.
+
+The login key follows from the owner, a machine's host key from its token. So the user data of an order is the same, byte
+for byte, whenever it is sent again (clouds that take an idempotency token insist on that), a machine's host key is known
+before the machine is, and a controller that was restored from nothing but its secret can log in everywhere.
+
+Derivation is HKDF (RFC 5869) with SHA-256; the keys are Ed25519 (RFC 8032) in OpenSSH's own format (its PROTOCOL.key).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import shlex
+import struct
+from base64 import b64decode, b64encode
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from provisioners.machines import MachineOrder
+
+SECRET_BYTES = 32
+LEASE_FOLDER = "/var/lib/skyserve"
+LEASE_FILE = f"{LEASE_FOLDER}/lease"
+MAX_USER_DATA_BYTES = 2048  # clouds allow 16 kB and more; a machine needs a few lines
+
+_KIND = b"ssh-ed25519"
+_USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+
+
+@dataclass(frozen=True, slots=True)
+class SshKey:
+    """`public` is the line that goes into authorized_keys or known_hosts, `private` the file that ssh reads."""
+
+    public: str
+    private: str = field(repr=False)
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.public)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """All keys of one owner. `secret` are the 32 bytes of the home that everything follows from."""
+
+    secret: bytes = field(repr=False)
+    owner: str
+
+    def __post_init__(self) -> None:
+        if len(self.secret) != SECRET_BYTES:
+            raise ValueError(f"the secret must have {SECRET_BYTES} bytes, not {len(self.secret)}")
+
+    def login(self) -> SshKey:
+        """Who may log in on the owner's machines."""
+        return _derived(self.secret, f"login\0{self.owner}", f"skyserve-{self.owner}")
+
+    def host(self, token: str) -> SshKey:
+        """Who the machine of that token is."""
+        return _derived(self.secret, f"host\0{self.owner}\0{token}", "skyserve-host")
+
+
+def fingerprint(public: str) -> str:
+    """As `ssh-keygen -l` prints it."""
+    blob = _blob_of(public)
+    return "SHA256:" + b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def user_data(order: MachineOrder, host_key: SshKey, lease_s: int = 1800) -> str:
+    """The script that a machine runs as root when it boots, the same on every cloud; less than 2 kB.
+
+    It makes the user of the order, lets the order's key in, gives sshd the host key that we expect, and sets the
+    dead-man switch: a machine from which no lease was heard (`LEASE_FILE`; see `host_agent`) for `lease_s` seconds of
+    its running time shuts itself down, for then nobody pays attention to what it costs. The switch counts, and does
+    not look at the clock, which may be far off until the network has set it.
+
+    It can be run any number of times: some clouds do so at every boot.
+    """
+    if not _USER.fullmatch(order.user):
+        raise ValueError(f"{order.user!r} is no user name")
+    every_s = max(1, min(60, lease_s // 30))
+    return _USER_DATA.format(
+        user=order.user,
+        public_key=shlex.quote(order.public_key.strip()),
+        host_private=host_key.private.strip(),
+        host_public=host_key.public,
+        folder=LEASE_FOLDER,
+        every_s=every_s,
+        missed=max(2, lease_s // every_s),
+    )
+
+
+# The account gets the password "*" (nobody's) instead of "!" (locked): a sshd without PAM lets no locked account in.
+# A running sshd reads its host keys again on SIGHUP, under every name that its service may have.
+_USER_DATA = """\
+#!/bin/sh
+umask 077
+u={user}; d={folder}; k=/etc/ssh/ssh_host_ed25519_key
+id $u >/dev/null 2>&1 || useradd -m -s /bin/bash -p '*' $u
+usermod -aG docker $u 2>/dev/null
+h=$(getent passwd $u | cut -d: -f6)
+mkdir -p $h/.ssh /etc/sudoers.d
+grep -qxF {public_key} $h/.ssh/authorized_keys 2>/dev/null || echo {public_key} >>$h/.ssh/authorized_keys
+chown -R $u $h/.ssh
+echo "$u ALL=(ALL) NOPASSWD:ALL" >/etc/sudoers.d/skyserve
+cat >$k.new <<'E'
+{host_private}
+E
+echo '{host_public}' >$k.pub; chmod 644 $k.pub; mv -f $k.new $k
+grep -qs "^HostKey $k" /etc/ssh/sshd_config || sed -i "1i HostKey $k" /etc/ssh/sshd_config
+kill -HUP $(cat /run/sshd.pid) 2>/dev/null || systemctl restart ssh sshd 2>/dev/null
+mkdir -p $d; chown $u $d
+cat >$d/deadman <<'E'
+n=0
+while sleep {every_s}; do
+n=$((n+1)); [ -e {folder}/lease ] && rm -f {folder}/lease && n=0
+[ $n -lt {missed} ] || shutdown -h now
+done
+E
+if [ -d /run/systemd/system ]; then
+printf '[Service]\\nExecStart=/bin/sh {folder}/deadman\\nRestart=always\\n[Install]\\nWantedBy=multi-user.target\\n' \\
+>/etc/systemd/system/skyserve-deadman.service
+systemctl enable --now skyserve-deadman
+else setsid sh $d/deadman >/dev/null 2>&1 </dev/null &
+fi
+"""
+
+
+def _derived(secret: bytes, purpose: str, comment: str) -> SshKey:
+    seed = _hkdf(secret, f"skyserve ssh key\0{purpose}".encode())
+    public = Ed25519PrivateKey.from_private_bytes(seed).public_key()
+    return _openssh(seed, public.public_bytes(Encoding.Raw, PublicFormat.Raw), comment)
+
+
+def _hkdf(secret: bytes, info: bytes) -> bytes:
+    """One block of it, which is all that a seed needs."""
+    extracted = hmac.digest(bytes(32), secret, "sha256")
+    return hmac.digest(extracted, info + b"\1", "sha256")
+
+
+def _openssh(seed: bytes, public: bytes, comment: str) -> SshKey:
+    """In OpenSSH's format. `cryptography` can write it too, but puts four random bytes in (`check`, which only says
+    whether a passphrase was right), and then user data would differ from one time to the next."""
+    blob = _string(_KIND) + _string(public)
+    check = hashlib.sha256(blob).digest()[:4]
+    secret = check * 2 + blob + _string(seed + public) + _string(comment.encode())
+    secret += bytes(range(1, 1 + -len(secret) % 8))
+    body = b"openssh-key-v1\0" + _string(b"none") * 2 + _string(b"") + struct.pack(">I", 1)
+    text = b64encode(body + _string(blob) + _string(secret)).decode()
+    lines = "\n".join(text[at : at + 70] for at in range(0, len(text), 70))
+    return SshKey(
+        public=f"{_KIND.decode()} {b64encode(blob).decode()} {comment}",
+        private=f"-----BEGIN OPENSSH PRIVATE KEY-----\n{lines}\n-----END OPENSSH PRIVATE KEY-----\n",
+    )
+
+
+def _string(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
+def _blob_of(public: str) -> bytes:
+    return b64decode(public.split()[1])

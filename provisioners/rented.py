@@ -1,0 +1,145 @@
+"""A cloud's provisioner, put together: its machines, hosts over SSH with keys of our own, offers from the catalog.
+
+    AWS = the fleet over `AwsMachines`, and so on
+
+The catalog says what there is and what it cost; what a spot machine costs now is asked of the cloud in the background,
+every few minutes, and used as long as it is fresh.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from policies.model import Offer, Zone
+from provisioners.base import LaunchOrder, Requirements
+from provisioners.candidates import Account, offers_of
+from provisioners.catalog.model import Catalog
+from provisioners.clock import unix_now
+from provisioners.errors import ProvisionError
+from provisioners.fleet import FleetProvisioner
+from provisioners.hosts import DEFAULT_PORT, SshHosts
+from provisioners.keys import Keys, user_data
+from provisioners.machines import Machine, MachineOrder, Machines, machine_token
+from provisioners.shell import Login
+
+USER = "skyserve"
+PRICES_EVERY_S = 300.0
+PRICES_KEPT_S = 3600.0  # an older price is worth less than the catalog's
+
+
+@dataclass(frozen=True, slots=True)
+class Rent:
+    """What the user has set for a cloud that rents machines. `sources` are the CIDR blocks from which machines can be
+    reached; `image` is the cloud's own name of one."""
+
+    image: str | None = None
+    disk_gb: int | None = None
+    sources: tuple[str, ...] = ("0.0.0.0/0",)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def rented(
+    kind: type[FleetProvisioner],
+    machines: Machines,
+    catalog: Catalog,
+    secret: bytes,
+    rent: Rent,
+    *,
+    zone_ids: Mapping[str, str] | None = None,
+    now: Callable[[], float] = unix_now,
+) -> FleetProvisioner:
+    """A provisioner of that class. `secret` are the 32 bytes of the home from which all keys follow."""
+    prices = SpotPrices(machines, [zone.region for zone in zones_of(catalog)], now)
+    account = Account(spot_price=prices, zone_ids=zone_ids or {})
+    return kind(
+        machines,
+        SshHosts(lambda machine: login_of(machine, secret), now=now),
+        lambda order, rank: order_of(order, rank, secret, rent),
+        lambda need: offer(need, catalog, account, prices),
+        now,
+    )
+
+
+def offer(need: Requirements, catalog: Catalog, account: Account, prices: SpotPrices) -> list[Offer]:
+    prices.refresh_soon()
+    return offers_of(need, catalog, account)
+
+
+def zones_of(catalog: Catalog) -> list[Zone]:
+    """Every zone of the catalog, in order."""
+    return sorted({row.zone for row in catalog.rows})
+
+
+def login_of(machine: Machine, secret: bytes) -> Login:
+    """How to get into a machine that was made by an order of ours."""
+    keys = Keys(secret, machine.owner)
+    return Login(
+        name=machine.id,
+        address=machine.address or "",
+        user=USER,
+        private_key=keys.login().private,
+        host_keys=(keys.host(machine.token).public,),
+    )
+
+
+def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> MachineOrder:
+    """One machine of the replica. The same order always gives the same, to the byte."""
+    keys = Keys(secret, order.owner)
+    token = machine_token(order.token, rank)
+    plain = MachineOrder(
+        token=token,
+        owner=order.owner,
+        service=order.service,
+        replica_id=order.replica_id,
+        rank=rank,
+        num_nodes=order.num_nodes,
+        zone=order.offer.zone,
+        instance_type=order.offer.instance_type,
+        capacity_type=order.offer.capacity_type,
+        public_key=keys.login().public,
+        user=USER,
+        accelerator=order.offer.accelerator,
+        accelerator_count=order.offer.accelerator_count,
+        image=rent.image,
+        disk_gb=rent.disk_gb,
+        ports=(order.port or DEFAULT_PORT,),
+        sources=rent.sources,
+        labels=rent.labels,
+    )
+    return replace(plain, user_data=user_data(plain, keys.host(token)))
+
+
+class SpotPrices:
+    """What spot machines cost now, asked in the background; a `machines.SpotPrice`."""
+
+    def __init__(self, machines: Machines, regions: Sequence[str], now: Callable[[], float]) -> None:
+        self._machines = machines
+        self._regions = sorted(set(regions))
+        self._now = now
+        self._known: Mapping[tuple[str, str], float] = {}
+        self._asked_at = float("-inf")
+        self._told_at = float("-inf")
+        self._lock = threading.Lock()
+
+    def __call__(self, instance_type: str, zone: Zone) -> float | None:
+        if self._now() - self._told_at > PRICES_KEPT_S:
+            return None
+        return self._known.get((instance_type, zone.name))
+
+    def refresh_soon(self) -> None:
+        """Ask anew, unless somebody has of late; returns at once."""
+        with self._lock:
+            if self._now() - self._asked_at < PRICES_EVERY_S:
+                return
+            self._asked_at = self._now()
+        threading.Thread(target=self.refresh, daemon=True, name=f"prices-{self._machines.name}").start()
+
+    def refresh(self) -> None:
+        """Ask now. A cloud that does not answer leaves what was known."""
+        try:
+            known = self._machines.spot_prices(self._regions)
+        except ProvisionError:
+            return
+        self._known, self._told_at = known, self._now()

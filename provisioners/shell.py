@@ -1,0 +1,345 @@
+"""One machine over SSH: log in with a pinned host key, run programs, bring files.
+
+What can go wrong, by what the caller does next:
+
+* ShellError                 the message is a sentence that names the host
+  x UnreachableError         nobody answers, or the connection broke: later, again; while it boots that is normal
+  x LoginRefusedError        the host does not know our key: later, again while it boots; else the user's to mend
+  x HostKeyError             something answers that is not the host that we know: nothing is sent to it
+  x CommandTimeoutError      the program took too long; it may still run
+  x CommandError             it failed: exit code and last output
+    x DiskFullError          because the host's disk is full
+
+Host keys are checked before anything is sent, and no unknown key is ever accepted. A peer that is dead without a word
+is noticed within seconds (TCP_USER_TIMEOUT, RFC 5482; keep-alives), and no call waits longer than its time-out. Nothing
+that is secret may be in a command: commands can be seen by every user of a machine. It goes in by standard input.
+"""
+
+from __future__ import annotations
+
+import io
+import select
+import shlex
+import socket
+from base64 import b64decode
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import BinaryIO, cast
+
+import paramiko
+
+from provisioners.clock import unix_now
+
+CONNECT_TIMEOUT_S = 10.0
+_DEAD_PEER_S = 20.0
+_KEEP_ALIVE_S = 10
+_MOST_OUTPUT_BYTES = 4 * 1024 * 1024
+_TAIL_CHARS = 2000
+_QUIET_S = 0.5
+_FULL = b"No space left on device"
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How to get into a host. `host_keys` are the public keys one of which it must have ("ssh-ed25519 AAAA…"),
+    `private_key` the text of a private key file (of any kind). `name` is what people call the host."""
+
+    name: str
+    address: str
+    user: str
+    private_key: str = field(repr=False)
+    host_keys: tuple[str, ...]
+    port: int = 22
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a program left: its exit code, and what it wrote, of very much only the end."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+    @property
+    def said(self) -> str:
+        """Its last words, errors first, for people."""
+        return (self.err.strip() or self.out.strip()).decode(errors="replace")[-_TAIL_CHARS:]
+
+
+class ShellError(Exception):
+    """Base of all. The message is a sentence."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class UnreachableError(ShellError):
+    pass
+
+
+class LoginRefusedError(ShellError):
+    pass
+
+
+class HostKeyError(ShellError):
+    pass
+
+
+class CommandTimeoutError(ShellError):
+    pass
+
+
+class CommandError(ShellError):
+    def __init__(self, message: str, output: Output) -> None:
+        super().__init__(message)
+        self.output = output
+
+
+class DiskFullError(CommandError):
+    pass
+
+
+Feed = Callable[[BinaryIO], None]
+"""Writes a program's standard input."""
+
+
+class Shell:
+    """A connection. Thread-safe: commands run side by side, each on a channel of its own."""
+
+    def __init__(self, client: paramiko.SSHClient, login: Login, now: Callable[[], float] = unix_now) -> None:
+        self._client = client
+        self._now = now
+        self.login = login
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes | Feed = b"",
+        timeout_s: float = 30.0,
+        check: bool = True,
+    ) -> Output:
+        """Run a program (arguments, or a script for sh) to its end. With `check` raises CommandError if it fails."""
+        script = command if isinstance(command, str) else shlex.join(command)
+        ends_at = self._now() + timeout_s
+        try:
+            with self._open(timeout_s) as channel:
+                channel.exec_command(f"exec env LC_ALL=C /bin/sh -c {shlex.quote(script)}")
+                broken = self._feed(channel, stdin)
+                output = self._gather(channel, ends_at)
+        except TimeoutError as error:
+            raise CommandTimeoutError(
+                f"{self.login.name}: no end of `{_brief(script)}` in {timeout_s:g} s"
+            ) from error
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise UnreachableError(f"{self.login.name}: the connection was lost ({_why(error)})") from error
+        if output.code != 0 and _FULL in output.err + output.out:
+            raise DiskFullError(f"{self.login.name}: the disk is full", output)
+        if broken is not None and output.code == 0:
+            raise UnreachableError(f"{self.login.name}: the connection was lost ({_why(broken)})") from broken
+        if check and output.code != 0:
+            said = f": {output.said.splitlines()[-1]}" if output.said else ""
+            raise CommandError(
+                f"{self.login.name}: `{_brief(script)}` failed with exit code {output.code}{said}", output
+            )
+        return output
+
+    def put(self, path: str, data: bytes, *, mode: int = 0o600, timeout_s: float = 60.0) -> None:
+        """Write a file of the host, whole or not at all. A relative path starts at the user's home."""
+        # The length tells a file from the first part of one whose sender has died.
+        script = (
+            f'umask 077; mkdir -p "$(dirname {_q(path)})" && cat >{_q(path)}.new '
+            f"&& [ $(wc -c <{_q(path)}.new) -eq {len(data)} ] "
+            f"&& chmod {mode:o} {_q(path)}.new && mv -f {_q(path)}.new {_q(path)}"
+        )
+        self.run(script, stdin=data, timeout_s=timeout_s)
+
+    def read(self, path: str, offset: int = 0, max_bytes: int = 65536, timeout_s: float = 30.0) -> bytes:
+        """A part of a file. Empty at its end, and if there is no such file."""
+        script = f"[ ! -f {_q(path)} ] || tail -c +{offset + 1} {_q(path)} | head -c {min(max_bytes, _MOST_OUTPUT_BYTES)}"
+        return self.run(script, timeout_s=timeout_s).out
+
+    @property
+    def is_open(self) -> bool:
+        """As far as we know: a dead peer may look alive for a while."""
+        transport = self._client.get_transport()
+        return transport is not None and transport.is_active()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> Shell:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, timeout_s: float) -> paramiko.Channel:
+        transport = self._client.get_transport()
+        if transport is None:
+            raise EOFError("closed")
+        channel = transport.open_session(timeout=min(timeout_s, CONNECT_TIMEOUT_S))
+        channel.settimeout(timeout_s)
+        return channel
+
+    def _feed(self, channel: paramiko.Channel, stdin: bytes | Feed) -> OSError | None:
+        """Write the standard input; the error if the program did not want all of it, which is its right."""
+        try:
+            pipe = _Stdin(channel)
+            if callable(stdin):
+                stdin(cast(BinaryIO, pipe))
+            elif stdin:
+                pipe.write(stdin)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            if not channel.closed:
+                raise  # it is our source that cannot be read
+            return error
+        finally:
+            with suppress(OSError):
+                channel.shutdown_write()
+        return None
+
+    def _gather(self, channel: paramiko.Channel, ends_at: float) -> Output:
+        out, err = bytearray(), bytearray()
+        quiet_since = self._now()
+        while True:
+            # The exit status may overtake the last output, so the end is when the host has closed the channel. It does
+            # not while something that the program left running has it open: then silence is the end.
+            # All three are looked at before what has come, and in this order: none is true too early.
+            is_closed = channel.closed
+            is_whole = channel.eof_received
+            ended = channel.exit_status_ready()
+            before = len(out) + len(err)
+            while channel.recv_ready():
+                out += channel.recv(65536)
+            while channel.recv_stderr_ready():
+                err += channel.recv_stderr(65536)
+            now = self._now()
+            if len(out) + len(err) > before or not ended:
+                quiet_since = now
+            del out[:-_MOST_OUTPUT_BYTES], err[:-_MOST_OUTPUT_BYTES]
+            if is_closed or (ended and (is_whole or now - quiet_since > _QUIET_S)):
+                break
+            if now >= ends_at:
+                raise TimeoutError
+            left_s = min(ends_at - now, _QUIET_S)
+            if channel.eof_received:
+                channel.status_event.wait(left_s)
+            else:
+                select.select([channel], [], [], left_s)
+        code = channel.recv_exit_status() if channel.exit_status_ready() else -1
+        if code == -1 and not self.is_open:
+            raise EOFError("it hung up")
+        return Output(code, bytes(out), bytes(err))
+
+
+class _Stdin:
+    """The standard input of a program. Has no buffer of its own, so nothing is left in it if the program ends."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+
+    def write(self, data: bytes) -> int:
+        self._channel.sendall(data)
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+
+def connect(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> Shell:
+    """Log in. Raises UnreachableError, LoginRefusedError or HostKeyError."""
+    key = _private_key(login)
+    where = f"{login.name} ({login.address}:{login.port})"
+    client = paramiko.SSHClient()
+    client.set_missing_host_key_policy(_Refuse())
+    entry = login.address if login.port == 22 else f"[{login.address}]:{login.port}"
+    for line in login.host_keys:
+        kind, blob = line.split()[:2]
+        client.get_host_keys().add(entry, kind, paramiko.PKey.from_type_string(kind, b64decode(blob)))
+    try:
+        link = socket.create_connection((login.address, login.port), timeout=timeout_s)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_DEAD_PEER_S * 1000))
+        client.connect(
+            login.address,
+            port=login.port,
+            username=login.user,
+            pkey=key,
+            sock=link,
+            timeout=timeout_s,
+            banner_timeout=timeout_s,
+            auth_timeout=timeout_s,
+            channel_timeout=timeout_s,
+            look_for_keys=False,
+            allow_agent=False,
+        )
+    except (paramiko.BadHostKeyException, _UnknownHostKeyError) as error:
+        client.close()
+        raise HostKeyError(_stranger(where, login, error)) from error
+    except paramiko.AuthenticationException as error:
+        client.close()
+        raise LoginRefusedError(f"{where} refuses the login of {login.user!r}") from error
+    except (OSError, EOFError, paramiko.SSHException) as error:
+        client.close()
+        raise UnreachableError(f"{where} cannot be reached: {_why(error)}") from error
+    transport = client.get_transport()
+    if transport is not None:
+        transport.set_keepalive(_KEEP_ALIVE_S)
+    return Shell(client, login)
+
+
+class _UnknownHostKeyError(paramiko.SSHException):
+    def __init__(self, key: paramiko.PKey) -> None:
+        super().__init__("unknown host key")
+        self.key = key
+
+
+class _Refuse(paramiko.MissingHostKeyPolicy):
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        raise _UnknownHostKeyError(key)
+
+
+def _stranger(where: str, login: Login, error: paramiko.SSHException) -> str:
+    shown = (
+        error.key.fingerprint
+        if isinstance(error, paramiko.BadHostKeyException | _UnknownHostKeyError)
+        else "?"
+    )
+    if not login.host_keys:
+        return f"no host key is known for {where}, which shows {shown}: add it to known_hosts if it is the right one"
+    known = ", ".join(
+        paramiko.PKey.from_type_string(line.split()[0], b64decode(line.split()[1])).fingerprint
+        for line in login.host_keys
+    )
+    return f"{where} shows another host key than the one we know ({shown} instead of {known}): nothing was sent to it"
+
+
+def _private_key(login: Login) -> paramiko.PKey:
+    kinds: list[type[paramiko.PKey]] = [paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey]
+    for kind in kinds:
+        with suppress(paramiko.SSHException, ValueError):
+            return kind.from_private_key(io.StringIO(login.private_key))
+    raise LoginRefusedError(
+        f"the private key for {login.name} cannot be read: it must be Ed25519, ECDSA or RSA, without a passphrase"
+    )
+
+
+def _why(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0]
+
+
+def _brief(script: str) -> str:
+    line = script.strip().splitlines()[0] if script.strip() else ""
+    return line if len(line) <= 60 else line[:57] + "…"
+
+
+def _q(path: str) -> str:
+    return shlex.quote(path)

@@ -1,0 +1,175 @@
+"""A pool of the user's own hosts: what config.yaml says about them, and what they offer.
+
+    clouds:
+      ssh:
+        pools:
+          rack:                              # a pool, which is a region
+            user: ubuntu
+            identity_file: ~/.ssh/id_ed25519
+            known_hosts: ~/.ssh/known_hosts  # the default; or per host, host_key: ssh-ed25519 AAAA…
+            hosts:
+              - {name: gpu-1, address: 10.0.0.1, accelerators: {L4: 4}}
+              - {name: gpu-2, address: 10.0.0.2, accelerators: {H100: 8}, exclusive: true, price_usd_hour: 12.5}
+
+A host is a zone of its own, unless `zone` puts several in one. An `exclusive` host is had as a whole; others are shared,
+GPU by GPU. Whoever shares a host with other controllers logs in as the same user as they do, so that all of them see each
+other's claims. Nobody takes a host away from us: its machines are on-demand ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from policies.model import CapacityType, Offer, Zone
+from provisioners.base import Candidate, Requirements
+
+CLOUD = "ssh"
+INSTANCE_TYPE = "host"
+_POOL_KEYS = ("user", "identity_file", "known_hosts", "port", "hosts")
+
+
+class PoolError(ValueError):
+    """What config.yaml says about the pools is wrong; the message says everything that is, by path."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHost:
+    """`price_usd_hour` is of the whole host. `address` is where we reach it, `private_address` where the others do."""
+
+    name: str
+    pool: str
+    address: str
+    user: str
+    identity_file: Path
+    known_hosts: Path
+    port: int = 22
+    host_key: str | None = None
+    private_address: str | None = None
+    accelerator: str | None = None
+    gpus: int = 0
+    exclusive: bool = False
+    zone: str = ""
+    price_usd_hour: float = 0.0
+
+    @property
+    def place(self) -> Zone:
+        return Zone(CLOUD, self.pool, self.zone or self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    hosts: tuple[PoolHost, ...]
+
+    def in_zone(self, zone: Zone) -> tuple[PoolHost, ...]:
+        return tuple(host for host in self.hosts if host.place == zone)
+
+    def host(self, name: str) -> PoolHost | None:
+        return next((host for host in self.hosts if host.name == name), None)
+
+
+def load_pools(raw: Mapping[str, Any]) -> Pools:
+    """What `clouds.ssh.pools` of config.yaml says. Raises PoolError."""
+    complaints: list[str] = []
+    hosts = tuple(_hosts(raw, complaints))
+    names = [host.name for host in hosts]
+    complaints += [
+        f"clouds.ssh.pools: there are two hosts {name!r}"
+        for name in sorted(set(names))
+        if names.count(name) > 1
+    ]
+    if complaints:
+        raise PoolError("; ".join(complaints))
+    return Pools(hosts)
+
+
+def offers_of(pools: Pools, need: Requirements) -> list[Offer]:
+    """What the hosts could take if they were idle, cheapest first; with `need.ordered`, in the candidates' order."""
+    groups = [
+        sorted(_fitting(pools, candidate, need.num_nodes), key=_by_price) for candidate in need.candidates
+    ]
+    offers = list(dict.fromkeys(offer for group in groups for offer in group))
+    return offers if need.ordered else sorted(offers, key=_by_price)
+
+
+def _fitting(pools: Pools, candidate: Candidate, num_nodes: int) -> Iterator[Offer]:
+    if candidate.use_spot or _any(candidate.instance_type) not in (None, INSTANCE_TYPE):
+        return
+    wanted = math.ceil(candidate.accelerator_count) if candidate.accelerator else 0
+    cheapest: dict[Zone, float] = {}
+    for host in pools.hosts:
+        asked = (candidate.cloud, candidate.region, candidate.zone)
+        has = (host.place.cloud, host.place.region, host.place.name)
+        if not all(_any(one) in (None, other) for one, other in zip(asked, has, strict=True)):
+            continue
+        if has_gpus(host, candidate.accelerator, wanted):
+            share = 1.0 if host.exclusive or not host.gpus else wanted / host.gpus
+            price = round(host.price_usd_hour * share, 6)
+            cheapest[host.place] = min(price, cheapest.get(host.place, price))
+    for zone, price in cheapest.items():
+        if candidate.max_hourly_cost is None or price <= candidate.max_hourly_cost:
+            total = round(price * num_nodes, 6)
+            count = candidate.accelerator_count if candidate.accelerator else 0.0
+            yield Offer(
+                zone, INSTANCE_TYPE, candidate.accelerator, count, CapacityType.ON_DEMAND, total, total
+            )
+
+
+def has_gpus(host: PoolHost, accelerator: str | None, count: float) -> bool:
+    """Whether the idle host could give so many."""
+    if accelerator is None:
+        return True
+    return (host.accelerator or "").lower() == accelerator.lower() and host.gpus >= count
+
+
+def _hosts(raw: Mapping[str, Any], complaints: list[str]) -> Iterator[PoolHost]:
+    for pool, section in raw.items():
+        if not isinstance(section, Mapping) or not isinstance(section.get("hosts"), Sequence):
+            complaints.append(f"clouds.ssh.pools.{pool}: must have `hosts`, a list")
+            continue
+        complaints += [
+            f"clouds.ssh.pools.{pool}.{key}: unknown key (known: {', '.join(_POOL_KEYS)})"
+            for key in section
+            if key not in _POOL_KEYS
+        ]
+        defaults = {key: section[key] for key in _POOL_KEYS[:-1] if key in section}
+        for place, entry in enumerate(section["hosts"]):
+            path = f"clouds.ssh.pools.{pool}.hosts[{place}]"
+            found = _host(pool, path, {**defaults, **entry} if isinstance(entry, Mapping) else {}, complaints)
+            if found is not None:
+                yield found
+
+
+def _host(pool: str, path: str, raw: Mapping[str, Any], complaints: list[str]) -> PoolHost | None:
+    before = len(complaints)
+    values = dict(raw)
+    needed = ("address", "user", "identity_file")
+    complaints += [f"{path}.{key}: is missing" for key in needed if not isinstance(values.get(key), str)]
+    known = {one.name for one in fields(PoolHost)} - {"pool", "accelerator", "gpus"} | {"accelerators"}
+    complaints += [f"{path}.{key}: unknown key" for key in values if key not in known]
+    accelerators = values.pop("accelerators", {})
+    if not isinstance(accelerators, Mapping) or len(accelerators) > 1:
+        complaints.append(f"{path}.accelerators: must be one kind, like {{L4: 4}}")
+    elif not all(isinstance(count, int) and count > 0 for count in accelerators.values()):
+        complaints.append(f"{path}.accelerators: must count whole GPUs")
+    if not isinstance(values.get("port", 22), int):
+        complaints.append(f"{path}.port: must be a number")
+    if len(complaints) > before:
+        return None
+    accelerator, gpus = next(iter(accelerators.items()), (None, 0))
+    values["identity_file"] = Path(values["identity_file"]).expanduser()
+    values["known_hosts"] = Path(values.get("known_hosts", "~/.ssh/known_hosts")).expanduser()
+    return PoolHost(
+        **{"name": values["address"], **values, "pool": pool, "accelerator": accelerator, "gpus": gpus}
+    )
+
+
+def _any(wish: str | None) -> str | None:
+    return None if wish == "*" else wish
+
+
+def _by_price(offer: Offer) -> tuple[float, Zone]:
+    return offer.price_usd_hour, offer.zone

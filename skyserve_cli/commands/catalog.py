@@ -1,0 +1,291 @@
+"""`serve catalog`: what machines there are, where, and what they cost; and asking the clouds' price APIs anew."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from policies.model import CapacityType
+from provisioners.catalog import Catalog, Price, Row, load, packaged
+from provisioners.catalog.fetch import Sources
+from provisioners.catalog.names import canonical, close_to
+from provisioners.catalog.refresh import JUMP, PRICE_APIS, Progress, Refreshed
+from provisioners.catalog.refresh import refresh as ask_anew
+from provisioners.catalog.store import save
+from provisioners.clock import unix_now
+from provisioners.errors import ProvisionError
+from skyserve_cli.commands.options import Format, Output, View, home
+from skyserve_cli.output import (
+    CommandFailed,
+    WrongUsage,
+    console,
+    plural,
+    put_json,
+    put_table,
+    say,
+    span,
+    table,
+    usd,
+)
+
+SHOWN = 40
+REFUSALS_SHOWN = 10
+
+app = typer.Typer(
+    invoke_without_command=True, help="List what machines the clouds have, where, and what they cost."
+)
+
+
+def complete_accelerator(incomplete: str) -> list[str]:
+    return [name for name in packaged().accelerators if name.lower().startswith(incomplete.lower())]
+
+
+def complete_cloud(incomplete: str) -> list[str]:
+    return [name for name in packaged().clouds if name.startswith(incomplete.lower())]
+
+
+def complete_region(incomplete: str) -> list[str]:
+    regions = sorted({row.zone.region for row in packaged().rows})
+    return [name for name in regions if name.startswith(incomplete.lower())]
+
+
+Cloud = Annotated[
+    str | None, typer.Option("--cloud", help="Of this cloud only.", autocompletion=complete_cloud)
+]
+
+
+@app.callback()
+def catalog(
+    context: typer.Context,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(
+            "--accelerator",
+            metavar="NAME[:COUNT]",
+            help="Machines with this one, or so many of it; `none` for those without any.",
+            autocompletion=complete_accelerator,
+        ),
+    ] = None,
+    cloud: Cloud = None,
+    region: Annotated[
+        str | None, typer.Option("--region", help="In this region only.", autocompletion=complete_region)
+    ] = None,
+    spot: Annotated[
+        bool | None,
+        typer.Option("--spot/--on-demand", help="By this price, and only what has one. Default: the lower."),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", metavar="N", min=0, help=f"At most N rows. Default: {SHOWN}; 0: all of them."
+        ),
+    ] = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """List what machines the clouds have, where, and what they cost.
+
+    Cheapest first. Nothing is asked over the network: prices are those that came with the product, or those of the last
+    `serve catalog refresh`; their age and quality (exact, derived, approximate) are shown. With -o json all rows, with
+    their sources.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    known = load(home().root)
+    kind = None if spot is None else CapacityType.SPOT if spot else CapacityType.ON_DEMAND
+    found = sorted(_fitting(known, accelerator, cloud, region, kind), key=lambda row: _rank(row, kind))
+    most = (SHOWN if output is Output.TABLE else 0) if limit is None else limit
+    rows, now = found[: most or None], unix_now()
+    if output is Output.JSON:
+        put_json([_view(row, now) for row in rows])
+        return
+    columns = (
+        "CLOUD",
+        "ZONE",
+        "INSTANCE",
+        "ACCELERATOR",
+        "#CPUS",
+        "#GIB",
+        "$/H SPOT",
+        "$/H ON DEMAND",
+        "AGE",
+        "QUALITY",
+    )
+    put_table(table(columns, [_line(row, kind, now) for row in rows]))
+    if len(rows) < len(found):
+        say(f"{len(found) - len(rows)} more; --limit 0 lists them all")
+
+
+@app.command()
+def refresh(
+    cloud: Cloud = None,
+    accept: Annotated[
+        bool, typer.Option("--accept", help=f"Believe prices that are more than {JUMP:g} times off, too.")
+    ] = False,
+    output: Format = Output.TABLE,
+) -> None:
+    """Ask the clouds' price APIs for the prices of now, and keep them.
+
+    AWS is asked with your credentials, Google Cloud with the API key in SKYSERVE_GCP_API_KEY, Azure with none. A price
+    far from the known one, or spot above on-demand, is refused and the known one kept. Exit code 1 if a cloud could not
+    be asked.
+    """
+    if cloud is not None and cloud.lower() not in PRICE_APIS:
+        raise _no_such("cloud", cloud, PRICE_APIS)
+    here = home()
+    here.create()
+    known, sources = load(here.root), Sources.from_environment()
+    views: list[View] = []
+    for name in PRICE_APIS if cloud is None else (cloud.lower(),):
+        view: View = {"cloud": name, "asked": True, "why": "", "taken": 0, "refused": []}
+        try:
+            with _progress(name) as progress:
+                done = ask_anew(
+                    name, known.of(name).listings, sources, unix_now(), accept=accept, progress=progress
+                )
+        except ProvisionError as error:
+            view |= {"asked": False, "why": str(error)}
+        else:
+            save(here.root, name, done.listings)
+            view |= {"taken": done.taken, "refused": [str(refusal) for refusal in done.refused]}
+        views.append(view)
+        if output is Output.TABLE:
+            _tell(view, done if view["asked"] else None)
+    if output is Output.JSON:
+        put_json(views)
+    missing = [view["cloud"] for view in views if not view["asked"]]
+    if missing:
+        raise CommandFailed(f"prices as they were: {', '.join(missing)}")
+
+
+# --- Listing -------------------------------------------------------------------------------------------------
+
+
+def _fitting(
+    known: Catalog, accelerator: str | None, cloud: str | None, region: str | None, kind: CapacityType | None
+) -> Iterator[Row]:
+    """The rows that are asked for. Raises WrongUsage for names that the catalog has not."""
+    name, count = _accelerator(known, accelerator)
+    if cloud is not None and cloud.lower() not in known.clouds:
+        raise _no_such("cloud", cloud, known.clouds)
+    regions = {row.zone.region for row in known.rows if cloud is None or row.zone.cloud == cloud.lower()}
+    if region is not None and region.lower() not in regions:
+        raise _no_such("region", region, sorted(regions))
+    for row in known.rows if accelerator is None else known.by_accelerator[name]:
+        if (
+            (count is None or abs(row.shape.accelerator_count - count) < 0.005)
+            and (cloud is None or row.zone.cloud == cloud.lower())
+            and (region is None or row.zone.region == region.lower())
+            and (kind is None or row.price(kind) is not None)
+        ):
+            yield row
+
+
+def _accelerator(known: Catalog, written: str | None) -> tuple[str | None, float | None]:
+    """Name and count; (None, None) for ``none`` and for no wish."""
+    if written is None or written.lower() == "none":
+        return None, None
+    word, colon, number = written.partition(":")
+    name = canonical(word)
+    if name not in known.by_accelerator:
+        raise _no_such("accelerator", word, known.accelerators)
+    try:
+        return name, float(number) if colon else None
+    except ValueError:
+        raise WrongUsage(f"--accelerator takes a name and a count, like L4:4 (got {written!r})") from None
+
+
+def _no_such(what: str, word: str, known: Iterable[str]) -> WrongUsage:
+    names = sorted(known)
+    close = close_to(word, names)
+    hint = f"did you mean {close!r}?" if close else f"it has {', '.join(names)}"
+    return WrongUsage(f"the catalog has no {what} {word!r}; {hint}")
+
+
+def _price(row: Row, kind: CapacityType | None) -> Price:
+    """The price that a row is listed by: of the market that was asked for, else the lower."""
+    chosen = row.price(kind) if kind is not None else None
+    return chosen or min(filter(None, (row.spot, row.on_demand)), key=lambda price: price.usd_hour)
+
+
+def _rank(row: Row, kind: CapacityType | None) -> tuple[float, object, str]:
+    return _price(row, kind).usd_hour, row.zone, row.shape.name
+
+
+def _line(row: Row, kind: CapacityType | None, now: float) -> tuple[str, ...]:
+    shape, origin = row.shape, _price(row, kind).origin
+    age_s = origin.age_s(now)
+    return (
+        shape.cloud,
+        row.zone.name,
+        shape.name,
+        "-" if shape.accelerator is None else f"{shape.accelerator}:{shape.accelerator_count:g}",
+        f"{shape.vcpus:g}",
+        f"{shape.memory_gib:g}",
+        "-" if row.spot is None else usd(row.spot.usd_hour),
+        usd(row.on_demand.usd_hour),
+        "undated" if age_s is None else span(age_s).partition(" ")[0],
+        origin.quality.value,
+    )
+
+
+def _view(row: Row, now: float) -> View:
+    shape = row.shape
+    return {
+        "cloud": shape.cloud,
+        "region": row.zone.region,
+        "zone": row.zone.name,
+        "instance_type": shape.name,
+        "accelerator": shape.accelerator,
+        "accelerator_count": shape.accelerator_count,
+        "vcpus": shape.vcpus,
+        "memory_gib": shape.memory_gib,
+        "on_demand": _price_view(row.on_demand, now),
+        "spot": None if row.spot is None else _price_view(row.spot, now),
+    }
+
+
+def _price_view(price: Price, now: float) -> View:
+    origin = price.origin
+    as_of = None if origin.as_of is None else datetime.fromtimestamp(origin.as_of, UTC).isoformat()
+    return {
+        "usd_hour": price.usd_hour,
+        "quality": origin.quality.value,
+        "source": origin.source,
+        "as_of": as_of,
+        "age_s": origin.age_s(now),
+    }
+
+
+# --- Refreshing ----------------------------------------------------------------------------------------------
+
+
+def _tell(view: View, done: Refreshed | None) -> None:
+    if done is None:
+        say(f"{view['cloud']}: {view['why']}")
+        return
+    say(f"{view['cloud']}: {plural(done.taken, 'price')} taken over, {len(done.refused)} refused")
+    for refusal in done.refused[:REFUSALS_SHOWN]:
+        say(f"  {refusal}")
+    if len(done.refused) > REFUSALS_SHOWN:
+        say(f"  and {len(done.refused) - REFUSALS_SHOWN} more; -o json lists them")
+    if any(refusal.can_be_accepted for refusal in done.refused):
+        say("  --accept takes those over that are only far from the known price")
+
+
+@contextmanager
+def _progress(cloud: str) -> Iterator[Progress]:
+    """How far the questions are: a line that is written over, for people at a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, of, what: None
+        return
+    with console(sys.stderr).status(f"{cloud}: asking") as status:
+
+        def show(done: int, of: int, what: str) -> None:
+            status.update(f"{cloud}: {what}" + (f" ({done} of {of})" if of else ""))
+
+        yield show

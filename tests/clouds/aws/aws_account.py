@@ -1,0 +1,165 @@
+"""An AWS account: what it may, what there is room for, and the lives of its instances. Of moto's insides only the state
+of an instance is touched here, which a canary test watches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from threading import RLock
+from typing import Any
+
+os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # 1300 of them, at 0.1 s a region
+
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.instances import InstanceState, StateReason
+
+ACCOUNT = "123456789012"
+GPU_IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+PLAIN_IMAGE = "/aws/service/canonical/ubuntu/server/22.04/stable/current/amd64/hvm/ebs-gp2/ami-id"
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What one needs to really boot the machine."""
+
+    id: str
+    region: str
+    zone: str  # its id: use1-az1
+    instance_type: str
+    private_ip: str
+    public_ip: str | None
+    user_data: str
+    public_key: str
+    tags: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class Life:
+    """What moto does not know of an instance."""
+
+    instance: Any  # moto's own
+    region: str
+    born: float
+    room: tuple[str, str, str]
+    request_id: str | None
+    tags: Mapping[str, str]
+    ended: float | None = None
+    spot_code: str = "fulfilled"
+    spot_since: float = 0.0
+
+
+@dataclass(slots=True)
+class AwsAccount:
+    """The account: its facts and the market. Everything can be changed while it runs."""
+
+    now: Callable[[], float]
+    regions: tuple[str, ...] = ("us-east-1", "us-west-2")
+    boot_s: float = 0.0
+    shutdown_s: float = 0.0
+    listed_after_s: float = 0.0
+    page_size: int = 1000
+    room: dict[tuple[str, str, str], int] = field(
+        default_factory=dict
+    )  # (zone id, type, market): so many more
+    quota_vcpus: dict[tuple[str, str], int] = field(default_factory=dict)  # (region, quota code)
+    prices: list[tuple[str, str, float, float]] = field(
+        default_factory=list
+    )  # (type, zone name, USD, UNIX time)
+    images: dict[tuple[str, str], str] = field(default_factory=dict)  # (region, parameter): AMI
+    on_launch: Callable[[Launched], None] = lambda launched: None
+    on_gone: Callable[[str], None] = lambda instance_id: None
+    lock: RLock = field(default_factory=RLock)  # moto is not thread-safe
+    _lives: dict[str, Life] = field(default_factory=dict)
+    _tokens: dict[tuple[str, str], tuple[str, bytes, str]] = field(default_factory=dict)
+    _addresses: set[str] = field(default_factory=set)
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def open(self) -> None:
+        """From nothing: default networks and the public images."""
+        for region in self.regions:
+            self._backend(region).reset()
+            for parameter in (GPU_IMAGE, PLAIN_IMAGE):
+                self.publish_image(region, parameter)
+
+    def preempt(self, instance_id: str) -> None:
+        """EC2 takes a spot instance, and there is no room in its place."""
+        self.end(
+            instance_id,
+            "Server.SpotInstanceTermination",
+            "Server.SpotInstanceTermination: Spot instance termination",
+        )
+        with self.lock:
+            life = self._lives[instance_id]
+            self.room[life.room] = 0
+            life.spot_code, life.spot_since = "instance-terminated-no-capacity", self.now()
+
+    def warn(self, instance_id: str, code: str = "instance-terminated-no-capacity") -> None:
+        """The notice, two minutes before."""
+        with self.lock:
+            life = self._lives[instance_id]
+            life.spot_code, life.spot_since = code, self.now()
+
+    def end(self, instance_id: str, code: str, message: str) -> None:
+        """An instance ends for a reason of EC2's."""
+        with self.lock:
+            instance = self._lives[instance_id].instance
+            instance.terminate()
+            instance.state_reason = StateReason(message, code)
+            self._ended(instance_id)
+        self.on_gone(instance_id)
+
+    def stop_instance(self, instance_id: str) -> None:
+        with self.lock:
+            self._lives[instance_id].instance.stop()
+
+    def live(self, **tags: str) -> list[str]:
+        """The truth: ids of instances that are billed, of those that carry the tags (a hyphen is an underscore here)."""
+        wanted = {key.replace("_", "-"): value for key, value in tags.items()}
+        with self.lock:
+            return [
+                instance_id
+                for instance_id, life in self._lives.items()
+                if life.ended is None and wanted.items() <= dict(life.tags).items()
+            ]
+
+    def forget_instance(self, instance_id: str) -> None:
+        """EC2 lists dead instances for about an hour."""
+        with self.lock:
+            life = self._lives.pop(instance_id)
+            books = self._backend(life.region).reservations
+            for key in [key for key, one in books.items() if life.instance in one.instances]:
+                del books[key]
+
+    def forget_the_dead(self) -> None:
+        for instance_id in [key for key, life in self._lives.items() if life.ended is not None]:
+            self.forget_instance(instance_id)
+
+    def publish_image(self, region: str, parameter: str) -> str:
+        with self.lock:
+            image = self._backend(region).register_image(name=parameter)
+            self.images[region, parameter] = image.id
+            return str(image.id)
+
+    def _backend(self, region: str) -> Any:
+        return ec2_backends[ACCOUNT][region]
+
+    def _age(self) -> None:
+        """Let time have its way with the instances."""
+        for life in self._lives.values():
+            state = life.instance._state.name
+            if state == "pending" and self.now() - life.born >= self.boot_s:
+                life.instance._state = InstanceState("running", 16)
+            if (
+                state == "shutting-down"
+                and life.ended is not None
+                and self.now() - life.ended >= self.shutdown_s
+            ):
+                life.instance._state = InstanceState("terminated", 48)
+
+    def _ended(self, instance_id: str) -> None:
+        life = self._lives[instance_id]
+        life.ended = self.now()
+        dead = InstanceState("terminated", 48)
+        life.instance._state = InstanceState("shutting-down", 32) if self.shutdown_s else dead

@@ -1,0 +1,158 @@
+"""AWS on loopback: the account of `aws_ec2` behind HTTP, for the unmodified SDK, with trouble to order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from socket import SHUT_RDWR
+from threading import RLock, Thread
+from typing import Any
+
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from tests.clouds.aws.aws_account import ACCOUNT
+from tests.clouds.aws.aws_ec2 import StrictEc2
+from tests.clouds.aws.aws_wire import Call, Refusal, call_of, refused
+
+
+class VirtualTime:
+    """A clock that moves when somebody sleeps."""
+
+    def __init__(self, start: float = 1_800_000_000.0) -> None:
+        self._at = start
+        self._lock = RLock()
+
+    def now(self) -> float:
+        with self._lock:
+            return self._at
+
+    def sleep(self, seconds: float) -> None:
+        with self._lock:
+            self._at += seconds
+
+
+@dataclass(slots=True)
+class Fault:
+    action: str
+    code: str  # "" is a connection that is cut
+    times: int
+    after: bool
+    region: str | None
+    message: str
+
+
+@dataclass(slots=True)
+class AwsWorld(StrictEc2):
+    """The controls are the account's and these; `calls` is what was asked, in order."""
+
+    denied: set[str] = field(default_factory=set)  # actions that the policy does not allow
+    rates: dict[str, tuple[float, float]] = field(default_factory=dict)  # action: (burst, per second)
+    calls: list[Call] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # of our own: a world with any is broken
+    url: str = ""
+    _faults: list[Fault] = field(default_factory=list)
+    _buckets: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @contextmanager
+    def running(self) -> Iterator[AwsWorld]:
+        """Serve on a free port of loopback, from nothing."""
+        self.open()
+        server = make_server("127.0.0.1", 0, self._serve, threaded=True, request_handler=_Quiet)
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        self.url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            yield self
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    def fail(
+        self,
+        action: str,
+        code: str,
+        *,
+        times: int = 1,
+        after: bool = False,
+        region: str | None = None,
+        message: str = "",
+    ) -> None:
+        """Refuse the next calls; with `after`, what was asked is done first."""
+        self._faults.append(Fault(action, code, times, after, region, message))
+
+    def cut(self, action: str, *, times: int = 1, after: bool = False) -> None:
+        """The connection breaks: before the request is read, or with the answer on its way."""
+        self.fail(action, "", times=times, after=after)
+
+    def calm(self) -> None:
+        """No trouble, and room for everybody."""
+        self._faults.clear()
+        self.denied.clear()
+        self.rates.clear()
+        self.room.clear()
+        self.quota_vcpus.clear()
+
+    def asked(self, action: str) -> list[Call]:
+        return [call for call in self.calls if call.action == action]
+
+    def _serve(self, environ: dict[str, Any], start_response: Any) -> Any:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        call = call_of(environ, body)
+        self.calls.append(call)
+        try:
+            self._trouble(call, after=False)
+            with self.lock:
+                response, hooks = self.answer(call, environ)
+            for hook in hooks:
+                hook()
+            self._trouble(call, after=True)
+            call.answered = "ok" if response.status_code < 400 else "refused"
+        except Refusal as refusal:
+            if not refusal.code:
+                call.answered = "lost"
+                environ["werkzeug.socket"].shutdown(SHUT_RDWR)
+                raise ConnectionAbortedError from refusal
+            call.answered = refusal.code
+            response = refused(call, refusal)
+        except Exception as error:
+            self.errors.append(f"{call.action}: {error!r}")
+            raise
+        return response(environ, start_response)
+
+    def _trouble(self, call: Call, *, after: bool) -> None:
+        with self.lock:
+            for fault in self._faults:
+                is_meant = fault.action in (call.action, "*") and fault.region in (None, call.region)
+                if is_meant and fault.times > 0 and fault.after == after:
+                    fault.times -= 1
+                    raise Refusal(fault.code, fault.message)
+            if after:
+                return
+            if call.action in self.rates:
+                self._throttle(call.action)
+            if call.action in self.denied:
+                raise Refusal(
+                    "AccessDeniedException" if call.is_json else "UnauthorizedOperation",
+                    f"You are not authorized to perform this operation. User: arn:aws:iam::{ACCOUNT}:user/u is not "
+                    f"authorized to perform: {call.service}:{call.action} on resource: *",
+                )
+            if call.params.get("DryRun") == "true":
+                raise Refusal("DryRunOperation", "Request would have succeeded, but DryRun flag is set.")
+
+    def _throttle(self, action: str) -> None:
+        burst, per_s = self.rates[action]
+        left, told_at = self._buckets.get(action, (burst, self.now()))
+        left = min(burst, left + (self.now() - told_at) * per_s)
+        self._buckets[action] = (left - 1 if left >= 1 else left, self.now())
+        if left < 1:
+            raise Refusal("RequestLimitExceeded", "Request limit exceeded.")
+
+
+class _Quiet(WSGIRequestHandler):
+    """Says nothing of every request, nor of connections that we cut on purpose."""
+
+    def log(self, type: str, message: str, *args: Any) -> None:
+        if type == "error" and "ConnectionAborted" not in message % args:
+            super().log(type, message, *args)

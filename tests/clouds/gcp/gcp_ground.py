@@ -1,0 +1,279 @@
+"""What instances of the make-believe Google Cloud stand on: regions, machine types, networks, permissions, prices."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+from tests.clouds.gcp.gcp_discovery import Call
+from tests.clouds.gcp.gcp_parts import Operation, Refusal, last, not_found, page_of
+
+PROJECT = "proj-1"
+
+
+@dataclass(frozen=True, slots=True)
+class MachineType:
+    cpus: int
+    memory_mb: int
+    accelerators: tuple[tuple[str, int], ...] = ()
+
+
+MACHINE_TYPES = {
+    "e2-small": MachineType(2, 2048),
+    "n1-standard-4": MachineType(4, 15360),
+    "n1-standard-8": MachineType(8, 30720),
+    "g2-standard-4": MachineType(4, 16384, (("nvidia-l4", 1),)),
+    "g2-standard-8": MachineType(8, 32768, (("nvidia-l4", 1),)),
+    "a2-highgpu-1g": MachineType(12, 87040, (("nvidia-tesla-a100", 1),)),
+}
+
+ZONES = ("us-central1-a", "us-central1-b", "us-central1-c", "us-east1-b", "europe-west4-a")
+
+
+@dataclass
+class Ground(ABC):
+    zones: tuple[str, ...] = ZONES
+    machine_types: Mapping[str, MachineType] = field(default_factory=lambda: dict(MACHINE_TYPES))
+    not_offered: set[tuple[str, str]] = field(default_factory=set)  # (zone, machine type)
+    guests: dict[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"us-central1-a": ("nvidia-tesla-t4",)}
+    )
+    quotas: dict[tuple[str, str], float] = field(
+        default_factory=dict
+    )  # (region, metric); region "" is the project's
+    denied: set[str] = field(default_factory=set)  # permissions that the caller lacks
+    skus: list[Mapping[str, Any]] = field(default_factory=list)
+    api_key: str = "key-1"
+
+    networks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    firewalls: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ready_networks: set[str] = field(default_factory=set)
+    instances: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    page_size: int = 500
+
+    @abstractmethod
+    def _operate(self, zone: str, kind: str, target: str, on_done: Callable[[], object]) -> Operation: ...
+
+    @abstractmethod
+    def _resource(self, kind: str, path: str, name: str) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _aggregated(self, kind: str, field_name: str, listed: list[tuple[str, Any]], call: Call) -> Any: ...
+
+    def types_in(self, zone: str) -> list[str]:
+        return [name for name in self.machine_types if (zone, name) not in self.not_offered]
+
+    def guests_in(self, zone: str) -> tuple[str, ...]:
+        return self.guests.get(zone, ())
+
+    def reach(self, name: str, port: int, source: str) -> bool:
+        """Whether the firewall lets this source (an address) reach a port of that instance."""
+        tags = (
+            next(x for (_, own), x in self.instances.items() if own == name).get("tags", {}).get("items", [])
+        )
+        return any(
+            source in rule.get("sourceRanges", [])
+            and set(rule["targetTags"]) & set(tags)
+            and any(str(port) in entry.get("ports", []) for entry in rule["allowed"])
+            for rule in self.firewalls.values()
+        )
+
+    # --- networks -------------------------------------------------------------------------------------------
+
+    def check_network(self, path: str) -> None:
+        name = last(path)
+        if not path.endswith(f"global/networks/{name}") or name not in self.networks:
+            raise Refusal(
+                400,
+                "invalid",
+                f"Invalid value for field 'resource.network': 'projects/{PROJECT}/{path}'. The referenced network"
+                " resource cannot be found.",
+            )
+        if name not in self.ready_networks:
+            raise Refusal(
+                400,
+                "resourceNotReady",
+                f"The resource 'projects/{PROJECT}/global/networks/{name}' is not ready",
+            )
+
+    def add_network(self, name: str) -> None:
+        """One that is there from the start."""
+        self.networks[name] = self._resource("network", f"global/networks/{name}", name)
+        self.ready_networks.add(name)
+
+    def get_network(self, call: Call, headers: Mapping[str, str]) -> Any:
+        return _held(self.networks, "networks", call.path["network"])
+
+    def insert_network(self, call: Call, headers: Mapping[str, str]) -> Any:
+        name = _new(self.networks, "networks", call)
+        self.networks[name] = self._resource("network", f"global/networks/{name}", name) | call.body
+        return self._operate("", "insert", f"networks/{name}", lambda: self.ready_networks.add(name)).view
+
+    def delete_network(self, call: Call, headers: Mapping[str, str]) -> Any:
+        name = call.path["network"]
+        _held(self.networks, "networks", name)
+        users = [x["name"] for x in self.firewalls.values() if last(x["network"]) == name]
+        users += [
+            x["name"] for x in self.instances.values() if last(x["networkInterfaces"][0]["network"]) == name
+        ]
+        if users:
+            raise Refusal(
+                400,
+                "resourceInUseByAnotherResource",
+                f"The network resource 'projects/{PROJECT}/global/networks/{name}' is already being used by '{users[0]}'",
+            )
+        self.ready_networks.discard(name)
+        return self._operate("", "delete", f"networks/{name}", lambda: self.networks.pop(name, None)).view
+
+    def get_firewall(self, call: Call, headers: Mapping[str, str]) -> Any:
+        return _held(self.firewalls, "firewalls", call.path["firewall"])
+
+    def list_firewalls(self, call: Call, headers: Mapping[str, str]) -> Any:
+        items, more = page_of(list(self.firewalls.values()), call.query, self.page_size)
+        return {"kind": "compute#firewallList", "id": "list", "items": items, **more}
+
+    def insert_firewall(self, call: Call, headers: Mapping[str, str]) -> Any:
+        name, body = _new(self.firewalls, "firewalls", call), call.body
+        self.check_network(body.get("network", ""))
+        if not body.get("allowed"):
+            raise Refusal(
+                400, "invalid", "Invalid value for field 'resource': a rule must allow or deny something."
+            )
+        self.firewalls[name] = self._resource("firewall", f"global/firewalls/{name}", name) | body
+        return self._operate("", "insert", f"firewalls/{name}", lambda: None).view
+
+    def patch_firewall(self, call: Call, headers: Mapping[str, str]) -> Any:
+        name = call.path["firewall"]
+        _held(self.firewalls, "firewalls", name).update(call.body)
+        return self._operate("", "patch", f"firewalls/{name}", lambda: None).view
+
+    def delete_firewall(self, call: Call, headers: Mapping[str, str]) -> Any:
+        name = call.path["firewall"]
+        _held(self.firewalls, "firewalls", name)
+        del self.firewalls[name]
+        return self._operate("", "delete", f"firewalls/{name}", lambda: None).view
+
+    # --- the project and its catalog ------------------------------------------------------------------------
+
+    def get_project(self, call: Call, headers: Mapping[str, str]) -> Any:
+        return {"kind": "compute#project", "id": "1", "name": PROJECT, "quotas": self._quotas_of("")}
+
+    def test_permissions(self, call: Call, headers: Mapping[str, str]) -> Any:
+        return {"permissions": [name for name in call.body["permissions"] if name not in self.denied]}
+
+    def list_regions(self, call: Call, headers: Mapping[str, str]) -> Any:
+        regions = sorted({zone.rpartition("-")[0] for zone in self.zones})
+        items, more = page_of(
+            [
+                {"kind": "compute#region", "name": name, "status": "UP", "quotas": self._quotas_of(name)}
+                for name in regions
+            ],
+            call.query,
+            self.page_size,
+        )
+        return {"kind": "compute#regionList", "id": "list", "items": items, **more}
+
+    def list_machine_types(self, call: Call, headers: Mapping[str, str]) -> Any:
+        listed = [
+            (
+                f"zones/{zone}",
+                {
+                    "kind": "compute#machineType",
+                    "name": name,
+                    "guestCpus": self.machine_types[name].cpus,
+                    "memoryMb": self.machine_types[name].memory_mb,
+                    "zone": zone,
+                    "accelerators": [
+                        {"guestAcceleratorType": kind, "guestAcceleratorCount": count}
+                        for kind, count in self.machine_types[name].accelerators
+                    ],
+                },
+            )
+            for zone in self.zones
+            for name in self.types_in(zone)
+        ]
+        return self._aggregated("machineType", "machineTypes", listed, call)
+
+    def list_accelerator_types(self, call: Call, headers: Mapping[str, str]) -> Any:
+        listed = [
+            (f"zones/{zone}", {"kind": "compute#acceleratorType", "name": name, "maximumCardsPerInstance": 4})
+            for zone, names in self.guests.items()
+            for name in names
+        ]
+        return self._aggregated("acceleratorType", "acceleratorTypes", listed, call)
+
+    def list_skus(self, call: Call, headers: Mapping[str, str]) -> Any:
+        if headers.get("X-Goog-Api-Key") != self.api_key or call.path["servicesId"] != "6F81-5844-456A":
+            raise Refusal(403, "forbidden", "The request is missing a valid API key.")
+        items, more = page_of(
+            self.skus, {**call.query, "maxResults": call.query.get("pageSize", "5000")}, self.page_size
+        )
+        return {"skus": items, **more}
+
+    def _quotas_of(self, region: str) -> list[dict[str, Any]]:
+        return [
+            {"metric": metric, "limit": limit, "usage": 0.0}
+            for (where, metric), limit in self.quotas.items()
+            if where == region
+        ]
+
+
+def sku(
+    description: str, regions: list[str], price_usd: float, unit: str, usage: str = "Preemptible"
+) -> Mapping[str, Any]:
+    """One entry of the billing catalog, shaped as Google's are."""
+    nanos = round(price_usd * 1e9)
+    digits = f"{crc32(description.encode()):012X}"
+    sku_id = "-".join(re.findall("....", digits))
+    return {
+        "name": f"services/6F81-5844-456A/skus/{sku_id}",
+        "skuId": sku_id,
+        "description": description,
+        "category": {
+            "serviceDisplayName": "Compute Engine",
+            "resourceFamily": "Compute",
+            "resourceGroup": "GPU" if "GPU" in description else "CPU",
+            "usageType": usage,
+        },
+        "serviceRegions": regions,
+        "pricingInfo": [
+            {
+                "effectiveTime": "2026-11-01T00:00:00Z",
+                "summary": "",
+                "currencyConversionRate": 1,
+                "pricingExpression": {
+                    "usageUnit": unit,
+                    "displayQuantity": 1,
+                    "tieredRates": [
+                        {
+                            "startUsageAmount": 0,
+                            "unitPrice": {
+                                "currencyCode": "USD",
+                                "units": str(nanos // 1_000_000_000),
+                                "nanos": nanos % 1_000_000_000,
+                            },
+                        }
+                    ],
+                },
+            }
+        ],
+        "serviceProviderName": "Google",
+    }
+
+
+def _held(resources: Mapping[str, dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    if name not in resources:
+        raise not_found(f"projects/{PROJECT}/global/{kind}/{name}")
+    return resources[name]
+
+
+def _new(resources: Mapping[str, Any], kind: str, call: Call) -> str:
+    name = str(call.body.get("name", ""))
+    if name in resources:
+        path = f"projects/{PROJECT}/global/{kind}/{name}"
+        raise Refusal(409, "alreadyExists", f"The resource '{path}' already exists")
+    return name

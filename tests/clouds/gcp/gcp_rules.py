@@ -1,0 +1,60 @@
+"""What Google requires of a new instance beyond what its discovery document says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tests.clouds.gcp.gcp_ground import PROJECT, Ground
+from tests.clouds.gcp.gcp_parts import Refusal, last, not_found
+
+_IMAGES = re.compile(
+    r"projects/(deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2404-nvidia-580"
+    r"|ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64|proj-1/global/images/mine)"
+)
+
+
+def check_instance(ground: Ground, zone: str, body: Mapping[str, Any]) -> None:
+    """What the discovery document does not say."""
+    machine_type = last(body.get("machineType", ""))
+    if machine_type not in ground.types_in(zone):
+        raise _invalid(
+            "resource.machineType",
+            body.get("machineType"),
+            f"Machine type with name '{machine_type}' does not exist in zone '{zone}'.",
+        )
+    guests = body.get("guestAccelerators", [])
+    if guests and (
+        not machine_type.startswith("n1-") or last(guests[0]["acceleratorType"]) not in ground.guests_in(zone)
+    ):
+        raise not_found(
+            f"projects/{PROJECT}/zones/{zone}/acceleratorTypes/{last(guests[0]['acceleratorType'])}"
+        )
+    if len(body.get("disks", [])) != 1 or not body["disks"][0].get("boot"):
+        raise _invalid("resource.disks", None, "Exactly one boot disk is required.")
+    image = body["disks"][0]["initializeParams"]["sourceImage"]
+    if not _IMAGES.fullmatch(image):
+        raise not_found(image)
+    if len(body.get("networkInterfaces", [])) != 1:
+        raise _invalid("resource.networkInterfaces", None, "At least one network interface is required.")
+    ground.check_network(body["networkInterfaces"][0].get("network", ""))
+    scheduling = body.get("scheduling", {})
+    is_spot = scheduling.get("provisioningModel") == "SPOT"
+    has_gpu = bool(guests) or bool(ground.machine_types[machine_type].accelerators)
+    if (is_spot or has_gpu) and scheduling.get("onHostMaintenance") != "TERMINATE":
+        raise _invalid("resource.scheduling.onHostMaintenance", None, "Must be TERMINATE.")
+    if is_spot and scheduling.get("automaticRestart") is not False:
+        raise _invalid("resource.scheduling.automaticRestart", None, "Must be false for Spot.")
+    if not is_spot and "instanceTerminationAction" in scheduling:
+        raise _invalid("resource.scheduling.instanceTerminationAction", None, "Only for Spot.")
+    for key, value in body.get("labels", {}).items():
+        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key) or not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
+            raise _invalid("resource.labels", f"{key}={value}", "Invalid label.")
+    tags = body.get("tags", {}).get("items", [])
+    if any(not re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", tag) for tag in tags):
+        raise _invalid("resource.tags.items", tags, "Invalid tag.")
+
+
+def _invalid(name: str, value: object, message: str) -> Refusal:
+    return Refusal(400, "invalid", f"Invalid value for field '{name}': '{value}'. {message}")

@@ -1,0 +1,149 @@
+"""`serve catalog` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clouds.price_apis import PriceWorld, meter, price_world
+
+
+@pytest.fixture
+def world(serve: Any) -> Iterator[PriceWorld]:
+    with price_world() as found:
+        serve.environment["SKYSERVE_AZURE_PRICES_URL"] = found.url
+        serve.environment["NO_PROXY"] = "127.0.0.1"
+        yield found
+
+
+def test_what_a_machine_costs(serve: Any) -> None:
+    rows = serve.ok("catalog", "--accelerator", "a100", "-o", "json").json()
+    assert {row["accelerator"] for row in rows} == {"A100"}
+    lowest = [min(each["usd_hour"] for each in (row["spot"], row["on_demand"]) if each) for row in rows]
+    assert lowest == sorted(lowest)
+    assert all(row["on_demand"]["source"] and row["on_demand"]["quality"] for row in rows)
+    assert all(row["on_demand"]["as_of"] is None or row["on_demand"]["age_s"] >= 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("flags", "holds"),
+    [
+        pytest.param(["--accelerator", "L4:4"], lambda row: row["accelerator_count"] == 4, id="so many of it"),
+        pytest.param(["--accelerator", "none"], lambda row: row["accelerator"] is None, id="machines without any"),
+        pytest.param(["--cloud", "AZURE"], lambda row: row["cloud"] == "azure", id="of a cloud"),
+        pytest.param(["--region", "us-east-1"], lambda row: row["region"] == "us-east-1", id="in a region"),
+        pytest.param(["--cloud", "azure", "--spot"], lambda row: row["spot"] is not None, id="that have a spot price"),
+    ],
+)  # fmt: skip
+def test_what_is_listed(serve: Any, flags: list[str], holds: Any) -> None:
+    rows = serve.ok("catalog", *flags, "-o", "json").json()
+    assert rows
+    assert all(map(holds, rows))
+
+
+def test_by_which_price(serve: Any) -> None:
+    rows = serve.ok("catalog", "--accelerator", "L4", "--on-demand", "--limit", "5", "-o", "json").json()
+    prices = [row["on_demand"]["usd_hour"] for row in rows]
+    assert len(prices) == 5
+    assert prices == sorted(prices)
+
+
+def test_a_long_list_is_cut_and_says_so(serve: Any) -> None:
+    said = serve.ok("catalog")
+    header, *rows = said.out.splitlines()
+    assert header.split()[:4] == ["CLOUD", "ZONE", "INSTANCE", "ACCELERATOR"]
+    assert len(rows) == 40
+    assert "more; --limit 0 lists them all" in said.err
+    assert serve.ok("catalog", "--limit", "0", "--accelerator", "H200").err == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--accelerator", "A1000"], "the catalog has no accelerator 'A1000'; did you mean 'A100'?"),
+        (["--accelerator", "L4:many"], "like L4:4 (got 'L4:many')"),
+        (["--cloud", "gpc"], "the catalog has no cloud 'gpc'; did you mean 'gcp'?"),
+        (["--region", "us-esat-1"], "the catalog has no region 'us-esat-1'; did you mean 'us-east-1'?"),
+        (["refresh", "--cloud", "asw"], "the catalog has no cloud 'asw'; did you mean 'aws'?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_2_and_a_sentence(serve: Any, flags: list[str], sentence: str) -> None:
+    said = serve("catalog", *flags)
+    assert (said.code, said.out) == (2, "")
+    assert sentence in said.err
+
+
+def test_refreshed_prices_are_listed_with_their_new_age(serve: Any, world: PriceWorld) -> None:
+    name = "Standard_NC4as_T4_v3"
+    world.meters = [meter(name, "eastus", 0.55), meter(name, "eastus", 0.15, spot=True)]
+    said = serve.ok("catalog", "refresh", "--cloud", "azure")
+    assert "azure: 4 prices taken over, 0 refused" in said.err
+    rows = serve.ok("catalog", "--region", "eastus", "--accelerator", "T4:1", "-o", "json").json()
+    (row,) = [row for row in rows if row["instance_type"] == name and row["zone"] == "eastus-2"]
+    assert (row["on_demand"]["usd_hour"], row["spot"]["usd_hour"]) == (0.55, 0.15)
+    assert row["spot"]["source"] == "Azure Retail Prices API"
+    others = [row for row in rows if row["instance_type"] != name]
+    assert all("Retail Prices API" not in row["on_demand"]["source"] for row in others)
+
+
+def test_an_absurd_price_is_refused_unless_accepted(serve: Any, world: PriceWorld) -> None:
+    world.meters = [meter("Standard_NC4as_T4_v3", "eastus", 5.55)]
+    refused = serve.ok("catalog", "refresh", "--cloud", "azure")
+    assert "Standard_NC4as_T4_v3 in eastus: 5.55 USD per hour, and was 0.526" in refused.err
+    assert "--accept takes those over" in refused.err
+    accepted = serve.ok("catalog", "refresh", "--cloud", "azure", "--accept", "-o", "json").json()
+    assert accepted == [{"cloud": "azure", "asked": True, "why": "", "taken": 1, "refused": []}]
+
+
+def test_a_cloud_that_cannot_be_asked_keeps_its_prices(serve: Any) -> None:
+    said = serve("catalog", "refresh", "--cloud", "gcp")
+    assert (said.code, said.out) == (1, "")
+    assert "set SKYSERVE_GCP_API_KEY" in said.err
+    assert "prices as they were: gcp" in said.err
+
+
+def test_a_broken_file_is_named(serve: Any) -> None:
+    (serve.home / "catalog").mkdir()
+    (serve.home / "catalog" / "aws.json").write_text("{")
+    said = serve("catalog")
+    assert said.code == 1
+    assert "aws.json is no catalog" in said.err
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("serve catalog --accelerator A10", {"A10", "A100", "A100-80GB", "A10G"}),
+        ("serve catalog --cloud a", {"aws", "azure"}),
+    ],
+)
+def test_the_shell_completes_names(serve: Any, words: str, completed: set[str]) -> None:
+    env = {
+        "_SERVE_COMPLETE": "complete_bash",
+        "_TYPER_COMPLETE_ARGS": words,
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    assert set(serve(env=env).out.split()) == completed
+
+
+def test_listing_loads_no_clouds_sdk(tmp_path: Path) -> None:
+    script = "import json, sys; from skyserve_cli.app import run; run(['catalog', '--limit', '1']); print(json.dumps([*sys.modules]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={"SKYSERVE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        timeout=60,
+    )
+    loaded = {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+    assert "provisioners" in loaded
+    assert loaded & {"boto3", "botocore", "google", "azure", "sqlalchemy", "aiohttp"} == set()

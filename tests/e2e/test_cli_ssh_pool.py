@@ -1,0 +1,109 @@
+"""`serve` on a pool of the user's own hosts: machines with sshd, in network namespaces of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from provisioners.keys import Keys
+from tests.clouds.vms import vm_world
+from tests.clouds.vms.vm_bench import until
+from tests.clouds.vms.vm_world import Vm, VmWorld
+from tests.e2e.conftest import Serve
+
+pytestmark = pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not()))
+
+LOGIN = Keys(bytes(range(32)), "the user").login()
+SERVICE = """
+service:
+  readiness_probe: {path: /, initial_delay_seconds: 120}
+  replicas: 2
+resources:
+  infra: ssh
+  accelerators: L4:1
+setup: echo "I am $SKYSERVE_ZONE" >index.html
+run: exec python3 -m http.server --bind 0.0.0.0 $SKYSERVE_REPLICA_PORT
+"""
+
+
+@pytest.fixture
+def rack(serve: Serve, tmp_path: Path) -> Iterator[dict[str, Vm]]:
+    """Two hosts with a GPU each, and a config.yaml that names them."""
+    (tmp_path / "id").write_text(LOGIN.private)
+    with VmWorld() as world:
+        vms = {
+            name: world.boot(name, logins={"me": LOGIN.public}, gpus=1, disk_mb=64) for name in ("h1", "h2")
+        }
+        known = []
+        for vm in vms.values():
+            until(lambda vm=vm: "Server listening" in vm.console(), "sshd")  # type: ignore[misc]
+            kind, key, *_ = vm.run("cat /etc/ssh/ssh_host_ed25519_key.pub").split()
+            known.append(f"{vm.address} {kind} {key}\n")
+        (tmp_path / "known_hosts").write_text("".join(known))
+        config = yaml.safe_load((serve.home / "config.yaml").read_text())
+        config["clouds"] = {
+            "ssh": {
+                "poll_seconds": 0.5,
+                "pools": {
+                    "rack": {
+                        "user": "me",
+                        "identity_file": str(tmp_path / "id"),
+                        "known_hosts": str(tmp_path / "known_hosts"),
+                        "hosts": [
+                            {"name": name, "address": vm.address, "accelerators": {"L4": 1}}
+                            for name, vm in vms.items()
+                        ],
+                    }
+                },
+            }
+        }
+        (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+        yield vms
+        serve("down", "--all", "--purge", "-y", "--timeout", "60")
+        assert running(vms) == []
+
+
+def running(vms: dict[str, Vm]) -> list[str]:
+    """What runs on the hosts."""
+    return [line for vm in vms.values() for line in vm.run("pgrep -fa '[h]ttp.server' || true").splitlines()]
+
+
+def test_a_service_on_two_hosts_from_up_to_down(serve: Serve, rack: dict[str, Vm], tmp_path: Path) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text(SERVICE)
+    endpoint = serve.ok("up", file, "-y", "--name", "web").out.strip().splitlines()[-1]
+
+    def zones() -> set[str]:
+        replicas = serve.view("web")["replicas"]
+        return {one["zone"] for one in replicas if one["state"] == "READY"}
+
+    serve.eventually(lambda: len(zones()) == 2)
+    assert _get(endpoint) in {b"I am h1\n", b"I am h2\n"}
+    assert len(running(rack)) == 2
+
+    pid = serve.ok("controller", "status", "-o", "json").json()["pid"]
+    os.kill(pid, signal.SIGKILL)
+    serve.ok("controller", "start")
+    before = {one["id"] for one in serve.view("web")["replicas"]}
+
+    # Somebody attends them again: else nobody would notice that one ends.
+    rack["h1"].run("pkill -f '[h]ttp.server'")
+    serve.eventually(
+        lambda: {one["id"] for one in serve.view("web")["replicas"]} - before and len(zones()) == 2
+    )
+    assert _get(endpoint) in {b"I am h1\n", b"I am h2\n"}
+
+    serve.ok("down", "web", "-y")
+    assert running(rack) == []
+
+
+def _get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        body: bytes = answer.read()
+        return body

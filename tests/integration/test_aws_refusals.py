@@ -1,0 +1,253 @@
+"""What AwsMachines makes of refusals, storms, prices, leftovers and the account's check-up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from policies.model import CapacityType, Zone
+from provisioners.errors import (
+    AuthError,
+    CapacityError,
+    InvalidRequestError,
+    ProvisionError,
+    QuotaError,
+    TransientError,
+)
+from provisioners.machines import OWNER_TAG, Leftover
+from tests.clouds.aws.aws_account import GPU_IMAGE
+from tests.clouds.aws.aws_bench import EAST, ORDER, WEST, AwsBench, aws_bench
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsBench]:
+    with aws_bench(monkeypatch) as opened:
+        yield opened
+
+
+def on_demand(**changes: Any) -> Any:
+    return replace(ORDER, capacity_type=CapacityType.ON_DEMAND, **changes)
+
+
+# Errors, by what the caller does next.
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("InsufficientInstanceCapacity", CapacityError),
+        ("SpotMaxPriceTooLow", CapacityError),
+        ("MaxSpotInstanceCountExceeded", QuotaError),
+        ("UnauthorizedOperation", AuthError),
+        ("ExpiredToken", AuthError),
+        ("InvalidBlockDeviceMapping", InvalidRequestError),
+        ("InvalidParameterCombination", InvalidRequestError),
+    ],
+)
+def test_a_refusal_is_told_at_once_and_leaves_nothing(
+    bench: AwsBench, code: str, kind: type[ProvisionError]
+) -> None:
+    bench.world.fail("RunInstances", code)
+    with pytest.raises(kind) as caught:
+        bench.fresh().create(ORDER)
+    assert (caught.value.code, caught.value.cloud, caught.value.zone) == (code, "aws", EAST)
+    assert caught.value.__cause__ is not None
+    assert len(bench.world.asked("RunInstances")) == 1  # the SDK would have asked EC2 again for capacity
+    assert bench.world.live() == []
+
+
+def test_a_full_zone_is_capacity_and_another_zone_is_not(bench: AwsBench) -> None:
+    bench.world.room["use1-az1", "g6.xlarge", "spot"] = 0
+    machines = bench.fresh()
+    with pytest.raises(CapacityError, match=r"spot g6\.xlarge in aws/us-east-1/use1-az1"):
+        machines.create(ORDER)
+    machines.create(replace(ORDER, token="own-chat-2", zone=replace(EAST, name="use1-az2")))
+    machines.create(on_demand(token="own-chat-3"))
+
+
+@pytest.mark.parametrize(
+    ("zone", "instance_type"),
+    [
+        pytest.param(replace(EAST, name="use1-az3"), "g6.xlarge", id="not-in-this-zone"),
+        pytest.param(WEST, "p3.2xlarge", id="not-in-this-region"),
+        pytest.param(Zone("aws", "sa-east-1", "sae1-az1"), "g6.xlarge", id="region-not-enabled"),
+    ],
+)
+def test_what_is_not_offered_is_capacity(bench: AwsBench, zone: Zone, instance_type: str) -> None:
+    with pytest.raises(CapacityError):
+        bench.fresh(image="/any" if instance_type.startswith("p3") else None).create(
+            replace(ORDER, zone=zone, instance_type=instance_type, image=GPU_IMAGE)
+        )
+
+
+@pytest.mark.parametrize(
+    ("order", "quota"),
+    [
+        pytest.param(ORDER, "L-3819A6DF", id="spot"),
+        pytest.param(on_demand(), "L-DB2E81BA", id="on-demand"),
+    ],
+)
+def test_a_used_up_quota_is_named(bench: AwsBench, order: Any, quota: str) -> None:
+    bench.world.quota_vcpus["us-east-1", quota] = 4
+    machines = bench.fresh()
+    first = machines.create(order)
+    with pytest.raises(QuotaError, match=quota) as caught:
+        machines.create(replace(order, token="own-chat-2"))
+    assert caught.value.retry_at is not None
+    assert caught.value.retry_at > bench.time.now()
+    machines.destroy(first)
+    machines.create(replace(order, token="own-chat-3"))
+
+
+def test_a_missing_permission_is_named(bench: AwsBench) -> None:
+    bench.world.denied.add("ImportKeyPair")
+    with pytest.raises(AuthError, match="ec2:ImportKeyPair"):
+        bench.fresh().create(ORDER)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"user_data": "x" * 16_385}, id="user-data-too-long"),
+        pytest.param({"image": "ubuntu"}, id="image-is-no-ami"),
+        pytest.param({"image": "ami-00000000000000000"}, id="image-is-none"),
+        pytest.param({"sources": ("everywhere",)}, id="source-is-no-cidr"),
+    ],
+)
+def test_a_wrong_order_is_refused_before_anything_runs(bench: AwsBench, changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError):
+        bench.fresh().create(replace(ORDER, **changes))
+    assert bench.world.live() == []
+
+
+def test_a_dead_network_is_transient(bench: AwsBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = bench.fresh(regions=("us-east-1",))
+    bench.world.cut("*", times=1000)
+    with pytest.raises(TransientError):
+        machines.machines("own")
+
+
+# Many at once.
+
+
+def test_a_throttling_storm_is_weathered(bench: AwsBench) -> None:
+    bench.world.rates = {"RunInstances": (5, 1.0), "DescribeInstances": (2, 1.0)}
+    machines = bench.fresh()
+    orders = [replace(ORDER, token=f"own-chat-{number}", replica_id=number) for number in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        ids = {machine.id for machine in pool.map(lambda order: _until_accepted(machines, order), orders)}
+    assert sorted(ids) == sorted(bench.world.live())
+    assert len(ids) == 40
+    refused = [call for call in bench.world.asked("RunInstances") if call.answered == "RequestLimitExceeded"]
+    assert len(refused) < 40  # fewer than one refusal a launch, at half of the rate we were promised
+
+
+# Prices, what is left over, what is shared, and the check-up.
+
+
+def test_spot_prices_are_the_newest_by_zone_id(bench: AwsBench) -> None:
+    now = bench.time.now()
+    bench.world.prices = [
+        ("g6.xlarge", "us-east-1b", 0.31, now - 60),
+        ("g6.xlarge", "us-east-1b", 0.29, now - 3600),
+        ("g6.xlarge", "us-east-1z", 0.10, now),  # a zone that this account does not have
+        ("p5.48xlarge", "us-west-2a", 20.5, now),
+    ]
+    prices = bench.fresh().spot_prices(["us-east-1", "us-west-2"])
+    assert prices == {("g6.xlarge", "use1-az1"): 0.31, ("p5.48xlarge", "usw2-az2"): 20.5}
+
+
+def test_what_belongs_to_no_machine_is_found_and_removed(bench: AwsBench) -> None:
+    machines = bench.fresh()
+    alive = machines.create(ORDER)
+    ec2 = bench.onlooker()
+    subnet_id = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+    volume, foreign = (
+        ec2.create_volume(Size=10, AvailabilityZone="us-east-1b")["VolumeId"] for _ in range(2)
+    )
+    card = ec2.create_network_interface(SubnetId=subnet_id)["NetworkInterface"]["NetworkInterfaceId"]
+    ours = [{"Key": key, "Value": value} for key, value in replace(ORDER, token="own-chat-0").tags.items()]
+    ec2.create_tags(Resources=[volume, card], Tags=ours)
+    ec2.create_tags(Resources=[foreign], Tags=[{"Key": OWNER_TAG, "Value": "other"}])
+    bench.time.sleep(3600.0)
+    found = machines.leftovers("own")
+    assert set(found) == {
+        Leftover("volume", volume, "us-east-1"),
+        Leftover("network-interface", card, "us-east-1"),
+    }
+    for leftover in (*found, *found):
+        machines.remove(leftover)
+    assert machines.leftovers("own") == []
+    assert foreign in {one["VolumeId"] for one in ec2.describe_volumes()["Volumes"]}
+    machines.remove(Leftover("spot-request", "sir-ffffffff", "us-east-1"))
+    assert bench.world.live() == [alive.id]
+
+
+def test_nothing_is_left_over_by_a_life(bench: AwsBench) -> None:
+    machines = bench.fresh()
+    machines.destroy(machines.create(ORDER))
+    bench.time.sleep(3600.0)
+    assert machines.leftovers("own") == []
+    assert bench.onlooker().describe_volumes()["Volumes"] == []
+
+
+def test_forgetting_waits_for_the_last_machine(bench: AwsBench) -> None:
+    bench.world.shutdown_s = 60.0
+    machines = bench.fresh()
+    machines.destroy(machines.create(ORDER))
+    assert machines.forget("own") == []
+    assert bench.groups() == []
+    assert bench.onlooker().describe_key_pairs()["KeyPairs"] == []
+
+
+def test_forgetting_says_what_it_could_not_remove(bench: AwsBench) -> None:
+    machines = bench.fresh()
+    machine = machines.create(ORDER)
+    (left,) = machines.forget("own")
+    assert bench.groups()[0]["GroupId"] in left
+    machines.destroy(machine)
+    assert machines.forget("own") == []
+
+
+def test_a_healthy_account_passes_the_check(bench: AwsBench) -> None:
+    for code in ("L-DB2E81BA", "L-3819A6DF"):
+        bench.world.quota_vcpus["us-east-1", code] = 64
+    found = bench.fresh(regions=("us-east-1",)).check()
+    assert found[0].what == "credentials"
+    assert all(finding.ok for finding in found)
+    assert {"ec2:RunInstances", "ec2:TerminateInstances", "ssm:GetParameter"} <= {one.what for one in found}
+    assert sum(one.what.startswith("quota") for one in found) == 2
+    assert bench.world.live() == []
+
+
+def test_the_check_names_the_missing_action_and_the_empty_quota(bench: AwsBench) -> None:
+    bench.world.denied = {"TerminateInstances"}
+    bench.world.quota_vcpus["us-east-1", "L-3819A6DF"] = 0
+    wrong = [finding for finding in bench.fresh(regions=("us-east-1",)).check() if not finding.ok]
+    assert [finding.what for finding in wrong] == [
+        "ec2:TerminateInstances",
+        "quota All G and VT Spot Instance Requests in us-east-1",
+    ]
+    assert "ec2:TerminateInstances" in wrong[0].message
+    assert "L-3819A6DF" in wrong[1].message
+
+
+def test_without_credentials_nothing_else_is_looked_at(bench: AwsBench) -> None:
+    bench.world.fail("*", "ExpiredToken", times=100)
+    (finding,) = bench.fresh().check()
+    assert (finding.what, finding.ok) == ("credentials", False)
+    assert "ExpiredToken" in finding.message
+
+
+def _until_accepted(machines: Any, order: Any) -> Any:
+    """As a caller does: a transient error is the same order again."""
+    for _ in range(20):
+        try:
+            return machines.create(order)
+        except TransientError:
+            continue
+    raise AssertionError("never accepted")

@@ -1,0 +1,140 @@
+"""How a cloud's provisioner is put together: orders that never change, logins that follow from them, live prices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from policies.model import CapacityType, Offer, Zone
+from provisioners.base import Candidate, LaunchOrder, Requirements
+from provisioners.candidates import Account
+from provisioners.catalog import packaged
+from provisioners.errors import AuthError
+from provisioners.keys import MAX_USER_DATA_BYTES, Keys
+from provisioners.machines import Machine, MachineState
+from provisioners.rented import (
+    PRICES_EVERY_S,
+    PRICES_KEPT_S,
+    Rent,
+    SpotPrices,
+    login_of,
+    offer,
+    order_of,
+    zones_of,
+)
+from tests.clouds.memory_machines import MemoryMachines
+
+SECRET = bytes(range(32))
+ZONE = Zone("aws", "us-east-1", "use1-az1")
+OFFER = Offer(ZONE, "g6.xlarge", "L4", 1.0, CapacityType.SPOT, 0.3)
+
+
+def an_order(**changes: str) -> LaunchOrder:
+    return LaunchOrder(
+        "own-chat-1-abc", "own", "chat", 1, 1, OFFER, "setup", "run", secrets=changes, num_nodes=2
+    )
+
+
+def test_an_order_is_the_same_to_the_byte_whenever_it_is_made() -> None:
+    assert order_of(an_order(), 1, SECRET, Rent()) == order_of(an_order(), 1, SECRET, Rent())
+
+
+def test_the_machines_of_a_replica_have_tokens_and_host_keys_of_their_own() -> None:
+    head, other = (order_of(an_order(), rank, SECRET, Rent()) for rank in (0, 1))
+    assert (head.token, other.token) == ("own-chat-1-abc", "own-chat-1-abc-n1")
+    assert head.user_data != other.user_data
+    assert head.public_key == other.public_key
+
+
+def test_user_data_is_small_and_has_no_secret_but_the_machines_own_key() -> None:
+    order = order_of(an_order(HF_TOKEN="hf_verysecret"), 0, SECRET, Rent())
+    assert len(order.user_data.encode()) < MAX_USER_DATA_BYTES
+    assert "hf_verysecret" not in repr(order) + order.user_data
+    assert Keys(SECRET, "own").login().private.splitlines()[4] not in order.user_data
+
+
+def test_we_log_in_with_the_key_of_the_order_and_expect_its_host_key() -> None:
+    order = order_of(an_order(), 1, SECRET, Rent())
+    machine = Machine(
+        "i-1",
+        order.token,
+        "own",
+        "chat",
+        1,
+        1,
+        2,
+        ZONE,
+        CapacityType.SPOT,
+        MachineState.RUNNING,
+        "198.51.100.7",
+    )
+    login = login_of(machine, SECRET)
+    assert (login.address, login.user) == ("198.51.100.7", order.user)
+    assert login.host_keys[0] in order.user_data
+    assert login.private_key == Keys(SECRET, "own").login().private
+
+
+@dataclass
+class Priced(MemoryMachines):
+    prices: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    asked: list[Sequence[str]] = field(default_factory=list)
+    ill: bool = False
+
+    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+        self.asked.append(regions)
+        if self.ill:
+            raise AuthError("expired", cloud="aws")
+        return self.prices
+
+
+class Clock:
+    time = 1e9
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_a_live_price_goes_before_the_catalogs_until_it_is_old(clock: Clock) -> None:
+    machines = Priced(clock, prices={("g6.xlarge", "use1-az4"): 0.0123})
+    prices = SpotPrices(machines, ["us-east-1"], clock)
+    need = Requirements((Candidate("aws", "us-east-1", accelerator="L4", use_spot=True),))
+    catalog = packaged().of("aws")
+
+    def cheapest() -> Offer:
+        return offer(need, catalog, Account(spot_price=prices), prices)[0]
+
+    machines.ill = True
+    before = cheapest()
+    machines.ill = False
+    prices.refresh()
+    assert (cheapest().zone.name, cheapest().price_usd_hour) == ("use1-az4", 0.0123)
+    machines.ill = True
+    prices.refresh()
+    assert cheapest().price_usd_hour == 0.0123
+    clock.time += PRICES_KEPT_S + 1
+    assert cheapest() == before
+
+
+def test_prices_are_asked_for_now_and_then(clock: Clock) -> None:
+    machines = Priced(clock)
+    prices = SpotPrices(machines, ["b", "a", "b"], clock)
+    for _ in range(3):
+        prices.refresh_soon()
+    clock.time += PRICES_EVERY_S
+    prices.refresh_soon()
+    for _ in range(1000):
+        if len(machines.asked) == 2:
+            break
+        prices.refresh_soon()
+    assert machines.asked == [["a", "b"]] * 2
+
+
+def test_every_zone_of_a_cloud_is_known() -> None:
+    assert ZONE in zones_of(packaged().of("aws"))
