@@ -98,7 +98,7 @@ class FleetProvisioner:
         offer: Callable[[Requirements], Sequence[Offer]],
         now: Callable[[], float] = unix_now,
     ) -> None:
-        self._machines = machines
+        self.machines = machines
         self._hosts = hosts
         self._order_of = order_of
         self._offer = offer
@@ -136,7 +136,7 @@ class FleetProvisioner:
                 self._launching
             )  # before the cloud is asked: what is begun later may be half listed
             asked_at = self._now()
-        gangs = _by_replica(self._machines.machines(owner))
+        gangs = _by_replica(self.machines.machines(owner))
         with self._lock:
             launching |= self._launching
             self._young = {t: at for t, at in self._young.items() if at > asked_at - CONSISTENT_AFTER_S}
@@ -161,7 +161,7 @@ class FleetProvisioner:
         num_nodes = max([one.num_nodes for one in gang] + [orders.num_nodes if orders else 1])
         for rank in range(num_nodes):
             self._hosts.leave(machine_token(instance.token, rank))
-        _all_of(_AT_ONCE, self._machines.destroy, [one for one in gang if not one.state.is_gone])
+        _all_of(_AT_ONCE, self.machines.destroy, [one for one in gang if not one.state.is_gone])
         with self._lock:
             self._seen.pop(instance.token, None)
 
@@ -191,7 +191,7 @@ class FleetProvisioner:
         """All machines of the replica, or an error and none of them."""
         orders = [self._order_of(order, rank) for rank in range(order.num_nodes)]
         try:
-            return tuple(_all_of(_AT_ONCE, self._machines.create, orders))
+            return tuple(_all_of(_AT_ONCE, self.machines.create, orders))
         except TransientError:
             raise  # the same order again finds what there is
         except ProvisionError as error:
@@ -202,9 +202,9 @@ class FleetProvisioner:
         """Destroy what there is of a gang that cannot be completed."""
         if order.num_nodes == 1:
             return
-        left = _by_replica(self._machines.machines(order.owner)).get(order.token, ())
+        left = _by_replica(self.machines.machines(order.owner)).get(order.token, ())
         try:
-            _all_of(_AT_ONCE, self._machines.destroy, [one for one in left if not one.state.is_gone])
+            _all_of(_AT_ONCE, self.machines.destroy, [one for one in left if not one.state.is_gone])
         except ProvisionError as stuck:
             raise TransientError(
                 f"{error.message}; what was launched of it is not destroyed yet: {stuck.message}",
@@ -268,7 +268,7 @@ class FleetProvisioner:
         with self._lock:
             seen = self._seen.get(instance.token, ())
         if not seen or len(seen) < seen[0].num_nodes:
-            seen = _by_replica(self._machines.machines(instance.owner)).get(instance.token, ())
+            seen = _by_replica(self.machines.machines(instance.owner)).get(instance.token, ())
         if not instance.id or any(machine.id == instance.id for machine in seen):
             return seen
         return () if seen else (_head_of(instance),)

@@ -12,6 +12,7 @@ from provisioners.base import Provisioner
 PROVISIONERS: Mapping[str, str] = MappingProxyType(
     {
         "local": "provisioners.local:LocalProvisioner",
+        "aws": "provisioners.aws_cloud:AwsProvisioner",
         "ssh": "provisioners.ssh_cloud:SshProvisioner",
         "fake": "provisioners.fake:FakeProvisioner",
     }

@@ -25,6 +25,7 @@ from provisioners.machines import Machine, MachineOrder, Machines, machine_token
 from provisioners.shell import Login
 
 USER = "skyserve"
+ANYWHERE = ("0.0.0.0/0",)  # ssh lets in who has the key; name `sources` to let in fewer
 PRICES_EVERY_S = 300.0
 PRICES_KEPT_S = 3600.0  # an older price is worth less than the catalog's
 
@@ -36,30 +37,33 @@ class Rent:
 
     image: str | None = None
     disk_gb: int | None = None
-    sources: tuple[str, ...] = ("0.0.0.0/0",)
+    sources: tuple[str, ...] = ANYWHERE
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def rented(
-    kind: type[FleetProvisioner],
-    machines: Machines,
-    catalog: Catalog,
-    secret: bytes,
-    rent: Rent,
-    *,
-    zone_ids: Mapping[str, str] | None = None,
-    now: Callable[[], float] = unix_now,
-) -> FleetProvisioner:
-    """A provisioner of that class. `secret` are the 32 bytes of the home from which all keys follow."""
-    prices = SpotPrices(machines, [zone.region for zone in zones_of(catalog)], now)
-    account = Account(spot_price=prices, zone_ids=zone_ids or {})
-    return kind(
-        machines,
-        SshHosts(lambda machine: login_of(machine, secret), now=now),
-        lambda order, rank: order_of(order, rank, secret, rent),
-        lambda need: offer(need, catalog, account, prices),
-        now,
-    )
+class RentedProvisioner(FleetProvisioner):
+    """Of one cloud; its own module gives it its machines and its `name`. `catalog` has that cloud's rows, `secret` are
+    the 32 bytes of the home from which all keys follow, `zone_ids` map the account's names of zones to the catalog's."""
+
+    def __init__(
+        self,
+        machines: Machines,
+        catalog: Catalog,
+        secret: bytes,
+        rent: Rent,
+        *,
+        zone_ids: Mapping[str, str] | None = None,
+        now: Callable[[], float] = unix_now,
+    ) -> None:
+        prices = SpotPrices(machines, [zone.region for zone in zones_of(catalog)], now)
+        account = Account(spot_price=prices, zone_ids=zone_ids or {})
+        super().__init__(
+            machines,
+            SshHosts(lambda machine: login_of(machine, secret), now=now),
+            lambda order, rank: order_of(order, rank, secret, rent),
+            lambda need: offer(need, catalog, account, prices),
+            now,
+        )
 
 
 def offer(need: Requirements, catalog: Catalog, account: Account, prices: SpotPrices) -> list[Offer]:

@@ -31,4 +31,3 @@ class SshProvisioner(FleetProvisioner):
             return plain if order.port is not None else replace(plain, ports=())
 
         super().__init__(machines, hosts, order_here, lambda need: offers_of(known, need))
-        self.machines = machines

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from provisioners.base import Provisioner, Requirements
+from provisioners.catalog import load
 from provisioners.local import LocalProvisioner
 from provisioners.registry import provisioner_class
 from skyserve_cli.config import Config, ConfigError
@@ -75,9 +76,12 @@ class Clouds:
         if issubclass(cloud, LocalProvisioner):
             return cloud(self.home.root)
         build = cast("Callable[..., Provisioner]", cloud)
-        if name == "ssh":
-            try:
-                return build(self.config.clouds[name].pools or {}, self.home.machine_secret())
-            except ValueError as error:
-                raise ConfigError(f"{self.home.config}: {error}") from error
+        section = self.config.clouds[name]
+        try:
+            if name == "ssh":
+                return build(section.pools or {}, self.home.machine_secret())
+            if name == "aws":
+                return build(section, load(self.home.root).of(name), self.home.machine_secret())
+        except ValueError as error:
+            raise ConfigError(f"{self.home.config}: {error}") from error
         return build()

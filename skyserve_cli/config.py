@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -42,7 +44,26 @@ class CloudConfig(_Strict):
     poll_seconds: float | None = Field(
         default=None, gt=0.05, le=600, description="how often the cloud is listed"
     )
-    pools: dict[str, Any] | None = Field(default=None, description="of `ssh`: your own hosts, by pool")
+    pools: dict[str, Any] | None = Field(default=None, description="your own hosts, by pool")
+    regions: tuple[str, ...] | None = Field(default=None, description="the only ones to look at")
+    profile: str | None = Field(default=None, description="of the AWS configuration files")
+    vpc: str | None = Field(default=None, description="id or name of the network to use")
+    use_private_ip: bool = Field(default=False, description="machines are reached inside their network")
+    image: str | None = Field(default=None, description="the cloud's own name of the image to boot")
+    disk_gb: int | None = Field(default=None, ge=10, le=65536, description="of the boot disk")
+    sources: tuple[str, ...] | None = Field(default=None, description="CIDR blocks that may reach machines")
+    labels: dict[str, str] = Field(default={}, description="tags of all that is made")
+
+
+_OF_ALL = frozenset({"enabled", "poll_seconds"})
+_OF_CLOUD: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "ssh": frozenset({"pools"}),
+        "aws": frozenset(
+            {"regions", "profile", "vpc", "use_private_ip", "image", "disk_gb", "sources", "labels"}
+        ),
+    }
+)
 
 
 class Config(_Strict):
@@ -51,12 +72,16 @@ class Config(_Strict):
     clouds: dict[str, CloudConfig] = {"local": CloudConfig(poll_seconds=0.5)}
 
     @model_validator(mode="after")
-    def _pools_are_of_ssh(self) -> Config:
-        for name, cloud in self.clouds.items():
-            if name == "ssh" and not cloud.pools:
-                raise ValueError("clouds.ssh.pools: must name your hosts, by pool")
-            if name != "ssh" and cloud.pools is not None:
-                raise ValueError(f"clouds.{name}.pools: only `ssh` has pools")
+    def _settings_are_of_their_cloud(self) -> Config:
+        strange = [
+            f"clouds.{name}.{key}: {name} has no such setting"
+            for name, cloud in self.clouds.items()
+            for key in sorted(cloud.model_fields_set - _OF_ALL - _OF_CLOUD.get(name, frozenset()))
+        ]
+        if "ssh" in self.clouds and not self.clouds["ssh"].pools:
+            strange.append("clouds.ssh.pools: must name your hosts, by pool")
+        if strange:
+            raise ValueError("; ".join(strange))
         return self
 
 

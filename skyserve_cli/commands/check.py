@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+
 from provisioners.base import Candidate, Requirements
 from provisioners.errors import ProvisionError
+from provisioners.fleet import FleetProvisioner
+from provisioners.machines import Finding
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Format, Output, View, home
 from skyserve_cli.config import load_config
@@ -28,7 +33,7 @@ def check(output: Format = Output.TABLE) -> None:
             (
                 cloud["cloud"],
                 "usable" if cloud["usable"] else "not usable",
-                cloud["why"] or ", ".join(cloud["zones"]),
+                cloud["why"] or _some(cloud["zones"]),
             )
             for cloud in found
         ]
@@ -37,11 +42,31 @@ def check(output: Format = Output.TABLE) -> None:
         raise CommandFailed(f"no cloud can be used; enable one in {here.config}")
 
 
+def _some(zones: Sequence[str]) -> str:
+    """All of a few; of many their number."""
+    if len(zones) <= 8:
+        return ", ".join(zones)
+    regions = {zone.partition("/")[0] for zone in zones}
+    return f"{len(zones)} zones in {len(regions)} region{'s' * (len(regions) > 1)}"
+
+
 def _ask(clouds: Clouds, name: str) -> View:
-    """Whether the cloud answers a question that costs nothing."""
+    """Whether the cloud answers questions that cost nothing: what it offers, and where it rents machines, credentials,
+    permissions and quotas."""
+    findings: Sequence[Finding] = ()
     try:
-        offers = clouds.get(name).offers(ANYTHING)
+        cloud = clouds.get(name)
+        if isinstance(cloud, FleetProvisioner):
+            findings = cloud.machines.check()
+        offers = cloud.offers(ANYTHING)
     except ProvisionError as error:
-        return {"cloud": name, "usable": False, "why": str(error), "zones": []}
+        return {"cloud": name, "usable": False, "why": str(error), "zones": [], "findings": []}
     zones = sorted({f"{offer.zone.region}/{offer.zone.name}" for offer in offers})
-    return {"cloud": name, "usable": bool(zones), "why": "" if zones else "it offers nothing", "zones": zones}
+    wrong = [f"{finding.what}: {finding.message}" for finding in findings if not finding.ok]
+    return {
+        "cloud": name,
+        "usable": bool(zones) and not wrong,
+        "why": "; ".join(wrong) if zones else "it offers nothing",
+        "zones": zones,
+        "findings": [asdict(finding) for finding in findings],
+    }

@@ -1,0 +1,143 @@
+"""`serve` on AWS: the official SDK against a strict EC2 on loopback, whose instances really boot, as network namespaces."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.clouds.aws.aws_account import Launched
+from tests.clouds.aws.aws_world import AwsWorld
+from tests.clouds.vms import vm_world
+from tests.clouds.vms.vm_world import VmWorld
+from tests.e2e.conftest import Serve
+
+pytestmark = pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not()))
+
+SERVICE = """
+service:
+  readiness_probe: {path: /, initial_delay_seconds: 120}
+  replica_policy: {min_replicas: 2, max_replicas: 2, spot_placer: dynamic_fallback}
+resources:
+  infra: aws/us-east-1
+  accelerators: L4:1
+  use_spot: true
+setup: echo "I am $SKYSERVE_ZONE" >index.html
+run: exec python3 -m http.server --bind 0.0.0.0 $SKYSERVE_REPLICA_PORT
+"""
+
+
+@dataclass
+class Cloud:
+    aws: AwsWorld
+    vms: VmWorld
+
+    def live(self) -> list[str]:
+        return [name for name, vm in self.vms.vms.items() if vm.is_running]
+
+
+@pytest.fixture
+def cloud(serve: Serve) -> Iterator[Cloud]:
+    with ExitStack() as stack:
+        vms = stack.enter_context(VmWorld("172.31.0.0/16"))
+        aws = AwsWorld(time.time)
+        aws.boot_s = 0.5
+
+        def boot(launched: Launched) -> None:
+            vms.boot(launched.id, addresses=[launched.private_ip], user_data=launched.user_data, gpus=1)
+
+        aws.on_launch = boot
+        aws.on_gone = lambda instance_id: vms.vms[instance_id].kill()
+        stack.enter_context(aws.running())
+        serve.environment |= {
+            "AWS_ENDPOINT_URL": aws.url,
+            "AWS_ACCESS_KEY_ID": "AKIATESTTESTTESTTEST",
+            "AWS_SECRET_ACCESS_KEY": "of-nobody",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        config = yaml.safe_load((serve.home / "config.yaml").read_text())
+        config["clouds"] = {"aws": {"poll_seconds": 0.5, "use_private_ip": True, "regions": ["us-east-1"]}}
+        (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+        made = Cloud(aws, vms)
+        yield made
+        serve("controller", "start")
+        serve("down", "--all", "--purge", "-y", "--timeout", "60")
+        assert made.live() == []
+        assert aws.errors == []
+
+
+class Client:
+    """Asks all the while; `failed` are the answers that were none."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.answered = 0
+        self.failed: list[str] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+
+    def __enter__(self) -> Client:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        while not self._over.wait(0.05):
+            try:
+                with urllib.request.urlopen(self.url, timeout=30) as answer:
+                    assert answer.read().startswith(b"I am use1-az")
+                self.answered += 1
+            except (OSError, AssertionError) as error:
+                self.failed.append(repr(error))
+
+
+def test_spot_instances_from_up_over_preemptions_and_a_dead_controller_to_down(
+    serve: Serve, cloud: Cloud, tmp_path: Path
+) -> None:
+    (found,) = serve.ok("check", "-o", "json").json()
+    assert (found["cloud"], found["usable"], found["why"]) == ("aws", True, "")
+    assert "us-east-1/use1-az1" in found["zones"]
+
+    file = tmp_path / "web.yaml"
+    file.write_text(SERVICE)
+    endpoint = serve.ok("up", file, "-y", "--name", "web").out.strip().splitlines()[-1]
+
+    def ready() -> dict[int, str]:
+        replicas = serve.view("web")["replicas"]
+        return {one["id"]: one["instance_id"] for one in replicas if one["state"] == "READY"}
+
+    serve.eventually(lambda: len(ready()) == 2)
+    first = ready()
+    assert sorted(first.values()) == sorted(cloud.live())
+
+    pid = serve.ok("controller", "status", "-o", "json").json()["pid"]
+    os.kill(pid, signal.SIGKILL)
+    serve.ok("controller", "start")
+
+    with Client(endpoint) as client:
+        serve.eventually(lambda: client.answered > 20)
+        warned = min(first.values())
+        cloud.vms.vms[warned].metadata.announce(time.time() + 60.0)
+        serve.eventually(lambda: len(ready()) == 2 and warned not in ready().values())
+        taken = min(ready().values())
+        cloud.aws.preempt(taken)  # without a word
+        serve.eventually(lambda: len(ready()) == 2 and taken not in ready().values())
+        before = client.answered
+        serve.eventually(lambda: client.answered > before + 20)
+    assert client.failed == []
+    assert len(cloud.live()) == 2
+
+    serve.ok("down", "web", "-y")
+    assert cloud.live() == []
