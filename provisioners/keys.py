@@ -94,7 +94,8 @@ def user_data(order: MachineOrder, host_key: SshKey, lease_s: int = 1800) -> str
 
 
 # The account gets the password "*" (nobody's) instead of "!" (locked): a sshd without PAM lets no locked account in.
-# A running sshd reads its host keys again on SIGHUP, under every name that its service may have.
+# sshd reads its host keys when it starts. A signal (where there is no systemd) may come before it listens to signals, and
+# end it: whoever looks after it starts it again.
 _USER_DATA = """\
 #!/bin/sh
 umask 077
@@ -111,7 +112,8 @@ cat >$k.new <<'E'
 E
 echo '{host_public}' >$k.pub; chmod 644 $k.pub; mv -f $k.new $k
 grep -qs "^HostKey $k" /etc/ssh/sshd_config || sed -i "1i HostKey $k" /etc/ssh/sshd_config
-kill -HUP $(cat /run/sshd.pid) 2>/dev/null || systemctl restart ssh sshd 2>/dev/null
+if [ -d /run/systemd/system ]; then systemctl restart ssh 2>/dev/null || systemctl restart sshd
+else kill -HUP $(cat /run/sshd.pid) 2>/dev/null; fi
 mkdir -p $d; chown $u $d
 cat >$d/deadman <<'E'
 n=0
