@@ -26,6 +26,7 @@ from provisioners.shell import (
     HostKeyError,
     Login,
     LoginRefusedError,
+    Shell,
     ShellError,
     UnreachableError,
     connect,
@@ -510,6 +511,29 @@ def test_another_controller_goes_on_where_the_first_one_died(world: VmWorld) -> 
         until(lambda h=hosts: (r := h.report(machine)) and r.state is InstanceState.RUNNING)  # type: ignore[misc]
         hosts.leave(machine.token)
     assert vm.run("cat /home/skyserve/.skyserve/machines/adopted/count") == "once\n"
+
+
+def test_a_machine_that_is_silent_keeps_its_last_report(world: VmWorld) -> None:
+    order = launch_order("mute")
+    vm = boot(world, "mute")
+    machine = machine_of(vm, order)
+    dialled: list[str] = []
+
+    def dial(to: Login) -> Shell:
+        dialled.append(to.name)
+        return connect(to, timeout_s=0.5)
+
+    hosts = SshHosts(lambda machine: login(vm), poll_s=0.1, boot_timeout_s=1.0, dial=dial)
+    until(lambda: _lets_in(vm), "the login")
+    hosts.attend(machine, order, [vm.address])
+    until(lambda: (r := hosts.report(machine)) and r.state is InstanceState.RUNNING)
+    vm.run("touch /run/no-sshd; pkill -x sshd")  # all of them, for good: nobody is let in any more
+    before = len(dialled)
+    until(lambda: len(dialled) > before + 6, "to be given up more than once")
+    report = hosts.report(machine)
+    assert report is not None
+    assert report.state is InstanceState.RUNNING
+    hosts.leave(machine.token)
 
 
 # --- the world itself

@@ -64,7 +64,8 @@ trap 'exit 0' TERM
 rm -f /etc/ssh/ssh_host_*; ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
 sleep {boot_s} & wait $!
 sh /run/users.sh
-while :; do /usr/sbin/sshd -D -e; echo "sshd ended with $?"; sleep 0.2; done &  # as every init system does
+# Whoever looks after sshd starts it again, unless it is to stay away.
+while [ ! -e /run/no-sshd ]; do /usr/sbin/sshd -D -e; echo "sshd ended with $?"; sleep 0.2; done &
 if [ -s /run/user-data ]; then
   sleep {user_data_after_s} & wait $!
   echo "user data begins"
