@@ -336,7 +336,7 @@ async def test_sigterm_lets_a_stream_end_and_exits_0(w: World) -> None:
     async def refused() -> bool:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", agent.port)
-        except ConnectionRefusedError:
+        except ConnectionError:  # refused, or reset: it was still in the backlog when the port was closed
             return True
         writer.close()
         return False
