@@ -1,4 +1,4 @@
-"""Clouds, one file each, behind one small port (`base.Provisioner`).
+"""Clouds, a package each, behind one small port (`base.Provisioner`).
 
 The law of this floor: a provisioner knows its cloud and nothing of services, policies, the store or the load
 balancer. It is synchronous (the SDKs are), keeps no state that the cloud does not keep for it, and reports

@@ -11,9 +11,9 @@ from provisioners.base import Provisioner
 
 PROVISIONERS: Mapping[str, str] = MappingProxyType(
     {
-        "local": "provisioners.local:LocalProvisioner",
-        "aws": "provisioners.aws_cloud:AwsProvisioner",
-        "ssh": "provisioners.ssh_cloud:SshProvisioner",
+        "local": "provisioners.local.cloud:LocalProvisioner",
+        "aws": "provisioners.aws.cloud:AwsProvisioner",
+        "ssh": "provisioners.ssh.cloud:SshProvisioner",
         "fake": "provisioners.fake:FakeProvisioner",
     }
 )

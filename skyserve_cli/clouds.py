@@ -9,7 +9,7 @@ from typing import cast
 
 from provisioners.base import Provisioner, Requirements
 from provisioners.catalog import load
-from provisioners.local import LocalProvisioner
+from provisioners.local.cloud import LocalProvisioner
 from provisioners.registry import provisioner_class
 from skyserve_cli.config import Config, ConfigError
 from skyserve_cli.home import Home

@@ -30,8 +30,9 @@ from urllib.request import Request, urlopen
 import psutil
 
 from policies.model import UpdateMode
-from provisioners import local_controls, local_process
-from provisioners.local_store import InstanceFolder, LocalStore
+from provisioners.local import controls as local_controls
+from provisioners.local import process as local_process
+from provisioners.local.store import InstanceFolder, LocalStore
 from skyserve_cli.controller.client import Client, ControllerDownError, RefusedError
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, spec_to_json

@@ -34,7 +34,7 @@ from typing import NamedTuple
 from benchmarks.chaos.harness import Stack, Stuck, service_yaml, share, until
 from benchmarks.chaos.kill_controller import audit_instances
 from benchmarks.chaos.traffic import Outcome, Traffic, latency, tally
-from provisioners import local_controls
+from provisioners.local import controls as local_controls
 from skyserve_cli.sim import synthetic, trace
 
 NAME = "hedged"

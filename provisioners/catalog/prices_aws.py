@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from policies.model import CapacityType
-from provisioners.aws_api import AwsApi
+from provisioners.aws.api import AwsApi
 from provisioners.catalog.fetch import Sources
 from provisioners.catalog.model import Listing
 from provisioners.catalog.refresh import Progress, Quote

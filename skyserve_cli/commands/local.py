@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from policies.model import CapacityType
-from provisioners import local_controls
-from provisioners.local_store import LocalStore, Record
+from provisioners.local import controls as local_controls
+from provisioners.local.store import LocalStore, Record
 from skyserve_cli.commands.options import Format, Output, home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, put_table, say, table, usd
 

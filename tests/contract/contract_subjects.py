@@ -13,15 +13,16 @@ from time import sleep
 import pytest
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners import local_controls, local_process
 from provisioners.base import Candidate, Instance, LaunchOrder, Provisioner, Requirements
 from provisioners.candidates import offers_of
 from provisioners.catalog import Catalog, packaged
 from provisioners.errors import TransientError
 from provisioners.fake import DEFAULT_PRICES, FakeProvisioner
 from provisioners.fleet import FleetProvisioner
-from provisioners.local import LocalProvisioner
-from provisioners.local_store import LocalStore
+from provisioners.local import controls as local_controls
+from provisioners.local import process as local_process
+from provisioners.local.cloud import LocalProvisioner
+from provisioners.local.store import LocalStore
 from provisioners.machines import machine_token
 from provisioners.offering import ZonePrices, offers_for
 from provisioners.rented import Rent

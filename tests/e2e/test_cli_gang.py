@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from provisioners import local_process
-from provisioners.local_store import InstanceFolder, LocalStore
+from provisioners.local import process as local_process
+from provisioners.local.store import InstanceFolder, LocalStore
 
 PAIR = Path(__file__).parents[2] / "examples" / "06-two-nodes" / "service.yaml"
 

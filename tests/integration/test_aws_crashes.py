@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from policies.model import CapacityType
-from provisioners.aws import AwsMachines
+from provisioners.aws.machines import AwsMachines
 from provisioners.errors import CapacityError, ProvisionError, QuotaError, TransientError
 from provisioners.machines import MachineOrder
 from tests.clouds.aws.aws_bench import EAST, ORDER, AwsBench, Killed, aws_bench

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from policies.model import CapacityType
-from provisioners.aws import client_token
+from provisioners.aws.machines import client_token
 from provisioners.errors import (
     AuthError,
     CapacityError,

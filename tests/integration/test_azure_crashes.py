@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from policies.model import CapacityType
-from provisioners.azure import AzureMachines
+from provisioners.azure.machines import AzureMachines
 from provisioners.errors import CapacityError, ProvisionError, TransientError
 from provisioners.machines import Machine, MachineOrder, MachineState
 from tests.clouds.azure.azure_harness import OWNER, T4, Crash, Killer, azure, order

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from policies.model import CapacityType, Zone
-from provisioners.azure import AzureMachines
-from provisioners.azure_shapes import group_name
+from provisioners.azure.machines import AzureMachines
+from provisioners.azure.shapes import group_name
 from provisioners.errors import (
     AuthError,
     CapacityError,

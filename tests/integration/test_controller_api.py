@@ -17,7 +17,7 @@ from yarl import URL
 
 from policies.model import Memory, Offer, Replica, ReplicaState
 from provisioners.base import Candidate, Requirements
-from provisioners.local import LocalProvisioner
+from provisioners.local.cloud import LocalProvisioner
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import Config, LoadBalancerConfig
 from skyserve_cli.controller.api import Api

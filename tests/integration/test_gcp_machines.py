@@ -19,9 +19,9 @@ from provisioners.errors import (
     QuotaError,
     TransientError,
 )
-from provisioners.gcp import GcpMachines
-from provisioners.gcp_check import PERMISSIONS
-from provisioners.gcp_network import prefix_of
+from provisioners.gcp.check import PERMISSIONS
+from provisioners.gcp.machines import GcpMachines
+from provisioners.gcp.network import prefix_of
 from provisioners.machines import Leftover, MachineState
 from tests.clouds.gcp.gcp_controller import OWNER, SOURCE, ZONE, Controller, controller, eventually, order_of
 from tests.clouds.gcp.gcp_ground import sku

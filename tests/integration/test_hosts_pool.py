@@ -16,8 +16,8 @@ from provisioners.hosts import SshHosts
 from provisioners.keys import Keys
 from provisioners.machines import Machine, MachineOrder, MachineState
 from provisioners.shell import connect
-from provisioners.ssh import SshMachines
-from provisioners.ssh_pool import Pools, load_pools
+from provisioners.ssh.machines import SshMachines
+from provisioners.ssh.pool import Pools, load_pools
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import KEYS, launch_order, until
 from tests.clouds.vms.vm_world import Vm, VmWorld

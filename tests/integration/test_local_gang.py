@@ -16,13 +16,15 @@ import psutil
 import pytest
 
 from policies.model import CapacityType, NodeLost, Offer, Replica, ReplicaState, RunExited
-from provisioners import local_controls, local_net, local_process
 from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.errors import CapacityError, TransientError
-from provisioners.local import LocalProvisioner
-from provisioners.local_host import HostOrder
-from provisioners.local_spawn import spawn_host
-from provisioners.local_store import InstanceFolder, LocalStore
+from provisioners.local import controls as local_controls
+from provisioners.local import net as local_net
+from provisioners.local import process as local_process
+from provisioners.local.cloud import LocalProvisioner
+from provisioners.local.host import HostOrder
+from provisioners.local.spawn import spawn_host
+from provisioners.local.store import InstanceFolder, LocalStore
 from skyserve_cli.controller.perform import perform
 from skyserve_cli.controller.ports import Call, CallKind
 from skyserve_cli.controller.sightings import events_of

@@ -16,13 +16,13 @@ import psutil
 import pytest
 
 from policies.model import CapacityType
-from provisioners import local_process
 from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError
-from provisioners.local import LocalProvisioner
-from provisioners.local_host import HostOrder
-from provisioners.local_store import InstanceFolder, LocalStore
+from provisioners.local import process as local_process
+from provisioners.local.cloud import LocalProvisioner
+from provisioners.local.host import HostOrder
+from provisioners.local.store import InstanceFolder, LocalStore
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the local cloud needs Linux")
 
@@ -319,7 +319,7 @@ def test_a_host_that_breaks_says_why(lab: Lab) -> None:
 
 def test_an_instance_outlives_its_launcher(lab: Lab) -> None:
     code = (
-        "import sys, pickle; from pathlib import Path; from provisioners.local import LocalProvisioner;"
+        "import sys, pickle; from pathlib import Path; from provisioners.local.cloud import LocalProvisioner;"
         "LocalProvisioner(Path(sys.argv[1])).launch(pickle.load(sys.stdin.buffer))"
     )
     subprocess.run(
@@ -367,7 +367,7 @@ def test_a_host_that_gets_half_an_order_leaves_without_a_trace(lab: Lab) -> None
     lab.cloud.terminate(instance)
     status_path = lab.folder(instance).path / "status.json"
     status_path.unlink()
-    host = [sys.executable, "-m", "provisioners.local_host", str(lab.folder(instance).path)]
+    host = [sys.executable, "-m", "provisioners.local.host", str(lab.folder(instance).path)]
     ended = subprocess.run(host, input='{"home": "/', text=True, capture_output=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (1, "")
     assert not status_path.exists()

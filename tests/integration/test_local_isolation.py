@@ -15,11 +15,12 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-from provisioners import local_net, local_process
 from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.errors import InvalidRequestError
-from provisioners.local import LocalProvisioner
-from provisioners.local_store import LocalStore
+from provisioners.local import net as local_net
+from provisioners.local import process as local_process
+from provisioners.local.cloud import LocalProvisioner
+from provisioners.local.store import LocalStore
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the local cloud needs Linux")
 

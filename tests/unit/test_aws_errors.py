@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.model import CapacityType, FailureKind, Zone
-from provisioners.aws_errors import (
+from provisioners.aws.errors import (
     THROTTLES,
     Answer,
     Context,

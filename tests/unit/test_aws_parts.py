@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from policies.model import CapacityType, Zone
-from provisioners.aws import client_token
-from provisioners.aws_api import TokenBucket
-from provisioners.aws_image import is_graviton, parameter_of
-from provisioners.aws_machine import machine_of, state_of
+from provisioners.aws.api import TokenBucket
+from provisioners.aws.image import is_graviton, parameter_of
+from provisioners.aws.machine import machine_of, state_of
+from provisioners.aws.machines import client_token
 from provisioners.machines import MachineOrder, MachineState
 
 ORDER = MachineOrder(

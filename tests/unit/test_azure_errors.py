@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.model import CapacityType, FailureKind, Zone
-from provisioners.azure_errors import NO_QUOTA_RETRY_S, QUOTA_RETRY_S, Failure, error_of, meaning
+from provisioners.azure.errors import NO_QUOTA_RETRY_S, QUOTA_RETRY_S, Failure, error_of, meaning
 from provisioners.errors import CapacityError, QuotaError, TransientError
 
 CAPACITY, QUOTA, AUTH = FailureKind.CAPACITY, FailureKind.QUOTA, FailureKind.AUTH

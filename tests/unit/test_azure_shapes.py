@@ -12,10 +12,10 @@ from azure.mgmt.compute.models import VirtualMachine
 from azure.mgmt.network.models import SecurityRule
 
 from policies.model import CapacityType, Zone
-from provisioners.azure_check import missing_actions
-from provisioners.azure_network import Opening, opening_of, rules_with
-from provisioners.azure_prices import region_spot_prices, spot_prices_of
-from provisioners.azure_shapes import (
+from provisioners.azure.check import missing_actions
+from provisioners.azure.network import Opening, opening_of, rules_with
+from provisioners.azure.prices import region_spot_prices, spot_prices_of
+from provisioners.azure.shapes import (
     Place,
     group_name,
     image_reference,

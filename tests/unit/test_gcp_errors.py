@@ -4,7 +4,7 @@ import pytest
 
 from policies.model import CapacityType, FailureKind, Zone
 from provisioners.errors import QuotaError, TransientError
-from provisioners.gcp_errors import QUOTA_RETRY_S, THROTTLED_RETRY_S, classify, error_of
+from provisioners.gcp.errors import QUOTA_RETRY_S, THROTTLED_RETRY_S, classify, error_of
 
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 ZONE = Zone("gcp", "us-central1", "us-central1-a")

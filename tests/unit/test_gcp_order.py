@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from policies.model import CapacityType, Zone
 from provisioners.errors import InvalidRequestError
-from provisioners.gcp_network import outer_rule, prefix_of
-from provisioners.gcp_order import (
+from provisioners.gcp.network import outer_rule, prefix_of
+from provisioners.gcp.order import (
     CPU_IMAGE,
     GPU_IMAGE,
     decode_label,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from provisioners.gcp_prices import part_prices
+from provisioners.gcp.prices import part_prices
 from tests.clouds.gcp.gcp_discovery import Discovery
 from tests.clouds.gcp.gcp_ground import sku
 

@@ -27,7 +27,7 @@ from provisioners.host_agent.scripts import container_command, exec_command
 from provisioners.keys import MAX_USER_DATA_BYTES, Keys, user_data
 from provisioners.machines import MAX_TOKEN, MachineOrder
 from provisioners.packing import PackingError, pack
-from provisioners.ssh_pool import PoolError, load_pools, offers_of
+from provisioners.ssh.pool import PoolError, load_pools, offers_of
 
 KEYS = Keys(bytes(range(32)), "owner-1")
 AGENT = Path(__file__).parents[2] / "provisioners" / "host_agent"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType
-from provisioners import local_controls
 from provisioners.errors import InvalidRequestError
-from provisioners.local_config import load_cloud, read_market
-from provisioners.local_market import Limit, Market, MarketReader, Step, load_market, save_market
-from provisioners.local_store import LocalStore
+from provisioners.local import controls as local_controls
+from provisioners.local.config import load_cloud, read_market
+from provisioners.local.market import Limit, Market, MarketReader, Step, load_market, save_market
+from provisioners.local.store import LocalStore
 
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 START = 1000.0

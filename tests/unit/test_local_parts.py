@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType
-from provisioners import local_net, local_process
 from provisioners.base import (
     Candidate,
     Instance,
@@ -25,9 +24,11 @@ from provisioners.base import (
 )
 from provisioners.errors import CapacityError, TransientError
 from provisioners.fake import FakeProvisioner
-from provisioners.local import LocalProvisioner
-from provisioners.local_log import LogWriter, log_window, read_log
-from provisioners.local_store import InstanceFolder
+from provisioners.local import net as local_net
+from provisioners.local import process as local_process
+from provisioners.local.cloud import LocalProvisioner
+from provisioners.local.log import LogWriter, log_window, read_log
+from provisioners.local.store import InstanceFolder
 from provisioners.registry import PROVISIONERS, UnknownCloudError, provisioner_class
 
 # --- The log ------------------------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ def test_processes_are_found_by_kinship_and_by_mark() -> None:
 
 def test_a_host_imports_neither_yaml_nor_pydantic() -> None:
     """A host per replica: it has to be small."""
-    code = "import sys, provisioners.local_host; print(sorted({'yaml', 'pydantic', 'asyncio'} & sys.modules.keys()))"
+    code = "import sys, provisioners.local.host; print(sorted({'yaml', 'pydantic', 'asyncio'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioners.local_config import load_cloud, read_market
-from provisioners.local_store import LocalStore
+from provisioners.local.config import load_cloud, read_market
+from provisioners.local.store import LocalStore
 from skyserve_cli.sim import trace as traces
 from skyserve_cli.sim.trace import UNLIMITED, Steps, Trace, TraceError, find, load, named, region_of, shipped
 

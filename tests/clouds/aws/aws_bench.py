@@ -13,7 +13,7 @@ import boto3
 import pytest
 
 from policies.model import CapacityType, Zone
-from provisioners.aws import AwsMachines, AwsSettings
+from provisioners.aws.machines import AwsMachines, AwsSettings
 from provisioners.machines import MachineOrder
 from tests.clouds.aws.aws_world import AwsWorld, VirtualTime
 

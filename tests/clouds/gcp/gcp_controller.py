@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from policies.model import CapacityType, Zone
 from provisioners.errors import TransientError
-from provisioners.gcp import GcpMachines
+from provisioners.gcp.machines import GcpMachines
 from provisioners.machines import Machine, MachineOrder
 from tests.clouds.gcp.gcp_ground import PROJECT
 from tests.clouds.gcp.gcp_server import serving

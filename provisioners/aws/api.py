@@ -1,0 +1,256 @@
+"""boto3 as the rest of the AWS modules use it: `call` an action by its name in a region.
+
+Every call is paced by a token bucket of its region and class, has time-outs, and is repeated on throttling, AWS's own
+trouble and lost answers, with full jitter (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog 2015)
+and a bound. What leaves is one of the classes of `errors`.
+
+The SDK's own retries are off: botocore repeats InsufficientInstanceCapacity, which EC2 sends with HTTP 500, and so hides
+for seconds that another zone should be asked. Repeating is safe here because every request that changes something is
+idempotent: by its client token (RunInstances), by the name of what it makes (groups, keys), or by nature (terminate).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from threading import Lock, RLock
+from typing import Any
+
+import boto3
+from botocore import xform_name
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    LoginError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSOError,
+    TokenRetrievalError,
+)
+from botocore.exceptions import ConnectionError as SdkConnectionError
+from botocore.parsers import ResponseParserError
+
+from policies.model import FailureKind
+from provisioners.aws.errors import THROTTLES, Answer, Context, error_of, meaning_of
+
+Reply = Mapping[str, Any]
+
+_ATTEMPTS = 6
+_BACKOFF_S = 1.0
+_BACKOFF_MAX_S = 20.0
+_PAGE = 500  # the most that every list of EC2 takes
+_CONFIG = Config(
+    retries={"mode": "standard", "total_max_attempts": 1},
+    connect_timeout=5,
+    read_timeout=30,
+    max_pool_connections=16,
+    user_agent_extra="skyserve",
+)
+_NO_CREDENTIALS = (
+    CredentialRetrievalError,
+    LoginError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSOError,
+    TokenRetrievalError,
+)
+_SDK_ERRORS = (ClientError, BotoCoreError, ResponseParserError)
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """So many calls at once, and so many a second in the long run."""
+
+    burst: float
+    per_s: float
+    tokens: float = field(init=False)
+    told_at: float | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.tokens = self.burst
+
+    def take(self, now: float) -> float:
+        """Take a token; returns in how many seconds it is there. Those who come later wait longer."""
+        elapsed = 0.0 if self.told_at is None else max(0.0, now - self.told_at)
+        self.tokens = min(self.burst, self.tokens + elapsed * self.per_s) - 1.0
+        self.told_at = now
+        return max(0.0, -self.tokens / self.per_s)
+
+    def drain(self) -> None:
+        """The other side has counted more calls than we have: start from nothing."""
+        self.tokens = min(self.tokens, 0.0)
+
+
+def _bucket(action: str) -> tuple[str, TokenBucket]:
+    """The class of an action and a bucket for it, as EC2 keeps them per account and region ("Request throttling for
+    the Amazon EC2 API"). Others use the account too; a throttled call empties ours."""
+    if action == "RunInstances":
+        return "launch", TokenBucket(burst=5, per_s=2)
+    if action.startswith(("Describe", "Get")):
+        return "read", TokenBucket(burst=50, per_s=10)
+    return "write", TokenBucket(burst=50, per_s=5)
+
+
+class RegionMemo:
+    """What was found or made in each region, so that a launch costs one call and not five. Thread-safe: what is not
+    known is looked for once, however many ask. A failure is not remembered."""
+
+    def __init__(self) -> None:
+        self._regions: dict[str, tuple[RLock, dict[tuple[str, ...], Any]]] = {}
+
+    def get(self, region: str, key: tuple[str, ...], find: Callable[[], Any]) -> Any:
+        lock, known = self._regions.setdefault(region, (RLock(), {}))
+        with lock:
+            if key not in known:
+                known[key] = find()
+            return known[key]
+
+    def drop(self, region: str) -> None:
+        """Something of the region was deleted behind our back."""
+        lock, known = self._regions.setdefault(region, (RLock(), {}))
+        with lock:
+            known.clear()
+
+
+class AwsApi:
+    """Thread-safe. `session` is for those who have one already; reading boto3's models anew takes a while."""
+
+    def __init__(
+        self,
+        profile: str | None,
+        now: Callable[[], float],
+        sleep: Callable[[float], None],
+        rng: Random,
+        session: boto3.Session | None = None,
+    ) -> None:
+        self.now = now
+        self._profile = profile
+        self._sleep = sleep
+        self._rng = rng
+        self._session = session
+        self._clients: dict[tuple[str, str], Any] = {}
+        self._buckets: dict[tuple[str, str], TokenBucket] = {}
+        self._lock = Lock()
+
+    @property
+    def home_region(self) -> str:
+        """Where questions about the account itself are asked."""
+        try:
+            return str(self._opened().region_name or "us-east-1")
+        except BotoCoreError as error:
+            raise error_of(_answer(error), Context("credentials", "no region"), self.now()) from error
+
+    def call(
+        self,
+        region: str,
+        action: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        service: str = "ec2",
+        asked: Context | None = None,
+        unless: Collection[str] = (),
+        wait_for: Collection[str] = (),
+        patience_s: float = 60.0,
+    ) -> Reply | None:
+        """What AWS answers to `action`, or None if it answers one of the codes `unless`.
+
+        The codes `wait_for` are those that pass by themselves (something made a moment ago is not known everywhere
+        yet): they are waited for until `patience_s` seconds are over, and only then count. `asked` makes for better sentences.
+        """
+        asked = asked or Context(f"{_IAM.get(service, service)}:{action}", region)
+        begun = self.now()
+        failures = 0
+        while True:
+            self._pace(region, action)
+            try:
+                reply: Reply = getattr(self._client(service, region), xform_name(action))(**(params or {}))
+                return reply
+            except _SDK_ERRORS as error:
+                answer = _answer(error)
+                failures += 1
+                is_waited_for = answer.code in wait_for and self.now() - begun < patience_s
+                if not is_waited_for:
+                    if answer.code in unless:
+                        return None
+                    kind = meaning_of(answer, asked.capacity_type).kind
+                    if kind is not FailureKind.TRANSIENT or failures >= _ATTEMPTS:
+                        raise error_of(answer, asked, self.now()) from error
+            if answer.code in THROTTLES:
+                self._drain(region, action)
+            self._sleep(self._jitter(failures))
+
+    def ask(self, region: str, action: str, params: Mapping[str, Any] | None = None, **how: Any) -> Reply:
+        """`call` where no code stands for None."""
+        reply = self.call(region, action, params, **how)
+        return {} if reply is None else reply
+
+    def pages(self, region: str, action: str, items: str, params: Mapping[str, Any]) -> Iterator[Any]:
+        """The items of a list, all pages of it; a page that cannot be had is an error, never the end."""
+        token: Mapping[str, str] = {}
+        while True:
+            reply = self.ask(region, action, {**params, "MaxResults": _PAGE, **token})
+            yield from reply.get(items, ())
+            if not reply.get("NextToken"):
+                return
+            token = {"NextToken": reply["NextToken"]}
+
+    def dry_run(self, region: str, action: str, params: Mapping[str, Any]) -> Answer:
+        """EC2's answer to whether the call would be allowed. It changes nothing."""
+        self._pace(region, action)
+        try:
+            getattr(self._client("ec2", region), xform_name(action))(DryRun=True, **params)
+        except _SDK_ERRORS as error:
+            return _answer(error)
+        return Answer("DryRunOperation", 200, "")  # EC2 never says so, but it would mean yes
+
+    def wait(self, failures: int) -> None:
+        """A moment that is longer the more often something has failed."""
+        self._sleep(self._jitter(failures))
+
+    def _jitter(self, failures: int) -> float:
+        return self._rng.uniform(0.0, min(_BACKOFF_MAX_S, _BACKOFF_S * 2.0**failures))
+
+    def _pace(self, region: str, action: str) -> None:
+        kind, fresh = _bucket(action)
+        with self._lock:
+            wait_s = self._buckets.setdefault((region, kind), fresh).take(self.now())
+        if wait_s > 0:
+            self._sleep(wait_s)
+
+    def _drain(self, region: str, action: str) -> None:
+        with self._lock:
+            self._buckets[region, _bucket(action)[0]].drain()
+
+    def _client(self, service: str, region: str) -> Any:
+        with self._lock:  # making clients is the part of boto3 that is not thread-safe
+            known = self._clients.get((service, region))
+            if known is None:
+                known = self._opened().client(service, region_name=region, config=_CONFIG)  # type: ignore[call-overload]
+                self._clients[service, region] = known
+            return known
+
+    def _opened(self) -> boto3.Session:
+        if self._session is None:
+            self._session = boto3.Session(profile_name=self._profile)
+        return self._session
+
+
+_IAM = {"service-quotas": "servicequotas"}
+
+
+def _answer(error: Exception) -> Answer:
+    """The SDK's exception as what AWS, or nobody, answered."""
+    if isinstance(error, ClientError):
+        told = error.response.get("Error", {})
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        return Answer(str(told.get("Code", "")), status, str(told.get("Message", "")))
+    if isinstance(error, _NO_CREDENTIALS):
+        return Answer("NoCredentials", 401, str(error))
+    lost = isinstance(error, HTTPClientError | SdkConnectionError | ResponseParserError)
+    return Answer(type(error).__name__, 0 if lost else 400, str(error))

@@ -1,0 +1,79 @@
+"""Which image a machine on EC2 boots: found by a public SSM parameter of its publisher, never an id in our code."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import NamedTuple
+
+from provisioners.aws.api import AwsApi, RegionMemo
+from provisioners.aws.errors import CLOUD
+from provisioners.errors import InvalidRequestError
+from provisioners.machines import MachineOrder
+
+# AWS's deep learning base image: Ubuntu 22.04 with NVIDIA's driver, Docker and its GPU runtime.
+_GPU = "/aws/service/deeplearning/ami/{arch}/base-{driver}-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+_PLAIN = "/aws/service/canonical/ubuntu/server/22.04/stable/current/{arch}/hvm/ebs-gp2/ami-id"
+_BEFORE_TURING = ("g3", "p2", "p3")  # NVIDIA's open kernel modules start with Turing
+
+
+class Image(NamedTuple):
+    """An AMI of a region. `disk_gb` is the least that its boot disk can have."""
+
+    id: str
+    root_device: str
+    disk_gb: int
+
+
+class AwsImages:
+    """Thread-safe. A parameter is read once per process and region: a launch that is sent again after AWS has
+    published a new image should still have the parameters it had."""
+
+    def __init__(self, api: AwsApi, memo: RegionMemo, default: str | None) -> None:
+        self._api = api
+        self._memo = memo
+        self._default = default
+
+    def of(self, order: MachineOrder) -> Image:
+        """The order's image, the user's default, or the publisher's newest, in this order."""
+        wanted = (
+            order.image or self._default or parameter_of(order.instance_type, order.accelerator is not None)
+        )
+        region = order.zone.region
+        found: Image = self._memo.get(region, ("image", wanted), partial(self._find, region, wanted))
+        return found
+
+    def _find(self, region: str, wanted: str) -> Image:
+        if wanted.startswith("/"):
+            reply = self._api.ask(region, "GetParameter", {"Name": wanted}, service="ssm")
+            image_id = str(reply["Parameter"]["Value"])
+        elif wanted.startswith("ami-"):
+            image_id = wanted
+        else:
+            raise InvalidRequestError(
+                f"image {wanted!r} is neither an AMI (ami-…) nor an SSM parameter (/…)", cloud=CLOUD
+            )
+        reply = self._api.ask(region, "DescribeImages", {"ImageIds": [image_id]})
+        if not reply.get("Images"):
+            raise InvalidRequestError(f"there is no image {image_id} in {region}", cloud=CLOUD)
+        described = reply["Images"][0]
+        root = described.get("RootDeviceName") or "/dev/sda1"
+        sizes = {
+            mapping.get("DeviceName"): mapping.get("Ebs", {}).get("VolumeSize", 0)
+            for mapping in described.get("BlockDeviceMappings", ())
+        }
+        return Image(image_id, root, int(sizes.get(root) or 0))
+
+
+def parameter_of(instance_type: str, has_accelerator: bool) -> str:
+    """The SSM parameter of the image that fits an instance type."""
+    is_arm = is_graviton(instance_type)
+    if not has_accelerator:
+        return _PLAIN.format(arch="arm64" if is_arm else "amd64")
+    driver = "proprietary" if instance_type.startswith(_BEFORE_TURING) else "oss"
+    return _GPU.format(arch="arm64" if is_arm else "x86_64", driver=driver)
+
+
+def is_graviton(instance_type: str) -> bool:
+    """Whether its processor is an Arm: AWS marks those by a g after the generation (m7g, c7gn, g5g; not g5)."""
+    return re.match(r"(a1|[a-z]+\d+g[a-z]*)\.", instance_type) is not None

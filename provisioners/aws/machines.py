@@ -1,0 +1,363 @@
+"""AWS: machines are EC2 instances. Zones are AZ ids (`use1-az1`), the same in every account.
+
+*One attempt, one client token.* RunInstances carries a ClientToken that follows from the order, so sending the order
+again is the same launch ("Ensuring idempotency in Amazon EC2 API requests"). EC2 remembers the token's parameters even
+of a launch that failed: when they have had to change (a group was deleted, AWS has published a new image) it answers
+IdempotentParameterMismatch. Then the machine is looked for by our token tag; only when EC2 has shown none of it for as
+long as a new machine may stay unlisted, the next of the order's tokens is used.
+
+*What EC2 does not show yet.* A new instance may be missing from lists for some seconds. `machines` therefore shows what
+this object has launched in the last minute whether it is listed or not; a controller that has been restarted since
+sends the orders of its intents again, and their client tokens give the same machines. `destroy` does not believe that
+a young instance is unknown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import chain
+from random import Random
+from threading import Lock
+from typing import Any, ClassVar, TypeVar
+
+import boto3
+
+from policies.model import CapacityType
+from provisioners.aws.api import AwsApi, RegionMemo, Reply
+from provisioners.aws.check import findings
+from provisioners.aws.errors import CLOUD, Context
+from provisioners.aws.image import AwsImages
+from provisioners.aws.machine import NOTICE_CODES, SPOT_NOTICE_S, forgotten, machine_of, tags_of
+from provisioners.aws.network import AwsNetwork
+from provisioners.aws.prices import spot_prices_of
+from provisioners.clock import unix_now
+from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.machines import OWNER_TAG, TOKEN_TAG, Finding, Leftover, Machine, MachineOrder
+
+_SETTLED_S = 60.0  # after which EC2 is believed that something does not exist
+_YOUNG_VOLUME_S = 60.0  # which may be on its way to its instance
+_TOKENS = 3  # of one order, if its parameters have to change
+_MAX_USER_DATA = 16_384
+_PARALLEL_REGIONS = 8
+_UNKNOWN = "InvalidInstanceID.NotFound"
+
+# What a launch refers to and somebody deleted since we looked. New groups and keys may be unknown for seconds, too.
+_NEW = ("InvalidGroup.NotFound", "InvalidKeyPair.NotFound")
+_NEW_PATIENCE_S = 15.0
+_STALE = (*_NEW, "InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidSubnetID.NotFound")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AwsSettings:
+    """The user's `aws` section. `regions`: None is every region that the account has enabled. `vpc`: its id, or its
+    name in all regions; None is the default VPC. `image`: an AMI or an SSM parameter, None is one that fits. With
+    `use_private_ip` machines have no public address, and we are inside their network."""
+
+    regions: tuple[str, ...] | None = None
+    profile: str | None = None
+    use_private_ip: bool = False
+    vpc: str | None = None
+    image: str | None = None
+
+
+class AwsMachines:
+    """A `Machines` over EC2. Endpoints can be set by boto3's own AWS_ENDPOINT_URL*."""
+
+    name: ClassVar[str] = CLOUD
+
+    def __init__(
+        self,
+        settings: AwsSettings | None = None,
+        *,
+        now: Callable[[], float] = unix_now,
+        sleep: Callable[[float], None] = time.sleep,
+        rng: Random | None = None,
+        session: boto3.Session | None = None,
+    ) -> None:
+        self._settings = settings or AwsSettings()
+        self._now = now
+        self._memo = RegionMemo()
+        self._api = AwsApi(self._settings.profile, now, sleep, rng or Random(), session)
+        self._network = AwsNetwork(self._api, self._memo, self._settings.vpc, self._settings.use_private_ip)
+        self._images = AwsImages(self._api, self._memo, self._settings.image)
+        self._launched: dict[str, tuple[float, Machine]] = {}
+        self._lock = Lock()
+
+    def create(self, order: MachineOrder) -> Machine:
+        self._check_order(order)
+        region = order.zone.region
+        has_looked_again = False
+        for attempt in range(_TOKENS):
+            try:
+                return self._run(order, client_token(order, attempt))
+            except ProvisionError as error:
+                if error.code == "IdempotentInstanceTerminated":
+                    return self._find(order) or forgotten(order)
+                if error.code == "IdempotentParameterMismatch":
+                    known = self._find_patiently(order)
+                    if known is not None:
+                        return known
+                elif error.code in _STALE and not has_looked_again:
+                    self._memo.drop(region)
+                    has_looked_again = True
+                else:
+                    raise
+        raise TransientError(
+            f"{order.token}: EC2 knows all of its client tokens and none of its machines",
+            cloud=CLOUD,
+            zone=order.zone,
+            retry_after_s=_SETTLED_S,
+        )
+
+    def machines(self, owner: str) -> Sequence[Machine]:
+        listed = list(
+            self._in_regions(self._regions(), lambda region: self._list(region, _tagged(OWNER_TAG, owner)))
+        )
+        ids = {machine.id for machine in listed}
+        with self._lock:
+            self._launched = {
+                key: (at, machine)
+                for key, (at, machine) in self._launched.items()
+                if self._now() - at < _SETTLED_S
+            }
+            unlisted = [machine for _, machine in self._launched.values() if machine.id not in ids]
+        return [*listed, *(machine for machine in unlisted if machine.owner == owner)]
+
+    def destroy(self, machine: Machine) -> None:
+        if machine.state.is_gone:
+            return
+        age_s = _SETTLED_S if machine.launched_at is None else self._now() - machine.launched_at
+        self._api.call(
+            machine.zone.region,
+            "TerminateInstances",
+            {"InstanceIds": [machine.id]},
+            unless=(_UNKNOWN, "InvalidInstanceID.Malformed"),
+            wait_for=(_UNKNOWN,),
+            patience_s=_SETTLED_S - age_s,
+        )
+        with self._lock:
+            self._launched.pop(machine.id, None)
+
+    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+        def of(region: str) -> list[tuple[tuple[str, str], float]]:
+            return list(spot_prices_of(self._api, region, self._network.zone_ids(region)).items())
+
+        return dict(self._in_regions(regions, of))
+
+    def leftovers(self, owner: str) -> Sequence[Leftover]:
+        return list(self._in_regions(self._regions(), lambda region: self._leftovers(region, owner)))
+
+    def remove(self, leftover: Leftover) -> None:
+        # EC2 refuses to delete what is attached to an instance, so a wrong guess does no harm.
+        action, parameter, gone = _REMOVALS[leftover.kind]
+        value = [leftover.id] if parameter.endswith("Ids") else leftover.id
+        self._api.call(leftover.region, action, {parameter: value}, unless=(gone,))
+
+    def forget(self, owner: str) -> Sequence[str]:
+        return list(self._in_regions(self._regions(), lambda region: self._network.forget(owner, region)))
+
+    def check(self) -> Sequence[Finding]:
+        return findings(self._api, self._settings.regions)
+
+    def _check_order(self, order: MachineOrder) -> None:
+        if order.zone.region not in self._regions():  # where its machines would never be listed
+            raise CapacityError(
+                f"{order.zone}: the region is not enabled for this account, or not in config.yaml",
+                cloud=CLOUD,
+                code="NoRegion",
+                zone=order.zone,
+            )
+        if len(order.user_data.encode()) > _MAX_USER_DATA:
+            raise InvalidRequestError(
+                f"user data has more than {_MAX_USER_DATA} bytes, which is EC2's limit",
+                cloud=CLOUD,
+                zone=order.zone,
+            )
+
+    def _run(self, order: MachineOrder, token: str) -> Machine:
+        region = order.zone.region
+        image = self._images.of(order)
+        tags = {"Name": order.token, **order.tags}
+        params: dict[str, Any] = {
+            "ClientToken": token,
+            "ImageId": image.id,
+            "InstanceType": order.instance_type,
+            "MinCount": 1,
+            "MaxCount": 1,
+            "KeyName": self._network.key_pair(order),
+            "UserData": order.user_data,
+            "NetworkInterfaces": [
+                {
+                    "DeviceIndex": 0,
+                    "SubnetId": self._network.subnet(order.zone),
+                    "Groups": [self._network.group(order)],
+                    "AssociatePublicIpAddress": not self._settings.use_private_ip,
+                    "DeleteOnTermination": True,
+                }
+            ],
+            "BlockDeviceMappings": [
+                {
+                    "DeviceName": image.root_device,
+                    "Ebs": {
+                        "VolumeSize": max(order.disk_gb or 0, image.disk_gb, 1),
+                        "VolumeType": "gp3",
+                        "DeleteOnTermination": True,
+                    },
+                }
+            ],
+            # One hop: user data has the machine's host key, and what runs in a container (where a bridge is the first
+            # hop) is to read neither that nor the notices, which are watched on the host.
+            "MetadataOptions": {
+                "HttpEndpoint": "enabled",
+                "HttpTokens": "required",
+                "HttpPutResponseHopLimit": 1,
+            },
+            # A machine that nobody has asked for anything in a long time shuts itself down.
+            "InstanceInitiatedShutdownBehavior": "terminate",
+        }
+        kinds = ["instance", "volume", "network-interface"]
+        if order.capacity_type is CapacityType.SPOT:
+            kinds.append("spot-instances-request")
+            params["InstanceMarketOptions"] = {
+                "MarketType": "spot",
+                "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+            }
+        labels = [{"Key": key, "Value": value} for key, value in tags.items()]
+        params["TagSpecifications"] = [{"ResourceType": kind, "Tags": labels} for kind in kinds]
+        asked = Context("ec2:RunInstances", region, order.zone, order.instance_type, order.capacity_type)
+        reply = self._api.ask(
+            region, "RunInstances", params, asked=asked, wait_for=_NEW, patience_s=_NEW_PATIENCE_S
+        )
+        # Its zone is the order's: whatever else we asked now could fail, with the machine already there.
+        machine = replace(self._read(reply["Instances"][0], region, {}), zone=order.zone)
+        with self._lock:
+            self._launched[machine.id] = (self._now(), machine)
+        return machine
+
+    def _find(self, order: MachineOrder) -> Machine | None:
+        """The order's machine, by tag: a live one if there is any."""
+        filters = _tagged(OWNER_TAG, order.owner) + _tagged(TOKEN_TAG, order.token)
+        found = self._list(order.zone.region, filters)
+        return min(found, key=lambda machine: machine.state.is_gone, default=None)
+
+    def _find_patiently(self, order: MachineOrder) -> Machine | None:
+        begun, failures = self._now(), 0
+        while (found := self._find(order)) is None and self._now() - begun < _SETTLED_S:
+            failures += 1
+            self._api.wait(failures)
+        return found
+
+    def _list(self, region: str, filters: list[dict[str, Any]]) -> list[Machine]:
+        pages = self._api.pages(region, "DescribeInstances", "Reservations", {"Filters": filters})
+        described = [instance for reservation in pages for instance in reservation["Instances"]]
+        if not described:
+            return []
+        has_spot = any(
+            one.get("InstanceLifecycle") == "spot" and one["State"]["Name"] == "running" for one in described
+        )
+        notices = self._notices(region, filters) if has_spot else {}
+        zone_ids = self._network.zone_ids(region)
+        return [self._read(one, region, zone_ids, notices.get(one["InstanceId"])) for one in described]
+
+    def _notices(self, region: str, filters: list[dict[str, Any]]) -> dict[str, float]:
+        """By instance, the instant (UNIX seconds) at which EC2 will take it."""
+        by_code = [*filters, {"Name": "status-code", "Values": list(NOTICE_CODES)}]
+        requests = self._api.pages(
+            region, "DescribeSpotInstanceRequests", "SpotInstanceRequests", {"Filters": by_code}
+        )
+        return {
+            request["InstanceId"]: request["Status"]["UpdateTime"].timestamp() + SPOT_NOTICE_S
+            for request in requests
+            if "InstanceId" in request
+        }
+
+    def _read(
+        self, described: Reply, region: str, zone_ids: Mapping[str, str], preempt_at: float | None = None
+    ) -> Machine:
+        is_private = self._settings.use_private_ip
+        return machine_of(described, region, zone_ids, use_private_ip=is_private, preempt_at=preempt_at)
+
+    def _leftovers(self, region: str, owner: str) -> list[Leftover]:
+        """The things first, then the machines: what belongs to a machine that is made meanwhile is not left over."""
+        owned = _tagged(OWNER_TAG, owner)
+        volumes, cards, requests = (
+            list(
+                self._api.pages(
+                    region, action, items, {"Filters": [*owned, {"Name": name, "Values": states}]}
+                )
+            )
+            for action, items, name, states in (
+                ("DescribeVolumes", "Volumes", "status", ["available", "error"]),
+                ("DescribeNetworkInterfaces", "NetworkInterfaces", "status", ["available"]),
+                ("DescribeSpotInstanceRequests", "SpotInstanceRequests", "state", ["open", "active"]),
+            )
+        )
+        born_by = self._now() - _YOUNG_VOLUME_S
+        things = chain(
+            (("volume", one["VolumeId"], one) for one in volumes if one["CreateTime"].timestamp() < born_by),
+            (
+                ("network-interface", one["NetworkInterfaceId"], one | {"Tags": one["TagSet"]})
+                for one in cards
+            ),
+            (("spot-request", one["SpotInstanceRequestId"], one) for one in requests),
+        )
+        live = {machine.token for machine in self._list(region, owned) if not machine.state.is_gone}
+        return [
+            Leftover(kind, thing_id, region)
+            for kind, thing_id, thing in things
+            if tags_of(thing).get(TOKEN_TAG) not in live
+        ]
+
+    def _regions(self) -> Sequence[str]:
+        if self._settings.regions is not None:
+            return self._settings.regions
+        home = self._api.home_region
+        found: Sequence[str] = self._memo.get("", ("regions",), lambda: self._find_regions(home))
+        return found
+
+    def _find_regions(self, home: str) -> list[str]:
+        return sorted(region["RegionName"] for region in self._api.ask(home, "DescribeRegions")["Regions"])
+
+    def _in_regions(self, regions: Sequence[str], ask: Callable[[str], Sequence[T]]) -> Iterator[T]:
+        """The answers of all regions. The first that has none raises, so an answer is never a part of the truth."""
+        with ThreadPoolExecutor(max_workers=_PARALLEL_REGIONS, thread_name_prefix="aws") as pool:
+            return chain.from_iterable(list(pool.map(ask, regions)))
+
+
+_REMOVALS: Mapping[str, tuple[str, str, str]] = {  # the call, its parameter, the code of what is gone already
+    "volume": ("DeleteVolume", "VolumeId", "InvalidVolume.NotFound"),
+    "network-interface": (
+        "DeleteNetworkInterface",
+        "NetworkInterfaceId",
+        "InvalidNetworkInterfaceID.NotFound",
+    ),
+    "spot-request": (
+        "CancelSpotInstanceRequests",
+        "SpotInstanceRequestIds",
+        "InvalidSpotInstanceRequestID.NotFound",
+    ),
+}
+
+
+def client_token(order: MachineOrder, attempt: int) -> str:
+    """The idempotency token of a launch, at most 64 ASCII characters: it has all by which two launches of the same
+    machine can differ on purpose. `attempt` counts from 0."""
+    parts = (
+        order.owner,
+        order.token,
+        str(order.zone),
+        order.instance_type,
+        order.capacity_type.value,
+        str(attempt),
+    )
+    return sha256("\n".join(parts).encode()).hexdigest()[:48]
+
+
+def _tagged(tag: str, value: str) -> list[dict[str, Any]]:
+    return [{"Name": f"tag:{tag}", "Values": [value]}]

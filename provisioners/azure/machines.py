@@ -1,0 +1,329 @@
+"""Machines of Azure.
+
+One PUT makes a machine with its card, address and disk, named by the order's token (`azure_shapes`); deleting the
+machine deletes them. A PUT of the same name is the same machine, so an answer that was lost is asked for again.
+
+Azure accepts orders that it cannot fill: a machine whose allocation fails seconds later stays behind as "Failed", with a
+card and an address, and a spot machine may be taken back before it ever ran, which shows as a 404 out of nowhere. So
+`create` watches until the machine has power, up to `AzureSettings.allocation_wait_s`, undoes what has failed and raises
+what it means; what takes longer is PENDING and shows in `machines`.
+
+A spot machine that Azure takes back is deleted, disk and all (evictionPolicy Delete: nothing of it is billed, and its
+cores count towards no quota). It is known as PREEMPTED by its record: see `azure_shapes`. Somebody who deletes a spot
+machine in the portal is therefore taken for Azure.
+
+Subscription-wide lists lag behind by seconds. A machine that was just created may be missing from `machines`, unless it
+has its record already: what a record speaks of is asked for by name before it counts as dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from azure.core.credentials import TokenCredential
+from azure.identity import DefaultAzureCredential
+from azure.mgmt.compute.models import VirtualMachine
+
+from policies.model import CapacityType
+from provisioners.azure import check as azure_check
+from provisioners.azure import tidy as azure_tidy
+from provisioners.azure.client import Arm
+from provisioners.azure.errors import CLOUD, Failure, error_of
+from provisioners.azure.network import Networks
+from provisioners.azure.prices import region_spot_prices
+from provisioners.azure.shapes import (
+    ENDED_TAG,
+    Addresses,
+    failure_of,
+    group_name,
+    group_of,
+    is_deleting,
+    machine_body,
+    machine_of,
+    machine_of_record,
+    name_of,
+    record_body,
+    statuses_of,
+)
+from provisioners.clock import unix_now
+from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
+from provisioners.machines import OWNER_TAG, Finding, Leftover, Machine, MachineOrder, MachineState
+
+_POLL_S = 3.0
+_ABSENT_S = 20.0  # Azure answers 404 for a moment after it has accepted a machine
+
+# Something the machine refers to is gone: somebody has tidied up behind us.
+_NETWORK_IS_GONE = frozenset(
+    {"ResourceGroupNotFound", "InvalidResourceReference", "ResourceNotFound", "NotFound"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AzureSettings:
+    """`subnet_ids` (by region) are the user's own subnets; elsewhere a network is set up. With `use_private_ip` no
+    machine has a public address, and we reach it from inside. `arm_url` None is the public cloud. `regions` are those
+    that `check` looks at. Images: publisher:offer:sku:version, or a resource id."""
+
+    subscription_id: str
+    regions: tuple[str, ...] = ()
+    use_private_ip: bool = False
+    subnet_ids: Mapping[str, str] = field(default_factory=dict)
+    gpu_image: str = (
+        "microsoft-dsvm:ubuntu-hpc:2204:latest"  # NVIDIA's driver, CUDA and container toolkit are in
+    )
+    cpu_image: str = "Canonical:ubuntu-24_04-lts:server:latest"
+    arm_url: str | None = None
+    prices_url: str = "https://prices.azure.com/api/retail/prices"
+    allocation_wait_s: float = 60.0
+    forget_wait_s: float = 600.0
+
+
+class AzureMachines:
+    """See the module. `credential` is by default whatever the environment, `az login` or a managed identity gives."""
+
+    name: ClassVar[str] = CLOUD
+
+    def __init__(
+        self,
+        settings: AzureSettings,
+        *,
+        credential: TokenCredential | None = None,
+        authentication_policy: object | None = None,
+        now: Callable[[], float] = unix_now,
+        sleep: Callable[[float], None] = time.sleep,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._settings = settings
+        self._now = now
+        self._sleep = sleep
+        self._arm = Arm(
+            settings.subscription_id,
+            credential if credential is not None else DefaultAzureCredential(process_timeout=20),
+            base_url=settings.arm_url,
+            authentication_policy=authentication_policy,
+            now=now,
+            sleep=sleep,
+            rng=rng if rng is not None else random.Random(),
+        )
+        self._networks = Networks(self._arm, settings.subnet_ids, settings.use_private_ip, now, sleep)
+
+    # --- One machine --------------------------------------------------------------------------------------------------
+
+    def create(self, order: MachineOrder) -> Machine:
+        group = group_name(order.owner, order.service, order.zone.region)
+        vm = self._arm.vm(group, order.token)
+        if vm is None or is_deleting(vm):
+            dead = self._remembered(group, order.token, vm)
+            if dead is not None:
+                return dead
+        if vm is None:
+            self._order(group, order)
+        elif is_deleting(vm):
+            raise TransientError(
+                f"an earlier {order.token} is still being deleted",
+                cloud=CLOUD,
+                zone=order.zone,
+                retry_after_s=10.0,
+            )
+        elif (vm.tags or {}).get(OWNER_TAG) != order.owner:
+            raise InvalidRequestError(f"{vm.id} is somebody else's", cloud=CLOUD, zone=order.zone)
+        try:
+            outcome = self._await_power(group, order)
+            if isinstance(outcome, Machine):
+                self._remember(outcome)
+                return outcome
+        except TransientError:
+            raise  # the same order will find it
+        except ProvisionError:
+            self._undo(group, order)
+            raise
+        self._undo(group, order)
+        raise outcome
+
+    def destroy(self, machine: Machine) -> None:
+        group, name = group_of(machine.id), name_of(machine.id)
+        record = self._arm.find(lambda: self._arm.compute.ssh_public_keys.get(group, name))
+        if record is None or ENDED_TAG not in (record.tags or {}):
+            ended = MachineState.TERMINATED
+            if machine.state is MachineState.PREEMPTED:
+                ended = MachineState.PREEMPTED
+            try:  # before it is so: an absence must not be taken for Azure's doing
+                self._remember(machine, ended)
+            except ProvisionError as error:
+                if error.code == "ResourceGroupNotFound":
+                    return
+                raise
+        self._arm.delete_vm(group, name)
+
+    def _order(self, group: str, order: MachineOrder) -> None:
+        """The PUT. A network that is not there any more is set up again, once."""
+        try:
+            self._put(group, order)
+        except ProvisionError as error:
+            if error.code not in _NETWORK_IS_GONE:
+                raise
+            self._networks.doubt(order)
+            self._put(group, order)
+
+    def _put(self, group: str, order: MachineOrder) -> None:
+        settings = self._settings
+        default = settings.cpu_image if order.accelerator is None else settings.gpu_image
+        body: Any = machine_body(order, self._networks.place(order), order.image or default)
+        put = self._arm.compute.virtual_machines.begin_create_or_update
+        self._arm.call(
+            lambda: put(group, order.token, body, polling=False).result(), order.zone, order.capacity_type
+        )
+
+    def _await_power(self, group: str, order: MachineOrder) -> Machine | ProvisionError:
+        """The machine once it runs, or what Azure has made of it by then; or what its failure means."""
+        started_at = seen_at = self._now()
+        while True:
+            vm = self._arm.vm(group, order.token)
+            machine = None if vm is None else machine_of(vm)
+            now = self._now()
+            if vm is None or machine is None:
+                if now - seen_at >= _ABSENT_S:
+                    spot = order.capacity_type is CapacityType.SPOT
+                    return self._failed("SpotEvicted" if spot else "OperationPreempted", "it is gone", order)
+            elif machine.state is MachineState.FAILED:
+                return self._failed(*failure_of(statuses_of(vm)), order)
+            elif (
+                machine.state is not MachineState.PENDING
+                or now - started_at >= self._settings.allocation_wait_s
+            ):
+                return machine
+            else:
+                seen_at = now
+            self._sleep(_POLL_S)
+
+    def _failed(self, code: str, message: str, order: MachineOrder) -> ProvisionError:
+        return error_of(Failure(code, None, message), self._now(), order.zone, order.capacity_type)
+
+    def _undo(self, group: str, order: MachineOrder) -> None:
+        """Delete what has failed. If that cannot be asked for either, it shows as FAILED and is destroyed later."""
+        with contextlib.suppress(ProvisionError):
+            self._arm.delete_vm(group, order.token)
+
+    # --- Records ------------------------------------------------------------------------------------------------------
+
+    def _remember(self, machine: Machine, ended: MachineState | None = None) -> None:
+        body: Any = record_body(machine, ended, self._now())
+        create = self._arm.compute.ssh_public_keys.create
+        self._arm.call(lambda: create(group_of(machine.id), name_of(machine.id), body))
+
+    def _remembered(self, group: str, token: str, vm: VirtualMachine | None) -> Machine | None:
+        """The dead or dying machine of that token, if there is a record of it."""
+        record = self._arm.find(lambda: self._arm.compute.ssh_public_keys.get(group, token))
+        if record is None:
+            return None
+        if vm is not None:
+            return machine_of(vm)
+        machine = machine_of_record(record, self._vm_id(group, token))
+        return machine if machine is None or ENDED_TAG in (record.tags or {}) else self._bury(machine)
+
+    def _bury(self, machine: Machine) -> Machine:
+        """Write into the record that the machine is gone, and not by us."""
+        spot = machine.capacity_type is CapacityType.SPOT
+        ended = MachineState.PREEMPTED if spot else MachineState.TERMINATED
+        self._remember(machine, ended)
+        record = self._arm.call(
+            lambda: self._arm.compute.ssh_public_keys.get(group_of(machine.id), name_of(machine.id))
+        )
+        return machine_of_record(record, machine.id) or machine
+
+    def _vm_id(self, group: str, token: str) -> str:
+        subscription = f"/subscriptions/{self._settings.subscription_id}"
+        return f"{subscription}/resourceGroups/{group}/providers/Microsoft.Compute/virtualMachines/{token}"
+
+    # --- All of an owner's --------------------------------------------------------------------------------------------
+
+    def machines(self, owner: str) -> Sequence[Machine]:
+        found: dict[str, Machine] = {}
+        for machine in self._listed(owner):
+            found[machine.id.lower()] = machine
+        for machine in self._unlisted(owner, found):
+            found[machine.id.lower()] = machine
+        return sorted(found.values(), key=lambda machine: (machine.token, machine.rank))
+
+    def _listed(self, owner: str) -> Iterator[Machine]:
+        compute = self._arm.compute.virtual_machines
+        vms = self._arm.call(lambda: list(compute.list_all()))
+        ours = [vm for vm in vms if (vm.tags or {}).get(OWNER_TAG) == owner]
+        if not ours:
+            return
+        views = {
+            (vm.id or "").lower(): vm.properties.instance_view
+            for vm in self._arm.call(lambda: list(compute.list_all(status_only="true")))
+            if vm.properties is not None
+        }
+        addresses = self._addresses()
+        for vm in ours:
+            key = (vm.id or "").lower()
+            if vm.properties is not None and key in views:
+                vm.properties.instance_view = views[key]
+            machine = machine_of(vm, addresses.get(key))
+            if machine is not None:
+                yield machine
+
+    def _addresses(self) -> dict[str, Addresses]:
+        """By the id of the machine, in lower case: Azure does not keep to one spelling."""
+        network = self._arm.network
+        public = {
+            (ip.id or "").lower(): ip.properties.ip_address
+            for ip in self._arm.call(lambda: list(network.public_ip_addresses.list_all()))
+            if ip.properties is not None
+        }
+        found = {}
+        for card in self._arm.call(lambda: list(network.network_interfaces.list_all())):
+            if card.properties is None or card.properties.virtual_machine is None:
+                continue
+            for entry in (card.properties.ip_configurations or [])[:1]:
+                at = entry.properties
+                if at is not None:
+                    ip_id = "" if at.public_ip_address is None else at.public_ip_address.id or ""
+                    key = (card.properties.virtual_machine.id or "").lower()
+                    found[key] = Addresses(public.get(ip_id.lower()), at.private_ip_address)
+        return found
+
+    def _unlisted(self, owner: str, listed: Mapping[str, Machine]) -> Iterator[Machine]:
+        """The dead, and those that the list does not show yet."""
+        for record in self._arm.call(lambda: list(self._arm.compute.ssh_public_keys.list_by_subscription())):
+            tags = record.tags or {}
+            if tags.get(OWNER_TAG) != owner or record.id is None:
+                continue
+            group, token = group_of(record.id), name_of(record.id)
+            machine = machine_of_record(record, self._vm_id(group, token))
+            if machine is None or machine.id.lower() in listed:
+                continue
+            if ENDED_TAG in tags:
+                yield machine
+                continue
+            vm = self._arm.vm(group, token)
+            alive = None if vm is None else machine_of(vm)
+            yield self._bury(machine) if alive is None else alive
+
+    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+        prices: dict[tuple[str, str], float] = {}
+        for region in regions:
+            prices |= region_spot_prices(self._arm.get_public, self._settings.prices_url, region, self._now())
+        return prices
+
+    def check(self) -> Sequence[Finding]:
+        return list(azure_check.findings(self._arm, self._settings.regions))
+
+    # --- Tidying up ---------------------------------------------------------------------------------------------------
+
+    def leftovers(self, owner: str) -> Sequence[Leftover]:
+        return azure_tidy.leftovers(self._arm, owner, self._now())
+
+    def remove(self, leftover: Leftover) -> None:
+        azure_tidy.remove(self._arm, leftover)
+
+    def forget(self, owner: str) -> Sequence[str]:
+        """Deletes the resource groups, and with them whatever is in them. A group with a machine in it stays."""
+        return azure_tidy.forget(self._arm, owner, self._settings.forget_wait_s, self._now, self._sleep)

@@ -1,0 +1,4 @@
+"""Google Cloud, by google-cloud-compute: `machines` rents instances one at a time.
+
+`errors` is the one table of codes; only `api` sends requests. No SDK is imported before one of its modules is.
+"""

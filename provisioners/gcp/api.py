@@ -1,0 +1,248 @@
+"""Compute Engine's REST API through Google's SDK: every call bounded in time, tried once, its errors ours.
+
+The SDK's own retries are off: they hide stock-outs and outlast our deadlines (ten minutes by default). Its
+`ExtendedOperation` is not used either, because `result()` asks the public endpoint whatever endpoint the client was
+made for; the `*_unary` methods give the operation itself, which we wait for here.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
+
+import google.auth
+import requests
+from google.api_core.exceptions import GoogleAPICallError, from_http_response
+from google.auth import exceptions as auth_exceptions
+from google.auth.credentials import AnonymousCredentials, Credentials
+from google.auth.transport.requests import AuthorizedSession
+from google.cloud import compute_v1
+
+from policies.model import CapacityType, Zone
+from provisioners.clock import unix_now
+from provisioners.errors import AuthError, ProvisionError, TransientError
+from provisioners.gcp.errors import CLOUD, RETRY_S, error_of
+
+CALL_TIMEOUT_S = 30.0
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+_DONE = compute_v1.Operation.Status.DONE
+_SILENT = frozenset({"", "NO_RESULTS_ON_PAGE"})  # warnings of a listing that lacks nothing
+
+T = TypeVar("T")
+
+
+class _Pager(Protocol):
+    @property
+    def pages(self) -> Iterator[Any]: ...
+
+
+class GcpApi:
+    """The clients of one project. Thread-safe; credentials are looked for at the first call.
+
+    Without `credentials` the application default ones are used. `endpoint` stands in for all of Google's hosts; over
+    plain http the default credentials are not sent.
+    """
+
+    def __init__(
+        self,
+        project: str | None,
+        credentials: Credentials | None,
+        endpoint: str | None,
+        *,
+        now: Callable[[], float] = unix_now,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._project = project
+        self._credentials = credentials
+        self._endpoint = endpoint
+        self._lock = threading.RLock()
+        self._clients: dict[type[Any], Any] = {}
+        self.now = now
+        self._sleep = sleep
+
+    @property
+    def project(self) -> str:
+        """The project's id; AuthError if nobody names one."""
+        return self._identity[1]
+
+    def client(self, kind: Callable[..., T]) -> T:
+        """The one client of this kind, for our endpoint."""
+        credentials = self._identity[0]
+        with self._lock:
+            found = self._clients.get(kind)  # type: ignore[call-overload]
+            if found is None:
+                options = {"api_endpoint": self._endpoint} if self._endpoint else {}
+                found = kind(credentials=credentials, client_options=options)
+                self._clients[kind] = found  # type: ignore[index]
+            return found  # type: ignore[no-any-return]
+
+    def call(
+        self,
+        method: Callable[..., T],
+        request: object,
+        *,
+        zone: Zone | None = None,
+        capacity_type: CapacityType = CapacityType.ON_DEMAND,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> T:
+        """One call. Raises the classes of `provisioners.errors`, with the reason as `code`."""
+        with self._ours(zone, capacity_type):
+            return method(request, retry=None, timeout=timeout_s)
+
+    def find(
+        self, method: Callable[..., T], request: object, name: str, *, zone: Zone | None = None
+    ) -> T | None:
+        """One call about something by that name; None if there is no such thing."""
+        try:
+            return self.call(method, request, zone=zone)
+        except ProvisionError as error:
+            # Only its own absence counts: a project or zone that is not found says nothing about what is in it.
+            if error.code == "notFound" and re.search(rf"/{re.escape(name)}'", error.message):
+                return None
+            raise
+
+    def listed(
+        self, method: Callable[..., _Pager], request: object, *, zone: Zone | None = None
+    ) -> list[Any]:
+        """The items of all pages: of a plain list themselves, of an aggregated one (scope, what is in it).
+
+        Never a part of them: a scope that could not be reached is a TransientError.
+        """
+        found: list[Any] = []
+        with self._ours(zone, CapacityType.ON_DEMAND):
+            for page in method(request, retry=None, timeout=CALL_TIMEOUT_S).pages:
+                found.extend(page.items.items() if isinstance(page.items, Mapping) else page.items)
+                _refuse_partial(page)
+        return found
+
+    def wait(
+        self, operation: compute_v1.Operation, timeout_s: float, zone: Zone | None = None
+    ) -> compute_v1.Operation:
+        """The operation when it is done, or as it is at the end of that time. `zone` is None for a global one."""
+        deadline = self.now() + timeout_s
+        while operation.status != _DONE and (left_s := deadline - self.now()) > 0:
+            method: Callable[..., compute_v1.Operation]
+            request: object
+            if zone is None:
+                method = self.client(compute_v1.GlobalOperationsClient).wait
+                request = compute_v1.WaitGlobalOperationRequest(
+                    project=self.project, operation=operation.name
+                )
+            else:
+                method = self.client(compute_v1.ZoneOperationsClient).wait
+                request = compute_v1.WaitZoneOperationRequest(
+                    project=self.project, zone=zone.name, operation=operation.name
+                )
+            try:
+                operation = self.call(method, request, zone=zone, timeout_s=min(left_s, CALL_TIMEOUT_S))
+            except TransientError as error:
+                self._sleep(min(error.retry_after_s, left_s))
+        return operation
+
+    def failure(
+        self,
+        operation: compute_v1.Operation,
+        *,
+        zone: Zone | None = None,
+        capacity_type: CapacityType = CapacityType.ON_DEMAND,
+    ) -> ProvisionError:
+        """What to raise for an operation that was accepted and failed."""
+        first = operation.error.errors[0]
+        status = operation.http_error_status_code
+        return error_of(
+            first.code, status, first.message, capacity_type=capacity_type, zone=zone, now=self.now()
+        )
+
+    def rest(self, method: str, host: str, path: str, **arguments: Any) -> Any:
+        """The JSON answer of a Google API that has no client in the SDK we use."""
+        session = self._session
+        base = self._endpoint or f"https://{host}"
+        with self._ours(None, CapacityType.ON_DEMAND):
+            url = f"{base}/{path}"
+            response = session.request(method, url, timeout=CALL_TIMEOUT_S, **arguments)  # type: ignore[no-untyped-call]
+            if response.status_code >= 400:
+                raise from_http_response(response)  # type: ignore[no-untyped-call]
+            return response.json()
+
+    @cached_property
+    def _session(self) -> AuthorizedSession:
+        return AuthorizedSession(self._identity[0])  # type: ignore[no-untyped-call]
+
+    @property
+    def _identity(self) -> tuple[Credentials, str]:
+        with self._lock:
+            credentials, project = self._credentials, self._project
+            if credentials is None and self._endpoint is not None and self._endpoint.startswith("http://"):
+                credentials = AnonymousCredentials()  # type: ignore[no-untyped-call]
+            if credentials is None:
+                with self._ours(None, CapacityType.ON_DEMAND):
+                    credentials, default = google.auth.default(scopes=[_SCOPE])
+                project = project or default
+            if not project:
+                raise AuthError(
+                    "no Google Cloud project is named: set it in config.yaml, or `gcloud config set project`",
+                    cloud=CLOUD,
+                )
+            self._credentials, self._project = credentials, project
+            return credentials, project
+
+    @contextmanager
+    def _ours(self, zone: Zone | None, capacity_type: CapacityType) -> Iterator[None]:
+        try:
+            yield
+        except GoogleAPICallError as error:
+            code, message = _said(error)
+            raise error_of(
+                code,
+                int(error.code or 0),
+                message,
+                capacity_type=capacity_type,
+                zone=zone,
+                now=self.now(),
+                retry_after_s=_retry_after_s(error),
+            ) from error
+        except (requests.RequestException, auth_exceptions.TransportError) as error:
+            raise TransientError(
+                f"Compute Engine cannot be reached: {error}", cloud=CLOUD, zone=zone, retry_after_s=RETRY_S
+            ) from error
+        except auth_exceptions.GoogleAuthError as error:
+            raise AuthError(
+                f"there are no valid Google Cloud credentials: run `gcloud auth application-default login` ({error})",
+                cloud=CLOUD,
+                zone=zone,
+            ) from error
+
+
+def _said(error: GoogleAPICallError) -> tuple[str, str]:
+    """The reason, and Google's own words without the SDK's decoration."""
+    for entry in error.errors:
+        if isinstance(entry, Mapping) and entry.get("reason"):
+            return str(entry["reason"]), str(entry.get("message", error.message))
+    return str(error.reason or ""), str(error.message)
+
+
+def _retry_after_s(error: GoogleAPICallError) -> float | None:
+    headers = getattr(error.response, "headers", None) or {}
+    told = str(headers.get("Retry-After", ""))
+    return float(told) if told.isdecimal() else None
+
+
+def _refuse_partial(page: Any) -> None:
+    """Raise unless the page is all that it should be."""
+    scopes = page.items if isinstance(page.items, Mapping) else {}
+    warnings = [(scope, held.warning) for scope, held in scopes.items() if held.warning.code not in _SILENT]
+    if page.warning.code not in _SILENT:
+        warnings.append(("", page.warning))
+    missing = [*getattr(page, "unreachables", ()), *(scope or warning.code for scope, warning in warnings)]
+    if missing:
+        said = warnings[0][1].message if warnings else "unreachable"
+        raise TransientError(
+            f"Compute Engine cannot list {', '.join(sorted(set(missing)))} now: {said}",
+            cloud=CLOUD,
+            code="UNREACHABLE",
+        )

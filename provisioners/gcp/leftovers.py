@@ -1,0 +1,68 @@
+"""What is billed and belongs to no machine any more: disks and reserved addresses with the owner's label.
+
+Machines take their disks with them, and their addresses are not reserved, so there should be none. A disk that is new
+may belong to a machine which is just being made, and is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from google.cloud import compute_v1
+
+from provisioners.errors import InvalidRequestError
+from provisioners.gcp.api import GcpApi
+from provisioners.gcp.errors import CLOUD
+from provisioners.gcp.order import last, owned, unix_s
+from provisioners.machines import Leftover
+
+_GRACE_S = 120.0
+
+
+class GcpLeftovers:
+    """A leftover's id is `SCOPE/KIND/NAME`, as in `zones/us-central1-a/disks/NAME`."""
+
+    def __init__(self, api: GcpApi) -> None:
+        self._api = api
+
+    def of(self, owner: str) -> Sequence[Leftover]:
+        """All of them, or an error."""
+        api, found = self._api, list[Leftover]()
+        disks = compute_v1.AggregatedListDisksRequest(project=api.project, filter=owned(owner))
+        for scope, held in api.listed(api.client(compute_v1.DisksClient).aggregated_list, disks):
+            for disk in held.disks:
+                if not disk.users and self._is_old(disk.creation_timestamp):
+                    found.append(Leftover("disk", f"{scope}/disks/{disk.name}", _region(scope)))
+        addresses = compute_v1.AggregatedListAddressesRequest(project=api.project, filter=owned(owner))
+        for scope, held in api.listed(api.client(compute_v1.AddressesClient).aggregated_list, addresses):
+            for address in held.addresses:
+                if not address.users and self._is_old(address.creation_timestamp):
+                    found.append(Leftover("address", f"{scope}/addresses/{address.name}", _region(scope)))
+        return found
+
+    def remove(self, leftover: Leftover) -> None:
+        """Ask for its end; already gone is success."""
+        api, project = self._api, self._api.project
+        match leftover.id.split("/"):
+            case ["zones", zone, "disks", name]:
+                disk = compute_v1.DeleteDiskRequest(project=project, zone=zone, disk=name)
+                api.find(api.client(compute_v1.DisksClient).delete_unary, disk, name)
+            case ["regions", region, "disks", name]:
+                regional = compute_v1.DeleteRegionDiskRequest(project=project, region=region, disk=name)
+                api.find(api.client(compute_v1.RegionDisksClient).delete_unary, regional, name)
+            case ["regions", region, "addresses", name]:
+                address = compute_v1.DeleteAddressRequest(project=project, region=region, address=name)
+                api.find(api.client(compute_v1.AddressesClient).delete_unary, address, name)
+            case ["global", "addresses", name]:
+                everywhere = compute_v1.DeleteGlobalAddressRequest(project=project, address=name)
+                api.find(api.client(compute_v1.GlobalAddressesClient).delete_unary, everywhere, name)
+            case _:
+                raise InvalidRequestError(f"{leftover.id} is no leftover of Google Cloud", cloud=CLOUD)
+
+    def _is_old(self, timestamp: str) -> bool:
+        return (unix_s(timestamp) or 0.0) < self._api.now() - _GRACE_S
+
+
+def _region(scope: str) -> str:
+    name = last(scope)
+    return name.rpartition("-")[0] if scope.startswith("zones/") else name

@@ -1,0 +1,292 @@
+"""Google Cloud: machines are Compute Engine instances.
+
+An instance's name follows from the order's token, and names are unique in a zone: however often an order is sent, by
+however many controllers, there is one instance. What became of an order whose answer was lost is read from the zone's
+operations, which Google keeps for two weeks, before anything is asked for again; the insertion carries an idempotency
+key besides. A stock-out is seldom refused at once: the insertion is accepted and fails seconds later, so it is waited
+for, a bounded time.
+
+A spot machine that is preempted is deleted with its disk (`gcp_order`). That it was preempted and not deleted by
+somebody is told by an operation of the type `compute.instances.preempted`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from google.auth.credentials import Credentials
+from google.cloud import compute_v1
+
+from policies.model import Zone
+from provisioners.clock import unix_now
+from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
+from provisioners.gcp.api import GcpApi
+from provisioners.gcp.check import check_project
+from provisioners.gcp.errors import ALREADY_EXISTS, CLOUD
+from provisioners.gcp.leftovers import GcpLeftovers
+from provisioners.gcp.memory import GcpMemory, key_of
+from provisioners.gcp.network import GcpNetwork
+from provisioners.gcp.order import (
+    accepted,
+    instance_of,
+    last,
+    machine_of,
+    name_of,
+    owned,
+    request_id,
+    same_tags,
+    unix_s,
+)
+from provisioners.gcp.prices import spot_prices
+from provisioners.machines import Finding, Leftover, Machine, MachineOrder, MachineState
+
+_INSERT_WAIT_S = 60.0  # stock-outs show within seconds; what takes longer is reported as pending
+_SHOW_S = 60.0  # until an instance whose insertion is done can be seen by everybody
+_PREEMPTION_S = 30.0  # from Google's signal to the end of a spot machine
+_PREEMPTED = "compute.instances.preempted"
+
+_S = MachineState
+_DONE = compute_v1.Operation.Status.DONE
+
+
+class GcpMachines:
+    """`Machines` on Compute Engine.
+
+    `project` and `credentials` default to the application default ones; `endpoint` is another server than Google's
+    (the default credentials are not sent over plain http). `network`: an existing network to use instead of making one per owner.
+    `use_private_ip`: the controller is inside of it, machines get no public address. Spot prices need an API key for
+    the Cloud Billing catalog.
+    """
+
+    name: ClassVar[str] = CLOUD
+
+    def __init__(
+        self,
+        project: str | None = None,
+        *,
+        credentials: Credentials | None = None,
+        endpoint: str | None = None,
+        network: str | None = None,
+        use_private_ip: bool = False,
+        billing_api_key: str | None = None,
+        now: Callable[[], float] = unix_now,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._api = GcpApi(project, credentials, endpoint, now=now, sleep=sleep)
+        self._network = GcpNetwork(self._api, network)
+        self._leftovers = GcpLeftovers(self._api)
+        self._memory = GcpMemory()
+        self._public = not use_private_ip
+        self._billing_api_key = billing_api_key
+
+    def create(self, order: MachineOrder) -> Machine:
+        history = self._history(order.zone, name_of(order.token))
+        insertions = [operation for operation in history if operation.operation_type == "insert"]
+        current = next((operation for operation in insertions if not operation.error.errors), None)
+        if current is None:
+            try:
+                current = self._insert(order, failures=len(insertions))
+            except ProvisionError as error:
+                if error.code != ALREADY_EXISTS:
+                    raise
+                return self._adopt(order)
+        return self._await(order, current)
+
+    def machines(self, owner: str) -> Sequence[Machine]:
+        # In this order: what is made from now on is missing in neither.
+        expected = self._memory.alive(owner)
+        listed = {key_of(machine.zone, machine.id): machine for machine in self._list(owner)}
+        for key, machine in listed.items():
+            self._memory.note(machine)
+            if machine.state is _S.STOPPING and not self._memory.was_asked(machine):
+                listed[key] = self._with_notice(machine)
+        missing = [self._look_again(machine) for key, machine in expected.items() if key not in listed]
+        ended = self._memory.ended(owner, self._api.now())
+        found = {key_of(machine.zone, machine.id): machine for machine in missing}
+        return list({**ended, **found, **listed}.values())
+
+    def destroy(self, machine: Machine) -> None:
+        self._memory.ask_end(machine.zone, machine.id)
+        if self._delete(machine.zone, machine.id):
+            return
+        # Nothing of that name is to be seen. Unless it is just being made, it is gone.
+        history = self._history(machine.zone, machine.id)
+        told = _ending(machine, history, self._api.now())
+        if told is not None and told.state is _S.PENDING:
+            raise TransientError("the machine is still being made", cloud=CLOUD, zone=machine.zone)
+        if history:
+            over = told if told is not None and told.state.is_gone else replace(machine, state=_S.TERMINATED)
+            self._memory.bury(over, self._api.now())
+
+    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+        if self._billing_api_key is None:
+            return {}
+        return spot_prices(self._api, self._billing_api_key, regions)
+
+    def leftovers(self, owner: str) -> Sequence[Leftover]:
+        return self._leftovers.of(owner)
+
+    def remove(self, leftover: Leftover) -> None:
+        self._leftovers.remove(leftover)
+
+    def forget(self, owner: str) -> Sequence[str]:
+        return self._network.forget(owner)
+
+    def check(self) -> Sequence[Finding]:
+        return check_project(self._api)
+
+    # --- making ---------------------------------------------------------------------------------------------
+
+    def _insert(self, order: MachineOrder, failures: int) -> compute_v1.Operation:
+        # Said before anything is made around it: an order that is wrong leaves nothing.
+        draft = instance_of(
+            order, project=self._api.project, network="", network_tags=(), public=self._public
+        )
+        network, tags = self._network.ensure(order.owner, order.ports, order.sources)
+        draft.network_interfaces[0].network = network
+        draft.tags = compute_v1.Tags(items=list(tags))
+        request = compute_v1.InsertInstanceRequest(
+            project=self._api.project,
+            zone=order.zone.name,
+            request_id=request_id(self._api.project, order.zone, order.token, failures),
+            instance_resource=draft,
+        )
+        insert = self._api.client(compute_v1.InstancesClient).insert_unary
+        try:
+            return self._api.call(insert, request, zone=order.zone, capacity_type=order.capacity_type)
+        except InvalidRequestError as error:
+            # Somebody removed the network since we saw it: made again at the next try.
+            if f"/networks/{last(network)}" in error.message and self._network.doubt():
+                raise TransientError(error.message, cloud=CLOUD, code=error.code, zone=order.zone) from error
+            raise
+
+    def _await(self, order: MachineOrder, operation: compute_v1.Operation) -> Machine:
+        """Wait for an insertion that was accepted: from here on there may be a machine, and no error says otherwise
+        but the operation's own."""
+        pending = accepted(order, unix_s(operation.insert_time) or self._api.now())
+        self._memory.note(pending)
+        try:
+            operation = self._api.wait(operation, _INSERT_WAIT_S, order.zone)
+            found = self._get(order.zone, pending.id) if operation.status == _DONE else None
+        except ProvisionError:
+            return pending
+        if operation.status != _DONE:
+            return pending
+        if found is not None and not _is_dead(found):
+            return self._ours(order, found)
+        if not operation.error.errors:
+            return self._look_again(pending)
+        # The insertion failed. What is left of it, if anything, is of no use to anybody.
+        if found is not None and same_tags(order, found.labels):
+            self._delete(order.zone, pending.id)
+        failure = self._api.failure(operation, zone=order.zone, capacity_type=order.capacity_type)
+        self._memory.drop(order.zone, pending.id)
+        raise failure
+
+    def _adopt(self, order: MachineOrder) -> Machine:
+        """The instance whose name is taken: ours, or somebody else's."""
+        found = self._get(order.zone, name_of(order.token))
+        if found is None:
+            raise TransientError("the machine is being made", cloud=CLOUD, zone=order.zone)
+        return self._ours(order, found)
+
+    def _ours(self, order: MachineOrder, found: compute_v1.Instance) -> Machine:
+        machine = machine_of(found, public=self._public) if same_tags(order, found.labels) else None
+        if machine is None:
+            self._memory.drop(order.zone, found.name)
+            raise InvalidRequestError(
+                f"{found.name} in {order.zone.name} is somebody else's instance: rename or delete it",
+                cloud=CLOUD,
+                code=ALREADY_EXISTS,
+                zone=order.zone,
+            )
+        self._memory.note(machine)
+        return machine
+
+    # --- looking --------------------------------------------------------------------------------------------
+
+    def _list(self, owner: str) -> list[Machine]:
+        request = compute_v1.AggregatedListInstancesRequest(project=self._api.project, filter=owned(owner))
+        scopes = self._api.listed(self._api.client(compute_v1.InstancesClient).aggregated_list, request)
+        found = [
+            machine_of(instance, public=self._public) for _, scope in scopes for instance in scope.instances
+        ]
+        return [machine for machine in found if machine is not None and machine.owner == owner]
+
+    def _look_again(self, machine: Machine) -> Machine:
+        """One that ought to be there and is not listed: alive after all, pending, or ended."""
+        found = self._get(machine.zone, machine.id)
+        seen = machine_of(found, public=self._public) if found is not None else None
+        if seen is not None and seen.token == machine.token:
+            return seen
+        told = _ending(machine, self._history(machine.zone, machine.id), self._api.now())
+        if told is None:
+            return replace(machine, state=_S.TERMINATED, message="the machine is gone, and nothing tells why")
+        if told.state.is_gone:
+            self._memory.bury(told, self._api.now())
+        return told
+
+    def _with_notice(self, machine: Machine) -> Machine:
+        """A machine that is on its way out, and not by our wish."""
+        for operation in self._history(machine.zone, machine.id):
+            if operation.operation_type == _PREEMPTED:
+                began = unix_s(operation.insert_time) or self._api.now()
+                return replace(
+                    machine, preempt_at=began + _PREEMPTION_S, message="Compute Engine preempts it"
+                )
+        return machine
+
+    def _history(self, zone: Zone, name: str) -> list[compute_v1.Operation]:
+        """Everything that was done to the instance of that name, the newest first."""
+        request = compute_v1.ListZoneOperationsRequest(
+            project=self._api.project, zone=zone.name, filter=f"targetLink:instances/{name}"
+        )
+        listed: list[Any] = self._api.listed(
+            self._api.client(compute_v1.ZoneOperationsClient).list, request, zone=zone
+        )
+        # The filter is a substring, so there may be others among them.
+        own = [operation for operation in listed if last(operation.target_link) == name]
+        return sorted(own, key=lambda operation: unix_s(operation.insert_time) or 0.0)[::-1]
+
+    def _get(self, zone: Zone, name: str) -> compute_v1.Instance | None:
+        request = compute_v1.GetInstanceRequest(project=self._api.project, zone=zone.name, instance=name)
+        return self._api.find(self._api.client(compute_v1.InstancesClient).get, request, name, zone=zone)
+
+    def _delete(self, zone: Zone, name: str) -> bool:
+        """Whether there was anything to delete."""
+        request = compute_v1.DeleteInstanceRequest(project=self._api.project, zone=zone.name, instance=name)
+        delete = self._api.client(compute_v1.InstancesClient).delete_unary
+        return self._api.find(delete, request, name, zone=zone) is not None
+
+
+def _is_dead(instance: compute_v1.Instance) -> bool:
+    return instance.status in ("STOPPING", "STOPPED", "TERMINATED", "DEPROVISIONING")
+
+
+def _ending(machine: Machine, history: Sequence[compute_v1.Operation], now: float) -> Machine | None:
+    """What the operations (newest first) say of a machine that is not to be seen; None if they say nothing of it."""
+    end: Machine | None = None
+    for operation in history:
+        failed = bool(operation.error.errors)
+        if operation.operation_type == "insert":
+            if end is not None:
+                return end
+            if operation.status != _DONE:
+                return replace(machine, state=_S.PENDING)
+            if failed:
+                said = operation.error.errors[0]
+                return replace(
+                    machine, state=_S.FAILED, message=f"it could not be made ({said.code}: {said.message})"
+                )
+            fresh = now < (unix_s(operation.end_time) or 0.0) + _SHOW_S
+            return replace(machine, state=_S.PENDING) if fresh else None
+        if operation.operation_type == _PREEMPTED and not failed:
+            end = replace(machine, state=_S.PREEMPTED, preempt_at=None, message="Compute Engine preempted it")
+        elif operation.operation_type == "delete" and not failed:
+            end = replace(
+                machine, state=_S.TERMINATED, preempt_at=None, message=f"deleted by {operation.user}"
+            )
+    return end

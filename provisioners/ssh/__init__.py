@@ -1,0 +1,1 @@
+"""Your own hosts as a cloud: `pool` is what the configuration says, `machines` what is taken of it, asked over SSH."""

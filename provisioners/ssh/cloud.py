@@ -1,0 +1,33 @@
+"""The `ssh` cloud: a provisioner over the user's own hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from provisioners.base import LaunchOrder
+from provisioners.fleet import FleetProvisioner
+from provisioners.hosts import SshHosts
+from provisioners.machines import MachineOrder
+from provisioners.rented import Rent, order_of
+from provisioners.ssh.machines import SshMachines
+from provisioners.ssh.pool import CLOUD, load_pools, offers_of
+
+
+class SshProvisioner(FleetProvisioner):
+    """A replica is a claim on some GPUs of a host. `pools` is the section of config.yaml. Raises PoolError."""
+
+    name: ClassVar[str] = CLOUD
+
+    def __init__(self, pools: Mapping[str, Any], secret: bytes) -> None:
+        known = load_pools(pools)
+        machines = SshMachines(known)
+        hosts = SshHosts(machines.login, is_booting=False)
+
+        def order_here(order: LaunchOrder, rank: int) -> MachineOrder:
+            """Without a port of its own the replica takes one that is free on its host."""
+            plain = order_of(order, rank, secret, Rent())
+            return plain if order.port is not None else replace(plain, ports=())
+
+        super().__init__(machines, hosts, order_here, lambda need: offers_of(known, need))

@@ -1,0 +1,283 @@
+"""The user's own hosts as a cloud: a machine is a claim on some GPUs of one of them.
+
+Nothing is booted and user data is not run. Claims are files of the host (`host_agent.claims`), so they are there whoever
+dies, and several controllers see each other's.
+
+*A host that does not answer* is not empty. What it was last seen to have is told again, as running, with a sentence;
+and if nobody has seen it since we began, there is no list at all but an error, because every list that lacks a machine
+says that the machine is gone. Who has lost a host for good takes it out of config.yaml.
+
+A host with another key than the one in known_hosts is not used: another zone may be. It is listed like one that is
+silent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Lock
+from typing import Any, ClassVar
+
+import paramiko
+
+from policies.model import CapacityType, Zone
+from provisioners.bootstrap import ROOT
+from provisioners.errors import AuthError, CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.host import Host
+from provisioners.machines import (
+    CAPACITY_TAG,
+    NODES_TAG,
+    OWNER_TAG,
+    RANK_TAG,
+    REPLICA_TAG,
+    SERVICE_TAG,
+    Finding,
+    Leftover,
+    Machine,
+    MachineOrder,
+    MachineState,
+)
+from provisioners.shell import (
+    DiskFullError,
+    HostKeyError,
+    Login,
+    LoginRefusedError,
+    Shell,
+    ShellError,
+    connect,
+)
+from provisioners.ssh.pool import CLOUD, PoolHost, Pools, has_gpus
+
+STOP_GRACE_S = 10.0
+_STOP_TIMEOUT_S = 60.0
+_AT_ONCE = 16
+_FREE_GB = 5.0
+
+
+class SshMachines:
+    """`Machines` over the pools. Keeps a connection to each host."""
+
+    name: ClassVar[str] = CLOUD
+
+    def __init__(self, pools: Pools, dial: Callable[[Login], Shell] = connect) -> None:
+        self._pools = pools
+        self._dial = dial
+        self._shells: dict[str, Shell] = {}
+        self._seen: dict[str, tuple[Machine, ...]] = {}  # by host, of all owners, as last listed
+        self._lock = Lock()
+
+    def create(self, order: MachineOrder) -> Machine:
+        hosts = self._pools.in_zone(order.zone)
+        if not hosts:
+            raise InvalidRequestError(
+                f"no host of config.yaml is in {order.zone}", cloud=CLOUD, zone=order.zone
+            )
+        fitting = [one for one in hosts if has_gpus(one, order.accelerator, order.accelerator_count)]
+        if not fitting:
+            raise InvalidRequestError(
+                f"no host in {order.zone} has {order.accelerator_count:g} {order.accelerator}; see config.yaml",
+                cloud=CLOUD,
+                zone=order.zone,
+            )
+        if len(fitting) > 1:
+            # The order may have been sent before, and carried out on any of them. One host needs no such question.
+            for host in fitting:
+                if any(one.token == order.token for one in self._list(host, order.zone)):
+                    fitting = [host]
+        refusals = []
+        for host in fitting:
+            answer = self._ask(host, "claim", request=_request(order, host), zone=order.zone, is_offer=True)
+            if "claim" in answer:
+                return _machine(host, answer["claim"])
+            if "busy" in answer:
+                raise TransientError(f"{host.name}: its claims are locked", cloud=CLOUD, zone=order.zone)
+            refusals.append(f"{host.name}: {answer['refused']}")
+        raise CapacityError(f"no room in {order.zone}: {'; '.join(refusals)}", cloud=CLOUD, zone=order.zone)
+
+    def machines(self, owner: str) -> Sequence[Machine]:
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ssh-list") as pool:
+            lists = list(pool.map(self._list_or_recall, self._pools.hosts))
+        return [machine for found in lists for machine in found if machine.owner == owner]
+
+    def destroy(self, machine: Machine) -> None:
+        host = self._pools.host(machine.id.partition("/")[0])
+        if host is None:
+            return  # the user took it out of the pool
+        grace = (machine.token, f"{STOP_GRACE_S:g}")
+        answer = self._ask(host, "release", *grace, timeout_s=STOP_GRACE_S + _STOP_TIMEOUT_S)
+        if "left" in answer:
+            raise TransientError(f"{host.name}: {answer['left']} is left of {machine.token}", cloud=CLOUD)
+
+    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+        return {}
+
+    def leftovers(self, owner: str) -> Sequence[Leftover]:
+        """Folders of machines whose claim has ended."""
+        return [
+            Leftover("folder", f"{host.name}/{orphan['token']}", host.pool)
+            for host in self._pools.hosts
+            for orphan in self._ask(host, "claims")["orphans"]
+            if orphan["owner"] == owner
+        ]
+
+    def remove(self, leftover: Leftover) -> None:
+        name, _, token = leftover.id.partition("/")
+        host = self._pools.host(name)
+        if host is not None:
+            self._ask(host, "release", token, f"{STOP_GRACE_S:g}", timeout_s=STOP_GRACE_S + _STOP_TIMEOUT_S)
+
+    def forget(self, owner: str) -> Sequence[str]:
+        return ()  # nothing is shared by the owner's machines but the agent, which is others' too
+
+    def check(self) -> Sequence[Finding]:
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ssh-check") as pool:
+            return list(pool.map(self._check, self._pools.hosts))
+
+    def login(self, machine: Machine) -> Login:
+        """How to get into the host that the machine is a part of. Raises AuthError."""
+        host = self._pools.host(machine.id.partition("/")[0])
+        if host is None:
+            raise InvalidRequestError(f"{machine.id}: config.yaml has no such host any more", cloud=CLOUD)
+        return login_of(host)
+
+    # --- inside
+
+    def _list_or_recall(self, host: PoolHost) -> Sequence[Machine]:
+        try:
+            return self._list(host, host.place)
+        except ProvisionError as error:
+            with self._lock:
+                seen = self._seen.get(host.name)
+            if seen is None:
+                raise TransientError(
+                    f"{error.message}; what runs there is not known, so nothing is listed until it answers or is "
+                    "taken out of config.yaml",
+                    cloud=CLOUD,
+                    zone=host.place,
+                    retry_after_s=5.0,
+                ) from error
+            return [one if one.state.is_gone else replace(one, message=error.message) for one in seen]
+
+    def _list(self, host: PoolHost, zone: Zone) -> tuple[Machine, ...]:
+        found = tuple(_machine(host, claim) for claim in self._ask(host, "claims", zone=zone)["claims"])
+        with self._lock:
+            self._seen[host.name] = found
+        return found
+
+    def _ask(
+        self,
+        host: PoolHost,
+        verb: str,
+        *words: str,
+        request: Mapping[str, Any] | None = None,
+        zone: Zone | None = None,
+        is_offer: bool = False,
+        timeout_s: float = 30.0,
+    ) -> dict[str, Any]:
+        """One question to the agent of the host; its errors as those of a cloud. `is_offer`: a host that cannot be used
+        is a zone without room, and another one may have it."""
+        try:
+            agent = Host(self._shell(host), ROOT)
+            agent.install()
+            return agent.ask(verb, *words, request=request, timeout_s=timeout_s)
+        except (DiskFullError, HostKeyError) as error:
+            kind = CapacityError if is_offer else TransientError
+            raise kind(error.message, cloud=CLOUD, code=type(error).__name__, zone=zone) from error
+        except LoginRefusedError as error:
+            raise AuthError(error.message, cloud=CLOUD, code="LoginRefused", zone=zone) from error
+        except ShellError as error:
+            raise TransientError(error.message, cloud=CLOUD, zone=zone, retry_after_s=5.0) from error
+
+    def _shell(self, host: PoolHost) -> Shell:
+        with self._lock:
+            shell = self._shells.get(host.name)
+        if shell is not None and shell.is_open:
+            return shell
+        shell = self._dial(login_of(host))
+        with self._lock:
+            old = self._shells.get(host.name)
+            self._shells[host.name] = shell
+        if old is not None:
+            old.close()
+        return shell
+
+    def _check(self, host: PoolHost) -> Finding:
+        what = f"{host.name} ({host.address})"
+        try:
+            self._ask(host, "claims")
+            said = self._shell(host).run(
+                "nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l; df -Pk . | tail -1"
+            )
+        except ProvisionError as error:
+            return Finding(what, ok=False, message=error.message)
+        except ShellError as error:
+            return Finding(what, ok=False, message=error.message)
+        gpus, disk = said.out.decode().splitlines()[:2]
+        free_gb = int(disk.split()[3]) / 1e6
+        if int(gpus) < host.gpus:
+            return Finding(
+                what,
+                ok=False,
+                message=f"config.yaml says {host.gpus} {host.accelerator}, nvidia-smi sees {gpus}",
+            )
+        if free_gb < _FREE_GB:
+            return Finding(what, ok=False, message=f"only {free_gb:.1f} GB of its disk are free")
+        return Finding(what, ok=True)
+
+
+def login_of(host: PoolHost) -> Login:
+    """Raises AuthError if there is no identity file."""
+    try:
+        key = host.identity_file.read_text()
+    except OSError as error:
+        raise AuthError(
+            f"the identity file {host.identity_file} for {host.name} cannot be read: {error.strerror}",
+            cloud=CLOUD,
+        ) from error
+    keys = (host.host_key,) if host.host_key is not None else known_keys(host)
+    return Login(host.name, host.address, host.user, key, keys, host.port)
+
+
+def known_keys(host: PoolHost) -> tuple[str, ...]:
+    """What known_hosts says about the host, hashed names included."""
+    if not host.known_hosts.is_file():
+        return ()
+    entry = host.address if host.port == 22 else f"[{host.address}]:{host.port}"
+    found = paramiko.HostKeys(str(host.known_hosts)).lookup(entry)
+    return () if found is None else tuple(f"{kind} {key.get_base64()}" for kind, key in found.items())
+
+
+def _request(order: MachineOrder, host: PoolHost) -> dict[str, Any]:
+    return {
+        "token": order.token,
+        "tags": order.tags,
+        "gpus": math.ceil(order.accelerator_count) if order.accelerator else 0,
+        "host_gpus": host.gpus,
+        "exclusive": host.exclusive,
+        "ports": list(order.ports),
+    }
+
+
+def _machine(host: PoolHost, claim: Mapping[str, Any]) -> Machine:
+    tags = claim["tags"]
+    if claim["ended_at"] is not None:
+        state = MachineState.TERMINATED
+    else:
+        state = MachineState.STOPPING if claim["ending"] else MachineState.RUNNING
+    return Machine(
+        id=f"{host.name}/{claim['token']}",
+        token=claim["token"],
+        owner=tags[OWNER_TAG],
+        service=tags[SERVICE_TAG],
+        replica_id=int(tags[REPLICA_TAG]),
+        rank=int(tags[RANK_TAG]),
+        num_nodes=int(tags[NODES_TAG]),
+        zone=host.place,
+        capacity_type=CapacityType(tags[CAPACITY_TAG]),
+        state=state,
+        address=host.address,
+        private_address=host.private_address or host.address,
+        launched_at=claim["claimed_at"],
+    )
