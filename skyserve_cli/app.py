@@ -64,6 +64,7 @@ EXIT_CODES: Mapping[str, int] = MappingProxyType(
         "provisioners.catalog.model.CatalogError": 1,
         "skyserve_cli.clouds.CloudNotEnabledError": 1,
         "skyserve_cli.controller.client.RefusedError": 1,
+        "skyserve_cli.controller.client.MisconfiguredError": 2,
         "skyserve_cli.controller.client.ControllerDownError": 1,
     }
 )

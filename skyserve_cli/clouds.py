@@ -10,8 +10,8 @@ from typing import cast
 from provisioners.base import Provisioner, Requirements
 from provisioners.catalog import load
 from provisioners.local.cloud import LocalProvisioner
-from provisioners.registry import provisioner_class
-from skyserve_cli.config import Config, ConfigError
+from provisioners.registry import MissingSdkError, UnknownCloudError, provisioner_class
+from skyserve_cli.config import Config, ConfigError, RentedConfig, SshConfig
 from skyserve_cli.home import Home
 
 
@@ -70,18 +70,20 @@ class Clouds:
         return replace(need, candidates=tuple(kept))
 
     def _make(self, name: str) -> Provisioner:
-        """What each cloud's constructor takes. Raises UnknownCloudError, and ConfigError for what it makes of its
-        section."""
-        cloud = provisioner_class(name)
-        if issubclass(cloud, LocalProvisioner):
-            return cloud(self.home.root)
-        build = cast("Callable[..., Provisioner]", cloud)
+        """What each cloud's constructor takes. Raises ConfigError for a cloud that is none, or lacks its SDK, and for
+        what the cloud makes of its section."""
         section = self.config.clouds[name]
         try:
-            if name == "ssh":
-                return build(section.pools or {}, self.home.machine_secret())
-            if name == "aws":
-                return build(section, load(self.home.root).of(name), self.home.machine_secret())
-        except ValueError as error:
+            cloud = provisioner_class(name)
+            if issubclass(cloud, LocalProvisioner):
+                return cloud(self.home.root)
+            build = cast("Callable[..., Provisioner]", cloud)
+            match section:
+                case SshConfig():
+                    return build(section.pools, self.home.machine_secret())
+                case RentedConfig():
+                    return build(section, load(self.home.root).of(name), self.home.machine_secret())
+                case _:
+                    return build()
+        except (UnknownCloudError, MissingSdkError, ValueError) as error:
             raise ConfigError(f"{self.home.config}: {error}") from error
-        return build()

@@ -146,6 +146,8 @@ class AzureMachines:
         raise outcome
 
     def destroy(self, machine: Machine) -> None:
+        if "/resourcegroups/" not in machine.id.lower():
+            return  # an id that Azure never gave
         group, name = group_of(machine.id), name_of(machine.id)
         record = self._arm.find(lambda: self._arm.compute.ssh_public_keys.get(group, name))
         if record is None or ENDED_TAG not in (record.tags or {}):

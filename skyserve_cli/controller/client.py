@@ -27,6 +27,10 @@ class ControllerDownError(Exception):
     """No controller is running for this home; `serve controller start` starts one."""
 
 
+class MisconfiguredError(ControllerDownError):
+    """The controller does not start with this configuration."""
+
+
 class _NotReachedError(ControllerDownError):
     """Nobody has heard the call, or it only asked: it may be made again."""
 
@@ -118,6 +122,8 @@ class Client:
                 self.health()
                 return True
             except ControllerDownError:
+                if process.poll() == 2:
+                    raise MisconfiguredError(self._last_words()) from None
                 if process.poll() not in (None, 3):  # 3: somebody else's is on its way up
                     raise ControllerDownError(
                         f"the controller did not start: {self._last_words()} (see {self._home.controller_log})"
