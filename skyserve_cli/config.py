@@ -120,7 +120,7 @@ class Config(_Strict):
             except ValidationError as error:
                 wrong += [
                     InitErrorDetails(
-                        type=PydanticCustomError(each["type"], each["msg"]),  # type: ignore[arg-type]
+                        type=PydanticCustomError(each["type"], each["msg"]),
                         loc=(name, *each["loc"]),
                         input=each["input"],
                     )

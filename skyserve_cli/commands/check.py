@@ -12,7 +12,7 @@ from provisioners.machines import Finding
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Format, Output, View, home
 from skyserve_cli.config import load_config
-from skyserve_cli.output import CommandFailed, put_json, put_table, table
+from skyserve_cli.output import CommandFailed, put, put_json, put_table, table
 
 ANYTHING = Requirements((Candidate(use_spot=True), Candidate(use_spot=False)))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import ssl
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -48,7 +49,8 @@ class Fault:
 
 
 class AzureServer:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: the SDK as users have it sends no token without."""
         self.world = world
         self.calls: list[Call] = []
         self.faults: list[Fault] = []
@@ -56,7 +58,9 @@ class AzureServer:
         self._lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"server_of": self}))
         self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        if tls is not None:
+            self._http.socket = tls.wrap_socket(self._http.socket, server_side=True)
+        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self._http.server_port}"
 
     @contextmanager
     def running(self) -> Iterator[AzureServer]:
