@@ -65,6 +65,7 @@ class SshMachines:
         self._pools = pools
         self._dial = dial
         self._shells: dict[str, Shell] = {}
+        self._dialling: dict[str, Lock] = {}
         self._seen: dict[str, tuple[Machine, ...]] = {}  # by host, of all owners, as last listed
         self._lock = Lock()
 
@@ -191,17 +192,16 @@ class SshMachines:
             raise TransientError(error.message, cloud=CLOUD, zone=zone, retry_after_s=5.0) from error
 
     def _shell(self, host: PoolHost) -> Shell:
+        """The one connection to the host. Of many threads that need a new one the first dials, and the others wait."""
         with self._lock:
+            dialling = self._dialling.setdefault(host.name, Lock())
+        with dialling:
             shell = self._shells.get(host.name)
-        if shell is not None and shell.is_open:
+            if shell is None or not shell.is_open:
+                if shell is not None:
+                    shell.close()
+                shell = self._shells[host.name] = self._dial(login_of(host))
             return shell
-        shell = self._dial(login_of(host))
-        with self._lock:
-            old = self._shells.get(host.name)
-            self._shells[host.name] = shell
-        if old is not None:
-            old.close()
-        return shell
 
     def _check(self, host: PoolHost) -> Finding:
         what = f"{host.name} ({host.address})"

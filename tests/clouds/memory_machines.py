@@ -61,7 +61,8 @@ class MemoryMachines:
         self.before("destroy", machine.token)
         with self.lock:
             kept = self.kept.get(machine.token)
-            if kept is not None and kept.end is None and kept.id == machine.id:
+            is_left = kept is not None and (kept.end is None or kept.end[0] is MachineState.FAILED)
+            if kept is not None and is_left and kept.id == machine.id:
                 kept.end = MachineState.TERMINATED, ""
         self.after("destroy", machine.token)
 
