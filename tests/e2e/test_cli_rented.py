@@ -67,6 +67,7 @@ def configure(serve: Serve, clouds: dict[str, Any]) -> None:
 
 def google(serve: Serve, _folder: Path, stack: ExitStack) -> Cloud:
     world = GcpWorld(clock=RealClock(), operation_s=0.5, boot_s=0.5, preemption_s=1.0)
+    world.quotas |= {("", "GPUS_ALL_REGIONS"): 8.0, ("us-central1", "PREEMPTIBLE_NVIDIA_L4_GPUS"): 8.0}
     if vm_world.why_not() is None:
         vms = stack.enter_context(VmWorld("10.128.0.0/16"))
         world.on_launch = lambda facts: (
