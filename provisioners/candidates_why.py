@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from policies.model import Zone
 from provisioners.base import Candidate
 from provisioners.candidates import ANY_ACCOUNT, Account, given, price_of, tests_of
 from provisioners.catalog.model import Catalog, Row
@@ -47,9 +48,14 @@ class _Case:
         return " or ".join(_names(row.zone.cloud for row in self.left))
 
 
-def why_nothing(candidate: Candidate, catalog: Catalog, account: Account = ANY_ACCOUNT) -> Nothing | None:
-    """None if the candidate has an offer."""
-    left: Sequence[Row] = catalog.rows
+def why_nothing(
+    candidate: Candidate,
+    catalog: Catalog,
+    account: Account = ANY_ACCOUNT,
+    usable: Callable[[Zone], bool] = lambda zone: True,
+) -> Nothing | None:
+    """None if the candidate has an offer. The catalog may have more than is `usable` here, for the sake of the hints."""
+    left: Sequence[Row] = [row for row in catalog.rows if usable(row.zone)]
     if not left:
         return Nothing("cloud", "the catalog is empty")
     for field, test in tests_of(candidate, account):

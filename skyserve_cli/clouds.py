@@ -30,7 +30,7 @@ class Clouds:
 
     @property
     def enabled(self) -> tuple[str, ...]:
-        return tuple(name for name, cloud in self.config.clouds.items() if cloud.enabled)
+        return self.config.enabled
 
     def get(self, name: str) -> Provisioner:
         with self._lock:

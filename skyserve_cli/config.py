@@ -71,6 +71,11 @@ class Config(_Strict):
     load_balancer: LoadBalancerConfig = LoadBalancerConfig()
     clouds: dict[str, CloudConfig] = {"local": CloudConfig(poll_seconds=0.5)}
 
+    @property
+    def enabled(self) -> tuple[str, ...]:
+        """The clouds that may be used."""
+        return tuple(name for name, cloud in self.clouds.items() if cloud.enabled)
+
     @model_validator(mode="after")
     def _settings_are_of_their_cloud(self) -> Config:
         strange = [

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from provisioners.base import LaunchOrder
+from provisioners.bootstrap import is_url
 from provisioners.errors import InvalidRequestError
 from provisioners.local import process as local_process
 from provisioners.local.config import CloudConfig
@@ -49,7 +50,11 @@ def _complaints(order: LaunchOrder, cloud: CloudConfig) -> list[str]:
                 f"file_mounts: {target}: on the local cloud files are mounted below the work directory only; "
                 "use a relative path"
             )
-        if not Path(source).exists():
+        if is_url(source):
+            found.append(
+                f"file_mounts: {target}: {source}: the local cloud copies files and folders of this machine only"
+            )
+        elif not Path(source).exists():
             found.append(f"file_mounts: {target}: {source} is not a file or folder of this machine")
     return found
 

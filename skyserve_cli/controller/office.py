@@ -14,9 +14,11 @@ from policies.model import Launch, Memory, Observation, Plan, Replica, ReplicaSt
 from policies.plan import plan
 from policies.registry import policies_for
 from provisioners.base import Instance, Provisioner
+from provisioners.bootstrap import is_url
 from skyserve_cli import __version__
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.controller.books import SpecBook, all_offers
+from skyserve_cli.controller.choices import copies_of
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.digest import folder_digest
 from skyserve_cli.controller.lb_fleet import ProcessFleet
@@ -238,9 +240,11 @@ class Office:
         return spec.replica_hash(self._content_digest(spec, secrets)) == made
 
     def _content_digest(self, spec: ServiceSpec, secrets: Mapping[str, str]) -> str:
-        """What the spec only names: the files of the working directory, and secret values, these by a keyed
-        digest that does not give them away."""
+        """What the spec only names: the files of the working directory and of mounts, and secret values, these by a
+        keyed digest that does not give them away."""
         files = folder_digest(Path(spec.workdir)) if spec.workdir is not None else ""
+        sources = sorted(source for source in copies_of(spec.file_mounts).values() if not is_url(source))
+        files += "".join(folder_digest(Path(source)) for source in sources)
         return files + (self._seal.digest(secrets) if secrets else "")
 
 

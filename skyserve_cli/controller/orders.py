@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from policies.model import CapacityType, Goal, Offer, PlacementGoal, Replica, ScalingGoal
 from policies.registry import ALIASES, AUTO, MIXERS
-from provisioners.base import Candidate, LaunchOrder, Requirements
+from provisioners.base import LaunchOrder, Requirements
 from provisioners.machines import MAX_TOKEN
+from skyserve_cli.controller.choices import candidates_of, choice_of, copies_of, image_of
 from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
 from skyserve_cli.state.values import ServiceRow
 
@@ -77,19 +78,9 @@ def requirements_of(spec: ServiceSpec) -> Requirements:
         stand_ins = tuple(replace(choice, use_spot=False) for choice in spot)
     return Requirements(
         candidates=tuple(
-            Candidate(
-                cloud=choice.cloud,
-                region=choice.region,
-                zone=choice.zone,
-                accelerator=choice.accelerator,
-                accelerator_count=choice.accelerator_count,
-                cpus=choice.cpus,
-                memory=choice.memory,
-                instance_type=choice.instance_type,
-                use_spot=choice.use_spot,
-                max_hourly_cost=choice.max_usd_hour,
+            dict.fromkeys(
+                candidate for choice in (*spec.resources, *stand_ins) for candidate in candidates_of(choice)
             )
-            for choice in dict.fromkeys((*spec.resources, *stand_ins))
         ),
         ordered=spec.resources_ordered,
         num_nodes=spec.num_nodes,
@@ -117,6 +108,7 @@ def order_of(
     secrets: Mapping[str, str],
 ) -> LaunchOrder:
     """Everything the launch of `replica` needs."""
+    choice = choice_of(spec, replica.offer)
     return LaunchOrder(
         token=token_of(owner, service, incarnation, replica.id, replica.offer),
         owner=owner,
@@ -130,7 +122,11 @@ def order_of(
         env=dict(spec.envs),
         secrets=dict(secrets),
         workdir=spec.workdir,
+        file_mounts=copies_of(spec.file_mounts),
         num_nodes=spec.num_nodes,
+        image=image_of(choice, replica.offer.zone),
+        disk_gb=choice.disk_size_gb,
+        labels=dict(choice.labels),
     )
 
 

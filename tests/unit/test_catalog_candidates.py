@@ -166,9 +166,9 @@ def test_an_offer_of_two_candidates_is_one_offer() -> None:
     ],
 )
 def test_accelerators_are_weighed_by_their_work(qps: dict[str, float], first: str) -> None:
-    need = Requirements((Candidate(accelerator="A100"), Candidate(accelerator="T4", cloud="gcp")))
-    work = [AcceleratorQps(name, None, rate) for name, rate in qps.items()]
-    assert offers_of(need, CATALOG, work=work)[0].accelerator == first
+    work = tuple(AcceleratorQps(name, None, rate) for name, rate in qps.items())
+    need = Requirements((Candidate(accelerator="A100"), Candidate(accelerator="T4", cloud="gcp")), work=work)
+    assert offers_of(need, CATALOG)[0].accelerator == first
 
 
 def test_live_prices_go_before_the_catalogs() -> None:

@@ -149,8 +149,7 @@ NODE = Node("t-1-n1", 1, ("10.0.0.1", "10.0.0.2"), 8080)
             ["mount-0", "mount-1", "order", "start"],
             id="with mounts",
         ),
-        pytest.param({}, "docker:vllm", ["image", "order", "start"], id="in a container"),
-        pytest.param({}, "ami-123", ["order", "start"], id="on a machine image"),
+        pytest.param({}, "vllm", ["image", "order", "start"], id="in a container"),
         pytest.param(
             {"secrets": {"A": "b"}},
             None,
@@ -172,7 +171,7 @@ def test_every_script_can_be_read_by_sh_and_has_no_secret_in_it() -> None:
         file_mounts={"~/a b": "/x", "/m": "gs://b/p/", "c": "az://account/container/path", "d": "s3://it's"},
         secrets={"TOKEN": "hf_secret"},
     )
-    for step in steps_for(facts, Node("t-1", 0, ("10.0.0.1",), 8000, "docker:it's")):
+    for step in steps_for(facts, Node("t-1", 0, ("10.0.0.1",), 8000, "it's")):
         assert subprocess.run(["sh", "-n"], input=step.script, text=True).returncode == 0, step.name
         assert "hf_secret" not in repr(step)
     assert "hf_secret" not in json.dumps(task_for(facts, NODE))
@@ -220,7 +219,7 @@ def test_sources_that_are_not_there_are_named_all_at_once(tmp_path: Path) -> Non
     assert missing_sources(wrong) == [
         "workdir /nowhere is not a folder of this machine",
         "file_mounts: b: /none is not a file or folder of this machine",
-        "file_mounts: c: ftp://x is no bucket we know (s3://, gs://, az://ACCOUNT/CONTAINER)",
+        "file_mounts: c: ftp://x is no bucket we know (s3://, gs://, https://ACCOUNT.blob.core.windows.net/CONTAINER)",
     ]
 
 
