@@ -175,7 +175,9 @@ def missing_source(source: str) -> str | None:
         there = Path(source).expanduser().exists()
         return None if there else f"{source} is not a file or folder of this machine"
     if _bucket(source) is None:
-        return f"{source} is no bucket we know (s3://, gs://, https://ACCOUNT.blob.core.windows.net/CONTAINER)"
+        return (
+            f"{source} is no bucket we know (s3://, gs://, https://ACCOUNT.blob.core.windows.net/CONTAINER)"
+        )
     return None
 
 
@@ -201,7 +203,9 @@ def _mount(name: str, target: str, source: str, variables: Mapping[str, str]) ->
     if bucket is not None:
         known = {key: value for key, value in variables.items() if key.startswith(bucket.credentials)}
         program, command = bucket.fetch(bucket, where, known)
-        script = f"{_needs(program, source)}\n{_parent(where, 'sudo -n -E' if known else 'sudo -n')}\n{command}"
+        script = (
+            f"{_needs(program, source)}\n{_parent(where, 'sudo -n -E' if known else 'sudo -n')}\n{command}"
+        )
         if not known:
             return Step(name, f"fetching {source}", script, _TRANSFER_S)
         settings = "".join(f"{key}={shlex.quote(value)}\n" for key, value in sorted(known.items()))

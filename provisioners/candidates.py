@@ -11,8 +11,8 @@ and without instance type means machines without accelerators. Where no spot pri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from policies.model import AcceleratorQps, CapacityType, Offer, Zone
@@ -67,6 +67,18 @@ def offers_of(
 def ranked_by(work: Sequence[AcceleratorQps]) -> Callable[[Offer], tuple[float, Zone, str, float]]:
     """A key that sorts offers from the best to the worst, the same way on every cloud."""
     return lambda offer: (usd_of_work(offer, work), offer.zone, offer.instance_type, offer.accelerator_count)
+
+
+def in_order(need: Requirements, ask: Callable[[Requirements], Iterable[Offer]]) -> tuple[Offer, ...]:
+    """All offers, best first: the cheapest, or with `need.ordered` the cheapest of the best preference. `ask` answers for
+    any number of clouds, in any order."""
+    preferences = sorted({candidate.preference for candidate in need.candidates}) if need.ordered else [0]
+    found: list[Offer] = []
+    for preference in preferences:
+        alike = tuple(c for c in need.candidates if not need.ordered or c.preference == preference)
+        part = replace(need, candidates=alike, ordered=False)
+        found += sorted(ask(part), key=ranked_by(need.work))
+    return tuple(dict.fromkeys(found))
 
 
 def price_of(row: Row, candidate: Candidate, account: Account = ANY_ACCOUNT) -> float | None:

@@ -145,9 +145,14 @@ def _no_price(case: _Case) -> _Sentence:
 
 
 def _too_dear(case: _Case) -> _Sentence:
-    prices = (price_of(row, case.candidate, case.account) for row in case.left)
-    least, most = min(price for price in prices if price is not None), case.candidate.max_hourly_cost or 0.0
-    return f"{case.what} costs {least:g} USD per hour or more", f"max_hourly_cost is {most:g}"
+    prices = ((price_of(row, case.candidate, case.account), row) for row in case.left)
+    least, row = min(
+        ((price, row) for price, row in prices if price is not None),
+        key=lambda priced: (priced[0], priced[1].zone),
+    )
+    cheapest = f"{row.shape.name} in {row.zone.cloud}/{row.zone.name}"
+    most = case.candidate.max_hourly_cost or 0.0
+    return f"{case.what} costs {least:g} USD per hour or more ({cheapest})", f"max_hourly_cost is {most:g}"
 
 
 _SENTENCES: Mapping[str, Callable[[_Case], _Sentence]] = MappingProxyType(

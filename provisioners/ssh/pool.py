@@ -91,7 +91,8 @@ def load_pools(raw: Mapping[str, Any]) -> Pools:
 def offers_of(pools: Pools, need: Requirements) -> list[Offer]:
     """What the hosts could take if they were idle, cheapest first; with `need.ordered`, in the candidates' order."""
     groups = [
-        sorted(_fitting(pools, candidate, need.num_nodes), key=ranked_by(need.work)) for candidate in need.candidates
+        sorted(_fitting(pools, candidate, need.num_nodes), key=ranked_by(need.work))
+        for candidate in need.candidates
     ]
     offers = list(dict.fromkeys(offer for group in groups for offer in group))
     return offers if need.ordered else sorted(offers, key=ranked_by(need.work))
@@ -113,13 +114,19 @@ def why_nothing(pools: Pools, candidate: Candidate) -> Nothing | None:
         known = sorted({has(host) for host in left})
         left = [host for host in left if asked in (None, has(host))]
         if not left:
-            return Nothing(field, f"config.yaml has no {field} {asked!r} of hosts", f"it has {', '.join(known)}")
+            return Nothing(
+                field, f"config.yaml has no {field} {asked!r} of hosts", f"it has {', '.join(known)}"
+            )
     if not any(has_gpus(host, name, 0) for host in left):
         names = sorted({host.accelerator for host in left if host.accelerator})
-        return Nothing("accelerator", f"no host of yours has {name}", f"they have {', '.join(names) or 'none'}")
+        return Nothing(
+            "accelerator", f"no host of yours has {name}", f"they have {', '.join(names) or 'none'}"
+        )
     if not any(has_gpus(host, name, math.ceil(count)) for host in left):
         most = max(host.gpus for host in left if has_gpus(host, name, 0))
-        return Nothing("accelerator_count", f"no host of yours has {wanted}", f"the most that one has is {most}")
+        return Nothing(
+            "accelerator_count", f"no host of yours has {wanted}", f"the most that one has is {most}"
+        )
     if next(_fitting(pools, candidate, 1), None) is not None:
         return None
     offers = _fitting(pools, replace(candidate, max_hourly_cost=None), 1)
@@ -205,7 +212,3 @@ def _host(pool: str, path: str, raw: Mapping[str, Any], complaints: list[str]) -
 
 def _any(wish: str | None) -> str | None:
     return None if wish == "*" else wish
-
-
-def _by_price(offer: Offer) -> tuple[float, Zone]:
-    return offer.price_usd_hour, offer.zone

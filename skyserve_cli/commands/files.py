@@ -59,7 +59,9 @@ def _missing(spec: ServiceSpec) -> Iterator[Problem]:
                 yield Problem(path, wrong, source)
         if mount.bucket is not None and not mount.sources and mount.store not in (None, *BUCKETS_BY_NAME):
             kinds = ", ".join(BUCKETS_BY_NAME)
-            yield Problem(path, f"a bucket in {mount.store} needs its URL as source (by name: {kinds})", mount.store)
+            yield Problem(
+                path, f"a bucket in {mount.store} needs its URL as source (by name: {kinds})", mount.store
+            )
     if spec.tls is not None:
         for key, path in (("keyfile", spec.tls.keyfile), ("certfile", spec.tls.certfile)):
             if not Path(path).is_file():

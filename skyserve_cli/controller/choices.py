@@ -17,7 +17,7 @@ _SAME_COUNT = 0.005
 BUCKETS_BY_NAME = MappingProxyType({"s3": "s3", "gcs": "gs"})
 
 
-def candidates_of(choice: ResourceChoice) -> list[Candidate]:
+def candidates_of(choice: ResourceChoice, preference: int = 0) -> list[Candidate]:
     """What to ask the clouds for. One for each place if the images are by place: others have none."""
     return [
         Candidate(
@@ -31,6 +31,7 @@ def candidates_of(choice: ResourceChoice) -> list[Candidate]:
             instance_type=choice.instance_type,
             use_spot=choice.use_spot,
             max_hourly_cost=choice.max_usd_hour,
+            preference=preference,
         )
         for cloud, region in choice.places()
     ]

@@ -76,14 +76,16 @@ def requirements_of(spec: ServiceSpec) -> Requirements:
     if goal.dynamic_ondemand_fallback or goal.base_ondemand_fallback_replicas or goal.placer in MIXERS:
         spot = (choice for choice in spec.resources if choice.use_spot)
         stand_ins = tuple(replace(choice, use_spot=False) for choice in spot)
+    choices = dict.fromkeys((*spec.resources, *stand_ins))
     return Requirements(
         candidates=tuple(
-            dict.fromkeys(
-                candidate for choice in (*spec.resources, *stand_ins) for candidate in candidates_of(choice)
-            )
+            candidate
+            for place, choice in enumerate(choices)
+            for candidate in candidates_of(choice, place if spec.resources_ordered else 0)
         ),
         ordered=spec.resources_ordered,
         num_nodes=spec.num_nodes,
+        work=spec.replica_policy.target_qps_by_accelerator,
     )
 
 

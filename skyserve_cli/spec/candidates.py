@@ -150,7 +150,12 @@ def _use_spot(
 
 def _origin(path: str, entry: AlternativeSection, base: AlternativeSection) -> Origin:
     def of(*keys: str) -> str:
-        said = ((at, key) for at, section in ((path, entry), (_BASE, base)) for key in keys if getattr(section, key))
+        said = (
+            (at, key)
+            for at, section in ((path, entry), (_BASE, base))
+            for key in keys
+            if getattr(section, key)
+        )
         return next((f"{at}.{key}" for at, key in said), path)
 
     accelerator = of("accelerators", "gpus")
@@ -160,7 +165,10 @@ def _origin(path: str, entry: AlternativeSection, base: AlternativeSection) -> O
         "zone": of("infra", "zone"),
         "accelerator": accelerator,
         "accelerator_count": accelerator,
-        **{key: of(key) for key in ("cpus", "memory", "instance_type", "use_spot", "max_hourly_cost", "image_id")},
+        **{
+            key: of(key)
+            for key in ("cpus", "memory", "instance_type", "use_spot", "max_hourly_cost", "image_id")
+        },
     }
 
 

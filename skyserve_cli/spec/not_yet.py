@@ -65,7 +65,9 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("resources.disk_tier", "the cloud's default disk is used"),
     NotYet("resources.network_tier", "the cloud's default network is used"),
     NotYet("resources.local_disk", "offers are not filtered by it"),
-    NotYet("resources.image_id", "setup and run start on this machine, in no container", _is_container, _LOCAL),
+    NotYet(
+        "resources.image_id", "setup and run start on this machine, in no container", _is_container, _LOCAL
+    ),
     NotYet("resources.image_id", "machines run what they run", _is_machine_image, _OWN),
     NotYet("resources.labels", "there is nothing to label", clouds=_LOCAL),
     NotYet("resources.accelerator_args", "the cloud's defaults are used"),

@@ -4,7 +4,15 @@ from textwrap import dedent
 
 import pytest
 
-from skyserve_cli.spec import AcceleratorQps, GitSource, ResourceChoice, ServiceSpec, Tls, load_text
+from skyserve_cli.spec import (
+    AcceleratorQps,
+    GitSource,
+    ResourceChoice,
+    ServiceSpec,
+    SpecError,
+    Tls,
+    load_text,
+)
 
 # Listing 1 of the SkyServe paper (arXiv 2411.01438) without its comments. `setup` and `run` stand under
 # `resources` there, there is no `min_replicas`, and `use_spot` is not said.
@@ -540,7 +548,10 @@ IMAGES = {
     "of no region": ("{infra: aws, image_id: ami-1}", "is an image of one region"),
     "of no region, by cloud": ("{image_id: {aws: ami-1}}", "is an image of one region"),
     "not for this cloud": ("{infra: gcp, image_id: {aws: /ssm/name}}", "has no image for gcp"),
-    "not for this region": ("{infra: aws/eu-west-1, image_id: {us-east-1: ami-1}}", "has no image for aws/eu-west-1"),
+    "not for this region": (
+        "{infra: aws/eu-west-1, image_id: {us-east-1: ami-1}}",
+        "has no image for aws/eu-west-1",
+    ),
 }
 
 
@@ -564,7 +575,10 @@ def test_alternatives_remember_which_key_says_what() -> None:
         """
     )
     paths = [
-        tuple(loaded.path_of(index, name) for name in ("cloud", "accelerator", "cpus", "max_hourly_cost", "memory"))
+        tuple(
+            loaded.path_of(index, name)
+            for name in ("cloud", "accelerator", "cpus", "max_hourly_cost", "memory")
+        )
         for index in range(len(loaded.spec.resources))
     ]
     first, second = "resources.any_of[0]", "resources.any_of[1]"
