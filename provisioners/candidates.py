@@ -77,7 +77,8 @@ def in_order(need: Requirements, ask: Callable[[Requirements], Iterable[Offer]])
     for preference in preferences:
         alike = tuple(c for c in need.candidates if not need.ordered or c.preference == preference)
         part = replace(need, candidates=alike, ordered=False)
-        found += sorted(ask(part), key=ranked_by(need.work))
+        best_first = sorted(ask(part), key=ranked_by(need.work))
+        found += [replace(offer, preference=preference) for offer in best_first] if preference else best_first
     return tuple(dict.fromkeys(found))
 
 

@@ -107,12 +107,9 @@ def why_nothing(pools: Pools, candidate: Candidate) -> Nothing | None:
     name, count = candidate.accelerator, candidate.accelerator_count
     wanted = f"{name}:{count:g}"
     left: Sequence[PoolHost] = pools.hosts
-    for field, asked, has in (
-        ("region", _any(candidate.region), lambda host: host.place.region),
-        ("zone", _any(candidate.zone), lambda host: host.place.name),
-    ):
-        known = sorted({has(host) for host in left})
-        left = [host for host in left if asked in (None, has(host))]
+    for field, asked in (("region", _any(candidate.region)), ("zone", _any(candidate.zone))):
+        known = sorted({_named(host.place, field) for host in left})
+        left = [host for host in left if asked in (None, _named(host.place, field))]
         if not left:
             return Nothing(
                 field, f"config.yaml has no {field} {asked!r} of hosts", f"it has {', '.join(known)}"
@@ -159,6 +156,10 @@ def _fitting(pools: Pools, candidate: Candidate, num_nodes: int) -> Iterator[Off
             yield Offer(
                 zone, INSTANCE_TYPE, candidate.accelerator, count, CapacityType.ON_DEMAND, total, total
             )
+
+
+def _named(zone: Zone, field: str) -> str:
+    return zone.region if field == "region" else zone.name
 
 
 def has_gpus(host: PoolHost, accelerator: str | None, count: float) -> bool:

@@ -50,7 +50,9 @@ def placement_of(spec: ServiceSpec) -> PlacementGoal:
     """
     policy = spec.replica_policy
     if not any(choice.use_spot for choice in spec.resources):
-        return PlacementGoal(num_overprovision=policy.num_overprovision)
+        return PlacementGoal(
+            num_overprovision=policy.num_overprovision, work=policy.target_qps_by_accelerator
+        )
     aims, stands_in = policy.availability_target is not None, policy.dynamic_ondemand_fallback
     placer = policy.spot_placer
     chooses = aims or placer in ("auto", "risk_hedge")  # leaves the capacity to the placer
@@ -66,6 +68,7 @@ def placement_of(spec: ServiceSpec) -> PlacementGoal:
         dynamic_ondemand_fallback=chooses if stands_in is None else stands_in,
         base_ondemand_fallback_replicas=policy.base_ondemand_fallback_replicas,
         availability_target=policy.availability_target,
+        work=policy.target_qps_by_accelerator,
     )
 
 

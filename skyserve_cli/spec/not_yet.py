@@ -31,16 +31,13 @@ def _is_git(value: object) -> bool:
 
 
 def _is_container(value: object) -> bool:
-    return any(image.startswith("docker:") or place == "docker" for place, image in _images(value))
+    images = value if isinstance(value, dict) else {"*": value}
+    return "docker" in images or any(str(image).startswith("docker:") for image in images.values())
 
 
 def _is_machine_image(value: object) -> bool:
-    return any(not image.startswith("docker:") and place != "docker" for place, image in _images(value))
-
-
-def _images(value: object) -> list[tuple[str, str]]:
-    pairs = value.items() if isinstance(value, dict) else [("", value)]
-    return [(str(place), str(image)) for place, image in pairs]
+    """One for all places; a mapping leads to no place that it does not name."""
+    return isinstance(value, str) and not value.startswith("docker:")
 
 
 def _fills_a_bucket(mount: object) -> bool:
