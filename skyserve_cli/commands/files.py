@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from provisioners.bootstrap import is_url, missing_source
+from provisioners.local.order import copy_problems
 from skyserve_cli.config import load_config
-from skyserve_cli.controller.choices import BUCKETS_BY_NAME
+from skyserve_cli.controller.choices import BUCKETS_BY_NAME, copies_of
 from skyserve_cli.home import Home
 from skyserve_cli.output import WrongUsage, say
 from skyserve_cli.spec import FileMount, Loaded, Problem, ServiceSpec, SpecError, load_file
@@ -27,6 +28,7 @@ def load(
     changes: Sequence[str] | None = None,
 ) -> Loaded:
     """The spec with its secrets; its warnings are said. Raises SpecError with every problem, WrongUsage."""
+    enabled = load_config(Home.from_environment(os.environ).config).enabled
     loaded = load_file(
         file,
         name=name,
@@ -34,12 +36,12 @@ def load(
         secret_overrides=_variables("--secret", secret, secret_file),
         environ=os.environ,
         set_overrides=changes or (),
-        enabled=load_config(Home.from_environment(os.environ).config).enabled,
+        enabled=enabled,
     )
     for warning in loaded.warnings:
         say(f"warning: {warning}")
     spec = anchored(loaded.spec, Path.cwd())
-    missing = tuple(_missing(spec))
+    missing = (*_missing(spec), *_beyond_this_machine(spec, enabled))
     if missing:
         raise SpecError(missing)
     return replace(loaded, spec=spec)
@@ -66,6 +68,19 @@ def _missing(spec: ServiceSpec) -> Iterator[Problem]:
         for key, path in (("keyfile", spec.tls.keyfile), ("certfile", spec.tls.certfile)):
             if not Path(path).is_file():
                 yield Problem(f"service.tls.{key}", f"{path} is not a file", path)
+
+
+def _beyond_this_machine(spec: ServiceSpec, enabled: Sequence[str]) -> Iterator[Problem]:
+    """Copies that the local cloud cannot make, of a service that can run nowhere else."""
+    anywhere = [name for name in enabled if name != "local"] or enabled
+    if {cloud for choice in spec.resources for cloud in ([choice.cloud] if choice.cloud else anywhere)} != {
+        "local"
+    }:
+        return
+    for mount in spec.file_mounts:
+        for target, source in copies_of([mount]).items():
+            for why in copy_problems(target, source):
+                yield Problem(dotted(("file_mounts", mount.path)), why, source)
 
 
 def anchored(spec: ServiceSpec, folder: Path) -> ServiceSpec:

@@ -83,6 +83,7 @@ def copies_of(mounts: Sequence[FileMount]) -> dict[str, str]:
             copies[mount.path] = mount.sources[0]
         for source in mount.sources if len(mount.sources) > 1 else ():
             copies[f"{mount.path.rstrip('/')}/{PurePosixPath(source).name}"] = source
-        if mount.bucket is not None and not mount.sources:
-            copies[mount.path] = f"{BUCKETS_BY_NAME[mount.store or 's3']}://{mount.bucket}"
+        kind = BUCKETS_BY_NAME.get(mount.store or "s3")
+        if mount.bucket is not None and not mount.sources and kind is not None:
+            copies[mount.path] = f"{kind}://{mount.bucket}"
     return copies

@@ -156,6 +156,19 @@ def test_your_own_hosts_say_what_they_lack(planner: Serve, file: Path) -> None:
         assert f"resources.{path}: {sentence}" in refused.err
 
 
+@pytest.mark.parametrize(
+    ("mount", "said"),
+    [("{/data: /etc/hostname}", "use a relative path"), ("{data: 's3://b'}", "of this machine only")],
+    ids=["an absolute path", "a bucket"],
+)
+def test_what_this_machine_cannot_copy_is_said_where_there_is_no_other(
+    planner: Serve, file: Path, mount: str, said: str
+) -> None:
+    here = planner("plan", file, f"--set=file_mounts={mount}", *override(infra="local"))
+    assert (here.code, said in here.err) == (2, True)
+    assert said not in planner.ok("plan", file, f"--set=file_mounts={mount}", *override(infra="aws")).err
+
+
 def test_an_update_that_can_run_nowhere_changes_nothing(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "web.yaml"
     file.write_text("service: {}\nrun: exec python3 -m http.server $SKYSERVE_REPLICA_PORT\n")
