@@ -5,7 +5,7 @@ left nothing. Pure, and quick: a few milliseconds for three clouds.
 
 *Counts are exact*, as in SkyPilot: ``A10G:1`` never becomes a machine of eight that costs eight times as much, and
 ``L4:4`` is one machine with four. *One offer per zone and candidate*, the cheapest shape that fits: placement leaves a
-zone that refused alone for all sizes, so that a dearer one would never be asked for. A candidate without accelerator
+zone that refused an accelerator alone for all machines with as many, so that a dearer one would never be asked for. A candidate without accelerator
 and without instance type means machines without accelerators. Where no spot price is known, none is offered.
 """
 

@@ -56,7 +56,7 @@ def test_zones_of_three_clouds_are_listed_by_price_without_credentials(planner: 
     assert prices == sorted(prices)
     assert {each["cloud"] for each in candidates} == {"aws", "gcp", "azure"}
     assert {each["accelerator"] for each in candidates} == {"A100", "A100-80GB", "L4", "H100"}
-    assert plan["offers"] == len(candidates) > 100
+    assert plan["offers"] == len(candidates) > 50
     assert (plan["placement"], plan["load_balancing_policy"]) == ("spothedge", "gorgo")
     assert {launch["zone"] for launch in plan["launches"]} <= {each["zone"] for each in candidates[:5]}
     assert planner.processes() == [], "nothing was started"
