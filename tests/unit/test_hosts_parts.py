@@ -18,7 +18,7 @@ import pytest
 
 from policies.model import CapacityType, Offer, Zone
 from provisioners.base import Candidate, LaunchOrder, Requirements
-from provisioners.bootstrap import Node, missing_sources, steps_for, task_for
+from provisioners.bootstrap import Content, Node, missing_sources, steps_for, task_for
 from provisioners.host_agent import claims, notices
 from provisioners.host_agent.bundle import agent_bundle
 from provisioners.host_agent.log import log_window, pump, read_log
@@ -200,6 +200,11 @@ def test_nodes_are_told_who_they_are() -> None:
         pytest.param("s3://bucket/model", "aws s3 cp --only-show-errors s3://bucket/model /m", id="s3"),
         pytest.param("gs://bucket/model/", "gcloud storage cp gs://bucket/model /m", id="gs"),
         pytest.param("az://account/box/model", "--account-name account --auth-mode login", id="az"),
+        pytest.param(
+            "https://account.blob.core.windows.net/box/model/",
+            "--account-name account --auth-mode login --output none --container-name box --name model",
+            id="a blob's URL",
+        ),
     ],
 )
 def test_buckets_are_fetched_by_their_vendors_program_which_must_be_there(source: str, said: str) -> None:
@@ -210,6 +215,40 @@ def test_buckets_are_fetched_by_their_vendors_program_which_must_be_there(source
     )
     assert missing.returncode == 127
     assert "which this machine's image does not have" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "program", "given", "seen"),
+    [
+        pytest.param("s3://b/m", "aws", {"AWS_SECRET_ACCESS_KEY": "it's"}, {"AWS_SECRET_ACCESS_KEY": "it's"}, id="s3"),
+        pytest.param(
+            "gs://b/m", "gcloud", {"CLOUDSDK_AUTH_ACCESS_TOKEN": "t", "AWS_PROFILE": "p"},
+            {"CLOUDSDK_AUTH_ACCESS_TOKEN": "t"}, id="gs, and nobody else's",
+        ),
+        pytest.param("az://a/box/m", "az", {"AZURE_STORAGE_KEY": "a b$c"}, {"AZURE_STORAGE_KEY": "a b$c"}, id="az"),
+        pytest.param("s3://b/m", "aws", {"HF_TOKEN": "hf"}, {}, id="none of them"),
+    ],
+)  # fmt: skip
+def test_a_vendors_program_gets_its_credentials_by_its_environment(
+    tmp_path: Path, source: str, program: str, given: dict[str, str], seen: dict[str, str]
+) -> None:
+    (step, *_) = steps_for(order(file_mounts={"m/model": source}, secrets=given), NODE)
+    assert not any(value in step.script for value in given.values() if len(value) > 1)
+    fake = tmp_path / "bin" / program
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\nenv >seen\necho "$*" >said\n')
+    fake.chmod(0o755)
+    content = step.sends.data if isinstance(step.sends, Content) else b""
+    done = subprocess.run(
+        ["/bin/sh", "-c", step.script],
+        input=content,
+        env={"PATH": f"{fake.parent}:/usr/bin:/bin"},
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0
+    environment = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines())
+    assert {key: environment[key] for key in given if key in environment} == seen
+    assert ("--auth-mode login" in (tmp_path / "said").read_text()) == (program == "az" and not seen)
 
 
 def test_sources_that_are_not_there_are_named_all_at_once(tmp_path: Path) -> None:
