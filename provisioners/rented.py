@@ -33,7 +33,7 @@ PRICES_KEPT_S = 3600.0  # an older price is worth less than the catalog's
 
 @dataclass(frozen=True, slots=True)
 class Rent:
-    """What the user has set for a cloud that rents machines, for services that say nothing else. `sources` are the CIDR blocks from which machines can be
+    """What the user has set for a cloud that rents machines. `sources` are the CIDR blocks from which machines can be
     reached; `image` is the cloud's own name of one."""
 
     image: str | None = None

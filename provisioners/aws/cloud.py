@@ -36,7 +36,7 @@ class AwsProvisioner(RentedProvisioner):
             image=section.image,
         )
         if section.regions is not None:
-            catalog = catalog.within(section.regions)
+            catalog = Catalog(tuple(one for one in catalog.listings if one.region in section.regions))
         super().__init__(
             AwsMachines(settings),
             catalog,
