@@ -106,6 +106,11 @@ class Config(_Strict):
     load_balancer: LoadBalancerConfig = LoadBalancerConfig()
     clouds: dict[str, CloudConfig] = {"local": CloudConfig(poll_seconds=0.5)}
 
+    @property
+    def enabled(self) -> tuple[str, ...]:
+        """The clouds that may be used."""
+        return tuple(name for name, cloud in self.clouds.items() if cloud.enabled)
+
     @field_validator("clouds", mode="plain")
     @classmethod
     def _each_as_its_own(cls, sections: object) -> dict[str, CloudConfig]:
