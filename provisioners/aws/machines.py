@@ -22,6 +22,7 @@ from hashlib import sha256
 from itertools import chain
 from random import Random
 from threading import Lock
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import boto3
@@ -36,7 +37,7 @@ from provisioners.aws.network import AwsNetwork
 from provisioners.aws.prices import spot_prices_of
 from provisioners.clock import unix_now
 from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
-from provisioners.machines import OWNER_TAG, TOKEN_TAG, Finding, Leftover, Machine, MachineOrder
+from provisioners.machines import OWNER_TAG, TOKEN_TAG, Finding, Leftover, Machine, MachineOrder, Silent
 
 _SETTLED_S = 60.0  # after which EC2 is believed that something does not exist
 _YOUNG_VOLUME_S = 60.0  # which may be on its way to its instance
@@ -115,10 +116,11 @@ class AwsMachines:
             retry_after_s=_SETTLED_S,
         )
 
-    def machines(self, owner: str) -> Sequence[Machine]:
-        listed = list(
-            self._in_regions(self._regions(), lambda region: self._list(region, _tagged(OWNER_TAG, owner)))
-        )
+    def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
+        def of(region: str) -> list[Machine]:
+            return self._list(region, _tagged(OWNER_TAG, owner))
+
+        listed = list(self._in_regions(self._regions(), of, silent))
         ids = {machine.id for machine in listed}
         with self._lock:
             self._launched = {
@@ -150,14 +152,20 @@ class AwsMachines:
 
         return dict(self._in_regions(regions, of))
 
-    def leftovers(self, owner: str) -> Sequence[Leftover]:
-        return list(self._in_regions(self._regions(), lambda region: self._leftovers(region, owner)))
+    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        return list(self._in_regions(self._regions(), lambda region: self._leftovers(region, owner), silent))
 
     def remove(self, leftover: Leftover) -> None:
         # EC2 refuses to delete what is attached to an instance, so a wrong guess does no harm.
         action, parameter, gone = _REMOVALS[leftover.kind]
         value = [leftover.id] if parameter.endswith("Ids") else leftover.id
         self._api.call(leftover.region, action, {parameter: value}, unless=(gone,))
+
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        def of(region: str) -> list[Leftover]:
+            return self._network.shared(owner, region)
+
+        return list(self._in_regions(self._regions(), of, silent))
 
     def forget(self, owner: str) -> Sequence[str]:
         return list(self._in_regions(self._regions(), lambda region: self._network.forget(owner, region)))
@@ -300,19 +308,35 @@ class AwsMachines:
         )
         born_by = self._now() - _YOUNG_VOLUME_S
         things = chain(
-            (("volume", one["VolumeId"], one) for one in volumes if one["CreateTime"].timestamp() < born_by),
             (
-                ("network-interface", one["NetworkInterfaceId"], one | {"Tags": one["TagSet"]})
+                Leftover(
+                    "volume",
+                    one["VolumeId"],
+                    region,
+                    _token_of(one),
+                    one["CreateTime"].timestamp(),
+                    _USD_GB_MONTH.get(one["VolumeType"], 0.1) * one["Size"],
+                )
+                for one in volumes
+                if one["CreateTime"].timestamp() < born_by
+            ),
+            (
+                Leftover(
+                    "network-interface",
+                    one["NetworkInterfaceId"],
+                    region,
+                    _token_of({"Tags": one["TagSet"]}),
+                    usd_month=0.0,
+                )
                 for one in cards
             ),
-            (("spot-request", one["SpotInstanceRequestId"], one) for one in requests),
+            (
+                Leftover("spot-request", one["SpotInstanceRequestId"], region, _token_of(one), usd_month=0.0)
+                for one in requests
+            ),
         )
         live = {machine.token for machine in self._list(region, owned) if not machine.state.is_gone}
-        return [
-            Leftover(kind, thing_id, region)
-            for kind, thing_id, thing in things
-            if tags_of(thing).get(TOKEN_TAG) not in live
-        ]
+        return [thing for thing in things if thing.token not in live]
 
     def _regions(self) -> Sequence[str]:
         if self._settings.regions is not None:
@@ -324,12 +348,29 @@ class AwsMachines:
     def _find_regions(self, home: str) -> list[str]:
         return sorted(region["RegionName"] for region in self._api.ask(home, "DescribeRegions")["Regions"])
 
-    def _in_regions(self, regions: Sequence[str], ask: Callable[[str], Sequence[T]]) -> Iterator[T]:
-        """The answers of all regions. The first that has none raises, so an answer is never a part of the truth."""
+    def _in_regions(
+        self, regions: Sequence[str], ask: Callable[[str], Sequence[T]], silent: Silent | None = None
+    ) -> Iterator[T]:
+        """The answers of all regions. The first that has none raises, so an answer is never a part of the truth, but for
+        him who wants to be told."""
+
+        def answer(region: str) -> Sequence[T]:
+            try:
+                return ask(region)
+            except ProvisionError as error:
+                if silent is None:
+                    raise
+                silent(region, error)
+                return ()
+
         with ThreadPoolExecutor(max_workers=_PARALLEL_REGIONS, thread_name_prefix="aws") as pool:
-            return chain.from_iterable(list(pool.map(ask, regions)))
+            return chain.from_iterable(list(pool.map(answer, regions)))
 
 
+# "Amazon EBS pricing", us-east-1; other regions cost up to twice that.
+_USD_GB_MONTH: Mapping[str, float] = MappingProxyType(
+    {"gp3": 0.08, "gp2": 0.1, "io1": 0.125, "io2": 0.125, "st1": 0.045, "sc1": 0.015, "standard": 0.05}
+)
 _REMOVALS: Mapping[str, tuple[str, str, str]] = {  # the call, its parameter, the code of what is gone already
     "volume": ("DeleteVolume", "VolumeId", "InvalidVolume.NotFound"),
     "network-interface": (
@@ -357,6 +398,10 @@ def client_token(order: MachineOrder, attempt: int) -> str:
         str(attempt),
     )
     return sha256("\n".join(parts).encode()).hexdigest()[:48]
+
+
+def _token_of(described: Reply) -> str:
+    return tags_of(described).get(TOKEN_TAG, "")
 
 
 def _tagged(tag: str, value: str) -> list[dict[str, Any]]:

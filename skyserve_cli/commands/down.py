@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated
@@ -21,8 +22,10 @@ from skyserve_cli.commands.options import (
 )
 from skyserve_cli.commands.prices import ask
 from skyserve_cli.controller.client import Client
+from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, place, plural, say
 
+TIDY_POLL_S = 1.0
 PATIENCE_S = 1800.0  # longer than any drain and any clean-up: what is there then will not go by itself
 
 
@@ -43,7 +46,11 @@ def down(
     no_wait: NoWait = False,
     timeout: Timeout = PATIENCE_S,
 ) -> None:
-    """Take services down, and wait until nothing of them is left."""
+    """Take services down, and wait until nothing of them is left.
+
+    Nothing: the clouds list no instance and no disk of theirs any more, and with the last service of a cloud its groups,
+    keys and networks are removed, too. What cannot be removed is named, with exit code 1.
+    """
     if everything == bool(names):
         raise WrongUsage("name the services to take down, or pass --all")
     if replica_id is not None and (everything or len(names or ()) != 1 or purge):
@@ -67,7 +74,10 @@ def down(
     if no_wait:
         say(f"going down: {', '.join(chosen)}")
         return
+    began = SystemClock().now()
     _wait(client, frozenset(chosen), told, timeout)
+    left_s = None if timeout is None else max(0.0, timeout - (SystemClock().now() - began))
+    _tidy(client, chosen, left_s)
     say(f"down: {', '.join(chosen)}")
 
 
@@ -117,6 +127,33 @@ def _wait(client: Client, names: frozenset[str], told: int, timeout_s: float | N
             "`serve status` lists what is left",
             130,
         ) from None
+
+
+def _tidy(client: Client, names: Sequence[str], timeout_s: float | None) -> None:
+    """Wait until the clouds themselves list nothing of it any more: no instance, no disk; and where no service is left,
+    no group, key or network of ours. Raises CommandFailed with a sentence for each thing that stays."""
+    clock = SystemClock()
+    began, told = clock.now(), frozenset[str]()
+    try:
+        while True:
+            step = client.tidy(names)
+            for thing in step["removed"]:
+                say(f"removed {thing}")
+            waiting = step["waiting"]
+            if not waiting or (timeout_s is not None and clock.now() - began > timeout_s):
+                break
+            for sentence in frozenset(waiting) - told:
+                say(f"waiting: {sentence}")
+            told |= frozenset(waiting)
+            time.sleep(TIDY_POLL_S)
+    except KeyboardInterrupt:
+        raise CommandFailed("\nstopped waiting; `serve gc` shows what is left in the clouds", 130) from None
+    if left := [*waiting, *step["problems"]]:
+        raise CommandFailed(
+            f"{', '.join(names)}: down, but not everything is removed:\n"
+            + "".join(f"  {sentence}\n" for sentence in left)
+            + "the controller keeps trying; `serve gc` shows what is left, and removes it"
+        )
 
 
 def _is_gone(view: View) -> bool:
