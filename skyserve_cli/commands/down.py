@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from policies.service_state import CLEANUP_TIMEOUT_S
 from skyserve_cli.commands import progress
 from skyserve_cli.commands.options import (
     NoWait,
@@ -132,6 +133,7 @@ def _wait(client: Client, names: frozenset[str], told: int, timeout_s: float | N
 def _tidy(client: Client, names: Sequence[str], timeout_s: float | None) -> None:
     """Wait until the clouds themselves list nothing of it any more: no instance, no disk; and where no service is left,
     no group, key or network of ours. Raises CommandFailed with a sentence for each thing that stays."""
+    patience_s = CLEANUP_TIMEOUT_S if timeout_s is None else min(timeout_s, CLEANUP_TIMEOUT_S)
     clock = SystemClock()
     began, told = clock.now(), frozenset[str]()
     try:
@@ -140,7 +142,7 @@ def _tidy(client: Client, names: Sequence[str], timeout_s: float | None) -> None
             for thing in step["removed"]:
                 say(f"removed {thing}")
             waiting = step["waiting"]
-            if not waiting or (timeout_s is not None and clock.now() - began > timeout_s):
+            if not waiting or clock.now() - began > patience_s:
                 break
             for sentence in frozenset(waiting) - told:
                 say(f"waiting: {sentence}")

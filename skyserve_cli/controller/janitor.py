@@ -29,6 +29,7 @@ from skyserve_cli.state.values import ServiceRow, Story
 log = logging.getLogger(__name__)
 
 AGAIN_S = 10.0  # between the two times that a leftover must be seen before nobody is asked about its end
+PATIENCE_S = 60.0  # with a region that does not answer, until somebody has to look after it
 
 Key = tuple[str, str, str, str]
 
@@ -114,6 +115,9 @@ class Janitor:
         self._seen: defaultdict[str, dict[Key, float]] = defaultdict(
             dict
         )  # leftovers, and when they were first seen
+        self._silent: defaultdict[str, dict[str, float]] = defaultdict(
+            dict
+        )  # regions, and since when they are
         self._told: dict[str, tuple[str, ...]] = {}
         self._locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
 
@@ -145,7 +149,7 @@ class Janitor:
 
     def remove(self, key: Key) -> Refusal:
         """End an instance, or remove a leftover, that a look has found. Already gone is success; of an instance it is
-        the order that is given, not the end that is awaited."""
+        the order that is given, not the end that is awaited. What was nobody's has stayed so: no token is used twice."""
         cloud = key[0]
         with self._locks[cloud]:
             if key not in self._ends[cloud]:
@@ -158,6 +162,8 @@ class Janitor:
             except ProvisionError as error:
                 return Refusal(error.message, passes=isinstance(error, TransientError))
             del self._ends[cloud][key]
+            _, kind, name, region = key
+            self._tell_removed(f"{kind} {name} in {cloud}/{region}, which belonged to nothing")
             return Refusal()
 
     def forget(self, cloud: str) -> Sequence[str]:
@@ -169,9 +175,14 @@ class Janitor:
             if cloud in self._known().clouds:
                 return (f"a service uses {cloud}, so nothing that machines share is removed",)
             try:
-                return provisioner.forget(self._owner)
+                problems = provisioner.forget(self._owner)
             except ProvisionError as error:
                 return (error.message,)
+            if not problems:
+                self._tell_removed(
+                    f"all that machines in {cloud} shared: none is left, and no service needs it"
+                )
+            return problems
 
     def tidy(self, cloud: str, services: Iterable[str] | None = None) -> Tidied:
         """One step: remove the leftovers that are seen for the second time, and once nothing lives there any more and
@@ -181,19 +192,17 @@ class Janitor:
             look = self.look(cloud)
             wanted = None if services is None else frozenset(services)
             alive = [one for one in look.of(Part.INSTANCE) if wanted is None or one.service in wanted]
+            self._note(cloud, look)
+            patient = [one for one in look.unlisted if one.passes and self._is_news(one)]
             done = Tidied(
-                waiting=(
-                    *(f"{stray} is not gone yet" for stray in alive),
-                    *(str(one) for one in look.unlisted if one.passes),
-                ),
-                problems=tuple(str(one) for one in look.unlisted if not one.passes),
+                waiting=(*(f"{stray} is not gone yet" for stray in alive), *map(str, patient)),
+                problems=tuple(str(one) for one in look.unlisted if one not in patient),
             )
-            self._note(cloud, look.of(Part.LEFTOVER))
             for leftover in look.of(Part.LEFTOVER):
                 done += self._remove_if_seen_twice(leftover)
             if look.is_empty and look.of(Part.SHARED) and not done.waiting and not done.problems:
                 done += self._forget(cloud, look.of(Part.SHARED))
-            self._report(cloud, done)
+            self._tell_problems(cloud, done.problems)
             return done
 
     # --- inside
@@ -224,10 +233,14 @@ class Janitor:
             strays |= dict.fromkeys(leaks.of_leftover(cloud, Part.SHARED, one) for one in shared)
         return strays, all(one.state.is_gone for one in machines)
 
-    def _note(self, cloud: str, leftovers: Sequence[Stray]) -> None:
-        """When each of them was first seen; those that are gone are struck out."""
-        before, now = self._seen[cloud], self._clock.now()
-        self._seen[cloud] = {one.key: before.get(one.key, now) for one in leftovers}
+    def _note(self, cloud: str, look: Look) -> None:
+        """When each leftover was first seen, and since when each region has been silent; what is over is struck out."""
+        seen, silent, now = self._seen[cloud], self._silent[cloud], self._clock.now()
+        self._seen[cloud] = {one.key: seen.get(one.key, now) for one in look.of(Part.LEFTOVER)}
+        self._silent[cloud] = {one.region: silent.get(one.region, now) for one in look.unlisted}
+
+    def _is_news(self, unlisted: Unlisted) -> bool:
+        return self._clock.now() - self._silent[unlisted.cloud][unlisted.region] < PATIENCE_S
 
     def _remove_if_seen_twice(self, leftover: Stray) -> Tidied:
         if self._clock.now() - self._seen[leftover.cloud][leftover.key] < AGAIN_S:
@@ -242,16 +255,18 @@ class Janitor:
         problems = tuple(self.forget(cloud))
         return Tidied(problems=problems) if problems else Tidied(removed=tuple(map(str, shared)))
 
-    def _report(self, cloud: str, done: Tidied) -> None:
-        """Tell the story: what was removed, and what cannot be, this once."""
-        for thing in done.removed:
-            log.info("removed %s", thing)
-            self._tell(Story("Removed", f"{thing}: it belonged to nothing"))
-        if done.problems != self._told.get(cloud, ()):
-            self._told[cloud] = done.problems
-            for problem in done.problems:
-                log.warning("%s", problem)
-                self._tell(Story("NotRemoved", problem))
+    def _tell_removed(self, what: str) -> None:
+        log.info("removed %s", what)
+        self._tell(Story("Removed", what))
+
+    def _tell_problems(self, cloud: str, problems: tuple[str, ...]) -> None:
+        """Those of this sweep, unless they are those of the last one."""
+        if problems == self._told.get(cloud, ()):
+            return
+        self._told[cloud] = problems
+        for problem in problems:
+            log.warning("%s", problem)
+            self._tell(Story("NotRemoved", problem))
 
 
 def known_of(owner: str, rows: Iterable[ServiceRow], specs: SpecBook, clouds: Clouds) -> Known:

@@ -234,7 +234,7 @@ def clean(bench: LeakBench, ground: Ground) -> None:
 def test_everything_that_was_lost_is_found_with_what_is_known_of_it(ground: Ground) -> None:
     look = ground.bench().janitor.look(ground.fresh().name)
     assert look.unlisted == ()
-    assert [stray.part for stray in look.strays][0] is Part.INSTANCE
+    assert look.strays[0].part is Part.INSTANCE
     assert {stray.part for stray in look.strays} == set(Part)
     (orphan,) = look.of(Part.INSTANCE)
     assert orphan.created_at is not None

@@ -12,10 +12,11 @@ from policies.model import CapacityType, Offer
 from provisioners.base import LaunchOrder
 from provisioners.errors import AuthError, ProvisionError, TransientError
 from provisioners.machines import Leftover, Machine, Silent
-from skyserve_cli.controller.janitor import AGAIN_S
+from skyserve_cli.controller.janitor import AGAIN_S, PATIENCE_S, Sweeper
 from skyserve_cli.controller.leaks import Part
 from tests.clouds.leak_bench import LeakBench
 from tests.clouds.memory_machines import CLOUD, ZONES, KilledError, MemoryMachines
+from tests.clouds.vms.vm_bench import until
 
 TOKEN = "own-chat-1-0a1b2c3d4e"
 DISK = Leftover("disk", "d-1", "us", "own-chat-9-0a1b2c3d4e")
@@ -115,7 +116,7 @@ def test_a_leftover_is_removed_when_it_is_seen_twice(world: World) -> None:
     assert world.bench.tidy().removed == ("disk d-1 in memory/us",)
     assert world.machines.left == []
     assert [(line.kind, line.message) for line in world.bench.story] == [
-        ("Removed", "disk d-1 in memory/us: it belonged to nothing")
+        ("Removed", "disk d-1 in memory/us, which belonged to nothing")
     ]
 
 
@@ -172,6 +173,9 @@ def test_a_region_that_is_silent_is_named_and_the_others_are_tidied(world: World
     assert world.bench.janitor.remove(("memory", "disk", "d-1", "us")).why == ""
     step = world.bench.tidy()
     assert (step.removed, step.waiting) == ((), ("memory/eu cannot be listed: no answer",))
+    world.time.sleep(PATIENCE_S)
+    step = world.bench.tidy()
+    assert (step.waiting, step.problems) == ((), ("memory/eu cannot be listed: no answer",))
     assert world.machines.common == [GROUP]
 
 
@@ -204,6 +208,27 @@ def test_what_cannot_be_removed_is_told_once(world: World) -> None:
         (problem,) = world.bench.tidy().problems
         assert problem == "disk d-1 in memory/us cannot be removed: ec2:DeleteVolume is missing"
     assert [line.kind for line in world.bench.story] == ["NotRemoved"]
+
+
+def test_the_sweeper_comes_again_and_outlives_a_bug(world: World) -> None:
+    sweeps = 0
+
+    def count(owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        nonlocal sweeps
+        sweeps += 1
+        if sweeps == 2:
+            raise LookupError("a bug")
+        world.time.sleep(AGAIN_S)
+        return list(world.machines.left)
+
+    world.machines.left = [DISK]
+    world.machines.leftovers = count  # type: ignore[method-assign]
+    sweeper = Sweeper(world.bench.janitor, (CLOUD,), every_s=0.001)
+    sweeper.start()
+    until(lambda: not world.machines.left and sweeps > 3, "the end of the disk")
+    sweeper.stop()
+    sweeper.join()
+    assert [line.kind for line in world.bench.story] == ["Removed"]
 
 
 class TestForgettingAndLaunching:
