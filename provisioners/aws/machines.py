@@ -22,7 +22,6 @@ from hashlib import sha256
 from itertools import chain
 from random import Random
 from threading import Lock
-from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import boto3
@@ -32,7 +31,8 @@ from provisioners.aws.api import AwsApi, RegionMemo, Reply
 from provisioners.aws.check import findings
 from provisioners.aws.errors import CLOUD, Context
 from provisioners.aws.image import AwsImages
-from provisioners.aws.machine import NOTICE_CODES, SPOT_NOTICE_S, forgotten, machine_of, tags_of
+from provisioners.aws.leftovers import leftovers_in, remove
+from provisioners.aws.machine import NOTICE_CODES, SPOT_NOTICE_S, forgotten, machine_of
 from provisioners.aws.network import AwsNetwork
 from provisioners.aws.prices import spot_prices_of
 from provisioners.clock import unix_now
@@ -40,7 +40,6 @@ from provisioners.errors import CapacityError, InvalidRequestError, ProvisionErr
 from provisioners.machines import OWNER_TAG, TOKEN_TAG, Finding, Leftover, Machine, MachineOrder, Silent
 
 _SETTLED_S = 60.0  # after which EC2 is believed that something does not exist
-_YOUNG_VOLUME_S = 60.0  # which may be on its way to its instance
 _TOKENS = 3  # of one order, if its parameters have to change
 _MAX_USER_DATA = 16_384
 _PARALLEL_REGIONS = 8
@@ -156,10 +155,7 @@ class AwsMachines:
         return list(self._in_regions(self._regions(), lambda region: self._leftovers(region, owner), silent))
 
     def remove(self, leftover: Leftover) -> None:
-        # EC2 refuses to delete what is attached to an instance, so a wrong guess does no harm.
-        action, parameter, gone = _REMOVALS[leftover.kind]
-        value = [leftover.id] if parameter.endswith("Ids") else leftover.id
-        self._api.call(leftover.region, action, {parameter: value}, unless=(gone,))
+        remove(self._api, leftover)
 
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         def of(region: str) -> list[Leftover]:
@@ -293,49 +289,9 @@ class AwsMachines:
 
     def _leftovers(self, region: str, owner: str) -> list[Leftover]:
         """The things first, then the machines: what belongs to a machine that is made meanwhile is not left over."""
-        owned = _tagged(OWNER_TAG, owner)
-        volumes, cards, requests = (
-            list(
-                self._api.pages(
-                    region, action, items, {"Filters": [*owned, {"Name": name, "Values": states}]}
-                )
-            )
-            for action, items, name, states in (
-                ("DescribeVolumes", "Volumes", "status", ["available", "error"]),
-                ("DescribeNetworkInterfaces", "NetworkInterfaces", "status", ["available"]),
-                ("DescribeSpotInstanceRequests", "SpotInstanceRequests", "state", ["open", "active"]),
-            )
-        )
-        born_by = self._now() - _YOUNG_VOLUME_S
-        things = chain(
-            (
-                Leftover(
-                    "volume",
-                    one["VolumeId"],
-                    region,
-                    _token_of(one),
-                    one["CreateTime"].timestamp(),
-                    _USD_GB_MONTH.get(one["VolumeType"], 0.1) * one["Size"],
-                )
-                for one in volumes
-                if one["CreateTime"].timestamp() < born_by
-            ),
-            (
-                Leftover(
-                    "network-interface",
-                    one["NetworkInterfaceId"],
-                    region,
-                    _token_of({"Tags": one["TagSet"]}),
-                    usd_month=0.0,
-                )
-                for one in cards
-            ),
-            (
-                Leftover("spot-request", one["SpotInstanceRequestId"], region, _token_of(one), usd_month=0.0)
-                for one in requests
-            ),
-        )
-        live = {machine.token for machine in self._list(region, owned) if not machine.state.is_gone}
+        things = list(leftovers_in(self._api, region, owner, self._now()))
+        listed = self._list(region, _tagged(OWNER_TAG, owner))
+        live = {machine.token for machine in listed if not machine.state.is_gone}
         return [thing for thing in things if thing.token not in live]
 
     def _regions(self) -> Sequence[str]:
@@ -367,25 +323,6 @@ class AwsMachines:
             return chain.from_iterable(list(pool.map(answer, regions)))
 
 
-# "Amazon EBS pricing", us-east-1; other regions cost up to twice that.
-_USD_GB_MONTH: Mapping[str, float] = MappingProxyType(
-    {"gp3": 0.08, "gp2": 0.1, "io1": 0.125, "io2": 0.125, "st1": 0.045, "sc1": 0.015, "standard": 0.05}
-)
-_REMOVALS: Mapping[str, tuple[str, str, str]] = {  # the call, its parameter, the code of what is gone already
-    "volume": ("DeleteVolume", "VolumeId", "InvalidVolume.NotFound"),
-    "network-interface": (
-        "DeleteNetworkInterface",
-        "NetworkInterfaceId",
-        "InvalidNetworkInterfaceID.NotFound",
-    ),
-    "spot-request": (
-        "CancelSpotInstanceRequests",
-        "SpotInstanceRequestIds",
-        "InvalidSpotInstanceRequestID.NotFound",
-    ),
-}
-
-
 def client_token(order: MachineOrder, attempt: int) -> str:
     """The idempotency token of a launch, at most 64 ASCII characters: it has all by which two launches of the same
     machine can differ on purpose. `attempt` counts from 0."""
@@ -398,10 +335,6 @@ def client_token(order: MachineOrder, attempt: int) -> str:
         str(attempt),
     )
     return sha256("\n".join(parts).encode()).hexdigest()[:48]
-
-
-def _token_of(described: Reply) -> str:
-    return tags_of(described).get(TOKEN_TAG, "")
 
 
 def _tagged(tag: str, value: str) -> list[dict[str, Any]]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -93,6 +92,17 @@ class Refusal:
         return asdict(self)
 
 
+@dataclass(slots=True)
+class _Notes:
+    """What is remembered of a cloud from one look to the next."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    ends: dict[Key, Callable[[], None]] = field(default_factory=dict)  # how to remove what was found
+    seen: dict[Key, float] = field(default_factory=dict)  # leftovers, and when they were first seen
+    silent: dict[str, float] = field(default_factory=dict)  # regions, and since when they are
+    told: tuple[str, ...] = ()
+
+
 class Janitor:
     """Thread-safe. `known` reads the rows when it is called; see `leaks` for why that matters."""
 
@@ -109,17 +119,7 @@ class Janitor:
         self._known = known
         self._clock = clock
         self._tell = tell
-        self._ends: defaultdict[str, dict[Key, Callable[[], None]]] = defaultdict(
-            dict
-        )  # of what a look has found
-        self._seen: defaultdict[str, dict[Key, float]] = defaultdict(
-            dict
-        )  # leftovers, and when they were first seen
-        self._silent: defaultdict[str, dict[str, float]] = defaultdict(
-            dict
-        )  # regions, and since when they are
-        self._told: dict[str, tuple[str, ...]] = {}
-        self._locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        self._notes: dict[str, _Notes] = {}
 
     def rents(self, cloud: str) -> bool:
         """Whether there can be anything but instances."""
@@ -127,7 +127,8 @@ class Janitor:
 
     def look(self, cloud: str) -> Look:
         """What is there. A region that does not answer is named, the others are listed."""
-        with self._locks[cloud]:
+        notes = self._notes_of(cloud)
+        with notes.lock:
             unlisted: list[Unlisted] = []
 
             def silent(region: str, error: ProvisionError) -> None:
@@ -140,7 +141,7 @@ class Janitor:
             except ProvisionError as error:
                 silent("", error)
                 strays, is_empty = {}, False
-            self._ends[cloud] = {stray.key: end for stray, end in strays.items() if end is not None}
+            notes.ends = {stray.key: end for stray, end in strays.items() if end is not None}
             if unlisted:  # a machine that is not listed may use what machines share
                 is_empty = False
                 strays = {stray: end for stray, end in strays.items() if stray.part is not Part.SHARED}
@@ -151,24 +152,26 @@ class Janitor:
         """End an instance, or remove a leftover, that a look has found. Already gone is success; of an instance it is
         the order that is given, not the end that is awaited. What was nobody's has stayed so: no token is used twice."""
         cloud = key[0]
-        with self._locks[cloud]:
-            if key not in self._ends[cloud]:
+        notes = self._notes_of(cloud)
+        with notes.lock:
+            if key not in notes.ends:
                 self.look(cloud)  # another process may have found it
-            end = self._ends[cloud].get(key)
+            end = notes.ends.get(key)
             if end is None:
                 return Refusal()
             try:
                 end()
             except ProvisionError as error:
                 return Refusal(error.message, passes=isinstance(error, TransientError))
-            del self._ends[cloud][key]
+            del notes.ends[key]
             _, kind, name, region = key
             self._tell_removed(f"{kind} {name} in {cloud}/{region}, which belonged to nothing")
             return Refusal()
 
     def forget(self, cloud: str) -> Sequence[str]:
         """Remove what machines share, unless a service could want it. Sentences about what is left, and why."""
-        with self._locks[cloud]:
+        notes = self._notes_of(cloud)
+        with notes.lock:
             provisioner = self._provisioners(cloud)
             if not isinstance(provisioner, FleetProvisioner):
                 return ()
@@ -188,24 +191,28 @@ class Janitor:
         """One step: remove the leftovers that are seen for the second time, and once nothing lives there any more and
         nobody could want anything, what machines share. Instances are ended by the tick, and waited for here: those of
         these services (None: of all)."""
-        with self._locks[cloud]:
+        notes = self._notes_of(cloud)
+        with notes.lock:
             look = self.look(cloud)
             wanted = None if services is None else frozenset(services)
             alive = [one for one in look.of(Part.INSTANCE) if wanted is None or one.service in wanted]
-            self._note(cloud, look)
-            patient = [one for one in look.unlisted if one.passes and self._is_news(one)]
+            self._note(notes, look)
+            patient = [one for one in look.unlisted if one.passes and self._is_news(notes, one)]
             done = Tidied(
                 waiting=(*(f"{stray} is not gone yet" for stray in alive), *map(str, patient)),
                 problems=tuple(str(one) for one in look.unlisted if one not in patient),
             )
             for leftover in look.of(Part.LEFTOVER):
-                done += self._remove_if_seen_twice(leftover)
+                done += self._remove_if_seen_twice(notes, leftover)
             if look.is_empty and look.of(Part.SHARED) and not done.waiting and not done.problems:
                 done += self._forget(cloud, look.of(Part.SHARED))
-            self._tell_problems(cloud, done.problems)
+            self._tell_problems(notes, done.problems)
             return done
 
     # --- inside
+
+    def _notes_of(self, cloud: str) -> _Notes:
+        return self._notes.setdefault(cloud, _Notes())
 
     def _strays(
         self, cloud: str, silent: Callable[[str, ProvisionError], None]
@@ -233,17 +240,17 @@ class Janitor:
             strays |= dict.fromkeys(leaks.of_leftover(cloud, Part.SHARED, one) for one in shared)
         return strays, all(one.state.is_gone for one in machines)
 
-    def _note(self, cloud: str, look: Look) -> None:
+    def _note(self, notes: _Notes, look: Look) -> None:
         """When each leftover was first seen, and since when each region has been silent; what is over is struck out."""
-        seen, silent, now = self._seen[cloud], self._silent[cloud], self._clock.now()
-        self._seen[cloud] = {one.key: seen.get(one.key, now) for one in look.of(Part.LEFTOVER)}
-        self._silent[cloud] = {one.region: silent.get(one.region, now) for one in look.unlisted}
+        now = self._clock.now()
+        notes.seen = {one.key: notes.seen.get(one.key, now) for one in look.of(Part.LEFTOVER)}
+        notes.silent = {one.region: notes.silent.get(one.region, now) for one in look.unlisted}
 
-    def _is_news(self, unlisted: Unlisted) -> bool:
-        return self._clock.now() - self._silent[unlisted.cloud][unlisted.region] < PATIENCE_S
+    def _is_news(self, notes: _Notes, unlisted: Unlisted) -> bool:
+        return self._clock.now() - notes.silent[unlisted.region] < PATIENCE_S
 
-    def _remove_if_seen_twice(self, leftover: Stray) -> Tidied:
-        if self._clock.now() - self._seen[leftover.cloud][leftover.key] < AGAIN_S:
+    def _remove_if_seen_twice(self, notes: _Notes, leftover: Stray) -> Tidied:
+        if self._clock.now() - notes.seen[leftover.key] < AGAIN_S:
             return Tidied(waiting=(f"{leftover} seems to be left over",))
         refusal = self.remove(leftover.key)
         if not refusal.why:
@@ -259,11 +266,11 @@ class Janitor:
         log.info("removed %s", what)
         self._tell(Story("Removed", what))
 
-    def _tell_problems(self, cloud: str, problems: tuple[str, ...]) -> None:
+    def _tell_problems(self, notes: _Notes, problems: tuple[str, ...]) -> None:
         """Those of this sweep, unless they are those of the last one."""
-        if problems == self._told.get(cloud, ()):
+        if problems == notes.told:
             return
-        self._told[cloud] = problems
+        notes.told = problems
         for problem in problems:
             log.warning("%s", problem)
             self._tell(Story("NotRemoved", problem))
