@@ -144,7 +144,14 @@ def test_spot_instances_from_up_over_preemptions_and_a_dead_controller_to_down(
     assert len(cloud.live()) == 2
 
     assert {thing.partition("-")[0] for thing in cloud.left()} >= {"i", "vol", "eni", "sg", "skyserve"}
-    serve.ok("down", "web", "-y")
+    cloud.aws.denied = {"DeleteSecurityGroup"}
+    said = serve("down", "web", "-y")
+    (group,) = cloud.left()  # and nothing else
+    assert (said.code, f"security-group {group} in us-east-1 is left" in said.err) == (1, True)
+    assert "ec2:DeleteSecurityGroup" in said.err
+    assert "serve gc" in said.err
+    cloud.aws.denied = set()
+    serve.ok("gc", "-y")
     assert cloud.left() == []
 
     # And all that was removed is made anew, even by one who does not wait.
