@@ -22,11 +22,12 @@ from skyserve_cli.commands.options import (
     no_such_service,
 )
 from skyserve_cli.commands.prices import ask
-from skyserve_cli.controller.client import Client
+from skyserve_cli.controller.client import Client, ControllerDownError
 from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, place, plural, say
 
-TIDY_POLL_S = 1.0
+SHORTEST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 5.0  # to ask every region of a cloud costs many calls
 PATIENCE_S = 1800.0  # longer than any drain and any clean-up: what is there then will not go by itself
 
 
@@ -135,10 +136,10 @@ def _tidy(client: Client, names: Sequence[str], timeout_s: float | None) -> None
     no group, key or network of ours. Raises CommandFailed with a sentence for each thing that stays."""
     patience_s = CLEANUP_TIMEOUT_S if timeout_s is None else min(timeout_s, CLEANUP_TIMEOUT_S)
     clock = SystemClock()
-    began, told = clock.now(), frozenset[str]()
+    began, told, pause_s = clock.now(), frozenset[str](), SHORTEST_PAUSE_S
     try:
         while True:
-            step = client.tidy(names)
+            step = _step(client, names)
             for thing in step["removed"]:
                 say(f"removed {thing}")
             waiting = step["waiting"]
@@ -147,7 +148,8 @@ def _tidy(client: Client, names: Sequence[str], timeout_s: float | None) -> None
             for sentence in frozenset(waiting) - told:
                 say(f"waiting: {sentence}")
             told |= frozenset(waiting)
-            time.sleep(TIDY_POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 1.5 * pause_s)
     except KeyboardInterrupt:
         raise CommandFailed("\nstopped waiting; `serve gc` shows what is left in the clouds", 130) from None
     if left := [*waiting, *step["problems"]]:
@@ -156,6 +158,19 @@ def _tidy(client: Client, names: Sequence[str], timeout_s: float | None) -> None
             + "".join(f"  {sentence}\n" for sentence in left)
             + "the controller keeps trying; `serve gc` shows what is left, and removes it"
         )
+
+
+def _step(client: Client, names: Sequence[str]) -> View:
+    """It can be made again: a controller that dies in the middle is given time to come back."""
+    clock = SystemClock()
+    began = clock.now()
+    while True:
+        try:
+            return client.tidy(names)
+        except ControllerDownError:
+            if clock.now() - began > progress.AWAY_PATIENCE_S:
+                raise
+            time.sleep(progress.POLL_S)
 
 
 def _is_gone(view: View) -> bool:

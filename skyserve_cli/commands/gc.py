@@ -31,8 +31,8 @@ from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, put
 from skyserve_cli.state.store import Store
 
 GONE_PATIENCE_S = 300.0  # an instance that is asked to end takes a minute or two
-POLL_S = 2.0
-TRIES = 30  # of what may be removed another time: a card that holds an address goes first
+POLL_S = 3.0
+TRIES = 20  # of what may be removed another time: a card that holds an address goes first
 
 
 class Hands(Protocol):
