@@ -78,6 +78,7 @@ class RentedProvisioner(FleetProvisioner):
         rent = Rent(section.image, section.disk_gb, section.sources or ANYWHERE, section.labels)
         prices = SpotPrices(machines, [zone.region for zone in zones_of(catalog)], now)
         account = self.account = Account(spot_price=prices, zone_ids=zone_ids or {})
+        self._catalog = catalog
         super().__init__(
             machines,
             SshHosts(lambda machine: login_of(machine, secret), now=now),
@@ -85,6 +86,11 @@ class RentedProvisioner(FleetProvisioner):
             lambda need: offer(need, catalog, account, prices),
             now,
         )
+
+    def usd_hour(self, machine: Machine) -> float | None:
+        rows = self._catalog.by_instance_type.get(machine.instance_type.lower(), ())
+        prices = (row.price(machine.capacity_type) for row in rows if row.zone == machine.zone)
+        return next((price.usd_hour for price in prices if price is not None), None)
 
 
 def offer(need: Requirements, catalog: Catalog, account: Account, prices: SpotPrices) -> list[Offer]:

@@ -27,6 +27,9 @@ class _Strict(BaseModel):
 
 class ControllerConfig(_Strict):
     tick_seconds: float = Field(default=1.0, gt=0.01, le=60, description="longest time between two ticks")
+    sweep_minutes: float = Field(
+        default=15.0, gt=0.001, le=1440, description="how often the clouds are searched for what nobody needs"
+    )
 
 
 class LoadBalancerConfig(_Strict):
