@@ -28,6 +28,7 @@ from provisioners.shell import Login
 
 USER = "skyserve"
 ANYWHERE = ("0.0.0.0/0",)  # ssh lets in who has the key; name `sources` to let in fewer
+DISK_GB = 256  # SkyPilot's: an engine, its image and the weights of a model, where nobody says
 PRICES_EVERY_S = 300.0
 PRICES_KEPT_S = 3600.0  # an older price is worth less than the catalog's
 
@@ -76,7 +77,8 @@ class RentedProvisioner(FleetProvisioner):
             catalog = within(catalog, section.regions, machines.name)
         rent = Rent(section.image, section.disk_gb, section.sources or ANYWHERE, section.labels)
         prices = SpotPrices(machines, [zone.region for zone in zones_of(catalog)], now)
-        account = Account(spot_price=prices, zone_ids=zone_ids or {})
+        account = self.account = Account(spot_price=prices, zone_ids=zone_ids or {})
+        self._catalog = catalog
         super().__init__(
             machines,
             SshHosts(lambda machine: login_of(machine, secret), now=now),
@@ -84,6 +86,11 @@ class RentedProvisioner(FleetProvisioner):
             lambda need: offer(need, catalog, account, prices),
             now,
         )
+
+    def usd_hour(self, machine: Machine) -> float | None:
+        rows = self._catalog.by_instance_type.get(machine.instance_type.lower(), ())
+        prices = (row.price(machine.capacity_type) for row in rows if row.zone == machine.zone)
+        return next((price.usd_hour for price in prices if price is not None), None)
 
 
 def offer(need: Requirements, catalog: Catalog, account: Account, prices: SpotPrices) -> list[Offer]:
@@ -137,11 +144,11 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         user=USER,
         accelerator=order.offer.accelerator,
         accelerator_count=order.offer.accelerator_count,
-        image=rent.image,
-        disk_gb=rent.disk_gb,
+        image=order.machine_image or rent.image,
+        disk_gb=order.disk_gb or rent.disk_gb or DISK_GB,
         ports=(order.port or DEFAULT_PORT,),
         sources=rent.sources,
-        labels=rent.labels,
+        labels={**rent.labels, **order.labels},
     )
     return replace(plain, user_data=user_data(plain, keys.host(token)))
 

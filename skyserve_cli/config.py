@@ -27,6 +27,9 @@ class _Strict(BaseModel):
 
 class ControllerConfig(_Strict):
     tick_seconds: float = Field(default=1.0, gt=0.01, le=60, description="longest time between two ticks")
+    sweep_minutes: float = Field(
+        default=15.0, gt=0.001, le=1440, description="how often the clouds are searched for what nobody needs"
+    )
 
 
 class LoadBalancerConfig(_Strict):
@@ -105,6 +108,11 @@ class Config(_Strict):
     controller: ControllerConfig = ControllerConfig()
     load_balancer: LoadBalancerConfig = LoadBalancerConfig()
     clouds: dict[str, CloudConfig] = {"local": CloudConfig(poll_seconds=0.5)}
+
+    @property
+    def enabled(self) -> tuple[str, ...]:
+        """The clouds that may be used."""
+        return tuple(name for name, cloud in self.clouds.items() if cloud.enabled)
 
     @field_validator("clouds", mode="plain")
     @classmethod

@@ -52,7 +52,7 @@ from provisioners.azure.shapes import (
 )
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
-from provisioners.machines import OWNER_TAG, Finding, Leftover, Machine, MachineOrder, MachineState
+from provisioners.machines import OWNER_TAG, Finding, Leftover, Machine, MachineOrder, MachineState, Silent
 
 _POLL_S = 3.0
 _ABSENT_S = 20.0  # Azure answers 404 for a moment after it has accepted a machine
@@ -244,7 +244,8 @@ class AzureMachines:
 
     # --- All of an owner's --------------------------------------------------------------------------------------------
 
-    def machines(self, owner: str) -> Sequence[Machine]:
+    def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
+        # The lists are the subscription's: there is no region that could be silent alone.
         found: dict[str, Machine] = {}
         for machine in self._listed(owner):
             found[machine.id.lower()] = machine
@@ -320,11 +321,14 @@ class AzureMachines:
 
     # --- Tidying up ---------------------------------------------------------------------------------------------------
 
-    def leftovers(self, owner: str) -> Sequence[Leftover]:
-        return azure_tidy.leftovers(self._arm, owner, self._now())
+    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        return azure_tidy.leftovers(self._arm, owner, self._now(), silent)
 
     def remove(self, leftover: Leftover) -> None:
         azure_tidy.remove(self._arm, leftover)
+
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        return azure_tidy.shared(self._arm, owner)
 
     def forget(self, owner: str) -> Sequence[str]:
         """Deletes the resource groups, and with them whatever is in them. A group with a machine in it stays."""

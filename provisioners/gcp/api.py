@@ -31,6 +31,7 @@ from policies.model import CapacityType, Zone
 from provisioners.clock import unix_now
 from provisioners.errors import AuthError, ProvisionError, TransientError
 from provisioners.gcp.errors import CLOUD, RETRY_S, error_of
+from provisioners.machines import Silent
 from provisioners.pacing import Pacer, Rate
 
 CALL_TIMEOUT_S = 30.0
@@ -119,18 +120,23 @@ class GcpApi:
             raise
 
     def listed(
-        self, method: Callable[..., _Pager], request: object, *, zone: Zone | None = None
+        self,
+        method: Callable[..., _Pager],
+        request: object,
+        *,
+        zone: Zone | None = None,
+        silent: Silent | None = None,
     ) -> list[Any]:
         """The items of all pages: of a plain list themselves, of an aggregated one (scope, what is in it).
 
-        Never a part of them: a scope that could not be reached is a TransientError.
+        Never a part of them: a scope that could not be reached is a TransientError, unless `silent` is to be told.
         """
         found: list[Any] = []
         group = group_of(request)
         with self._ours(zone, CapacityType.ON_DEMAND, group):
             for number, page in enumerate(method(request, retry=None, timeout=CALL_TIMEOUT_S).pages):
                 found.extend(page.items.items() if isinstance(page.items, Mapping) else page.items)
-                _refuse_partial(page)
+                _refuse_partial(page, silent)
                 if number > 0:  # the first had its turn
                     self._pacer.take_turn(group, _RATES[group])
         return found
@@ -262,8 +268,8 @@ def _retry_after_s(error: GoogleAPICallError) -> float | None:
     return float(told) if told.isdecimal() else None
 
 
-def _refuse_partial(page: Any) -> None:
-    """Raise unless the page is all that it should be."""
+def _refuse_partial(page: Any, silent: Silent | None) -> None:
+    """Raise, or tell, unless the page is all that it should be."""
     scopes = page.items if isinstance(page.items, Mapping) else {}
     warnings = [(scope, held.warning) for scope, held in scopes.items() if held.warning.code not in _SILENT]
     if page.warning.code not in _SILENT:
@@ -271,8 +277,10 @@ def _refuse_partial(page: Any) -> None:
     missing = [*getattr(page, "unreachables", ()), *(scope or warning.code for scope, warning in warnings)]
     if missing:
         said = warnings[0][1].message if warnings else "unreachable"
-        raise TransientError(
-            f"Compute Engine cannot list {', '.join(sorted(set(missing)))} now: {said}",
-            cloud=CLOUD,
-            code="UNREACHABLE",
+        scopes_missing = ", ".join(sorted(set(missing)))
+        error = TransientError(
+            f"Compute Engine cannot list {scopes_missing} now: {said}", cloud=CLOUD, code="UNREACHABLE"
         )
+        if silent is None:
+            raise error
+        silent(scopes_missing, error)

@@ -115,6 +115,7 @@ def test_settings_are_read(home: Home) -> None:
         ("controller: {tick_seconds: 0}", "controller.tick_seconds"),
         ("controller: {tick_seconds: .nan}", "controller.tick_seconds"),
         ("controller: {tick_seconds: soon}", "controller.tick_seconds"),
+        ("controller: {sweep_minutes: 0}", "controller.sweep_minutes"),
         ("load_balancer: {first_port: 80}", "load_balancer.first_port"),
         ("load_balancer: {first_port: 5000, last_port: 4000}", "last_port must not be below first_port"),
         ("load_balancer: {first_port: 40000}", "last_port must not be below first_port"),
