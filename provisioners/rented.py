@@ -106,7 +106,7 @@ def within(catalog: Catalog, regions: Sequence[str], cloud: str) -> Catalog:
             close = difflib.get_close_matches(region, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f" (known: {', '.join(sorted(known))})"
             raise ValueError(f"clouds.{cloud}.regions: {cloud} has no region {region!r}{hint}")
-    return Catalog(tuple(listing for listing in catalog.listings if listing.region in regions))
+    return catalog.within(regions)
 
 
 def zones_of(catalog: Catalog) -> list[Zone]:
