@@ -20,7 +20,7 @@ from provisioners.clock import unix_now
 from provisioners.errors import ProvisionError
 from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import DEFAULT_PORT, SshHosts
-from provisioners.keys import Keys, user_data
+from provisioners.keys import DEAD_MAN_S, Keys, user_data
 from provisioners.machines import Machine, MachineOrder, Machines, machine_token
 from provisioners.shell import Login
 
@@ -33,12 +33,14 @@ PRICES_KEPT_S = 3600.0  # an older price is worth less than the catalog's
 @dataclass(frozen=True, slots=True)
 class Rent:
     """What the user has set for a cloud that rents machines. `sources` are the CIDR blocks from which machines can be
-    reached; `image` is the cloud's own name of one."""
+    reached; `image` is the cloud's own name of one. A machine that no controller has visited for `dead_man_s` ends itself;
+    0: never."""
 
     image: str | None = None
     disk_gb: int | None = None
     sources: tuple[str, ...] = ANYWHERE
     labels: Mapping[str, str] = field(default_factory=dict)
+    dead_man_s: int = DEAD_MAN_S
 
 
 class RentedProvisioner(FleetProvisioner):
@@ -112,7 +114,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         sources=rent.sources,
         labels=rent.labels,
     )
-    return replace(plain, user_data=user_data(plain, keys.host(token)))
+    return replace(plain, user_data=user_data(plain, keys.host(token), rent.dead_man_s))
 
 
 class SpotPrices:

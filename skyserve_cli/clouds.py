@@ -79,7 +79,7 @@ class Clouds:
         section = self.config.clouds[name]
         try:
             if name == "ssh":
-                return build(section.pools or {}, self.home.machine_secret())
+                return build(section.pools or {}, self.home.machine_secret(), self.home.hosts_seen)
             if name == "aws":
                 return build(section, load(self.home.root).of(name), self.home.machine_secret())
         except ValueError as error:

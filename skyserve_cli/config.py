@@ -53,6 +53,12 @@ class CloudConfig(_Strict):
     disk_gb: int | None = Field(default=None, ge=10, le=65536, description="of the boot disk")
     sources: tuple[str, ...] | None = Field(default=None, description="CIDR blocks that may reach machines")
     labels: dict[str, str] = Field(default={}, description="tags of all that is made")
+    dead_man_minutes: int = Field(
+        default=720,
+        ge=0,
+        le=43200,
+        description="a machine that no controller has visited for so long ends itself; 0: never",
+    )
 
 
 _OF_ALL = frozenset({"enabled", "poll_seconds"})
@@ -60,7 +66,17 @@ _OF_CLOUD: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "ssh": frozenset({"pools"}),
         "aws": frozenset(
-            {"regions", "profile", "vpc", "use_private_ip", "image", "disk_gb", "sources", "labels"}
+            {
+                "regions",
+                "profile",
+                "vpc",
+                "use_private_ip",
+                "image",
+                "disk_gb",
+                "sources",
+                "labels",
+                "dead_man_minutes",
+            }
         ),
     }
 )

@@ -20,6 +20,7 @@ class Section(Protocol):
     disk_gb: int | None
     sources: tuple[str, ...] | None
     labels: dict[str, str]
+    dead_man_minutes: int
 
 
 class AwsProvisioner(RentedProvisioner):
@@ -41,5 +42,11 @@ class AwsProvisioner(RentedProvisioner):
             AwsMachines(settings),
             catalog,
             secret,
-            Rent(section.image, section.disk_gb, section.sources or ANYWHERE, section.labels),
+            Rent(
+                section.image,
+                section.disk_gb,
+                section.sources or ANYWHERE,
+                section.labels,
+                60 * section.dead_man_minutes,
+            ),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from provisioners.base import LaunchOrder
@@ -12,17 +13,19 @@ from provisioners.hosts import SshHosts
 from provisioners.machines import MachineOrder
 from provisioners.rented import Rent, order_of
 from provisioners.ssh.machines import SshMachines
+from provisioners.ssh.memory import SeenClaims
 from provisioners.ssh.pool import CLOUD, load_pools, offers_of
 
 
 class SshProvisioner(FleetProvisioner):
-    """A replica is a claim on some GPUs of a host. `pools` is the section of config.yaml. Raises PoolError."""
+    """A replica is a claim on some GPUs of a host. `pools` is the section of config.yaml, `folder` where it is kept
+    what was seen of hosts. Raises PoolError."""
 
     name: ClassVar[str] = CLOUD
 
-    def __init__(self, pools: Mapping[str, Any], secret: bytes) -> None:
+    def __init__(self, pools: Mapping[str, Any], secret: bytes, folder: Path) -> None:
         known = load_pools(pools)
-        machines = SshMachines(known)
+        machines = SshMachines(known, seen=SeenClaims(folder))
         hosts = SshHosts(machines.login, is_booting=False)
 
         def order_here(order: LaunchOrder, rank: int) -> MachineOrder:
