@@ -233,11 +233,13 @@ class Attendant:
         state = InstanceState.SETUP if status.state is InstanceState.PENDING else status.state
         message = status.message
         if state is InstanceState.SETUP:
-            message = "waiting for the other nodes" if self._has_to_wait(status) else "running setup"
+            message = self._doing(status)
         return HostReport(state, status.port or self.node.port, message, status.preempt_at)
 
-    def _has_to_wait(self, status: HostStatus) -> bool:
-        return status.prepared and not self._has_gone
+    def _doing(self, status: HostStatus) -> str:
+        if not status.prepared:
+            return "running setup"
+        return "starting run" if self._has_gone else "waiting for the other nodes"
 
     def _tell_progress(self, progress: Progress) -> None:
         if not self._was_up:

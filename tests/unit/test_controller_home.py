@@ -118,6 +118,11 @@ def test_settings_are_read(home: Home) -> None:
         ("clouds: {local: {pools: {}}}", "clouds.local.pools: local has no such setting"),
         ("clouds: {aws: {pools: {}, vpc: v}, ssh: {vpc: v}}", "clouds.aws.pools: aws has no such setting"),
         ("clouds: {ssh: {}}", "clouds.ssh.pools: must name your hosts"),
+        ("clouds: {aws: {dead_man_minutes: -1}}", "clouds.aws.dead_man_minutes"),
+        (
+            "clouds: {local: {dead_man_minutes: 5}}",
+            "clouds.local.dead_man_minutes: local has no such setting",
+        ),
         ("clouds: [local]", "clouds"),
         ("colour: blue", "colour"),
         ("[]", "config.yaml: Input should be"),
