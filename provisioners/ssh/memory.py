@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -32,10 +33,8 @@ class SeenClaims:
                 return
             self._known[host] = claims
             if self._folder is not None:
-                self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                draft = self._folder / f".{os.getpid()}.new"
-                draft.write_text(json.dumps(list(claims)))
-                draft.replace(self._path(self._folder, host))
+                with suppress(OSError):  # a full disk here costs what is known after a restart, and no more
+                    self._write(self._folder, host, claims)
 
     def add(self, host: str, claim: Mapping[str, Any]) -> None:
         """It has this one, too."""
@@ -49,6 +48,12 @@ class SeenClaims:
                 path = self._path(self._folder, host)
                 self._known[host] = json.loads(path.read_text()) if path.exists() else []
             return self._known.get(host)
+
+    def _write(self, folder: Path, host: str, claims: Claims) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = folder / f".{os.getpid()}.new"
+        draft.write_text(json.dumps(list(claims)))
+        draft.replace(self._path(folder, host))
 
     def _path(self, folder: Path, host: str) -> Path:
         return folder / f"{quote(host, safe='')}.json"

@@ -268,7 +268,7 @@ def test_another_place_has_it(world: Ground, row: Row) -> None:
 def test_a_permission_is_named_and_the_cloud_left_alone_until_it_is_there(world: Ground) -> None:
     world.aws.denied.add("RunInstances")
     said = world.up("denied", "--timeout", "4", resources={**SERVICE["resources"], "infra": f"aws/{EAST}"})
-    sentence = "aws ec2:RunInstances in us-east-1: not allowed; "
+    sentence = "aws ec2:RunInstances in us-east-1: not allowed; add it to the policy of this user or role"
     assert sentence in said.err
     failure = world.serve.view("denied")["last_failure"]
     assert (failure["reason"], failure["message"][: len(sentence)]) == ("AUTH", sentence)
