@@ -73,10 +73,12 @@ def follow(
 
 
 def story_line(event: View, *, with_service: bool) -> str:
-    """``12:13:14  replica 2  probe passed -> READY: …``"""
+    """``12:13:14  replica 2  probe passed -> READY: …``, or ``12:13:14  replica 2  running setup``"""
     whose = f"{event['service']}  " if with_service else ""
     if event["replica_id"] is not None:
         whose += f"replica {event['replica_id']}  "
+    if event["kind"] == "Progressed":
+        return f"{clock_time(event['at'])}  {whose}{event['message']}"
     what = words(event["kind"]) + (f" -> {event['state']}" if event["state"] else "")
     said = f": {event['message']}" if event["message"] else ""
     return f"{clock_time(event['at'])}  {whose}{what}{said}"
@@ -128,13 +130,13 @@ def obituary(replica_id: int, where: View, reason: str) -> str:
 
 
 def log_tail(client: Client, what: str, lines: int) -> list[str]:
-    """The last lines of a log; none where no log is kept."""
+    """The last lines of a log; none where no log is kept, or where it cannot be had in time."""
     kept: deque[bytes] = deque(maxlen=lines)
     begun, offset = b"", 0
     while True:
         try:
             content, offset = client.log(what, offset=offset)
-        except RefusedError:
+        except (RefusedError, ControllerDownError):
             return []
         if not content:
             break

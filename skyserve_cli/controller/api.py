@@ -165,13 +165,14 @@ class Api:
         name, replica_id = request.match_info["name"], int(request.match_info["id"])
         node = int(request.match_info.get("node", 0))
         source, instance, lives = await asyncio.to_thread(self._office.instance, name, replica_id, node)
-        if instance is not None and isinstance(source, LogSource):
+        kept = await asyncio.to_thread(self._office.last_words.find, name, replica_id, node)
+        is_whole = kept is not None and kept[1] == 0  # no need to ask a machine that may be dying
+        if instance is not None and isinstance(source, LogSource) and not is_whole:
             first, end = await asyncio.to_thread(source.log_window, instance, node)
             if end:
                 return await _log_answer(
                     request, lambda offset, most: source.read_log(instance, offset, most, node), first
                 )
-        kept = await asyncio.to_thread(self._office.last_words.find, name, replica_id, node)
         if kept is not None:
             path, first = kept
             return await _log_answer(request, lambda offset, most: _read(path, offset - first, most), first)
