@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +12,7 @@ from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import SshHosts
 from provisioners.machines import MachineOrder
 from provisioners.rented import Rent, order_of
+from provisioners.shell import Login, Shell, connect
 from provisioners.ssh.machines import SshMachines
 from provisioners.ssh.memory import SeenClaims
 from provisioners.ssh.pool import CLOUD, load_pools, offers_of
@@ -23,10 +24,17 @@ class SshProvisioner(FleetProvisioner):
 
     name: ClassVar[str] = CLOUD
 
-    def __init__(self, pools: Mapping[str, Any], secret: bytes, folder: Path) -> None:
+    def __init__(
+        self,
+        pools: Mapping[str, Any],
+        secret: bytes,
+        folder: Path | None = None,
+        *,
+        dial: Callable[[Login], Shell] = connect,
+    ) -> None:
         known = load_pools(pools)
-        machines = SshMachines(known, seen=SeenClaims(folder))
-        hosts = SshHosts(machines.login, is_booting=False)
+        machines = SshMachines(known, dial, SeenClaims(folder))
+        hosts = SshHosts(machines.login, is_booting=False, dial=dial)
 
         def order_here(order: LaunchOrder, rank: int) -> MachineOrder:
             """Without a port of its own the replica takes one that is free on its host."""
