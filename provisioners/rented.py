@@ -22,7 +22,7 @@ from provisioners.clock import unix_now
 from provisioners.errors import ProvisionError
 from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import DEFAULT_PORT, SshHosts
-from provisioners.keys import Keys, user_data
+from provisioners.keys import DEAD_MAN_S, Keys, user_data
 from provisioners.machines import Machine, MachineOrder, Machines, machine_token
 from provisioners.shell import Login
 
@@ -43,17 +43,20 @@ class Section(Protocol):
     disk_gb: int | None
     sources: tuple[str, ...] | None
     labels: dict[str, str]
+    dead_man_minutes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Rent:
     """What the user has set for the machines of a cloud. `sources` are the CIDR blocks from which machines can be
-    reached; `image` is the cloud's own name of one."""
+    reached; `image` is the cloud's own name of one. A machine that no controller has visited for `dead_man_s` ends itself;
+    0: never."""
 
     image: str | None = None
     disk_gb: int | None = None
     sources: tuple[str, ...] = ANYWHERE
     labels: Mapping[str, str] = field(default_factory=dict)
+    dead_man_s: int = DEAD_MAN_S
 
 
 class RentedProvisioner(FleetProvisioner):
@@ -75,7 +78,13 @@ class RentedProvisioner(FleetProvisioner):
     ) -> None:
         if section.regions is not None:
             catalog = within(catalog, section.regions, machines.name)
-        rent = Rent(section.image, section.disk_gb, section.sources or ANYWHERE, section.labels)
+        rent = Rent(
+            image=section.image,
+            disk_gb=section.disk_gb,
+            sources=section.sources or ANYWHERE,
+            labels=section.labels,
+            dead_man_s=60 * section.dead_man_minutes,
+        )
         prices = SpotPrices(machines, [zone.region for zone in zones_of(catalog)], now)
         account = self.account = Account(spot_price=prices, zone_ids=zone_ids or {})
         self._catalog = catalog
@@ -150,7 +159,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         sources=rent.sources,
         labels={**rent.labels, **order.labels},
     )
-    return replace(plain, user_data=user_data(plain, keys.host(token)))
+    return replace(plain, user_data=user_data(plain, keys.host(token), rent.dead_man_s))
 
 
 class SpotPrices:

@@ -14,7 +14,7 @@ happened while nobody looked is learned before anything is decided.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from policies.deadlines import due
@@ -28,6 +28,7 @@ from policies.model import (
     Plan,
     ProbeFailed,
     ProbePassed,
+    Progressed,
     Replica,
     ReplicaState,
 )
@@ -155,6 +156,9 @@ class Reconciler:
         decided = Plan((), memory, (row.notes,) if row.notes else (), row.target, row.wanted)
         if goal.down or (offers is not None and self._knows_all(photograph.replicas)):
             decided = plan(replace(photograph, offers=offers or ()), memory, policies)
+        decided = replace(
+            decided, notes=(*decided.notes, *self._blindness(photograph.replicas, decided.notes))
+        )
         self.plans[row.name] = decided
         change.scale(row.wanted, decided.wanted)
         change.act(decided.actions)
@@ -172,6 +176,14 @@ class Reconciler:
 
     def _knows_all(self, replicas: Iterable[Replica]) -> bool:
         return all(replica.zone.cloud in self._seen for replica in replicas)
+
+    def _blindness(self, replicas: Iterable[Replica], told: Sequence[str]) -> Iterator[str]:
+        """What keeps us from seeing how the replicas are, unless it has been told."""
+        clouds = {replica.zone.cloud for replica in replicas}
+        for cloud, sentence in sorted(self._witness.trouble().items()):
+            note = f"{cloud} cannot be listed: {sentence}"
+            if cloud in clouds and not any(note in one for one in told):
+                yield note
 
     def _commit(self, row: ServiceRow, change: _Change, decided: Plan) -> None:
         """Intents, memory and story, in one transaction; nothing at all where nothing changed."""
@@ -282,7 +294,7 @@ class _Change:
 
     def _record(self, kind: str, before: Replica, after: Replica, cause: Event | Action) -> None:
         self.replicas[after.id] = after
-        if after is before and isinstance(cause, (ProbePassed, ProbeFailed)):
+        if after is before and isinstance(cause, (ProbePassed, ProbeFailed, Progressed)):
             return
         message = getattr(cause, "message", "") or getattr(cause, "why", "") or _detail(cause)
         self.story.append(Story(kind, message, after.id, after.state.value))
