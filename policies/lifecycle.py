@@ -154,6 +154,7 @@ def request(action: Launch, now: float) -> Replica:
         state=_S.REQUESTED,
         since=now,
         created_at=now,
+        role=action.role,
         message=action.why,
     )
 

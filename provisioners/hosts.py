@@ -97,6 +97,9 @@ class SshHosts:
     def log_window(self, machine: Machine) -> tuple[int, int]:
         return self._with_host(machine, lambda host: host.status(renew=False).log, (0, 0))
 
+    def log_in(self, machine: Machine) -> Shell:
+        return self._dial(self._login(machine))
+
     def _gather(self, replica: str, rank: int, num_nodes: int) -> bool:
         """The node is prepared; whether all of them are."""
         with self._lock:

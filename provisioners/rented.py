@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from policies.model import Offer, Zone
+from policies.model import Offer, Role, Zone
 from provisioners.base import LaunchOrder, Requirements
 from provisioners.candidates import Account, offers_of
 from provisioners.catalog.model import Catalog
@@ -23,6 +23,7 @@ from provisioners.hosts import DEFAULT_PORT, SshHosts
 from provisioners.keys import Keys, user_data
 from provisioners.machines import Machine, MachineOrder, Machines, machine_token
 from provisioners.shell import Login
+from provisioners.small import small_offers
 
 USER = "skyserve"
 ANYWHERE = ("0.0.0.0/0",)  # ssh lets in who has the key; name `sources` to let in fewer
@@ -67,6 +68,8 @@ class RentedProvisioner(FleetProvisioner):
 
 
 def offer(need: Requirements, catalog: Catalog, account: Account, prices: SpotPrices) -> list[Offer]:
+    if need.role is Role.LOAD_BALANCER:
+        return small_offers(need, prices.cloud, zones_of(catalog))
     prices.refresh_soon()
     return offers_of(need, catalog, account)
 
@@ -92,6 +95,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
     """One machine of the replica. The same order always gives the same, to the byte."""
     keys = Keys(secret, order.owner)
     token = machine_token(order.token, rank)
+    port, is_public = order.port or DEFAULT_PORT, order.role is Role.LOAD_BALANCER
     plain = MachineOrder(
         token=token,
         owner=order.owner,
@@ -108,9 +112,11 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         accelerator_count=order.offer.accelerator_count,
         image=rent.image,
         disk_gb=rent.disk_gb,
-        ports=(order.port or DEFAULT_PORT,),
+        ports=() if is_public else (port,),
+        public_ports=(port,) if is_public else (),
         sources=rent.sources,
         labels=rent.labels,
+        role=order.role,
     )
     return replace(plain, user_data=user_data(plain, keys.host(token)))
 
@@ -126,6 +132,10 @@ class SpotPrices:
         self._asked_at = float("-inf")
         self._told_at = float("-inf")
         self._lock = threading.Lock()
+
+    @property
+    def cloud(self) -> str:
+        return self._machines.name
 
     def __call__(self, instance_type: str, zone: Zone) -> float | None:
         if self._now() - self._told_at > PRICES_KEPT_S:

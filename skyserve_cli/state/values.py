@@ -11,7 +11,8 @@ from policies.model import Memory, Replica, UpdateMode
 
 @dataclass(frozen=True, slots=True)
 class ServiceRow:
-    """One service as stored, with its live replicas and the memory of its policies."""
+    """One service as stored, with its live replicas, its load balancer agents on machines of their own that live, and
+    the memory of its policies."""
 
     name: str
     incarnation: str
@@ -28,6 +29,12 @@ class ServiceRow:
     lb_port: int
     killed: frozenset[int]
     replicas: tuple[Replica, ...]
+    balancers: tuple[Replica, ...] = ()
+
+    @property
+    def attempts(self) -> tuple[Replica, ...]:
+        """All that has, or may have, an instance."""
+        return (*self.replicas, *self.balancers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,7 +262,7 @@ WRONG = {
     "load balancers in several regions": (
         "service: {external_load_balancers: [{resources: {cloud: aws}}]}",
         "service.external_load_balancers",
-        "one load balancer",
+        "load_balancers puts load balancers of ours into regions",
     ),
     "a name with a space": ("name: my service", "name", "letters, digits and dashes"),
     "a name that begins with a digit": ("name: 3d", "name", "begin with a letter"),
