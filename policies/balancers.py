@@ -5,8 +5,8 @@
 replicas (`placement.blocks`), and an agent that dies soon after its launch is followed by the next one ever later.
 
 Agents serve clients, so nothing that serves ends before what takes its place: an agent in a region that is no longer
-wanted, or of another shape than is wanted now, ends when every wanted one is ready. When the service goes down they go
-last, after the last replica; each drains first, which is the time that names need to forget its address.
+wanted, or of another shape than is wanted now, ends when every wanted one is ready, and drains first, which is the time
+that names need to forget its address. When the service goes down they go last, after the last replica.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from policies.model import (
     Drain,
     EndReason,
     Event,
+    FailureKind,
     GaveUp,
     Goal,
     Json,
     Launch,
     LaunchFailed,
-    FailureKind,
     Offer,
     ProbePassed,
     Replica,
@@ -62,13 +62,13 @@ class Place(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """What is wanted, and what there is. `agents` are the live ones, `fitting` those of them that are of the wanted
-    shape; `replicas_left`: some replica of the service lives."""
+    shape; `is_needed`: though the service goes down, something of it is left that comes before them."""
 
     places: tuple[Place, ...]
     count: int
     agents: tuple[Replica, ...]
     fitting: frozenset[int]
-    replicas_left: bool = False
+    is_needed: bool = False
 
 
 class Decision(NamedTuple):
@@ -107,7 +107,7 @@ def decide(
 ) -> Decision:
     """What to do now. Running it again on its own outcome gives no action. New agents get ids from `next_id` on."""
     if goal.down:
-        return Decision() if fleet.replicas_left else Decision(_farewells(fleet, goal, now))
+        return Decision() if fleet.is_needed else Decision(_farewells(fleet))
     killed = [agent for agent in fleet.agents if agent.id in goal.killed and agent.state in _COUNTED]
     actions: list[Action] = [_end(agent, EndReason.USER, "asked for by id", now) for agent in killed]
     counted = [agent for agent in fleet.agents if agent.state in _COUNTED and agent not in killed]
@@ -115,7 +115,9 @@ def decide(
     notes: list[str] = []
     for place, agents in kept.items():
         missing = fleet.count - len(agents)
-        launches = _launches(place, missing, counted, offers, goal, memory, next_id, now) if missing > 0 else []
+        launches = (
+            _launches(place, missing, counted, offers, goal, memory, next_id, now) if missing > 0 else []
+        )
         next_id += len(launches)
         actions += launches
         if missing > len(launches):
@@ -125,7 +127,9 @@ def decide(
     is_complete = ready == fleet.count * len(fleet.places)
     for agent in counted:
         if agent.id not in chosen and (is_complete or agent.state not in _SERVING):
-            actions.append(_end(agent, EndReason.REPLACED, f"no agent of {place_of(agent)} is wanted in its place", now))
+            actions.append(
+                _end(agent, EndReason.REPLACED, f"no agent of {place_of(agent)} is wanted in its place", now)
+            )
     return Decision(tuple(actions), tuple(notes))
 
 
@@ -172,19 +176,13 @@ def _why_missing(place: Place, missing: int, offers: Sequence[Offer], memory: Js
     return f"{missing} load balancer {what} missing in {place}: it had no room when last asked; trying again soon"
 
 
-def _farewells(fleet: Fleet, goal: Goal, now: float) -> tuple[Action, ...]:
-    """The service goes down and its replicas are gone. Without patience nothing drains."""
-    hurried = goal.drain_timeout_s <= 0
-    ends: list[Action] = []
-    for agent in fleet.agents:
-        if agent.state in _COUNTED or (hurried and agent.state is _S.DRAINING):
-            why = "the service goes down"
-            ends.append(
-                Terminate(agent.id, EndReason.SERVICE_DOWN, why)
-                if hurried
-                else _end(agent, EndReason.SERVICE_DOWN, why, now)
-            )
-    return tuple(ends)
+def _farewells(fleet: Fleet) -> tuple[Action, ...]:
+    """The service goes down, and nothing is left to be served."""
+    ending = (*_COUNTED, _S.DRAINING)
+    why = "the service goes down"
+    return tuple(
+        Terminate(agent.id, EndReason.SERVICE_DOWN, why) for agent in fleet.agents if agent.state in ending
+    )
 
 
 def _end(agent: Replica, reason: EndReason, why: str, now: float) -> Drain | Terminate:

@@ -121,7 +121,8 @@ def _wait(client: Client, names: frozenset[str], told: int, timeout_s: float | N
 
 def _is_gone(view: View) -> bool:
     """No replica is left, nor the load balancer."""
-    return view["status"] == "DOWN" and not view["load_balancer"]["alive"]
+    beside = view["load_balancer"]
+    return view["status"] == "DOWN" and not view["load_balancers"] and not (beside and beside["alive"])
 
 
 def _left_over(view: View) -> str:

@@ -32,6 +32,7 @@ from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.books import OfferBook, SpecBook
 from skyserve_cli.controller.clock import Clock, SystemClock
 from skyserve_cli.controller.lb_fleet import ProcessFleet
+from skyserve_cli.controller.lb_regional import RegionalFleet, admin_token
 from skyserve_cli.controller.office import Office
 from skyserve_cli.controller.ports import Offers
 from skyserve_cli.controller.probes import HttpProber
@@ -116,8 +117,9 @@ async def run(home: Home) -> None:
     store = Store(home.database_url)
     owner = store.owner()
     seal = Seal(home.sealing_key())
-    specs = SpecBook(store, seal)
+    specs = SpecBook(store, seal, lambda token: admin_token(home.machine_secret(), token))
     clouds = Clouds(home, config)
+    regional = RegionalFleet(clouds.get, home.machine_secret(), clock, loop, woken.set)
     fleet = ProcessFleet(home.load_balancers, loop, woken.set)
     prober = HttpProber(loop, woken.set)
     witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
@@ -134,6 +136,7 @@ async def run(home: Home) -> None:
         fleet=fleet,
         enabled_clouds=frozenset(clouds.enabled),
         lb_host=config.load_balancer.host,
+        regional=regional,
     )
     office = Office(
         store=store,
@@ -141,6 +144,7 @@ async def run(home: Home) -> None:
         seal=seal,
         clouds=clouds,
         fleet=fleet,
+        regional=regional,
         clock=clock,
         owner=owner,
         wake=woken.set,
@@ -148,6 +152,7 @@ async def run(home: Home) -> None:
     )
     await prober.start()
     await fleet.start()
+    await regional.start()
     ticker = Ticker(reconciler, store, clock, woken, config.controller.tick_seconds)
     ticker.start()
     api = Api(office, home.token(), home.controller_log, stopping.set)
@@ -161,6 +166,7 @@ async def run(home: Home) -> None:
     witness.close()
     await prober.close()
     await fleet.close()
+    await regional.close()
     store.close()
 
 

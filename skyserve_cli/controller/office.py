@@ -7,20 +7,30 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from policies.model import Launch, Memory, Observation, Plan, Replica, ReplicaState, UpdateMode
+from policies.model import Launch, Memory, Observation, Plan, Replica, ReplicaState, Role, UpdateMode
 from policies.plan import plan
 from policies.registry import policies_for
-from provisioners.base import Instance, Provisioner
+from provisioners.base import Instance, LoginSource, Provisioner
 from skyserve_cli import __version__
-from skyserve_cli.clouds import Clouds
+from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.controller.books import SpecBook, all_offers
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.digest import folder_digest
 from skyserve_cli.controller.lb_fleet import ProcessFleet
-from skyserve_cli.controller.orders import goal_of, on_demand_price, placement_of, requirements_of
+from skyserve_cli.controller.lb_regional import RegionalFleet
+from skyserve_cli.controller.loads import merged
+from skyserve_cli.controller.orders import (
+    agent_requirements_of,
+    goal_of,
+    on_demand_price,
+    placement_of,
+    requirements_of,
+    stands_beside,
+)
 from skyserve_cli.controller.seal import Seal
 from skyserve_cli.controller.view import history_view, service_view
 from skyserve_cli.spec import spec_from_json
@@ -51,6 +61,7 @@ class Office:
         seal: Seal,
         clouds: Clouds,
         fleet: ProcessFleet,
+        regional: RegionalFleet,
         clock: Clock,
         owner: str,
         wake: Callable[[], None],
@@ -61,6 +72,7 @@ class Office:
         self._seal = seal
         self._clouds = clouds
         self._fleet = fleet
+        self._regional = regional
         self._clock = clock
         self._owner = owner
         self._wake = wake
@@ -87,6 +99,7 @@ class Office:
             raise ValueError(f"{name[:80]!r} is no name of a service")
         spec = spec_from_json(dict(spec_json))
         self._clouds.resolve(requirements_of(spec))
+        self._insist_on_regions(spec)
         missing = sorted(set(spec.secrets) - set(secrets))
         if missing:
             raise ValueError(f"secrets without a value: {', '.join(missing)}")
@@ -173,7 +186,8 @@ class Office:
         if replica_id not in known:
             raise NoSuchReplicaError(f"service {name} has no replica {replica_id}")
         replica = known[replica_id]
-        last = self._specs.get(name, replica.version).num_nodes - 1
+        is_agent = replica.role is Role.LOAD_BALANCER
+        last = 0 if is_agent else self._specs.get(name, replica.version).num_nodes - 1
         if node > last:
             raise NoSuchReplicaError(f"replica {replica_id} of {name} has no node {node}; its last is {last}")
         cloud = self._clouds.get(replica.zone.cloud)
@@ -187,14 +201,19 @@ class Office:
             recently = [
                 r
                 for r in self._store.replicas(row.name)
-                if r.state is ReplicaState.GONE and now - (r.ended_at or now) < ENDED_SHOWN_FOR_S
+                if r.role is Role.REPLICA
+                and r.state is ReplicaState.GONE
+                and now - (r.ended_at or now) < ENDED_SHOWN_FOR_S
             ]
+        is_beside = stands_beside(row, spec) or self._fleet.view(row.name).alive
+        loads = [self._fleet.load(row.name)] if is_beside else []
         return service_view(
             row,
             spec,
             goal_of(row, spec),
-            agent=self._fleet.view(row.name),
-            load=self._fleet.load(row.name),
+            beside=self._fleet.view(row.name) if is_beside else None,
+            agents={agent.id: self._regional.view(row.name, agent.id) for agent in row.balancers},
+            load=merged([*loads, *self._regional.loads(row.name)]),
             spent=spent,
             host=spec.load_balancer.host or self._clouds.config.load_balancer.host,
             ended=recently,
@@ -227,6 +246,19 @@ class Office:
         raise NoFreePortError(
             f"no free port from {settings.first_port} to {settings.last_port} for an endpoint"
         )
+
+    def _insist_on_regions(self, spec: ServiceSpec) -> None:
+        """Raises CloudNotEnabledError if an agent could never stand where it is wanted."""
+        for place in spec.regional.places:
+            at = f"service.load_balancers.regions: {place}"
+            if place.cloud not in self._clouds.enabled:
+                enabled = ", ".join(self._clouds.enabled) or "none"
+                raise CloudNotEnabledError(f"{at}: {place.cloud} is not enabled here (enabled: {enabled})")
+            if not isinstance(self._clouds.get(place.cloud), LoginSource):
+                raise CloudNotEnabledError(f"{at}: {place.cloud} has no machines for load balancers")
+            here = replace(spec.regional, places=(place,))
+            if not self._clouds.get(place.cloud).offers(agent_requirements_of(here)):
+                raise CloudNotEnabledError(f"{at}: {place.cloud} offers no machine for a load balancer there")
 
     def _keeps_replicas(self, spec: ServiceSpec, secrets: Mapping[str, str]) -> bool:
         running = next(

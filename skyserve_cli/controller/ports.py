@@ -105,6 +105,54 @@ class AgentOrder:
     window_s: float = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class RegionalOrder:
+    """The load balancer agent that should serve on a machine of its own. `instance` is as much of the machine as it takes
+    to log in, `port` where the agent listens. `passing` is what the reconciler knows of it; None: it never answered."""
+
+    service: str
+    replica_id: int
+    instance: Instance
+    port: int
+    table: Table
+    tls: tuple[str, str] | None = None
+    window_s: float = 60.0
+    passing: bool | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.service, self.replica_id
+
+
+class Regional(Protocol):
+    """Keeps the agents on machines of their own up to date, code and tables. Their machines are the reconciler's."""
+
+    def ensure(self, orders: Sequence[RegionalOrder]) -> None:
+        """Exactly these. Returns at once."""
+        ...
+
+    def drain(self) -> Sequence[tuple[str, Event]]:
+        """ProbePassed and ProbeFailed events, where they differ from `passing`."""
+        ...
+
+    def loads(self, service: str) -> Sequence[Load]:
+        """The demand that each of its agents last reported."""
+        ...
+
+
+class NoRegions:
+    """A `Regional` of a world where nobody wants any."""
+
+    def ensure(self, orders: Sequence[RegionalOrder]) -> None:
+        pass
+
+    def drain(self) -> Sequence[tuple[str, Event]]:
+        return ()
+
+    def loads(self, service: str) -> Sequence[Load]:
+        return ()
+
+
 class LbFleet(Protocol):
     """Keeps a load balancer agent alive per service and its table up to date."""
 

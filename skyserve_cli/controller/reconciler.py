@@ -16,7 +16,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from urllib.parse import urlsplit
 
+from lb.wire import Table
+from policies import balancers
+from policies.balancers import FAREWELL_S, Decision
 from policies.deadlines import due
 from policies.lifecycle import InvalidTransition, apply, request
 from policies.model import (
@@ -24,39 +29,58 @@ from policies.model import (
     Event,
     Goal,
     Launch,
+    Load,
     Observation,
+    Offer,
     Plan,
     ProbeFailed,
     ProbePassed,
     Replica,
     ReplicaState,
+    Role,
 )
 from policies.plan import learn, plan
 from policies.registry import policies_for
 from policies.rollout import wanted_version
+from provisioners.base import Instance, InstanceState
 from skyserve_cli.controller.clock import Clock
-from skyserve_cli.controller.orders import goal_of, requirements_of, token_of
+from skyserve_cli.controller.loads import merged
+from skyserve_cli.controller.orders import (
+    agent_fleet_of,
+    agent_requirements_of,
+    goal_of,
+    requirements_of,
+    stands_beside,
+    token_of,
+)
 from skyserve_cli.controller.ports import (
     AgentOrder,
     Call,
     CallKind,
     LbFleet,
+    NoRegions,
     Offers,
     ProbeOrder,
     Prober,
+    Regional,
+    RegionalOrder,
     Runner,
     Sighting,
     Specs,
     Witness,
 )
 from skyserve_cli.controller.sightings import events_of, orphans, unattended
-from skyserve_cli.controller.tables import table_of
+from skyserve_cli.controller.tables import table_of, without_loopback
+from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import ServiceRow, Story
+from skyserve_cli.state.values import AGENT_WORD, ServiceRow, Story
 
 log = logging.getLogger(__name__)
 
 _PROBED = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.NOT_READY)
+_CONNECTED = (*_PROBED, ReplicaState.DRAINING)
+AGENT_START_S = 1200.0
+AGENT_SILENCE_S = 600.0
 _OUTSTANDING = {ReplicaState.REQUESTED: CallKind.LAUNCH, ReplicaState.TERMINATING: CallKind.TERMINATE}
 
 
@@ -67,6 +91,7 @@ class _Turn:
     calls: list[Call] = field(default_factory=list)
     probes: list[ProbeOrder] = field(default_factory=list)
     agents: dict[str, AgentOrder | None] = field(default_factory=dict)
+    regional: list[RegionalOrder] = field(default_factory=list)
     clouds: set[str] = field(default_factory=set)
     tokens: set[str] = field(default_factory=set)
 
@@ -88,6 +113,7 @@ class Reconciler:
         fleet: LbFleet,
         enabled_clouds: frozenset[str],
         lb_host: str,
+        regional: Regional | None = None,
     ) -> None:
         self._clock = clock
         self._store = store
@@ -99,16 +125,18 @@ class Reconciler:
         self._fleet = fleet
         self._enabled_clouds = enabled_clouds
         self._lb_host = lb_host
+        self._regional: Regional = NoRegions() if regional is None else regional
         self._owner = store.owner()
         self._seen: set[str] = set()  # clouds listed at least once since this process started
         self._suspects: dict[str, frozenset[str]] = {}
         self._agents: Mapping[str, AgentOrder | None] = {}  # as last ordered
+        self._regional_orders: Sequence[RegionalOrder] = ()
         self.plans: dict[str, Plan] = {}  # of the last tick, for whoever watches
 
     def tick(self) -> None:
         """One turn over all services. Never sleeps, never waits for the network."""
         now = self._clock.now()
-        answers = _by_service((*self._runner.drain(), *self._prober.drain()))
+        answers = _by_service((*self._runner.drain(), *self._prober.drain(), *self._regional.drain()))
         sightings = self._witness.drain()
         self._seen.update(sighting.cloud for sighting in sightings)
         turn = _Turn(clouds=set(self._enabled_clouds))
@@ -119,8 +147,9 @@ class Reconciler:
             except Exception:  # one service's trouble must not stop the others
                 log.exception("tick of service %s", row.name)
                 self._keep(row, turn)
-        self._agents = turn.agents
+        self._agents, self._regional_orders = turn.agents, turn.regional
         self._fleet.ensure(turn.agents)  # first: cheap, and no request goes where none should
+        self._regional.ensure(turn.regional)
         self._prober.watch(turn.probes)
         self._runner.ensure(turn.calls)
         self._abandon_orphans(sightings, turn)
@@ -138,14 +167,13 @@ class Reconciler:
     ) -> None:
         spec = self._specs.get(row.name, row.version)
         goal = goal_of(row, spec)
-        load = self._fleet.load(row.name)
-        change = _Change(row, goal, now)
-        change.take(answers)
-        for sighting in sightings:
-            instances = {instance.id: instance for instance in sighting.instances}
-            here = [r for r in change.replicas.values() if r.zone.cloud == sighting.cloud]
-            change.take(events_of(here, instances, sighting.asked_at))
+        load = self._load(row, spec)
+        change = _Change(row.replicas, goal, now)
+        change.observe(answers, sightings)
         change.take(due(tuple(change.replicas.values()), goal, load, now))
+        agents = _Change(row.balancers, _agent_goal(goal), now, Role.LOAD_BALANCER)
+        agents.observe(answers, sightings)
+        agents.take(due(tuple(agents.replicas.values()), _agent_goal(goal), Load(), now))
 
         policies = policies_for(goal)
         photograph = Observation(now, goal, change.live(), (), load, tuple(change.events))
@@ -156,32 +184,93 @@ class Reconciler:
         decided = Plan((), memory, (row.notes,) if row.notes else (), row.target, row.wanted)
         if goal.down or (offers is not None and self._knows_all(photograph.replicas)):
             decided = plan(replace(photograph, offers=offers or ()), memory, policies)
+            decided = self._with_agents(row, goal, change, agents, decided, now)
         self.plans[row.name] = decided
         change.scale(row.wanted, decided.wanted)
-        change.act(decided.actions)
-        self._commit(row, change, decided)
+        change.act(one for one in decided.actions if change.concerns(one))
+        agents.act(one for one in decided.actions if not change.concerns(one))
+        self._commit(row, change, agents, decided)
 
         memory = decided.memory
         live = change.live()
         table = table_of(row.name, spec, live, goal, memory.rollout, now)
-        if live or not goal.down:
+        window_s = spec.replica_policy.load_window_s
+        tls = None if spec.tls is None else (spec.tls.certfile, spec.tls.keyfile)
+        if (live or not goal.down) and stands_beside(row, spec):
             host = spec.load_balancer.host or self._lb_host
-            tls = None if spec.tls is None else (spec.tls.certfile, spec.tls.keyfile)
-            window_s = spec.replica_policy.load_window_s
             turn.agents[row.name] = AgentOrder(row.name, host, row.lb_port, table, tls, window_s)
-        self._order(row, live, sightings, turn)
+        self._order(row, (*live, *agents.live()), sightings, turn)
+        remote = without_loopback(table)
+        turn.regional += [
+            self._regional_order(row, agent, remote, tls, window_s)
+            for agent in agents.live()
+            if agent.state in _CONNECTED and agent.endpoint is not None
+        ]
+
+    def _load(self, row: ServiceRow, spec: ServiceSpec) -> Load:
+        """The demand that all agents of the service have seen."""
+        beside = [self._fleet.load(row.name)] if stands_beside(row, spec) else []
+        return merged([*beside, *self._regional.loads(row.name)])
+
+    def _with_agents(
+        self, row: ServiceRow, goal: Goal, change: _Change, agents: _Change, decided: Plan, now: float
+    ) -> Plan:
+        """The plan, and what is to be done about agents on machines of their own."""
+        memory = decided.memory
+        learned = balancers.learn(memory.balancers, agents.events, agents.before, now)
+        regional = self._specs.get(row.name, row.version).regional
+        offers: Sequence[Offer] | None = ()
+        if regional.places and not goal.down:
+            offers = self._offers.get(agent_requirements_of(regional))
+        found = Decision()
+        if goal.down or (offers is not None and self._knows_all(agents.live())):
+            fleet = agent_fleet_of(row, agents.live(), partial(self._specs.get, row.name))
+            fleet = replace(fleet, is_needed=bool(change.live()))
+            found = balancers.decide(fleet, offers or (), goal, learned, memory.next_replica_id, now)
+        launches = sum(isinstance(action, Launch) for action in found.actions)
+        next_id = memory.next_replica_id + launches
+        return replace(
+            decided,
+            actions=(*decided.actions, *found.actions),
+            memory=replace(memory, balancers=learned, next_replica_id=next_id),
+            notes=(*decided.notes, *found.notes),
+        )
+
+    def _regional_order(
+        self, row: ServiceRow, agent: Replica, table: Table, tls: tuple[str, str] | None, window_s: float
+    ) -> RegionalOrder:
+        token = token_of(self._owner, row.name, row.incarnation, agent.id, agent.offer)
+        return RegionalOrder(
+            service=row.name,
+            replica_id=agent.id,
+            instance=Instance(
+                id=agent.instance_id or "",
+                token=token,
+                owner=self._owner,
+                service=row.name,
+                replica_id=agent.id,
+                zone=agent.zone,
+                capacity_type=agent.offer.capacity_type,
+                state=InstanceState.RUNNING,
+            ),
+            port=urlsplit(agent.endpoint or "").port or 0,
+            table=table,
+            tls=tls,
+            window_s=window_s,
+            passing=_passing(agent),
+        )
 
     def _knows_all(self, replicas: Iterable[Replica]) -> bool:
         return all(replica.zone.cloud in self._seen for replica in replicas)
 
-    def _commit(self, row: ServiceRow, change: _Change, decided: Plan) -> None:
+    def _commit(self, row: ServiceRow, change: _Change, agents: _Change, decided: Plan) -> None:
         """Intents, memory and story, in one transaction; nothing at all where nothing changed."""
         notes = "; ".join(decided.notes)
         memory = None if decided.memory == row.memory else decided.memory
-        story = list(change.story)
+        story = [*change.story, *agents.story]
         if notes and notes != row.notes:
             story.append(Story("note", notes))
-        changed = change.changed()
+        changed = [*change.changed(), *agents.changed()]
         same = (decided.wanted, decided.target, notes) == (row.wanted, row.target, row.notes)
         if not changed and not story and memory is None and same:
             return
@@ -209,18 +298,19 @@ class Reconciler:
                 kind = CallKind.ATTEND
             if kind is not None:
                 turn.calls.append(Call(row.name, row.incarnation, kind, replica))
+            if replica.role is not Role.REPLICA:
+                continue  # whoever brings it its table sees how it is
             if replica.state in _PROBED and replica.endpoint is not None:
                 probe = self._specs.probe(row.name, replica.version)
-                passing = (
-                    None if replica.state is ReplicaState.STARTING else replica.state is ReplicaState.READY
-                )
-                turn.probes.append(ProbeOrder(row.name, replica.id, replica.endpoint, probe, passing))
+                order = ProbeOrder(row.name, replica.id, replica.endpoint, probe, _passing(replica))
+                turn.probes.append(order)
 
     def _keep(self, row: ServiceRow, turn: _Turn) -> None:
         """After an internal error: leave what lives alone. Its tokens keep it from looking like orphans, and its
         load balancer goes on with the table it has."""
         turn.agents[row.name] = self._agents.get(row.name)
-        for replica in row.replicas:
+        turn.regional += [order for order in self._regional_orders if order.service == row.name]
+        for replica in row.attempts:
             turn.clouds.add(replica.zone.cloud)
             turn.tokens.add(token_of(self._owner, row.name, row.incarnation, replica.id, replica.offer))
 
@@ -234,15 +324,31 @@ class Reconciler:
 
 
 class _Change:
-    """The replicas of one service during one tick, and the story of what happened to them."""
+    """The replicas (or the agents) of one service during one tick, and the story of what happened to them, in which
+    every word about an agent begins with AGENT_WORD."""
 
-    def __init__(self, row: ServiceRow, goal: Goal, now: float) -> None:
-        self.before: Mapping[int, Replica] = {replica.id: replica for replica in row.replicas}
+    def __init__(self, before: Iterable[Replica], goal: Goal, now: float, role: Role = Role.REPLICA) -> None:
+        self.before: Mapping[int, Replica] = {replica.id: replica for replica in before}
+        self._role = role
         self.replicas = dict(self.before)
         self.events: list[Event] = []
         self.story: list[Story] = []
         self.now = now
         self._goal = goal
+
+    def concerns(self, action: Action) -> bool:
+        """Whether it is about one of these, or brings one into being."""
+        if isinstance(action, Launch):
+            return action.role is self._role
+        return action.replica_id in self.replicas
+
+    def observe(self, answers: Iterable[Event], sightings: Iterable[Sighting]) -> None:
+        """What the hands have answered, and what the clouds show."""
+        self.take(answers)
+        for sighting in sightings:
+            instances = {instance.id: instance for instance in sighting.instances}
+            here = [r for r in self.replicas.values() if r.zone.cloud == sighting.cloud]
+            self.take(events_of(here, instances, sighting.asked_at))
 
     def take(self, events: Iterable[Event]) -> None:
         """Apply events in order. One that a replica cannot handle is set aside, with its story."""
@@ -269,7 +375,7 @@ class _Change:
             if isinstance(action, Launch):
                 born = request(action, self.now)
                 self.replicas[born.id] = born
-                self.story.append(Story("Launch", _told(action), born.id, born.state.value))
+                self.story.append(Story(self._word("Launch"), _told(action), born.id, born.state.value))
                 continue
             replica = self.replicas[action.replica_id]
             after = apply(replica, action, self.now, self._goal.drain_timeout_s)
@@ -286,7 +392,25 @@ class _Change:
         if after is before and isinstance(cause, (ProbePassed, ProbeFailed)):
             return
         message = getattr(cause, "message", "") or getattr(cause, "why", "") or _detail(cause)
-        self.story.append(Story(kind, message, after.id, after.state.value))
+        self.story.append(Story(self._word(kind), message, after.id, after.state.value))
+
+    def _word(self, kind: str) -> str:
+        return kind if self._role is Role.REPLICA else f"{AGENT_WORD}{kind}"
+
+
+def _agent_goal(goal: Goal) -> Goal:
+    """Patience with agents: one that cannot be reached from here may serve all the same."""
+    return replace(
+        goal,
+        initial_delay_s=AGENT_START_S,
+        probe_failure_threshold_s=AGENT_SILENCE_S,
+        drain_timeout_s=FAREWELL_S,
+    )
+
+
+def _passing(replica: Replica) -> bool | None:
+    """What the last probe said; None: there was none."""
+    return None if replica.state is ReplicaState.STARTING else replica.state is ReplicaState.READY
 
 
 def _told(launch: Launch) -> str:

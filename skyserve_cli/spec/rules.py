@@ -136,7 +136,9 @@ def _regional(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
     if is_ambiguous(section):
         clouds = sorted({place.cloud for place in section.regions})
         hint = f"write {{{', '.join(f'{cloud}: …' for cloud in clouds)}}}"
-        yield Problem(f"{AT}.instance_type", f"must be by cloud: regions are on {' and '.join(clouds)}", hint=hint)
+        yield Problem(
+            f"{AT}.instance_type", f"must be by cloud: regions are on {' and '.join(clouds)}", hint=hint
+        )
 
 
 def _update(service: ServiceSection, sound: Sound) -> Iterator[Problem]:

@@ -19,9 +19,7 @@ def read_history(c: Connection, name: str, since: float, most: int) -> History:
     complete_from = since
     r, e = t.replicas.c, t.events.c
     ended_at = sa.func.coalesce(r.ended_at, _FOR_EVER)
-    lived = sa.select(t.replicas).where(
-        r.service == name, r.role == Role.REPLICA.value, ended_at >= since
-    )
+    lived = sa.select(t.replicas).where(r.service == name, r.role == Role.REPLICA.value, ended_at >= since)
     rows = c.execute(lived.order_by(ended_at.desc(), r.id.desc()).limit(most + 1)).all()
     if len(rows) > most:
         complete_from = max(complete_from, rows[most].ended_at or complete_from)

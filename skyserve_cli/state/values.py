@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 from policies.model import Memory, Replica, UpdateMode
 
+#: With this the kind of a story begins that is about a load balancer agent.
+AGENT_WORD = "Agent"
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceRow:
