@@ -66,7 +66,7 @@ class Forward:
 
 def _join(client: socket.socket, channel: paramiko.Channel) -> None:
     """Until both sides have said all they had to, or one of them is gone."""
-    open_ends = {client, channel}
+    open_ends: set[socket.socket | paramiko.Channel] = {client, channel}
     while open_ends:
         ready, _, _ = select.select(list(open_ends), [], [])
         for source in ready:

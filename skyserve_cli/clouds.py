@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import cast
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
 from provisioners.base import Provisioner, Requirements
 from provisioners.catalog import load
+from provisioners.clock import unix_now
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.registry import provisioner_class
 from skyserve_cli.config import Config, ConfigError
 from skyserve_cli.home import Home
+
+if TYPE_CHECKING:
+    from skyserve_cli.controller.names import Publisher
 
 
 class CloudNotEnabledError(Exception):
@@ -26,6 +32,7 @@ class Clouds:
     home: Home
     config: Config
     _made: dict[str, Provisioner] = field(default_factory=dict)
+    _names: Publisher | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -68,6 +75,21 @@ class Clouds:
                 f"name an enabled cloud in `infra`, or enable one in {self.home.config}"
             )
         return replace(need, candidates=tuple(kept))
+
+    def names(self) -> Publisher:
+        """Route 53, with the credentials that `aws` has here; also if no machine is ever rented there."""
+        with self._lock:
+            if self._names is None:
+                route53 = import_module("provisioners.aws.names")
+                section = self.config.clouds.get("aws")
+                profile = None if section is None else section.profile
+                self._names = cast("Publisher", route53.Route53Names(profile, unix_now, time.sleep))
+            return self._names
+
+    def name_region(self, cloud: str, region: str) -> str:
+        """The region of Route 53 by which an agent in that one is found."""
+        nearest: str = import_module("provisioners.aws.names").nearest_region(cloud, region)
+        return nearest
 
     def _make(self, name: str) -> Provisioner:
         """What each cloud's constructor takes. Raises UnknownCloudError, and ConfigError for what it makes of its

@@ -47,8 +47,8 @@ class GcpNetwork:
         name, prefix = self._network or prefix_of(owner), prefix_of(owner)
         path = f"global/networks/{name}"
         wanted = [_inner_rule(owner, path)]
-        outer = outer_rule(owner, path, (SSH_PORT, *ports), sources)
-        public = outer_rule(owner, path, public_ports, _ANYWHERE) if public_ports else None
+        outer = outer_rule(owner, path, ports, sources)
+        public = outer_rule(owner, path, public_ports, _ANYWHERE, ()) if public_ports else None
         wanted += [rule for rule in (outer, public) if rule is not None]
         with self._lock:  # the first launches of all threads wait for one of them
             if self._network is None:
@@ -142,9 +142,14 @@ def prefix_of(owner: str) -> str:
 
 
 def outer_rule(
-    owner: str, network: str, ports: Sequence[int], sources: Sequence[str]
+    owner: str,
+    network: str,
+    ports: Sequence[int],
+    sources: Sequence[str],
+    always: Sequence[int] = (SSH_PORT,),
 ) -> compute_v1.Firewall | None:
-    """These ports from the sources. None without sources: a rule that names none would admit everybody."""
+    """These ports, and those that are open `always`, from the sources. None without sources: a rule that names none would
+    admit everybody."""
     try:
         blocks = [ipaddress.ip_network(source, strict=False) for source in sources]
     except ValueError as error:
@@ -152,7 +157,7 @@ def outer_rule(
     ranges = sorted({str(block) for block in blocks if block.version == 4})  # the network has no other
     if not ranges:
         return None
-    open_ports = [str(port) for port in sorted(set(ports))]
+    open_ports = [str(port) for port in sorted({*always, *ports})]
     digest = hashlib.sha256(f"{network} {open_ports} {ranges}".encode()).hexdigest()[:8]
     name = f"{prefix_of(owner)}-{digest}"
     return compute_v1.Firewall(

@@ -33,6 +33,7 @@ from skyserve_cli.controller.books import OfferBook, SpecBook
 from skyserve_cli.controller.clock import Clock, SystemClock
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.lb_regional import RegionalFleet, admin_token
+from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.office import Office
 from skyserve_cli.controller.ports import Offers
 from skyserve_cli.controller.probes import HttpProber
@@ -120,6 +121,7 @@ async def run(home: Home) -> None:
     specs = SpecBook(store, seal, lambda token: admin_token(home.machine_secret(), token))
     clouds = Clouds(home, config)
     regional = RegionalFleet(clouds.get, home.machine_secret(), clock, loop, woken.set)
+    names = ThreadNames(clouds.names, clouds.name_region, owner, clock, woken.set)
     fleet = ProcessFleet(home.load_balancers, loop, woken.set)
     prober = HttpProber(loop, woken.set)
     witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
@@ -137,6 +139,7 @@ async def run(home: Home) -> None:
         enabled_clouds=frozenset(clouds.enabled),
         lb_host=config.load_balancer.host,
         regional=regional,
+        names=names,
     )
     office = Office(
         store=store,

@@ -81,7 +81,7 @@ def keeper_file() -> str:
 
 def arguments_of(service: str, region: str, port: int, has_tls: bool) -> tuple[str, ...]:
     """How the agent is started; nothing in it is a secret. Of the loopback it takes any port for its admin."""
-    arguments = ("--service", service, "--region", region)
+    arguments: tuple[str, ...] = ("--service", service, "--region", region)
     arguments += ("--host", "0.0.0.0", "--port", str(port), "--admin-host", "127.0.0.1", "--admin-port", "0")  # noqa: S104
     return (*arguments, "--tls-certfile", _TLS[0], "--tls-keyfile", _TLS[1]) if has_tls else arguments
 

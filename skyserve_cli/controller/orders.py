@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 from policies.balancers import Fleet, Place
 from policies.model import CapacityType, Goal, Offer, PlacementGoal, Replica, ReplicaState, Role, ScalingGoal
@@ -12,6 +13,7 @@ from policies.registry import ALIASES, AUTO, MIXERS
 from provisioners.base import Candidate, LaunchOrder, Requirements
 from provisioners.machines import MAX_TOKEN
 from skyserve_cli.controller.deploy import TOKEN_VARIABLE, keeper_file
+from skyserve_cli.controller.ports import NameOrder
 from skyserve_cli.spec.model import RegionalAgents, ResourceChoice, ServiceSpec
 from skyserve_cli.state.values import ServiceRow
 
@@ -164,6 +166,26 @@ def agent_fleet_of(
         agents=tuple(agents),
         fitting=frozenset(agent.id for agent in agents if fits(agent)),
     )
+
+
+def name_orders_of(
+    row: ServiceRow, agents: Sequence[Replica], spec_of: Callable[[int], ServiceSpec]
+) -> list[NameOrder]:
+    """The service's name and what it should mean; and that the name which it had before an update means nothing any
+    more. An agent that does not answer us may answer its clients, so it is left in."""
+    found = []
+    now = None if row.down else spec_of(row.version).regional.dns
+    if now is not None:
+        serving = [one for one in agents if one.state in (ReplicaState.READY, ReplicaState.NOT_READY)]
+        addresses = tuple(
+            (one.zone.cloud, one.zone.region, urlsplit(one.endpoint or "").hostname or "") for one in serving
+        )
+        found.append(NameOrder(row.name, now.zone, now.full, tuple(sorted(addresses))))
+    for version in (row.version, row.version - 1):
+        was = spec_of(version).regional.dns if version > 0 else None
+        if was is not None and all(was.full != order.name for order in found):
+            found.append(NameOrder(row.name, was.zone, was.full))
+    return found
 
 
 def stands_beside(row: ServiceRow, spec: ServiceSpec) -> bool:

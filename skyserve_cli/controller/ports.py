@@ -153,6 +153,42 @@ class NoRegions:
         return ()
 
 
+@dataclass(frozen=True, slots=True)
+class NameOrder:
+    """The name that a service should have in a hosted zone, and the agents that it means: (cloud, region, address)."""
+
+    service: str
+    zone: str
+    name: str
+    addresses: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.service, self.name
+
+
+class Names(Protocol):
+    """Publishes names."""
+
+    def ensure(self, orders: Sequence[NameOrder]) -> None:
+        """These names should mean this. Returns at once."""
+        ...
+
+    def is_settled(self, order: NameOrder) -> bool:
+        """Whether it is so, as far as it can be."""
+        ...
+
+
+class NoNames:
+    """The `Names` of a world without any."""
+
+    def ensure(self, orders: Sequence[NameOrder]) -> None:
+        pass
+
+    def is_settled(self, order: NameOrder) -> bool:
+        return True
+
+
 class LbFleet(Protocol):
     """Keeps a load balancer agent alive per service and its table up to date."""
 

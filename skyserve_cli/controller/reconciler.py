@@ -49,6 +49,7 @@ from skyserve_cli.controller.orders import (
     agent_fleet_of,
     agent_requirements_of,
     goal_of,
+    name_orders_of,
     requirements_of,
     stands_beside,
     token_of,
@@ -58,6 +59,9 @@ from skyserve_cli.controller.ports import (
     Call,
     CallKind,
     LbFleet,
+    NameOrder,
+    Names,
+    NoNames,
     NoRegions,
     Offers,
     ProbeOrder,
@@ -92,6 +96,7 @@ class _Turn:
     probes: list[ProbeOrder] = field(default_factory=list)
     agents: dict[str, AgentOrder | None] = field(default_factory=dict)
     regional: list[RegionalOrder] = field(default_factory=list)
+    names: list[NameOrder] = field(default_factory=list)
     clouds: set[str] = field(default_factory=set)
     tokens: set[str] = field(default_factory=set)
 
@@ -114,6 +119,7 @@ class Reconciler:
         enabled_clouds: frozenset[str],
         lb_host: str,
         regional: Regional | None = None,
+        names: Names | None = None,
     ) -> None:
         self._clock = clock
         self._store = store
@@ -126,11 +132,13 @@ class Reconciler:
         self._enabled_clouds = enabled_clouds
         self._lb_host = lb_host
         self._regional: Regional = NoRegions() if regional is None else regional
+        self._names: Names = NoNames() if names is None else names
         self._owner = store.owner()
         self._seen: set[str] = set()  # clouds listed at least once since this process started
         self._suspects: dict[str, frozenset[str]] = {}
         self._agents: Mapping[str, AgentOrder | None] = {}  # as last ordered
         self._regional_orders: Sequence[RegionalOrder] = ()
+        self._name_orders: Sequence[NameOrder] = ()
         self.plans: dict[str, Plan] = {}  # of the last tick, for whoever watches
 
     def tick(self) -> None:
@@ -147,9 +155,10 @@ class Reconciler:
             except Exception:  # one service's trouble must not stop the others
                 log.exception("tick of service %s", row.name)
                 self._keep(row, turn)
-        self._agents, self._regional_orders = turn.agents, turn.regional
+        self._agents, self._regional_orders, self._name_orders = turn.agents, turn.regional, turn.names
         self._fleet.ensure(turn.agents)  # first: cheap, and no request goes where none should
         self._regional.ensure(turn.regional)
+        self._names.ensure(turn.names)
         self._prober.watch(turn.probes)
         self._runner.ensure(turn.calls)
         self._abandon_orphans(sightings, turn)
@@ -200,6 +209,7 @@ class Reconciler:
             host = spec.load_balancer.host or self._lb_host
             turn.agents[row.name] = AgentOrder(row.name, host, row.lb_port, table, tls, window_s)
         self._order(row, (*live, *agents.live()), sightings, turn)
+        turn.names += name_orders_of(row, agents.live(), partial(self._specs.get, row.name))
         remote = without_loopback(table)
         turn.regional += [
             self._regional_order(row, agent, remote, tls, window_s)
@@ -225,7 +235,9 @@ class Reconciler:
         found = Decision()
         if goal.down or (offers is not None and self._knows_all(agents.live())):
             fleet = agent_fleet_of(row, agents.live(), partial(self._specs.get, row.name))
-            fleet = replace(fleet, is_needed=bool(change.live()))
+            names = name_orders_of(row, agents.live(), partial(self._specs.get, row.name))
+            is_named = not all(map(self._names.is_settled, names))
+            fleet = replace(fleet, is_needed=bool(change.live()) or (is_named and bool(agents.live())))
             found = balancers.decide(fleet, offers or (), goal, learned, memory.next_replica_id, now)
         launches = sum(isinstance(action, Launch) for action in found.actions)
         next_id = memory.next_replica_id + launches
@@ -310,6 +322,7 @@ class Reconciler:
         load balancer goes on with the table it has."""
         turn.agents[row.name] = self._agents.get(row.name)
         turn.regional += [order for order in self._regional_orders if order.service == row.name]
+        turn.names += [order for order in self._name_orders if order.service == row.name]
         for replica in row.attempts:
             turn.clouds.add(replica.zone.cloud)
             turn.tokens.add(token_of(self._owner, row.name, row.incarnation, replica.id, replica.offer))
