@@ -236,7 +236,8 @@ class _Keeper:
         draining = self._acked is not None and any(
             target.state is TargetState.DRAINING for target in self._acked.targets
         )
-        return HURRY_S if draining or not self.view().newest else POLL_S
+        awaits = self._serving is None or self._release is None or self._serving.release != self._release.name
+        return HURRY_S if draining or (awaits and not self._trouble) else POLL_S
 
     async def _turn(self) -> None:
         order, on_thread = self._order, self._fleet.on_thread
@@ -268,7 +269,10 @@ class _Keeper:
         await self._ask(order.window_s)
         self._heard_at = self._fleet.now()
         self._failures = self._silences = 0
-        self._trouble = ""
+        is_refused = told.refused == release.name
+        self._trouble = (
+            "its newest code does not come up there; the code before goes on" if is_refused else ""
+        )
         if not self._has_passed:
             self._has_passed = True
             self._fleet.wake()

@@ -23,9 +23,7 @@ from lb.wire import Table
 from policies import balancers
 from policies.balancers import FAREWELL_S, Decision
 from policies.deadlines import due
-from policies.lifecycle import InvalidTransition, apply, request
 from policies.model import (
-    Action,
     Event,
     Goal,
     Launch,
@@ -33,8 +31,6 @@ from policies.model import (
     Observation,
     Offer,
     Plan,
-    ProbeFailed,
-    ProbePassed,
     Replica,
     ReplicaState,
     Role,
@@ -43,6 +39,7 @@ from policies.plan import learn, plan
 from policies.registry import policies_for
 from policies.rollout import wanted_version
 from provisioners.base import Instance, InstanceState
+from skyserve_cli.controller.change import Change
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.loads import merged
 from skyserve_cli.controller.orders import (
@@ -73,11 +70,11 @@ from skyserve_cli.controller.ports import (
     Specs,
     Witness,
 )
-from skyserve_cli.controller.sightings import events_of, orphans, unattended
+from skyserve_cli.controller.sightings import orphans, unattended
 from skyserve_cli.controller.tables import table_of, without_loopback
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import AGENT_WORD, ServiceRow, Story
+from skyserve_cli.state.values import ServiceRow, Story
 
 log = logging.getLogger(__name__)
 
@@ -177,10 +174,10 @@ class Reconciler:
         spec = self._specs.get(row.name, row.version)
         goal = goal_of(row, spec)
         load = self._load(row, spec)
-        change = _Change(row.replicas, goal, now)
+        change = Change(row.replicas, goal, now)
         change.observe(answers, sightings)
         change.take(due(tuple(change.replicas.values()), goal, load, now))
-        agents = _Change(row.balancers, _agent_goal(goal), now, Role.LOAD_BALANCER)
+        agents = Change(row.balancers, _agent_goal(goal), now, Role.LOAD_BALANCER)
         agents.observe(answers, sightings)
         agents.take(due(tuple(agents.replicas.values()), _agent_goal(goal), Load(), now))
 
@@ -223,7 +220,7 @@ class Reconciler:
         return merged([*beside, *self._regional.loads(row.name)])
 
     def _with_agents(
-        self, row: ServiceRow, goal: Goal, change: _Change, agents: _Change, decided: Plan, now: float
+        self, row: ServiceRow, goal: Goal, change: Change, agents: Change, decided: Plan, now: float
     ) -> Plan:
         """The plan, and what is to be done about agents on machines of their own."""
         memory = decided.memory
@@ -275,7 +272,7 @@ class Reconciler:
     def _knows_all(self, replicas: Iterable[Replica]) -> bool:
         return all(replica.zone.cloud in self._seen for replica in replicas)
 
-    def _commit(self, row: ServiceRow, change: _Change, agents: _Change, decided: Plan) -> None:
+    def _commit(self, row: ServiceRow, change: Change, agents: Change, decided: Plan) -> None:
         """Intents, memory and story, in one transaction; nothing at all where nothing changed."""
         notes = "; ".join(decided.notes)
         memory = None if decided.memory == row.memory else decided.memory
@@ -336,81 +333,6 @@ class Reconciler:
                 self._runner.abandon(orphan)
 
 
-class _Change:
-    """The replicas (or the agents) of one service during one tick, and the story of what happened to them, in which
-    every word about an agent begins with AGENT_WORD."""
-
-    def __init__(self, before: Iterable[Replica], goal: Goal, now: float, role: Role = Role.REPLICA) -> None:
-        self.before: Mapping[int, Replica] = {replica.id: replica for replica in before}
-        self._role = role
-        self.replicas = dict(self.before)
-        self.events: list[Event] = []
-        self.story: list[Story] = []
-        self.now = now
-        self._goal = goal
-
-    def concerns(self, action: Action) -> bool:
-        """Whether it is about one of these, or brings one into being."""
-        if isinstance(action, Launch):
-            return action.role is self._role
-        return action.replica_id in self.replicas
-
-    def observe(self, answers: Iterable[Event], sightings: Iterable[Sighting]) -> None:
-        """What the hands have answered, and what the clouds show."""
-        self.take(answers)
-        for sighting in sightings:
-            instances = {instance.id: instance for instance in sighting.instances}
-            here = [r for r in self.replicas.values() if r.zone.cloud == sighting.cloud]
-            self.take(events_of(here, instances, sighting.asked_at))
-
-    def take(self, events: Iterable[Event]) -> None:
-        """Apply events in order. One that a replica cannot handle is set aside, with its story."""
-        for event in events:
-            replica = self.replicas.get(event.replica_id)
-            if replica is None or replica.state is ReplicaState.GONE:
-                continue  # the answer to a question nobody asks any more
-            try:
-                after = apply(replica, event, self.now, self._goal.drain_timeout_s)
-            except InvalidTransition as error:
-                log.error("%s", error)
-                self.story.append(Story("error", str(error), replica.id))
-                continue
-            self.events.append(event)
-            self._record(type(event).__name__, replica, after, event)
-
-    def scale(self, before: int, wanted: int) -> None:
-        if before != wanted:
-            told = f"{wanted} replicas wanted" + (f", {before} before" if before else "")
-            self.story.append(Story("scale", told, state=str(wanted)))
-
-    def act(self, actions: Iterable[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Launch):
-                born = request(action, self.now)
-                self.replicas[born.id] = born
-                self.story.append(Story(self._word("Launch"), _told(action), born.id, born.state.value))
-                continue
-            replica = self.replicas[action.replica_id]
-            after = apply(replica, action, self.now, self._goal.drain_timeout_s)
-            self._record(type(action).__name__, replica, after, action)
-
-    def live(self) -> tuple[Replica, ...]:
-        return tuple(r for r in self.replicas.values() if r.state is not ReplicaState.GONE)
-
-    def changed(self) -> list[Replica]:
-        return [r for i, r in self.replicas.items() if self.before.get(i) is not r]
-
-    def _record(self, kind: str, before: Replica, after: Replica, cause: Event | Action) -> None:
-        self.replicas[after.id] = after
-        if after is before and isinstance(cause, (ProbePassed, ProbeFailed)):
-            return
-        message = getattr(cause, "message", "") or getattr(cause, "why", "") or _detail(cause)
-        self.story.append(Story(self._word(kind), message, after.id, after.state.value))
-
-    def _word(self, kind: str) -> str:
-        return kind if self._role is Role.REPLICA else f"{AGENT_WORD}{kind}"
-
-
 def _agent_goal(goal: Goal) -> Goal:
     """Patience with agents: one that cannot be reached from here may serve all the same."""
     return replace(
@@ -424,20 +346,6 @@ def _agent_goal(goal: Goal) -> Goal:
 def _passing(replica: Replica) -> bool | None:
     """What the last probe said; None: there was none."""
     return None if replica.state is ReplicaState.STARTING else replica.state is ReplicaState.READY
-
-
-def _told(launch: Launch) -> str:
-    offer = launch.offer
-    price = f"{offer.price_usd_hour:.3f} USD/h"
-    return f"{offer.zone} {offer.capacity_type.value} at {price}: {launch.why}"
-
-
-def _detail(cause: Event | Action) -> str:
-    for name in ("endpoint", "instance_id"):
-        value = getattr(cause, name, None)
-        if value:
-            return str(value)
-    return ""
 
 
 def _by_service(events: Iterable[tuple[str, Event]]) -> dict[str, list[Event]]:

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from lb.wire import Table
 from policies import rollout
@@ -43,14 +43,14 @@ class Invariants:
         self._highest: dict[str, int] = {}
         self._alive: dict[str, frozenset[int]] = {}
 
-    def after_tick(self, rows: Sequence[ServiceRow], tables: Mapping[str, Table]) -> None:
+    def after_tick(self, rows: Sequence[ServiceRow], tables: Sequence[Table]) -> None:
         """`rows` as the tick left them, `tables` as the load balancers have them."""
         self._no_orphan(rows)
         self._one_instance_per_replica()
         for row in rows:
             self._gone_is_final(row)
-        for service, table in tables.items():
-            self._targets_live(service, table, rows)
+        for table in tables:
+            self._targets_live(table.service, table, rows)
 
     def photograph(self, kept: Sequence[ServiceRow], read: Sequence[ServiceRow]) -> None:
         """What the store remembers is what is in the database."""
@@ -67,6 +67,15 @@ class Invariants:
             if row.down:
                 self._require(not row.attempts, f"{row.name} is down but has {row.attempts}")
                 continue
+            regional = specs.get(row.name, row.version).regional
+            stand = Counter(
+                f"{a.zone.cloud}/{a.zone.region}" for a in row.balancers if a.state is ReplicaState.READY
+            )
+            self._require(
+                stand == Counter({str(place): regional.count for place in regional.places})
+                and len(row.balancers) == stand.total(),
+                f"{row.name}: agents {_short(row.balancers)} for {regional}",
+            )
             hopeless, _ = rollout.may_launch(goal, row.memory.rollout, self._cloud.clock.now())
             if rollout.has_failed(goal, row.memory.rollout) and hopeless:
                 self._require(not row.replicas, f"{row.name} has failed but has {row.replicas}")
