@@ -76,7 +76,7 @@ def test_the_machine_of_an_agent_gets_its_keeper_and_a_token_and_nothing_else_of
     assert order.secrets == {"SKYSERVE_LB_TOKEN": "hush"}
     assert list(order.file_mounts) == ["keeper.py"]
     assert "hush" not in f"{order.run}{order.setup}{order.env}{order!r}"
-    assert order.setup is not None and "443" in order.setup
+    assert "ip_unprivileged_port_start=443" in (order.setup or "")
     assert order == agent_order_of("own", "chat", "abcd", agent(7), wanted, "hush")
 
 
