@@ -124,8 +124,8 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 def other_code(folder: Path, line: str) -> Bundle:
     """The bundle of a program in which one file of `lb` is another."""
     changed = folder / "lb"
+    changed.mkdir(parents=True)
     for path in package_folder("lb").glob("*.py"):
-        (changed / path.name).parent.mkdir(exist_ok=True)
         (changed / path.name).write_bytes(path.read_bytes())
     with (changed / "usage.py").open("a") as code:
         code.write(f"\n{line}\n")
@@ -154,7 +154,7 @@ def test_an_agent_is_kept_alive_and_brought_up_to_date_without_a_refused_connect
             if machine.asks() != b"ok":
                 refused.append(1)
 
-    client = threading.Thread(target=ask)
+    client = threading.Thread(target=ask, daemon=True)
     client.start()
     bundle = other_code(tmp_path / "other", "# another release")
     machine.bring(bundle)
@@ -198,7 +198,7 @@ def test_there_is_no_agent_before_one_is_wanted(machine: Machine) -> None:
 def test_the_same_code_is_the_same_bundle_and_other_code_is_not(tmp_path: Path) -> None:
     again = bundle_of((name, package_folder(name)) for name in ("lb", "policies"))
     assert again == agent_bundle()
-    assert other_code(tmp_path, "# other").version != agent_bundle().version
+    assert other_code(tmp_path / "other", "# other").version != agent_bundle().version
 
 
 def test_a_bundle_has_the_sources_and_names_the_libraries() -> None:

@@ -279,7 +279,7 @@ WRONG = {
         "count says how many",
     ),
     "load balancers nowhere": (
-        "service: {load_balancers: {count: 2}}", "service.load_balancers.regions", "is missing",
+        "service: {load_balancers: {count: 2}}", "service.load_balancers.regions", "is required here",
     ),
     "one instance type for two clouds": (
         "service: {load_balancers: {regions: [aws/a, gcp/b], instance_type: c6i.large}}",
