@@ -9,13 +9,15 @@ import signal
 import sysconfig
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 import yaml
+from moto.server import ThreadedMotoServer
 
 from tests.clouds.aws.aws_account import Launched
 from tests.clouds.aws.aws_world import AwsWorld
@@ -37,7 +39,7 @@ SERVICE = """
 service:
   readiness_probe: {path: /, initial_delay_seconds: 120}
   replicas: 1
-  load_balancers: {regions: aws/us-west-2}
+  load_balancers: {regions: aws/us-west-2, dns: {zone: example.com, name: chat}}
 resources:
   infra: aws/us-east-1
   accelerators: L4:1
@@ -51,9 +53,20 @@ class Cloud:
     aws: AwsWorld
     vms: VmWorld
     roles: dict[str, str]  # by instance id
+    names: Any  # the client of Route 53
+    zone_id: str
 
     def live(self, role: str) -> list[str]:
         return [name for name, vm in self.vms.vms.items() if vm.is_running and self.roles[name] == role]
+
+    def name(self) -> dict[str, list[str]]:
+        """What chat.example.com means, by region."""
+        records = self.names.list_resource_record_sets(HostedZoneId=self.zone_id)["ResourceRecordSets"]
+        return {
+            one["Region"]: [each["Value"] for each in one["ResourceRecords"]]
+            for one in records
+            if "Region" in one
+        }
 
     def agent(self) -> Vm:
         (name,) = self.live("load_balancer")
@@ -65,7 +78,11 @@ def cloud(serve: Serve) -> Iterator[Cloud]:
     with ExitStack() as stack:
         vms = stack.enter_context(VmWorld("172.31.0.0/16"))
         aws = AwsWorld(time.time)
-        made = Cloud(aws, vms, {})
+        dns = stack.enter_context(route53())
+        keys = {"aws_access_key_id": "AKIATESTTESTTESTTEST", "aws_secret_access_key": "of-nobody"}
+        names = boto3.client("route53", endpoint_url=dns, region_name="us-east-1", **keys)
+        zone_id = names.create_hosted_zone(Name="example.com.", CallerReference="test")["HostedZone"]["Id"]
+        made = Cloud(aws, vms, {}, names, zone_id)
 
         def boot(launched: Launched) -> None:
             made.roles[launched.id] = launched.tags["skyserve-role"]
@@ -82,8 +99,8 @@ def cloud(serve: Serve) -> Iterator[Cloud]:
         stack.enter_context(aws.running())
         serve.environment |= {
             "AWS_ENDPOINT_URL": aws.url,
-            "AWS_ACCESS_KEY_ID": "AKIATESTTESTTESTTEST",
-            "AWS_SECRET_ACCESS_KEY": "of-nobody",
+            "AWS_ENDPOINT_URL_ROUTE_53": dns,
+            **{name.upper(): value for name, value in keys.items()},
             "AWS_EC2_METADATA_DISABLED": "true",
         }
         config = yaml.safe_load((serve.home / "config.yaml").read_text())
@@ -96,6 +113,18 @@ def cloud(serve: Serve) -> Iterator[Cloud]:
         serve("down", "--all", "--purge", "-y", "--timeout", "60")
         assert made.live("replica") == made.live("load_balancer") == []
         assert aws.errors == []
+
+
+@contextmanager
+def route53() -> Iterator[str]:
+    """The URL of moto's server, for names only."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
 
 
 def agents(serve: Serve) -> list[dict[str, Any]]:
@@ -118,9 +147,12 @@ def test_an_agent_in_another_region_from_up_over_every_loss_to_down(
 ) -> None:
     file = tmp_path / "web.yaml"
     file.write_text(SERVICE)
-    endpoint = serve.ok("up", file, "-y", "--name", "web").out.strip().splitlines()[-1]
+    printed = serve.ok("up", file, "-y", "--name", "web").out.strip().splitlines()[-1]
     vm = cloud.agent()
-    assert endpoint == f"http://{vm.address}:8000"
+    endpoint = f"http://{vm.address}:8000"
+    assert printed == "http://chat.example.com:8000"
+    assert serve.view("web")["endpoints"] == [printed, endpoint]
+    serve.eventually(lambda: cloud.name() == {"us-west-2": [vm.address]})
     agent = the_agent(serve)
     assert (agent["region"], agent["endpoint"], agent["ready_targets"]) == ("us-west-2", endpoint, 1)
     assert not (serve.home / "lb" / "web").exists(), "there is none beside the controller"
@@ -162,11 +194,13 @@ def test_an_agent_in_another_region_from_up_over_every_loss_to_down(
     cloud.aws.end(lost, "Server.InternalError", "Server.InternalError: Internal error on launch")
     serve.eventually(lambda: the_agent(serve).get("instance_id") not in (None, lost))
     assert Client.asks(the_agent(serve)["endpoint"])
-    assert serve.ok("status", "web", "--endpoint").out.strip() == the_agent(serve)["endpoint"]
+    serve.eventually(lambda: cloud.name() == {"us-west-2": [cloud.agent().address]})
+    assert serve.ok("status", "web", "--endpoint").out.strip() == printed
     assert "load balancer" in serve.ok("status").out.lower()
     assert "start with table_file" in serve.ok("logs", "web", "--load-balancer").out
 
     serve.ok("down", "web", "-y")
+    assert cloud.name() == {}
     assert cloud.live("replica") == cloud.live("load_balancer") == []
 
 
