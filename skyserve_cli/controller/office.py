@@ -6,11 +6,12 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from policies.balancers import decide as decide_agents
 from policies.model import Launch, Memory, Observation, Plan, Replica, ReplicaState, Role, UpdateMode
 from policies.plan import plan
 from policies.registry import policies_for
@@ -24,6 +25,7 @@ from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.lb_regional import RegionalFleet
 from skyserve_cli.controller.loads import merged
 from skyserve_cli.controller.orders import (
+    agent_fleet_of,
     agent_requirements_of,
     goal_of,
     on_demand_price,
@@ -141,7 +143,18 @@ class Office:
         photograph = Observation(self._clock.now(), goal_of(row, spec), (), offers)
         decided = plan(photograph, row.memory, policies_for(photograph.goal))
         kept = self._keeps_replicas(spec, secrets)
-        return {**plan_view(spec, decided, offers_known=len(offers)), "keeps_replicas": kept}
+        agents = self._first_agents(spec, row, photograph)
+        return {**plan_view(spec, decided, agents, offers_known=len(offers)), "keeps_replicas": kept}
+
+    def _first_agents(self, spec: ServiceSpec, row: ServiceRow, photograph: Observation) -> list[Launch]:
+        """The load balancers that would be launched. Raises CloudNotEnabledError if one has no place."""
+        self._insist_on_regions(spec)
+        if not spec.regional.places:
+            return []
+        offers = all_offers(self._clouds.all(), agent_requirements_of(spec.regional))
+        fleet = agent_fleet_of(row, (), lambda version: spec)
+        decided = decide_agents(fleet, offers, photograph.goal, {}, 1, photograph.now)
+        return [action for action in decided.actions if isinstance(action, Launch)]
 
     def services(self, *, down: bool, ended: bool) -> list[dict[str, Any]]:
         """The views of all services, by name."""
@@ -276,7 +289,9 @@ class Office:
         return files + (self._seal.digest(secrets) if secrets else "")
 
 
-def plan_view(spec: ServiceSpec, decided: Plan, *, offers_known: int) -> dict[str, Any]:
+def plan_view(
+    spec: ServiceSpec, decided: Plan, agents: Sequence[Launch], *, offers_known: int
+) -> dict[str, Any]:
     """A plan as `serve plan -o json` prints it."""
     launches = [action for action in decided.actions if isinstance(action, Launch)]
     return {
@@ -297,6 +312,16 @@ def plan_view(spec: ServiceSpec, decided: Plan, *, offers_known: int) -> dict[st
                 "why": launch.why,
             }
             for launch in launches
+        ],
+        "load_balancers": [
+            {
+                "cloud": agent.offer.zone.cloud,
+                "region": agent.offer.zone.region,
+                "zone": agent.offer.zone.name,
+                "instance_type": agent.offer.instance_type,
+                "price_usd_hour": agent.offer.price_usd_hour,
+            }
+            for agent in agents
         ],
         "notes": list(decided.notes),
         "offers": offers_known,

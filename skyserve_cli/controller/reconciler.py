@@ -184,6 +184,8 @@ class Reconciler:
         policies = policies_for(goal)
         photograph = Observation(now, goal, change.live(), (), load, tuple(change.events))
         memory = learn(photograph, change.before, row.memory, policies)
+        learned = balancers.learn(memory.balancers, agents.events, agents.before, now)
+        memory = replace(memory, balancers=learned)
         # What was just learned may have changed which version is wanted, and so what to ask the clouds for.
         wanted = self._specs.get(row.name, wanted_version(goal, memory.rollout))
         offers = () if goal.down else self._offers.get(requirements_of(wanted))
@@ -224,7 +226,6 @@ class Reconciler:
     ) -> Plan:
         """The plan, and what is to be done about agents on machines of their own."""
         memory = decided.memory
-        learned = balancers.learn(memory.balancers, agents.events, agents.before, now)
         regional = self._specs.get(row.name, row.version).regional
         offers: Sequence[Offer] | None = ()
         if regional.places and not goal.down:
@@ -235,13 +236,13 @@ class Reconciler:
             names = name_orders_of(row, agents.live(), partial(self._specs.get, row.name))
             is_named = not all(map(self._names.is_settled, names))
             fleet = replace(fleet, is_needed=bool(change.live()) or (is_named and bool(agents.live())))
-            found = balancers.decide(fleet, offers or (), goal, learned, memory.next_replica_id, now)
+            found = balancers.decide(fleet, offers or (), goal, memory.balancers, memory.next_replica_id, now)
         launches = sum(isinstance(action, Launch) for action in found.actions)
         next_id = memory.next_replica_id + launches
         return replace(
             decided,
             actions=(*decided.actions, *found.actions),
-            memory=replace(memory, balancers=learned, next_replica_id=next_id),
+            memory=replace(memory, next_replica_id=next_id),
             notes=(*decided.notes, *found.notes),
         )
 

@@ -147,7 +147,9 @@ def test_an_agent_in_another_region_from_up_over_every_loss_to_down(
 ) -> None:
     file = tmp_path / "web.yaml"
     file.write_text(SERVICE)
-    printed = serve.ok("up", file, "-y", "--name", "web").out.strip().splitlines()[-1]
+    said = serve.ok("up", file, "-y", "--name", "web")
+    assert "1 load balancer in aws/us-west-2 for $0.0850 more" in said.err
+    printed = said.out.strip().splitlines()[-1]
     vm = cloud.agent()
     endpoint = f"http://{vm.address}:8000"
     assert printed == "http://chat.example.com:8000"
