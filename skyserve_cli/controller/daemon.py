@@ -148,6 +148,7 @@ async def run(home: Home) -> None:
         clouds=clouds,
         fleet=fleet,
         regional=regional,
+        names=names,
         clock=clock,
         owner=owner,
         wake=woken.set,

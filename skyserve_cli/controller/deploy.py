@@ -40,6 +40,13 @@ can python3 || {{
 echo "$python" >interpreter.new && mv interpreter.new interpreter
 """
 
+# Whatever is answered, somebody is there.
+_ASK = """import http.client
+line = http.client.HTTPConnection("127.0.0.1", {port}, timeout=5)
+line.request("GET", "/-/live")
+line.getresponse()
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Release:
@@ -122,9 +129,11 @@ def tidy(shell: Shell, folder: str, kept: str) -> None:
     _in(shell, folder, f'cd bundles && for b in *; do [ "$b" = {shlex.quote(kept)} ] || rm -rf "$b"; done')
 
 
-def kill(shell: Shell, pid: int) -> None:
-    """End an agent that does not answer; the keeper starts it anew. Raises ShellError."""
-    shell.run(["kill", "-9", str(pid)], check=False)
+def end_frozen(shell: Shell, agent: Serving) -> None:
+    """End an agent that answers nobody; the keeper starts it anew. It is asked on its own machine, because it may as well be
+    the way there that is slow, and this command that is late. Raises ShellError."""
+    ask = _ASK.format(port=agent.admin_port)
+    shell.run(f"python3 -c {shlex.quote(ask)} 2>/dev/null || kill -9 {agent.pid}", check=False)
 
 
 def _list(shell: Shell, folder: str, *paths: str) -> Sequence[str]:

@@ -30,7 +30,7 @@ from provisioners.forward import Forward
 from provisioners.shell import Shell, ShellError
 from skyserve_cli.controller.bundle import Bundle, agent_bundle
 from skyserve_cli.controller.clock import Clock
-from skyserve_cli.controller.deploy import Release, Serving, arguments_of, deploy, kill, serving, tidy
+from skyserve_cli.controller.deploy import Release, Serving, arguments_of, deploy, end_frozen, serving, tidy
 from skyserve_cli.controller.loads import load_of
 from skyserve_cli.controller.ports import RegionalOrder
 
@@ -122,7 +122,7 @@ class RegionalFleet:
     def _apply(self, orders: dict[Key, RegionalOrder]) -> None:
         for key in self._keepers.keys() - orders.keys():
             self._tasks.pop(key).cancel()
-            self._keepers.pop(key).let_go()
+            self._threads.submit(self._keepers.pop(key).let_go)  # to hang up may take a while
         for key, order in orders.items():
             keeper = self._keepers.get(key)
             if keeper is None:
@@ -262,8 +262,8 @@ class _Keeper:
             self._forward.lead(shell, told.admin_port)
         if self._silences >= FROZEN_AFTER_SILENCES and told.pid is not None:
             self._silences = 0
-            await on_thread(partial(kill, shell, told.pid))
-            raise ValueError("the agent was frozen, and is started anew")
+            await on_thread(partial(end_frozen, shell, told))
+            raise ValueError("the agent is silent; it is started anew if it is to its own machine, too")
         if self._acked is None or self._acked.revision != order.table.revision:
             await self._push(order.table)
         await self._ask(order.window_s)

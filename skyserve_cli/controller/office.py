@@ -24,6 +24,7 @@ from skyserve_cli.controller.digest import folder_digest
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.lb_regional import RegionalFleet
 from skyserve_cli.controller.loads import merged
+from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.orders import (
     agent_fleet_of,
     agent_requirements_of,
@@ -64,6 +65,7 @@ class Office:
         clouds: Clouds,
         fleet: ProcessFleet,
         regional: RegionalFleet,
+        names: ThreadNames,
         clock: Clock,
         owner: str,
         wake: Callable[[], None],
@@ -75,6 +77,7 @@ class Office:
         self._clouds = clouds
         self._fleet = fleet
         self._regional = regional
+        self._names = names
         self._clock = clock
         self._owner = owner
         self._wake = wake
@@ -220,7 +223,7 @@ class Office:
             ]
         is_beside = stands_beside(row, spec) or self._fleet.view(row.name).alive
         loads = [self._fleet.load(row.name)] if is_beside else []
-        return service_view(
+        view = service_view(
             row,
             spec,
             goal_of(row, spec),
@@ -236,6 +239,8 @@ class Office:
             },
             now=now,
         )
+        view["notes"] = "; ".join(filter(None, [row.notes, self._names.trouble(row.name)]))
+        return view
 
     def _port(self, name: str, spec: ServiceSpec) -> int:
         """The endpoint's port: the one asked for, the one the service had, or the first that is free."""

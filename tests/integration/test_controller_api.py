@@ -24,6 +24,7 @@ from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.books import SpecBook
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.lb_regional import RegionalFleet
+from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.office import Office
 from skyserve_cli.controller.seal import Seal
 from skyserve_cli.home import Home
@@ -69,6 +70,7 @@ class Controller:
             clouds=clouds,
             fleet=fleet,
             regional=RegionalFleet(clouds.get, home.machine_secret(), self, loop, self._wake),
+            names=ThreadNames(clouds.names, clouds.name_region, "own", self, self._wake),
             clock=self,
             owner=self.store.owner(),
             wake=self._wake,
