@@ -93,7 +93,8 @@ def _end_replica(
         return
 
     def gone(views: dict[str, View]) -> bool:
-        return all(replica["id"] != replica_id for replica in views[name]["replicas"])
+        view = views[name]
+        return all(one["id"] != replica_id for one in (*view["replicas"], *view["load_balancers"]))
 
     try:
         progress.follow(client, frozenset((name,)), after=told, timeout_s=timeout_s, done=gone)
