@@ -83,7 +83,9 @@ class Zone:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A priced instance type in one zone and capacity type. Prices are for all nodes of a replica together."""
+    """A priced instance type in one zone and capacity type. Prices are for all nodes of a replica together. Where the
+    user gave an order, offers of a lower `preference` are taken before all others, whatever they cost; it is of no
+    interest once a replica has the offer, and is not stored."""
 
     zone: Zone
     instance_type: str
@@ -92,6 +94,7 @@ class Offer:
     capacity_type: CapacityType
     price_usd_hour: float
     on_demand_usd_hour: float | None = None  # what the same instance costs on demand, for the comparison
+    preference: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +305,8 @@ class PlacementGoal:
     `num_overprovision` is SpotHedge's N_extra: spot replicas beyond the wanted number. With
     `dynamic_ondemand_fallback` on-demand replicas stand in for spot replicas that are missing;
     `base_ondemand_fallback_replicas` of the wanted replicas are on demand at all times. `availability_target` is
-    the part of the time in which the wanted number should be ready (0.995), for policies that can aim.
+    the part of the time in which the wanted number should be ready (0.995), for policies that can aim. Where machines
+    differ in what they can do, `work` says how, and prices are compared for the work.
     """
 
     placer: str = "spread"
@@ -310,6 +314,7 @@ class PlacementGoal:
     dynamic_ondemand_fallback: bool = False
     base_ondemand_fallback_replicas: int = 0
     availability_target: float | None = None
+    work: tuple[AcceleratorQps, ...] = ()
 
 
 class UpdateMode(str, Enum):

@@ -14,15 +14,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
-from policies.model import CapacityType, Offer, Role, Zone
+from policies.model import AcceleratorQps, CapacityType, Offer, Role, Zone
 
 if TYPE_CHECKING:
     from provisioners.shell import Shell  # which loads an SSH library
 
+DOCKER = "docker:"
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One acceptable shape of a replica's nodes. None and "*" mean "any"; `max_hourly_cost` is of one node."""
+    """One acceptable shape of a replica's nodes. None and "*" mean "any"; `max_hourly_cost` is of one node. Where an
+    order is wanted, those of the least `preference` come first."""
 
     cloud: str | None = None
     region: str | None = None
@@ -34,18 +37,20 @@ class Candidate:
     instance_type: str | None = None
     use_spot: bool = False
     max_hourly_cost: float | None = None
+    preference: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
     """What a service asks of a cloud. `ordered`: earlier candidates are preferred, whatever they cost. A replica
-    is `num_nodes` machines, and offers are priced for all of them. For a LOAD_BALANCER it is small machines without
-    accelerators."""
+    is `num_nodes` machines, and offers are priced for all of them. With `work` (what a replica answers, by accelerator)
+    it is the price for the work that is compared. For a LOAD_BALANCER it is small machines without accelerators."""
 
     candidates: tuple[Candidate, ...]
     ordered: bool = False
     num_nodes: int = 1
     role: Role = Role.REPLICA
+    work: tuple[AcceleratorQps, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,10 @@ class LaunchOrder:
     `setup` and `run` start on each of `num_nodes` machines, `run` when `setup` is done on all of them. They tell
     each other apart by $SKYPILOT_NODE_RANK (0 is the head, which serves the port), and find each other by
     $SKYPILOT_NODE_IPS (a line per node, by rank), $SKYPILOT_NUM_NODES and $SKYPILOT_NUM_GPUS_PER_NODE.
+
+    `file_mounts` are by target, what it is filled from: a path of this machine, or the URL of a bucket. `image` is what
+    a machine boots, as its cloud calls it, or "docker:NAME" for the container that the scripts run in. `disk_gb` is of
+    the boot disk. None is the cloud's default, where the user has set none for all.
     """
 
     token: str
@@ -78,6 +87,21 @@ class LaunchOrder:
     file_mounts: Mapping[str, str] = field(default_factory=dict)
     num_nodes: int = 1
     role: Role = Role.REPLICA
+    image: str | None = None
+    disk_gb: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def machine_image(self) -> str | None:
+        """What the machine is to boot."""
+        return None if self.docker_image is not None else self.image
+
+    @property
+    def docker_image(self) -> str | None:
+        """What the scripts are to run in."""
+        if self.image is None or not self.image.startswith(DOCKER):
+            return None
+        return self.image.removeprefix(DOCKER)
 
 
 class InstanceState(str, Enum):

@@ -30,14 +30,12 @@ _FINAL = (InstanceState.SETUP_FAILED, InstanceState.RUN_EXITED)
 
 
 class SshHosts:
-    """`login` says how to get into a machine. `is_booting`: machines are new, and need time to let us in. `image_of` is
-    the image that the order's scripts run in, "docker:NAME", if any."""
+    """`login` says how to get into a machine. `is_booting`: machines are new, and need time to let us in."""
 
     def __init__(
         self,
         login: Callable[[Machine], Login],
         *,
-        image_of: Callable[[LaunchOrder], str | None] = lambda order: None,
         is_booting: bool = True,
         boot_timeout_s: float = BOOT_TIMEOUT_S,
         poll_s: float = _POLL_S,
@@ -45,7 +43,6 @@ class SshHosts:
         dial: Callable[[Login], Shell] = connect,
     ) -> None:
         self._login = login
-        self._image_of = image_of
         self._is_booting = is_booting
         self._boot_timeout_s = boot_timeout_s
         self._poll_s = poll_s
@@ -60,7 +57,7 @@ class SshHosts:
             if machine.token in self._attendants:
                 return
             port = DEFAULT_PORT if order.port is None else order.port
-            node = Node(machine.token, machine.rank, tuple(node_ips), port, self._image_of(order))
+            node = Node(machine.token, machine.rank, tuple(node_ips), port, order.docker_image)
             attendant = Attendant(
                 replica_token(machine),
                 node,

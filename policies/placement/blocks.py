@@ -1,11 +1,13 @@
 """Where not to ask for a while: the memory of refusals that every placer shares.
 
-A capacity error or a preemption (its notice, where there is one) blocks the zone and capacity type for 10 s,
-doubling with every further one up to 5 min, until a replica launched there becomes ready. A quota error blocks
-the region and capacity type until `retry_at` (default 5 min), a permission error the cloud for 5 min, and a
-region whose answers were errors to the last try is left alone for a minute. A launch known to fail helps nobody.
+A capacity error or a preemption (its notice, where there is one) blocks the zone, for that capacity type and that
+kind of machine (accelerator and count), for 10 s, doubling with every further one up to 5 min, until a replica launched
+there becomes ready: a zone without room for an L4 may have an A100. A quota error blocks the region for that capacity
+type and accelerator until `retry_at` (default 5 min), a permission error the cloud for 5 min, and a region whose answers
+were errors to the last try is left alone for a minute. A launch known to fail helps nobody.
 
-Blocks are {"cloud/region/zone|capacity type": {"until": s, "failures": n}}, with "*" for zone or region.
+Blocks are {"cloud/region/zone|capacity type|accelerator:count": {"until": s, "failures": n}}, with "*" for zone or
+region; what is missing at the end stands for all.
 """
 
 from __future__ import annotations
@@ -87,8 +89,8 @@ def learn(
         key: block for key, block in blocks.items() if block["until"] + FORGET_AFTER_S > now
     }
     for replica in arrivals(events, replicas):
-        after.pop(zone_key(replica.offer), None)
-    news = {zone_key(r.offer) for r in (*refusals(events, replicas), *losses(events, replicas))}
+        after.pop(_key(replica.offer), None)
+    news = {_key(r.offer) for r in (*refusals(events, replicas), *losses(events, replicas))}
     if longest_s > 0:
         for key in sorted(news):
             failures = int(after[key]["failures"]) + 1 if key in after else 1
@@ -101,7 +103,8 @@ def learn(
         match event:
             case LaunchFailed(kind=FailureKind.QUOTA, retry_at=retry_at):
                 until = now + QUOTA_BLOCK_S if retry_at is None else retry_at
-                after[_region_key(held.offer)] = {"until": until, "failures": 1}
+                after.pop(_region_key(held.offer), None)  # that was an answer
+                after[_quota_key(held.offer)] = {"until": until, "failures": 1}
             case LaunchFailed(kind=FailureKind.AUTH):
                 after[_cloud_key(held.offer)] = {"until": now + AUTH_BLOCK_S, "failures": 1}
             case GaveUp(reason=EndReason.CLOUD_ERROR):
@@ -129,15 +132,29 @@ def all_refused(offers: Sequence[Offer], blocks: Json) -> bool:
     return all(_until(offer, blocks) for offer in offers)
 
 
-def zone_key(offer: Offer) -> str:
-    return f"{offer.zone}|{offer.capacity_type.value}"
+def market(offer: Offer) -> str:
+    """What is in demand, and taken away, as one: a kind of machine in a zone. Sorts as the zone does."""
+    kind = _kind(offer)
+    return f"{offer.zone} {kind}" if kind else str(offer.zone)
 
 
 def _until(offer: Offer, blocks: Json) -> list[float]:
     if not blocks:
         return []
-    keys = zone_key(offer), _region_key(offer), _cloud_key(offer)
-    return [blocks[key]["until"] for key in keys if key in blocks]
+    keys = _key(offer), _quota_key(offer), _region_key(offer), _cloud_key(offer)
+    return [blocks[key]["until"] for key in dict.fromkeys(keys) if key in blocks]
+
+
+def _kind(offer: Offer) -> str:
+    return f"{offer.accelerator}:{offer.accelerator_count:g}" if offer.accelerator else ""
+
+
+def _key(offer: Offer) -> str:
+    return "|".join(filter(None, (str(offer.zone), offer.capacity_type.value, _kind(offer))))
+
+
+def _quota_key(offer: Offer) -> str:
+    return "|".join(filter(None, (_region_key(offer), offer.accelerator)))
 
 
 def _region_key(offer: Offer) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from policies.model import Offer, Role
 from provisioners.base import LaunchOrder, Provisioner, Requirements
+from provisioners.candidates import in_order
 from provisioners.errors import ProvisionError
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.orders import agent_order_of, order_of, token_of
@@ -112,14 +113,16 @@ def all_offers(clouds: Sequence[Provisioner], need: Requirements) -> tuple[Offer
 
     A cloud that cannot be asked offers nothing now; the others still do.
     """
-    found: list[Offer] = []
-    for cloud in clouds:
-        try:
-            found += cloud.offers(need)
-        except ProvisionError as error:
-            log.warning("no offers from %s: %s", cloud.name, error)
-        except Exception:  # a bug in one plug-in must not keep the others from being used
-            log.exception("offers of %s", cloud.name)
-    if not need.ordered:
-        found.sort(key=lambda offer: (offer.price_usd_hour, offer.zone, offer.instance_type))
-    return tuple(found)
+
+    def ask(part: Requirements) -> list[Offer]:
+        found: list[Offer] = []
+        for cloud in clouds:
+            try:
+                found += cloud.offers(part)
+            except ProvisionError as error:
+                log.warning("no offers from %s: %s", cloud.name, error)
+            except Exception:  # a bug in one plug-in must not keep the others from being used
+                log.exception("offers of %s", cloud.name)
+        return found
+
+    return in_order(need, ask)

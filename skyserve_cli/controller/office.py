@@ -7,33 +7,25 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from policies.balancers import decide as decide_agents
-from policies.model import Launch, Memory, Observation, Plan, Replica, ReplicaState, Role, UpdateMode
-from policies.plan import plan
-from policies.registry import policies_for
-from provisioners.base import Instance, LoginSource, Provisioner
+from policies.model import Replica, ReplicaState, Role, UpdateMode
+from provisioners.base import Instance, Provisioner
+from provisioners.bootstrap import is_url
 from skyserve_cli import __version__
-from skyserve_cli.clouds import CloudNotEnabledError, Clouds
+from skyserve_cli.clouds import Clouds
 from skyserve_cli.controller.books import SpecBook, all_offers
+from skyserve_cli.controller.choices import copies_of
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.digest import folder_digest
+from skyserve_cli.controller.janitor import Tidied, janitor_of
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.lb_regional import RegionalFleet
 from skyserve_cli.controller.loads import merged
 from skyserve_cli.controller.names import ThreadNames
-from skyserve_cli.controller.orders import (
-    agent_fleet_of,
-    agent_requirements_of,
-    goal_of,
-    on_demand_price,
-    placement_of,
-    requirements_of,
-    stands_beside,
-)
+from skyserve_cli.controller.orders import goal_of, placement_of, requirements_of, stands_beside
+from skyserve_cli.controller.planning import first_plan, insist_on_regions
 from skyserve_cli.controller.seal import Seal
 from skyserve_cli.controller.view import history_view, service_view
 from skyserve_cli.spec import spec_from_json
@@ -84,6 +76,7 @@ class Office:
         self._started_at = clock.now()
         self._choosing = threading.Lock()
         self.load_balancer_log = load_balancer_log
+        self.janitor = janitor_of(store, specs, clouds, clock)
 
     def health(self) -> dict[str, Any]:
         return {
@@ -104,7 +97,7 @@ class Office:
             raise ValueError(f"{name[:80]!r} is no name of a service")
         spec = spec_from_json(dict(spec_json))
         self._clouds.resolve(requirements_of(spec))
-        self._insist_on_regions(spec)
+        insist_on_regions(spec, self._clouds)
         missing = sorted(set(spec.secrets) - set(secrets))
         if missing:
             raise ValueError(f"secrets without a value: {', '.join(missing)}")
@@ -127,6 +120,13 @@ class Office:
         self._store.set_down(name, purge=purge, now=self._clock.now())
         self._wake()
 
+    def tidy(self, names: Sequence[str]) -> dict[str, Any]:
+        """One step towards nothing being left of services that are down, in the clouds where they have ever been; see
+        `Janitor.tidy`. May take minutes."""
+        used = {replica.zone.cloud for name in names for replica in self._store.replicas(name, limit=1000)}
+        steps = (self.janitor.tidy(cloud, names) for cloud in sorted(used))
+        return sum(steps, Tidied()).view()
+
     def kill(self, name: str, replica_id: int) -> None:
         """Raises NoSuchServiceError, NoSuchReplicaError."""
         try:
@@ -142,22 +142,8 @@ class Office:
         """
         spec = spec_from_json(dict(spec_json))
         offers = all_offers(self._clouds.all(), self._clouds.resolve(requirements_of(spec)))
-        row = _new_row(spec, self._clock.now())
-        photograph = Observation(self._clock.now(), goal_of(row, spec), (), offers)
-        decided = plan(photograph, row.memory, policies_for(photograph.goal))
-        kept = self._keeps_replicas(spec, secrets)
-        agents = self._first_agents(spec, row, photograph)
-        return {**plan_view(spec, decided, agents, offers_known=len(offers)), "keeps_replicas": kept}
-
-    def _first_agents(self, spec: ServiceSpec, row: ServiceRow, photograph: Observation) -> list[Launch]:
-        """The load balancers that would be launched. Raises CloudNotEnabledError if one has no place."""
-        self._insist_on_regions(spec)
-        if not spec.regional.places:
-            return []
-        offers = all_offers(self._clouds.all(), agent_requirements_of(spec.regional))
-        fleet = agent_fleet_of(row, (), lambda version: spec)
-        decided = decide_agents(fleet, offers, photograph.goal, {}, 1, photograph.now)
-        return [action for action in decided.actions if isinstance(action, Launch)]
+        planned = first_plan(spec, offers, self._clouds, self._clock.now())
+        return {**planned, "keeps_replicas": self._keeps_replicas(spec, secrets)}
 
     def services(self, *, down: bool, ended: bool) -> list[dict[str, Any]]:
         """The views of all services, by name."""
@@ -265,19 +251,6 @@ class Office:
             f"no free port from {settings.first_port} to {settings.last_port} for an endpoint"
         )
 
-    def _insist_on_regions(self, spec: ServiceSpec) -> None:
-        """Raises CloudNotEnabledError if an agent could never stand where it is wanted."""
-        for place in spec.regional.places:
-            at = f"service.load_balancers.regions: {place}"
-            if place.cloud not in self._clouds.enabled:
-                enabled = ", ".join(self._clouds.enabled) or "none"
-                raise CloudNotEnabledError(f"{at}: {place.cloud} is not enabled here (enabled: {enabled})")
-            if not isinstance(self._clouds.get(place.cloud), LoginSource):
-                raise CloudNotEnabledError(f"{at}: {place.cloud} has no machines for load balancers")
-            here = replace(spec.regional, places=(place,))
-            if not self._clouds.get(place.cloud).offers(agent_requirements_of(here)):
-                raise CloudNotEnabledError(f"{at}: {place.cloud} offers no machine for a load balancer there")
-
     def _keeps_replicas(self, spec: ServiceSpec, secrets: Mapping[str, str]) -> bool:
         running = next(
             (row for row in self._store.services() if row.name == spec.name and not row.down), None
@@ -288,77 +261,18 @@ class Office:
         return spec.replica_hash(self._content_digest(spec, secrets)) == made
 
     def _content_digest(self, spec: ServiceSpec, secrets: Mapping[str, str]) -> str:
-        """What the spec only names: the files of the working directory, and secret values, these by a keyed
-        digest that does not give them away."""
+        """What the spec only names: the files of the working directory and of mounts, and secret values, these by a
+        keyed digest that does not give them away."""
         files = folder_digest(Path(spec.workdir)) if spec.workdir is not None else ""
+        sources = sorted(source for source in copies_of(spec.file_mounts).values() if not is_url(source))
+        files += "".join(folder_digest(Path(source)) for source in sources)
         return files + (self._seal.digest(secrets) if secrets else "")
-
-
-def plan_view(
-    spec: ServiceSpec, decided: Plan, agents: Sequence[Launch], *, offers_known: int
-) -> dict[str, Any]:
-    """A plan as `serve plan -o json` prints it."""
-    launches = [action for action in decided.actions if isinstance(action, Launch)]
-    return {
-        "name": spec.name,
-        "target": decided.target,
-        "launches": [
-            {
-                "replica_id": launch.replica_id,
-                "cloud": launch.offer.zone.cloud,
-                "region": launch.offer.zone.region,
-                "zone": launch.offer.zone.name,
-                "capacity_type": launch.offer.capacity_type.value,
-                "instance_type": launch.offer.instance_type,
-                "accelerator": launch.offer.accelerator,
-                "accelerator_count": launch.offer.accelerator_count,
-                "num_nodes": spec.num_nodes,
-                "price_usd_hour": launch.offer.price_usd_hour,
-                "why": launch.why,
-            }
-            for launch in launches
-        ],
-        "load_balancers": [
-            {
-                "cloud": agent.offer.zone.cloud,
-                "region": agent.offer.zone.region,
-                "zone": agent.offer.zone.name,
-                "instance_type": agent.offer.instance_type,
-                "price_usd_hour": agent.offer.price_usd_hour,
-            }
-            for agent in agents
-        ],
-        "notes": list(decided.notes),
-        "offers": offers_known,
-        "usd_per_hour": round(sum(launch.offer.price_usd_hour for launch in launches), 6),
-        "usd_per_hour_on_demand": round(sum(on_demand_price(launch.offer) for launch in launches), 6),
-    }
 
 
 def _first_target(spec: ServiceSpec) -> int:
     """What a service shows as its target until the first tick has planned."""
     policy = spec.replica_policy
     return policy.min_replicas + policy.num_overprovision if policy.min_replicas else 0
-
-
-def _new_row(spec: ServiceSpec, now: float) -> ServiceRow:
-    return ServiceRow(
-        name=spec.name,
-        incarnation="",
-        created_at=now,
-        version=1,
-        same_replicas=frozenset(),
-        update_mode=UpdateMode.ROLLING,
-        down=False,
-        purge=False,
-        wanted=0,
-        target=0,
-        notes="",
-        memory=Memory(),
-        lb_port=0,
-        killed=frozenset(),
-        replicas=(),
-    )
 
 
 def _is_free(host: str, port: int) -> bool:

