@@ -158,6 +158,7 @@ def request(action: Launch, now: float) -> Replica:
         state=_S.REQUESTED,
         since=now,
         created_at=now,
+        role=action.role,
         message=action.why,
     )
 

@@ -23,6 +23,7 @@ from typing import ClassVar, Protocol, TypeVar
 
 from policies.model import Offer
 from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.bootstrap import ROOT
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
 from provisioners.gang import gang_of
@@ -34,6 +35,7 @@ from provisioners.machines import (
     MachineState,
     machine_token,
 )
+from provisioners.shell import Shell
 
 _TOKEN = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MAX_TOKEN - 2}}}[a-z0-9])?")
 A = TypeVar("A")
@@ -74,6 +76,10 @@ class Hosts(Protocol):
 
     def log_window(self, machine: Machine) -> tuple[int, int]: ...
 
+    def log_in(self, machine: Machine) -> Shell:
+        """A connection of the caller's own. Raises ShellError or ProvisionError."""
+        ...
+
 
 class OrderOf(Protocol):
     """How a replica's order becomes one machine's: user, keys, user data, image, ports."""
@@ -82,7 +88,7 @@ class OrderOf(Protocol):
 
 
 class FleetProvisioner:
-    """A `Provisioner` and a `LogSource`. A cloud's own class gives it its `name`.
+    """A `Provisioner`, a `LogSource` and a `LoginSource`. A cloud's own class gives it its `name`.
 
     `offer` answers `offers`. Nothing is remembered that is not somewhere else as well, but for the orders of what is
     being brought up.
@@ -202,6 +208,17 @@ class FleetProvisioner:
     def log_window(self, instance: Instance, node: int = 0) -> tuple[int, int]:
         machine = self._node(instance, node)
         return (0, 0) if machine is None else self._hosts.log_window(machine)
+
+    # --- LoginSource
+
+    def log_in(self, instance: Instance) -> Shell:
+        machine = self._node(instance, 0)
+        if machine is None or machine.address is None:
+            raise TransientError(f"{instance.id} has no address yet", cloud=self.name, zone=instance.zone)
+        return self._hosts.log_in(machine)
+
+    def work_folder(self, instance: Instance) -> str:
+        return f"{ROOT}/machines/{machine_token(instance.token, 0)}/work"
 
     # --- inside
 

@@ -102,6 +102,9 @@ class SshHosts:
             attendant = self._attendants.get(machine.token)
         return b"" if attendant is None else attendant.last_words
 
+    def log_in(self, machine: Machine) -> Shell:
+        return self._dial(self._login(machine))
+
     def _gather(self, replica: str, rank: int, num_nodes: int) -> bool:
         """The node is prepared; whether all of them are."""
         with self._lock:

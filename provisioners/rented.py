@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from policies.model import Offer, Zone
+from policies.model import Offer, Role, Zone
 from provisioners.base import LaunchOrder, Requirements
 from provisioners.candidates import Account, offers_of
 from provisioners.catalog.model import Catalog
@@ -25,6 +25,7 @@ from provisioners.hosts import DEFAULT_PORT, SshHosts
 from provisioners.keys import DEAD_MAN_S, Keys, user_data
 from provisioners.machines import Machine, MachineOrder, Machines, machine_token
 from provisioners.shell import Login
+from provisioners.small import small_offers
 
 USER = "skyserve"
 ANYWHERE = ("0.0.0.0/0",)  # ssh lets in who has the key; name `sources` to let in fewer
@@ -103,6 +104,8 @@ class RentedProvisioner(FleetProvisioner):
 
 
 def offer(need: Requirements, catalog: Catalog, account: Account, prices: SpotPrices) -> list[Offer]:
+    if need.role is Role.LOAD_BALANCER:
+        return small_offers(need, prices.cloud, zones_of(catalog))
     prices.refresh_soon()
     return offers_of(need, catalog, account)
 
@@ -139,6 +142,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
     """One machine of the replica. The same order always gives the same, to the byte."""
     keys = Keys(secret, order.owner)
     token = machine_token(order.token, rank)
+    port, is_public = order.port or DEFAULT_PORT, order.role is Role.LOAD_BALANCER
     plain = MachineOrder(
         token=token,
         owner=order.owner,
@@ -155,9 +159,11 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         accelerator_count=order.offer.accelerator_count,
         image=order.machine_image or rent.image,
         disk_gb=order.disk_gb or rent.disk_gb or DISK_GB,
-        ports=(order.port or DEFAULT_PORT,),
+        ports=() if is_public else (port,),
+        public_ports=(port,) if is_public else (),
         sources=rent.sources,
         labels={**rent.labels, **order.labels},
+        role=order.role,
     )
     return replace(plain, user_data=user_data(plain, keys.host(token), rent.dead_man_s))
 
@@ -173,6 +179,10 @@ class SpotPrices:
         self._asked_at = float("-inf")
         self._told_at = float("-inf")
         self._lock = threading.Lock()
+
+    @property
+    def cloud(self) -> str:
+        return self._machines.name
 
     def __call__(self, instance_type: str, zone: Zone) -> float | None:
         if self._now() - self._told_at > PRICES_KEPT_S:

@@ -39,6 +39,6 @@ class SshProvisioner(FleetProvisioner):
         def order_here(order: LaunchOrder, rank: int) -> MachineOrder:
             """Without a port of its own the replica takes one that is free on its host."""
             plain = order_of(order, rank, secret, Rent())
-            return plain if order.port is not None else replace(plain, ports=())
+            return plain if order.port is not None else replace(plain, ports=(), public_ports=())
 
         super().__init__(machines, hosts, order_here, lambda need: offers_of(known, need))

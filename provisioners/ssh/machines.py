@@ -314,7 +314,7 @@ def _request(order: MachineOrder, host: PoolHost) -> dict[str, Any]:
         "gpus": math.ceil(order.accelerator_count) if order.accelerator else 0,
         "host_gpus": host.gpus,
         "exclusive": host.exclusive,
-        "ports": list(order.ports),
+        "ports": [*order.ports, *order.public_ports],
     }
 
 

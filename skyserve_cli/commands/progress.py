@@ -15,6 +15,7 @@ from skyserve_cli.commands.options import View
 from skyserve_cli.controller.client import Client, ControllerDownError, RefusedError
 from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.output import CommandFailed, clock_time, console, place, say, span, table
+from skyserve_cli.state.values import AGENT_WORD
 
 POLL_S = 0.2
 LOG_LINES_SHOWN = 10
@@ -75,11 +76,14 @@ def follow(
 def story_line(event: View, *, with_service: bool) -> str:
     """``12:13:14  replica 2  probe passed -> READY: …``, or ``12:13:14  replica 2  running setup``"""
     whose = f"{event['service']}  " if with_service else ""
+    kind, who = event["kind"], "replica"
+    if kind.startswith(AGENT_WORD):
+        kind, who = kind.removeprefix(AGENT_WORD), "load balancer"
     if event["replica_id"] is not None:
-        whose += f"replica {event['replica_id']}  "
-    if event["kind"] == "Progressed":
+        whose += f"{who} {event['replica_id']}  "
+    if kind == "Progressed":
         return f"{clock_time(event['at'])}  {whose}{event['message']}"
-    what = words(event["kind"]) + (f" -> {event['state']}" if event["state"] else "")
+    what = words(kind) + (f" -> {event['state']}" if event["state"] else "")
     said = f": {event['message']}" if event["message"] else ""
     return f"{clock_time(event['at'])}  {whose}{what}{said}"
 
@@ -102,10 +106,16 @@ def live_replicas(view: View) -> list[View]:
 
 def serves(view: View, replicas: int) -> bool:
     """Whether requests are answered: so many replicas are ready, and the load balancer knows them."""
-    agent = view["load_balancer"]
-    return bool(view["ready"] >= replicas and agent["alive"] and agent["synced"]) and (
-        agent["ready_targets"] >= replicas
+    agents = [view["load_balancer"]] if view["load_balancer"] else wanted_agents(view)
+    return bool(view["ready"] >= replicas and agents) and all(
+        agent["alive"] and agent["synced"] and agent["ready_targets"] >= replicas for agent in agents
     )
+
+
+def wanted_agents(view: View) -> list[View]:
+    """Those on machines of their own that are there to stay; none if some are still missing."""
+    staying = [one for one in view["load_balancers"] if one["state"] not in ("DRAINING", "TERMINATING")]
+    return staying if len(staying) >= view["load_balancers_wanted"] else []
 
 
 def why_failed(client: Client, name: str, version: int) -> str:

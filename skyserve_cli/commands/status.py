@@ -127,6 +127,9 @@ def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Table | 
     shown += [Text(printable(f"{view['name']}: {note}")) for view in services for note in _notes(view)]
     if replicas:
         shown += [Text(), _replica_table(replicas, now, wide=wide)]
+    agents = [(view, agent) for view in services for agent in view["load_balancers"]]
+    if agents:
+        shown += [Text(), _agent_table(agents, now)]
     return shown
 
 
@@ -206,6 +209,25 @@ def _notes(view: View) -> Iterator[str]:
     if stand_ins:
         verb = "stands" if stand_ins == 1 else "stand"
         yield f"{plural(stand_ins, 'on-demand replica')} {verb} in for spot; spot ready: {_ready(view, 'spot')}"
+
+
+def _agent_table(agents: Sequence[tuple[View, View]], now: float) -> Table:
+    columns = ["LOAD BALANCER", "STATE", "ZONE", "ENDPOINT", "CODE", "$/H", "AGE", "MESSAGE"]
+    rows = [
+        [
+            f"{view['name']}/{agent['id']}",
+            agent["state"],
+            place(agent),
+            agent["endpoint"] or "-",
+            (agent["agent_version"] or "-")
+            + ("" if agent["newest"] else " (old)" if agent["agent_version"] else ""),
+            usd(agent["price_usd_hour"]),
+            span(now - agent["created_at"]),
+            agent["message"],
+        ]
+        for view, agent in agents
+    ]
+    return table(columns, rows)
 
 
 def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Table:

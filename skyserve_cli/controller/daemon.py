@@ -34,6 +34,8 @@ from skyserve_cli.controller.clock import Clock, SystemClock
 from skyserve_cli.controller.janitor import Sweeper
 from skyserve_cli.controller.last_words import LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
+from skyserve_cli.controller.lb_regional import RegionalFleet, admin_token
+from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.office import Office
 from skyserve_cli.controller.ports import Call, Offers
 from skyserve_cli.controller.probes import HttpProber
@@ -118,8 +120,10 @@ async def run(home: Home) -> None:
     store = Store(home.database_url)
     owner = store.owner()
     seal = Seal(home.sealing_key())
-    specs = SpecBook(store, seal)
+    specs = SpecBook(store, seal, lambda token: admin_token(home.machine_secret(), token))
     clouds = Clouds(home, config)
+    regional = RegionalFleet(clouds.get, home.machine_secret(), clock, loop, woken.set)
+    names = ThreadNames(clouds.names, clouds.name_region, owner, clock, woken.set)
     fleet = ProcessFleet(home.load_balancers, loop, woken.set)
     prober = HttpProber(loop, woken.set)
     witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
@@ -144,6 +148,8 @@ async def run(home: Home) -> None:
         fleet=fleet,
         enabled_clouds=frozenset(clouds.enabled),
         lb_host=config.load_balancer.host,
+        regional=regional,
+        names=names,
     )
     office = Office(
         store=store,
@@ -151,6 +157,8 @@ async def run(home: Home) -> None:
         seal=seal,
         clouds=clouds,
         fleet=fleet,
+        regional=regional,
+        names=names,
         clock=clock,
         owner=owner,
         wake=woken.set,
@@ -160,6 +168,7 @@ async def run(home: Home) -> None:
     )
     await prober.start()
     await fleet.start()
+    await regional.start()
     ticker = Ticker(reconciler, store, clock, woken, config.controller.tick_seconds)
     ticker.start()
     sweeper = Sweeper(office.janitor, clouds.enabled, config.controller.sweep_minutes * 60.0)
@@ -176,6 +185,7 @@ async def run(home: Home) -> None:
     witness.close()
     await prober.close()
     await fleet.close()
+    await regional.close()
     store.close()
 
 

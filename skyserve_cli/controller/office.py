@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from policies.model import Replica, ReplicaState, UpdateMode
+from policies.model import Replica, ReplicaState, Role, UpdateMode
 from provisioners.base import Instance, Provisioner
 from provisioners.bootstrap import is_url
 from skyserve_cli import __version__
@@ -22,8 +22,11 @@ from skyserve_cli.controller.digest import folder_digest
 from skyserve_cli.controller.janitor import Tidied, janitor_of
 from skyserve_cli.controller.last_words import TELLING, LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
-from skyserve_cli.controller.orders import goal_of, placement_of, requirements_of
-from skyserve_cli.controller.planning import first_plan
+from skyserve_cli.controller.lb_regional import RegionalFleet
+from skyserve_cli.controller.loads import merged
+from skyserve_cli.controller.names import ThreadNames
+from skyserve_cli.controller.orders import goal_of, placement_of, requirements_of, stands_beside
+from skyserve_cli.controller.planning import first_plan, insist_on_regions
 from skyserve_cli.controller.seal import Seal
 from skyserve_cli.controller.view import history_view, is_well, last_failure, service_view
 from skyserve_cli.spec import spec_from_json
@@ -54,6 +57,8 @@ class Office:
         seal: Seal,
         clouds: Clouds,
         fleet: ProcessFleet,
+        regional: RegionalFleet,
+        names: ThreadNames,
         clock: Clock,
         owner: str,
         wake: Callable[[], None],
@@ -66,6 +71,8 @@ class Office:
         self._seal = seal
         self._clouds = clouds
         self._fleet = fleet
+        self._regional = regional
+        self._names = names
         self._clock = clock
         self._owner = owner
         self._wake = wake
@@ -95,6 +102,7 @@ class Office:
             raise ValueError(f"{name[:80]!r} is no name of a service")
         spec = spec_from_json(dict(spec_json))
         self._clouds.resolve(requirements_of(spec))
+        insist_on_regions(spec, self._clouds)
         missing = sorted(set(spec.secrets) - set(secrets))
         if missing:
             raise ValueError(f"secrets without a value: {', '.join(missing)}")
@@ -187,7 +195,8 @@ class Office:
         if replica_id not in known:
             raise NoSuchReplicaError(f"service {name} has no replica {replica_id}")
         replica = known[replica_id]
-        last = self._specs.get(name, replica.version).num_nodes - 1
+        is_agent = replica.role is Role.LOAD_BALANCER
+        last = 0 if is_agent else self._specs.get(name, replica.version).num_nodes - 1
         if node > last:
             raise NoSuchReplicaError(f"replica {replica_id} of {name} has no node {node}; its last is {last}")
         cloud, lives = self._clouds.get(replica.zone.cloud), replica.state is not ReplicaState.GONE
@@ -206,16 +215,21 @@ class Office:
             recently = [
                 r
                 for r in self._store.replicas(row.name)
-                if r.state is ReplicaState.GONE and now - (r.ended_at or now) < ENDED_SHOWN_FOR_S
+                if r.role is Role.REPLICA
+                and r.state is ReplicaState.GONE
+                and now - (r.ended_at or now) < ENDED_SHOWN_FOR_S
             ]
         shown = (*row.replicas, *(recently if ended else ()))
         kept = {r.id: self.last_words.find(row.name, r.id) for r in shown if r.end_reason in TELLING}
-        return service_view(
+        is_beside = stands_beside(row, spec) or self._fleet.view(row.name).alive
+        loads = [self._fleet.load(row.name)] if is_beside else []
+        view = service_view(
             row,
             spec,
             goal_of(row, spec),
-            agent=self._fleet.view(row.name),
-            load=self._fleet.load(row.name),
+            beside=self._fleet.view(row.name) if is_beside else None,
+            agents={agent.id: self._regional.view(row.name, agent.id) for agent in row.balancers},
+            load=merged([*loads, *self._regional.loads(row.name)]),
             spent=spent,
             host=spec.load_balancer.host or self._clouds.config.load_balancer.host,
             ended=recently if ended else (),
@@ -227,6 +241,8 @@ class Office:
             failure=last_failure(row, recently),
             logs={replica_id: str(found[0]) for replica_id, found in kept.items() if found is not None},
         )
+        view["notes"] = "; ".join(filter(None, [row.notes, self._names.trouble(row.name)]))
+        return view
 
     def _port(self, name: str, spec: ServiceSpec) -> int:
         """The endpoint's port: the one asked for, the one the service had, or the first that is free."""

@@ -84,7 +84,12 @@ class World:
             fleet=_Fleet(self),
             enabled_clouds=frozenset({"sky"}),
             lb_host="127.0.0.1",
+            **self.more_hands(),
         )
+
+    def more_hands(self) -> dict[str, Any]:
+        """Those that only some worlds have."""
+        return {}
 
     def now(self) -> float:
         return self.time

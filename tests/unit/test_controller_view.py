@@ -59,7 +59,7 @@ def view(policy: str, *replicas: Replica) -> dict[str, Any]:
     spec = load_text(YAML.format(policy=policy)).spec
     row = a_row(*replicas)
     return service_view(
-        row, spec, goal_of(row, spec), agent=AgentView(True, True, 2, 0), load=Load(), spent=Spent(0.0, 0.0),
+        row, spec, goal_of(row, spec), beside=AgentView(True, True, 2, 0), agents={}, load=Load(), spent=Spent(0.0, 0.0),
         host="127.0.0.1", ended=(), num_nodes={1: 1}, now=10.0,
     )  # fmt: skip
 
