@@ -62,6 +62,13 @@ class FailureKind(str, Enum):
     TRANSIENT = "transient"  # the bounded retries of one order are used up
 
 
+class Role(str, Enum):
+    """What an instance is for. Both have the same life (`lifecycle`)."""
+
+    REPLICA = "replica"
+    LOAD_BALANCER = "load_balancer"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Zone:
     """A failure domain. Sort zones, never iterate a set of them."""
@@ -96,6 +103,9 @@ class Replica:
 
     `since` is when `state` began. `launched_at` is when the cloud accepted it: its cost is the offer's price
     from then to `ended_at` (or now). `drain_by` is the instant by which a DRAINING replica must be empty.
+
+    A load balancer agent on a machine of its own is one of these, too, in another `role`: it is READY when the agent
+    has its table, and DRAINING while clients may still know its address.
     """
 
     id: int
@@ -113,6 +123,7 @@ class Replica:
     ended_at: float | None = None
     end_reason: EndReason | None = None
     message: str = ""  # the last sentence worth showing: why it failed, why it drains
+    role: Role = Role.REPLICA
 
     @property
     def zone(self) -> Zone:
@@ -136,6 +147,14 @@ class LaunchFailed:
     kind: FailureKind
     message: str = ""
     retry_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """Bringing it up has come to another step, or waits for something: `message` says what."""
+
+    replica_id: int
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +240,7 @@ class Terminated:
 
 
 Event = Union[  # noqa: UP007 - evaluated at run time, and Python 3.10 has no `type` statement
-    Launched, LaunchFailed, Bootstrapped, BootstrapFailed, RunExited, ProbePassed, ProbeFailed, GaveUp,
+    Launched, LaunchFailed, Progressed, Bootstrapped, BootstrapFailed, RunExited, ProbePassed, ProbeFailed, GaveUp,
     PreemptionNotice, Preempted, NodeLost, Drained, Terminated,
 ]  # fmt: skip
 
@@ -235,6 +254,7 @@ class Launch:
     offer: Offer
     version: int
     why: str
+    role: Role = Role.REPLICA
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +384,7 @@ class Memory:
     placement: Json = field(default_factory=dict)
     scaling: Json = field(default_factory=dict)
     rollout: Json = field(default_factory=dict)
+    balancers: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
-from policies.model import AcceleratorQps, CapacityType, Offer, Zone
+from policies.model import AcceleratorQps, CapacityType, Offer, Role, Zone
+
+if TYPE_CHECKING:
+    from provisioners.shell import Shell  # which loads an SSH library
 
 DOCKER = "docker:"
 
@@ -41,11 +44,12 @@ class Candidate:
 class Requirements:
     """What a service asks of a cloud. `ordered`: earlier candidates are preferred, whatever they cost. A replica
     is `num_nodes` machines, and offers are priced for all of them. With `work` (what a replica answers, by accelerator)
-    it is the price for the work that is compared."""
+    it is the price for the work that is compared. For a LOAD_BALANCER it is small machines without accelerators."""
 
     candidates: tuple[Candidate, ...]
     ordered: bool = False
     num_nodes: int = 1
+    role: Role = Role.REPLICA
     work: tuple[AcceleratorQps, ...] = ()
 
 
@@ -56,7 +60,8 @@ class LaunchOrder:
     `token` is derived from owner, service, replica id and offer, and fit for instance names and tags
     (lower-case letters, digits, hyphens; at most 63 characters). `owner` marks everything this controller
     ever launched. `env` are plain variables, `secrets` those that must never reach a log, a command line or a
-    disk in clear. `port` is the port the user's server listens on, or None if it takes $SKYSERVE_REPLICA_PORT.
+    disk in clear. `port` is the port the user's server listens on, or None if it takes $SKYSERVE_REPLICA_PORT; a
+    LOAD_BALANCER's is open to the world.
 
     `setup` and `run` start on each of `num_nodes` machines, `run` when `setup` is done on all of them. They tell
     each other apart by $SKYPILOT_NODE_RANK (0 is the head, which serves the port), and find each other by
@@ -81,6 +86,7 @@ class LaunchOrder:
     workdir: str | None = None
     file_mounts: Mapping[str, str] = field(default_factory=dict)
     num_nodes: int = 1
+    role: Role = Role.REPLICA
     image: str | None = None
     disk_gb: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -189,4 +195,17 @@ class LogSource(Protocol):
     def log_window(self, instance: Instance, node: int = 0) -> tuple[int, int]:
         """The offsets that can be read: (first kept byte, end). Old parts of a long log are dropped, and
         reading before the first kept byte starts there."""
+        ...
+
+
+@runtime_checkable
+class LoginSource(Protocol):
+    """A provisioner whose machines can be logged in to: load balancer agents can stand on them."""
+
+    def log_in(self, instance: Instance) -> Shell:
+        """A connection of the caller's own to the head of the instance. Raises ShellError or ProvisionError."""
+        ...
+
+    def work_folder(self, instance: Instance) -> str:
+        """Where `run` was started, below the home of the user who is logged in."""
         ...

@@ -23,6 +23,7 @@ from typing import ClassVar, Protocol, TypeVar
 
 from policies.model import Offer
 from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.bootstrap import ROOT
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
 from provisioners.gang import gang_of
@@ -34,6 +35,7 @@ from provisioners.machines import (
     MachineState,
     machine_token,
 )
+from provisioners.shell import Shell
 
 _TOKEN = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MAX_TOKEN - 2}}}[a-z0-9])?")
 A = TypeVar("A")
@@ -45,8 +47,8 @@ CONSISTENT_AFTER_S = 60.0  # what a cloud has accepted for less than this may be
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """What is known of what runs on a machine. `state` is SETUP, RUNNING, SETUP_FAILED or RUN_EXITED; `preempt_at`
-    (UNIX seconds) stands while the machine's metadata service says that it will be taken. `port` is the one that the
+    """What is known of what runs on a machine. `state` is SETUP, RUNNING, SETUP_FAILED, RUN_EXITED, or BROKEN if it is
+    not the machine that it was; `preempt_at` (UNIX seconds) stands while the machine's metadata service says that it will be taken. `port` is the one that the
     replica's server listens on."""
 
     state: InstanceState
@@ -74,6 +76,10 @@ class Hosts(Protocol):
 
     def log_window(self, machine: Machine) -> tuple[int, int]: ...
 
+    def log_in(self, machine: Machine) -> Shell:
+        """A connection of the caller's own. Raises ShellError or ProvisionError."""
+        ...
+
 
 class OrderOf(Protocol):
     """How a replica's order becomes one machine's: user, keys, user data, image, ports."""
@@ -82,7 +88,7 @@ class OrderOf(Protocol):
 
 
 class FleetProvisioner:
-    """A `Provisioner` and a `LogSource`. A cloud's own class gives it its `name`.
+    """A `Provisioner`, a `LogSource` and a `LoginSource`. A cloud's own class gives it its `name`.
 
     `offer` answers `offers`. Nothing is remembered that is not somewhere else as well, but for the orders of what is
     being brought up.
@@ -203,6 +209,17 @@ class FleetProvisioner:
         machine = self._node(instance, node)
         return (0, 0) if machine is None else self._hosts.log_window(machine)
 
+    # --- LoginSource
+
+    def log_in(self, instance: Instance) -> Shell:
+        machine = self._node(instance, 0)
+        if machine is None or machine.address is None:
+            raise TransientError(f"{instance.id} has no address yet", cloud=self.name, zone=instance.zone)
+        return self._hosts.log_in(machine)
+
+    def work_folder(self, instance: Instance) -> str:
+        return f"{ROOT}/machines/{machine_token(instance.token, 0)}/work"
+
     # --- inside
 
     def _check(self, order: LaunchOrder) -> None:
@@ -302,7 +319,9 @@ class FleetProvisioner:
         return () if seen else (_head_of(instance),)
 
     def _node(self, instance: Instance, node: int) -> Machine | None:
-        return next((one for one in self._gang(instance) if one.rank == node), None)
+        """Of a machine that does not run there is nothing to read."""
+        running = (one for one in self._gang(instance) if one.state is MachineState.RUNNING)
+        return next((one for one in running if one.rank == node), None)
 
     def _forget(self, token: str) -> None:
         """The cloud has forgotten it. With the lock held."""

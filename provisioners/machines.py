@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Protocol
 
-from policies.model import CapacityType, Zone
+from policies.model import CapacityType, Role, Zone
 from provisioners.errors import ProvisionError
 
 OWNER_TAG = "skyserve-owner"
@@ -27,6 +27,7 @@ REPLICA_TAG = "skyserve-replica"
 TOKEN_TAG = "skyserve-token"  # noqa: S105 (an idempotency token is no secret)
 RANK_TAG = "skyserve-rank"
 NODES_TAG = "skyserve-nodes"
+ROLE_TAG = "skyserve-role"
 CAPACITY_TAG = "skyserve-capacity"
 
 MAX_TOKEN = 58  # of a replica; a machine's has its rank on top, and clouds allow 63
@@ -38,7 +39,7 @@ class MachineOrder:
 
     `token` is the machine's own: `machine_token` of the replica's token and the rank. `user_data` is run as root at
     first boot. `public_key` is the OpenSSH line of who may log in as `user`. `ports` are reachable from `sources`
-    (CIDR blocks), as is port 22. `image` is the cloud's own name of one, None for its default. `disk_gb` is of the boot
+    (CIDR blocks), as is port 22; `public_ports` from everywhere. `image` is the cloud's own name of one, None for its default. `disk_gb` is of the boot
     disk, None for the cloud's default.
     """
 
@@ -61,6 +62,8 @@ class MachineOrder:
     ports: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+    role: Role = Role.REPLICA
+    public_ports: tuple[int, ...] = ()
 
     @property
     def tags(self) -> dict[str, str]:
@@ -75,6 +78,7 @@ class MachineOrder:
             RANK_TAG: str(self.rank),
             NODES_TAG: str(self.num_nodes),
             CAPACITY_TAG: self.capacity_type.value,
+            ROLE_TAG: self.role.value,
         }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from policies.model import Offer, Zone
+from policies.model import Offer, Role, Zone
 from provisioners.base import LaunchOrder, Requirements
 from provisioners.candidates import Account, offers_of
 from provisioners.catalog.model import Catalog
@@ -22,9 +22,10 @@ from provisioners.clock import unix_now
 from provisioners.errors import ProvisionError
 from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import DEFAULT_PORT, SshHosts
-from provisioners.keys import Keys, user_data
+from provisioners.keys import DEAD_MAN_S, Keys, user_data
 from provisioners.machines import Machine, MachineOrder, Machines, machine_token
 from provisioners.shell import Login
+from provisioners.small import small_offers
 
 USER = "skyserve"
 ANYWHERE = ("0.0.0.0/0",)  # ssh lets in who has the key; name `sources` to let in fewer
@@ -43,17 +44,20 @@ class Section(Protocol):
     disk_gb: int | None
     sources: tuple[str, ...] | None
     labels: dict[str, str]
+    dead_man_minutes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Rent:
     """What the user has set for the machines of a cloud. `sources` are the CIDR blocks from which machines can be
-    reached; `image` is the cloud's own name of one."""
+    reached; `image` is the cloud's own name of one. A machine that no controller has visited for `dead_man_s` ends itself;
+    0: never."""
 
     image: str | None = None
     disk_gb: int | None = None
     sources: tuple[str, ...] = ANYWHERE
     labels: Mapping[str, str] = field(default_factory=dict)
+    dead_man_s: int = DEAD_MAN_S
 
 
 class RentedProvisioner(FleetProvisioner):
@@ -75,7 +79,13 @@ class RentedProvisioner(FleetProvisioner):
     ) -> None:
         if section.regions is not None:
             catalog = within(catalog, section.regions, machines.name)
-        rent = Rent(section.image, section.disk_gb, section.sources or ANYWHERE, section.labels)
+        rent = Rent(
+            image=section.image,
+            disk_gb=section.disk_gb,
+            sources=section.sources or ANYWHERE,
+            labels=section.labels,
+            dead_man_s=60 * section.dead_man_minutes,
+        )
         prices = SpotPrices(machines, [zone.region for zone in zones_of(catalog)], now)
         account = self.account = Account(spot_price=prices, zone_ids=zone_ids or {})
         self._catalog = catalog
@@ -94,6 +104,8 @@ class RentedProvisioner(FleetProvisioner):
 
 
 def offer(need: Requirements, catalog: Catalog, account: Account, prices: SpotPrices) -> list[Offer]:
+    if need.role is Role.LOAD_BALANCER:
+        return small_offers(need, prices.cloud, zones_of(catalog))
     prices.refresh_soon()
     return offers_of(need, catalog, account)
 
@@ -130,6 +142,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
     """One machine of the replica. The same order always gives the same, to the byte."""
     keys = Keys(secret, order.owner)
     token = machine_token(order.token, rank)
+    port, is_public = order.port or DEFAULT_PORT, order.role is Role.LOAD_BALANCER
     plain = MachineOrder(
         token=token,
         owner=order.owner,
@@ -146,11 +159,13 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         accelerator_count=order.offer.accelerator_count,
         image=order.machine_image or rent.image,
         disk_gb=order.disk_gb or rent.disk_gb or DISK_GB,
-        ports=(order.port or DEFAULT_PORT,),
+        ports=() if is_public else (port,),
+        public_ports=(port,) if is_public else (),
         sources=rent.sources,
         labels={**rent.labels, **order.labels},
+        role=order.role,
     )
-    return replace(plain, user_data=user_data(plain, keys.host(token)))
+    return replace(plain, user_data=user_data(plain, keys.host(token), rent.dead_man_s))
 
 
 class SpotPrices:
@@ -164,6 +179,10 @@ class SpotPrices:
         self._asked_at = float("-inf")
         self._told_at = float("-inf")
         self._lock = threading.Lock()
+
+    @property
+    def cloud(self) -> str:
+        return self._machines.name
 
     def __call__(self, instance_type: str, zone: Zone) -> float | None:
         if self._now() - self._told_at > PRICES_KEPT_S:

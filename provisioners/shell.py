@@ -162,6 +162,19 @@ class Shell:
         script = f"[ ! -f {_q(path)} ] || tail -c +{offset + 1} {_q(path)} | head -c {min(max_bytes, _MOST_OUTPUT_BYTES)}"
         return self.run(script, timeout_s=timeout_s).out
 
+    def dial(self, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> paramiko.Channel:
+        """A connection to a port of the host's own loopback. Raises UnreachableError."""
+        try:
+            transport = self._client.get_transport()
+            if transport is None:
+                raise EOFError("closed")
+            here = ("127.0.0.1", port)
+            return transport.open_channel("direct-tcpip", here, here, timeout=timeout_s)
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise UnreachableError(
+                f"{self.login.name}: port {port} cannot be reached ({_why(error)})"
+            ) from error
+
     @property
     def is_open(self) -> bool:
         """As far as we know: a dead peer may look alive for a while."""

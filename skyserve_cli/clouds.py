@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
-from policies.model import Offer, Zone
+from policies.model import Offer, Role, Zone
 from provisioners import offering
 from provisioners.base import Candidate, Provisioner, Requirements
 from provisioners.candidates import Account, Customer, in_order, offers_of
 from provisioners.candidates_why import Nothing, why_nothing
 from provisioners.catalog import Catalog, load
+from provisioners.clock import unix_now
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.registry import MissingSdkError, UnknownCloudError, provisioner_class
+from provisioners.small import small_offers
 from provisioners.ssh import pool
-from skyserve_cli.config import Config, ConfigError, RentedConfig, SshConfig
+from skyserve_cli.config import AwsConfig, Config, ConfigError, RentedConfig, SshConfig
 from skyserve_cli.home import Home
+
+if TYPE_CHECKING:
+    from skyserve_cli.controller.names import Publisher
 
 _CATALOG = "the catalog"  # stands for every cloud that it has
 
@@ -33,6 +40,7 @@ class Clouds:
     home: Home
     config: Config
     _made: dict[str, Provisioner] = field(default_factory=dict)
+    _names: Publisher | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -72,6 +80,21 @@ class Clouds:
             )
         return replace(need, candidates=tuple(kept))
 
+    def names(self) -> Publisher:
+        """Route 53, with the credentials that `aws` has here; also if no machine is ever rented there."""
+        with self._lock:
+            if self._names is None:
+                route53 = import_module("provisioners.aws.names")
+                section = self.config.clouds.get("aws")
+                profile = section.profile if isinstance(section, AwsConfig) else None
+                self._names = cast("Publisher", route53.Route53Names(profile, unix_now, time.sleep))
+            return self._names
+
+    def name_region(self, cloud: str, region: str) -> str:
+        """The region of Route 53 by which an agent in that one is found."""
+        nearest: str = import_module("provisioners.aws.names").nearest_region(cloud, region)
+        return nearest
+
     def listed(self, need: Requirements) -> tuple[Offer, ...]:
         """The offers best first, as the catalog and our own files have them. Nobody is asked: no credentials are needed
         and no SDK is loaded, and what spot machines cost at this moment is not known. Raises CloudNotEnabledError."""
@@ -109,10 +132,11 @@ class Clouds:
 
     def _listed(self, name: str, need: Requirements) -> Sequence[Offer]:
         if self._kind(name) == _CATALOG:
-            rented = self._catalog().of(name)
-            return offers_of(
-                need, rented if (regions := self._regions(name)) is None else rented.within(regions)
-            )
+            rented, regions = self._catalog().of(name), self._regions(name)
+            rented = rented if regions is None else rented.within(regions)
+            if need.role is Role.LOAD_BALANCER:
+                return small_offers(need, name, (row.zone for row in rented.rows))
+            return offers_of(need, rented)
         return pool.offers_of(self._pools(), need) if name == "ssh" else self.get(name).offers(need)
 
     def _kind(self, name: str) -> str:
@@ -161,7 +185,7 @@ class Clouds:
             build = cast("Callable[..., Provisioner]", cloud)
             match section:
                 case SshConfig():
-                    return build(section.pools, self.home.machine_secret())
+                    return build(section.pools, self.home.machine_secret(), self.home.hosts_seen)
                 case RentedConfig():
                     return build(section, load(self.home.root).of(name), self.home.machine_secret())
                 case _:

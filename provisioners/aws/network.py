@@ -2,8 +2,8 @@
 
 Whatever is made here has a name that follows from what it is for, so two controllers, or one that was killed half-way,
 come to the same thing. A group's name has a digest of what it opens: its rules never change, and a service that asks
-for other ports gets another group. It opens port 22 and the order's ports to the order's sources and nothing else; the
-machines of a gang reach one another on every port.
+for other ports gets another group. It opens port 22 and the order's ports to the order's sources, its public ports
+to everybody, and nothing else; the machines of a gang reach one another on every port.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from provisioners.errors import CapacityError, InvalidRequestError, ProvisionErr
 from provisioners.machines import OWNER_TAG, SERVICE_TAG, Leftover, MachineOrder
 
 _SSH = 22
+_ANYWHERE = "0.0.0.0/0"
 _SETTLE_ATTEMPTS = 8
 _DELETE_PATIENCE_S = 180.0  # a group is in use until the last of its machines is terminated, a minute or two
 
@@ -218,7 +219,8 @@ def _rules(order: MachineOrder) -> frozenset[Rule]:
         blocks = [str(ip_network(source, strict=False)) for source in order.sources]
     except ValueError as error:
         raise InvalidRequestError(f"not a CIDR block: {error}", cloud=CLOUD, zone=order.zone) from error
-    return frozenset(Rule("tcp", port, block) for port in (_SSH, *order.ports) for block in blocks)
+    inner = {Rule("tcp", port, block) for port in (_SSH, *order.ports) for block in blocks}
+    return frozenset(inner | {Rule("tcp", port, _ANYWHERE) for port in order.public_ports})
 
 
 def _rules_of(group: Reply) -> frozenset[Rule]:

@@ -148,7 +148,7 @@ class GcpMachines:
         draft = instance_of(
             order, project=self._api.project, network="", network_tags=(), public=self._public
         )
-        network, tags = self._network.ensure(order.owner, order.ports, order.sources)
+        network, tags = self._network.ensure(order.owner, order.ports, order.sources, order.public_ports)
         draft.network_interfaces[0].network = network
         draft.tags = compute_v1.Tags(items=list(tags))
         request = compute_v1.InsertInstanceRequest(

@@ -25,6 +25,7 @@ from provisioners.gcp.order import last
 from provisioners.machines import Leftover
 
 SSH_PORT = 22
+_ANYWHERE = ("0.0.0.0/0",)
 _MAKING_TIMEOUT_S = 180.0  # a network with subnetworks in all regions takes a minute
 
 
@@ -40,14 +41,16 @@ class GcpNetwork:
         self._lock = threading.Lock()
         self._made: set[str] = set()  # what was seen to be there
 
-    def ensure(self, owner: str, ports: Sequence[int], sources: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    def ensure(
+        self, owner: str, ports: Sequence[int], sources: Sequence[str], public_ports: Sequence[int] = ()
+    ) -> tuple[str, tuple[str, ...]]:
         """Make what is missing: (the network's path, the network tags of a machine with these ports)."""
         name, prefix = self._network or prefix_of(owner), prefix_of(owner)
         path = f"global/networks/{name}"
         wanted = [_inner_rule(owner, path)]
         outer = outer_rule(owner, path, ports, sources)
-        if outer is not None:
-            wanted.append(outer)
+        public = outer_rule(owner, path, public_ports, _ANYWHERE, ()) if public_ports else None
+        wanted += [rule for rule in (outer, public) if rule is not None]
         with self._lock:  # the first launches of all threads wait for one of them
             if self._network is None:
                 self._once(name, lambda: self._make_network(owner, name))
@@ -158,9 +161,14 @@ def prefix_of(owner: str) -> str:
 
 
 def outer_rule(
-    owner: str, network: str, ports: Sequence[int], sources: Sequence[str]
+    owner: str,
+    network: str,
+    ports: Sequence[int],
+    sources: Sequence[str],
+    always: Sequence[int] = (SSH_PORT,),
 ) -> compute_v1.Firewall | None:
-    """Port 22 and these from the sources. None without sources: a rule that names none would admit everybody."""
+    """These ports, and those that are open `always`, from the sources. None without sources: a rule that names none would
+    admit everybody."""
     try:
         blocks = [ipaddress.ip_network(source, strict=False) for source in sources]
     except ValueError as error:
@@ -168,7 +176,7 @@ def outer_rule(
     ranges = sorted({str(block) for block in blocks if block.version == 4})  # the network has no other
     if not ranges:
         return None
-    open_ports = [str(port) for port in sorted({SSH_PORT, *ports})]
+    open_ports = [str(port) for port in sorted({*always, *ports})]
     digest = hashlib.sha256(f"{network} {open_ports} {ranges}".encode()).hexdigest()[:8]
     name = f"{prefix_of(owner)}-{digest}"
     return compute_v1.Firewall(

@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from policies.model import CapacityType, Offer, Zone
+from policies.model import CapacityType, Offer, Role, Zone
 from provisioners.base import Candidate, Requirements
 from provisioners.candidates import ranked_by
 from provisioners.candidates_why import Nothing
@@ -90,6 +90,8 @@ def load_pools(raw: Mapping[str, Any]) -> Pools:
 
 def offers_of(pools: Pools, need: Requirements) -> list[Offer]:
     """What the hosts could take if they were idle, cheapest first; with `need.ordered`, in the candidates' order."""
+    if need.role is Role.LOAD_BALANCER:  # it would have the whole of an exclusive host
+        pools = Pools(tuple(host for host in pools.hosts if not host.exclusive))
     groups = [
         sorted(_fitting(pools, candidate, need.num_nodes), key=ranked_by(need.work))
         for candidate in need.candidates

@@ -105,7 +105,8 @@ def _end_replica(
         return
 
     def gone(views: dict[str, View]) -> bool:
-        return all(replica["id"] != replica_id for replica in views[name]["replicas"])
+        view = views[name]
+        return all(one["id"] != replica_id for one in (*view["replicas"], *view["load_balancers"]))
 
     try:
         progress.follow(client, frozenset((name,)), after=told, timeout_s=timeout_s, done=gone)
@@ -175,7 +176,8 @@ def _step(client: Client, names: Sequence[str]) -> View:
 
 def _is_gone(view: View) -> bool:
     """No replica is left, nor the load balancer."""
-    return view["status"] == "DOWN" and not view["load_balancer"]["alive"]
+    beside = view["load_balancer"]
+    return view["status"] == "DOWN" and not view["load_balancers"] and not (beside and beside["alive"])
 
 
 def _left_over(view: View) -> str:

@@ -57,6 +57,10 @@ def plan_total(plan: View) -> str:
         said += (
             f"; until they are ready {plural(len(stand_ins), 'on-demand replica')} for ${usd(for_now)} more"
         )
+    if agents := plan["load_balancers"]:
+        cost = usd(sum(agent["price_usd_hour"] for agent in agents))
+        regions = sorted({f"{agent['cloud']}/{agent['region']}" for agent in agents})
+        said += f"; {plural(len(agents), 'load balancer')} in {', '.join(regions)} for ${cost} more"
     return f"{said}."
 
 

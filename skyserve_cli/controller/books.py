@@ -6,12 +6,12 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from policies.model import Offer
+from policies.model import Offer, Role
 from provisioners.base import LaunchOrder, Provisioner, Requirements
 from provisioners.candidates import in_order
 from provisioners.errors import ProvisionError
 from skyserve_cli.controller.clock import Clock
-from skyserve_cli.controller.orders import order_of
+from skyserve_cli.controller.orders import agent_order_of, order_of, token_of
 from skyserve_cli.controller.ports import Call
 from skyserve_cli.controller.seal import Seal
 from skyserve_cli.spec import spec_from_json
@@ -26,9 +26,13 @@ OFFERS_TTL_S = 60.0
 class SpecBook:
     """Specs by (service, version): immutable once stored, so kept for good."""
 
-    def __init__(self, store: Store, seal: Seal) -> None:
+    def __init__(
+        self, store: Store, seal: Seal, admin_token: Callable[[str], str] = lambda token: ""
+    ) -> None:
+        """`admin_token` is that of the load balancer agent on the machine of a launch token."""
         self._store = store
         self._seal = seal
+        self._admin_token = admin_token
         self._specs: dict[tuple[str, int], ServiceSpec] = {}
         self._probes: dict[tuple[str, int], Probe] = {}
 
@@ -56,6 +60,10 @@ class SpecBook:
     def order(self, owner: str, call: Call) -> LaunchOrder:
         version = call.replica.version
         spec = self.get(call.service, version)
+        if call.replica.role is Role.LOAD_BALANCER:
+            token = token_of(owner, call.service, call.incarnation, call.replica.id, call.replica.offer)
+            admin_token = self._admin_token(token)
+            return agent_order_of(owner, call.service, call.incarnation, call.replica, spec, admin_token)
         secrets = self.secrets(call.service, version)
         return order_of(owner, call.service, call.incarnation, call.replica, spec, secrets)
 

@@ -279,7 +279,7 @@ class Janitor:
 def known_of(owner: str, rows: Iterable[ServiceRow], specs: SpecBook, clouds: Clouds) -> Known:
     """What these rows, all that are up or have a replica that lives, say that we know."""
     rows = list(rows)
-    used = {replica.zone.cloud for row in rows for replica in row.replicas}
+    used = {replica.zone.cloud for row in rows for replica in row.attempts}
     for row in rows:
         if not row.down:
             need = requirements_of(specs.get(row.name, row.version))

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from policies.balancers import decide as decide_agents
 from policies.model import Launch, Memory, Observation, Offer, UpdateMode
 from policies.plan import plan
 from policies.registry import policies_for
-from skyserve_cli.clouds import Clouds
+from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.controller.choices import candidates_of, choice_of
-from skyserve_cli.controller.orders import goal_of, on_demand_price, placement_of
+from skyserve_cli.controller.orders import (
+    agent_fleet_of,
+    agent_requirements_of,
+    goal_of,
+    on_demand_price,
+    placement_of,
+)
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import ServiceRow
 
@@ -25,6 +33,7 @@ def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: 
     photograph = Observation(now, goal_of(row, spec), (), tuple(offers))
     decided = plan(photograph, row.memory, policies_for(photograph.goal))
     launches = [action for action in decided.actions if isinstance(action, Launch)]
+    agents = _first_agents(spec, photograph, clouds)
     return {
         "name": spec.name,
         "target": decided.target,
@@ -39,12 +48,35 @@ def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: 
             }
             for launch in launches
         ],
+        "load_balancers": [offer_view(agent.offer) for agent in agents],
         "notes": list(decided.notes),
         "offers": len(offers),
         "refused": _refused(spec, offers, clouds),
         "usd_per_hour": round(sum(launch.offer.price_usd_hour for launch in launches), 6),
         "usd_per_hour_on_demand": round(sum(on_demand_price(launch.offer) for launch in launches), 6),
     }
+
+
+def insist_on_regions(spec: ServiceSpec, clouds: Clouds) -> None:
+    """Raises CloudNotEnabledError if a load balancer could never stand where it is wanted. Asks nobody."""
+    for place in spec.regional.places:
+        at = f"service.load_balancers.regions: {place}"
+        if place.cloud not in clouds.enabled:
+            enabled = ", ".join(clouds.enabled) or "none"
+            raise CloudNotEnabledError(f"{at}: {place.cloud} is not enabled here (enabled: {enabled})")
+        if not clouds.listed(agent_requirements_of(replace(spec.regional, places=(place,)))):
+            raise CloudNotEnabledError(f"{at}: {place.cloud} offers no machine for a load balancer there")
+
+
+def _first_agents(spec: ServiceSpec, photograph: Observation, clouds: Clouds) -> list[Launch]:
+    """The load balancers that would be launched, as the catalog has them."""
+    if not spec.regional.places:
+        return []
+    insist_on_regions(spec, clouds)
+    offers = clouds.listed(agent_requirements_of(spec.regional))
+    fleet = agent_fleet_of(_new_row(spec, photograph.now), (), lambda version: spec)
+    decided = decide_agents(fleet, offers, photograph.goal, {}, 1, photograph.now)
+    return [action for action in decided.actions if isinstance(action, Launch)]
 
 
 def offer_view(offer: Offer) -> dict[str, Any]:

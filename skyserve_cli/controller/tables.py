@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 from lb.wire import Limits, Table, Target, TargetState
 from policies import rollout
@@ -57,6 +58,19 @@ def table_of(
         revision=hashlib.sha256(content.encode()).hexdigest()[:16],
         targets=tuple(_counting_down(target, now) for target in table.targets),
     )
+
+
+def without_loopback(table: Table) -> Table:
+    """For an agent on another machine: replicas on this one are not to be had from there."""
+    kept = tuple(target for target in table.targets if not _is_loopback(target.url))
+    if len(kept) == len(table.targets):
+        return table
+    return replace(table, targets=kept, revision=f"{table.revision}-remote")
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _target(replica: Replica, spec: ServiceSpec, goal: Goal) -> Target:

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import NamedTuple
 
 from lb.options import Access, Breaker, Continuation, Limits, Pushing, Retries
 from policies.model import AcceleratorQps
@@ -110,6 +111,45 @@ class LoadBalancerSpec:
     access: Access = field(default_factory=Access)
 
 
+class AgentPlace(NamedTuple):
+    """A region where load balancer agents stand."""
+
+    cloud: str
+    region: str
+
+    def __str__(self) -> str:
+        return f"{self.cloud}/{self.region}"
+
+
+@dataclass(frozen=True, slots=True)
+class DnsName:
+    """`name` in the hosted `zone`, which ends in a dot; an empty name is the zone's own."""
+
+    zone: str
+    name: str
+
+    @property
+    def full(self) -> str:
+        """``chat.example.com.``"""
+        return f"{self.name}.{self.zone}" if self.name else self.zone
+
+
+@dataclass(frozen=True, slots=True)
+class RegionalAgents:
+    """Load balancer agents on machines of their own, `count` in each of `places`. Without places there is one, beside the
+    controller. `instance_types` are by cloud, "*" standing for all. `port` None: one of the machine's choice."""
+
+    places: tuple[AgentPlace, ...] = ()
+    count: int = 1
+    instance_types: Pairs = ()
+    port: int | None = None
+    dns: DnsName | None = None
+
+    def instance_type(self, cloud: str) -> str | None:
+        types = dict(self.instance_types)
+        return types.get(cloud, types.get("*"))
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateSpec:
     """How an update replaces replicas: how many may exist above the target, or be missing below it."""
@@ -201,6 +241,7 @@ class ServiceSpec:
     replica_policy: ReplicaPolicy = ReplicaPolicy()
     load_balancing_policy: str = SERVICE_POLICY
     load_balancer: LoadBalancerSpec = LoadBalancerSpec()
+    regional: RegionalAgents = RegionalAgents()
     update: UpdateSpec = UpdateSpec()
     drain_timeout_s: float = 120.0
     tls: Tls | None = None

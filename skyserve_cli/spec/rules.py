@@ -7,6 +7,7 @@ from skyserve_cli.spec.candidates import Candidates
 from skyserve_cli.spec.check import Sound
 from skyserve_cli.spec.model import EVERYWHERE, ResourceChoice, ServiceSpec
 from skyserve_cli.spec.problems import Problem, SpecWarning, shown
+from skyserve_cli.spec.regional import AT, is_ambiguous
 from skyserve_cli.spec.schema import ReplicaPolicySection, ServiceFile, ServiceSection
 
 _POLICY = "service.replica_policy"
@@ -43,6 +44,7 @@ def problems(file: ServiceFile, candidates: Candidates, sound: Sound) -> Iterato
     yield from _placement(file.service.replica_policy, sound)
     yield from _load_balancing(file.service, sound)
     yield from _pushing(file.service, sound)
+    yield from _regional(file.service, sound)
     yield from _update(file.service, sound)
     if sound.everywhere("ports"):
         yield from _ports(file.service.ports, candidates)
@@ -144,6 +146,18 @@ def _pushing(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
         )
         path = f"{_BALANCER}.circuit_breaker.max_timeout_seconds"
         yield Problem(path, message, breaker.max_timeout_seconds)
+
+
+def _regional(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
+    section = service.load_balancers
+    if section is None or not sound("service", "load_balancers"):
+        return
+    if is_ambiguous(section):
+        clouds = sorted({place.cloud for place in section.regions})
+        hint = f"write {{{', '.join(f'{cloud}: …' for cloud in clouds)}}}"
+        yield Problem(
+            f"{AT}.instance_type", f"must be by cloud: regions are on {' and '.join(clouds)}", hint=hint
+        )
 
 
 def _update(service: ServiceSection, sound: Sound) -> Iterator[Problem]:

@@ -22,7 +22,10 @@ from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import Config, LoadBalancerConfig
 from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.books import SpecBook
+from skyserve_cli.controller.last_words import LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
+from skyserve_cli.controller.lb_regional import RegionalFleet
+from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.office import Office
 from skyserve_cli.controller.seal import Seal
 from skyserve_cli.home import Home
@@ -63,15 +66,21 @@ class Controller:
         seal = Seal(home.sealing_key())
         settings = LoadBalancerConfig(first_port=ports.start, last_port=ports.stop - 1)
         self.specs = SpecBook(self.store, seal)
+        clouds = Clouds(home, Config(load_balancer=settings))
+        loop = asyncio.get_running_loop()
         office = Office(
             store=self.store,
             specs=self.specs,
             seal=seal,
-            clouds=Clouds(home, Config(load_balancer=settings)),
+            clouds=clouds,
             fleet=fleet,
+            regional=RegionalFleet(clouds.get, home.machine_secret(), self, loop, self._wake),
+            names=ThreadNames(clouds.names, clouds.name_region, "own", self, self._wake),
             clock=self,
             owner=self.store.owner(),
             wake=self._wake,
+            sighted=lambda cloud: (),
+            last_words=LastWords(home.last_words),
             load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
         )
         self.server = TestServer(Api(office, TOKEN, home.controller_log, self._stop).app())
@@ -282,6 +291,16 @@ async def test_a_cloud_that_is_not_enabled(controller: Controller) -> None:
 
 
 # --- ports -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_region_where_no_load_balancer_can_stand(controller: Controller) -> None:
+    yaml = YAML.replace("replicas: 2", "replicas: 2, load_balancers: {regions: aws/us-east-1}")
+    status, answer = await controller.up(yaml)
+    assert status == 422
+    assert answer["error"].startswith(
+        "service.load_balancers.regions: aws/us-east-1: aws is not enabled here"
+    )
+    assert controller.store.services() == []
 
 
 async def test_every_service_has_a_port_of_its_own_and_keeps_it(controller: Controller) -> None:
