@@ -107,7 +107,9 @@ class FleetProvisioner:
         self._launching: set[str] = set()
         self._seen: dict[str, tuple[Machine, ...]] = {}  # by the replica's token, as last listed
         self._young: dict[str, float] = {}  # tokens, and when the cloud accepted them
+        self._forgetting = False
         self._lock = threading.Lock()
+        self._forgotten = threading.Condition(self._lock)
 
     # --- Provisioner
 
@@ -116,7 +118,8 @@ class FleetProvisioner:
 
     def launch(self, order: LaunchOrder) -> Instance:
         self._check(order)
-        with self._lock:
+        with self._forgotten:
+            self._forgotten.wait_for(lambda: not self._forgetting)
             self._launching.add(order.token)
         try:
             machines = self._create_all(order)
@@ -164,6 +167,31 @@ class FleetProvisioner:
         _all_of(_AT_ONCE, self.machines.destroy, [one for one in gang if not one.state.is_gone])
         with self._lock:
             self._seen.pop(instance.token, None)
+
+    # --- what machines share
+
+    def forget(self, owner: str) -> Sequence[str]:
+        """`Machines.forget`, and launches kept apart from it: while one is under way, or a machine lives, nothing is
+        removed, and the sentence says so; one that begins meanwhile waits for the end, and makes anew what it needs."""
+        with self._forgotten:
+            if self._launching or self._forgetting:
+                return (f"{self.name} has a launch under way, so nothing that machines share is removed",)
+            self._forgetting = True
+        try:
+            alive = [one.id for one in self.machines.machines(owner) if not one.state.is_gone]
+            if alive:
+                return (
+                    f"{self.name} still has {', '.join(alive)}, so nothing that machines share is removed",
+                )
+            return self.machines.forget(owner)
+        finally:
+            with self._forgotten:
+                self._forgetting = False
+                self._forgotten.notify_all()
+
+    def usd_hour(self, machine: Machine) -> float | None:
+        """About what the machine costs; None where nobody knows."""
+        return None
 
     # --- LogSource
 

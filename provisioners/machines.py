@@ -12,12 +12,14 @@ machine's own host key, which it needs to prove who it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Protocol
 
 from policies.model import CapacityType, Zone
+from provisioners.errors import ProvisionError
 
 OWNER_TAG = "skyserve-owner"
 SERVICE_TAG = "skyserve-service"
@@ -114,6 +116,7 @@ class Machine:
     launched_at: float | None = None
     preempt_at: float | None = None
     message: str = ""
+    instance_type: str = ""
 
 
 class SpotPrice(Protocol):
@@ -124,11 +127,18 @@ class SpotPrice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something that is billed, or in the way, and belongs to no machine any more: a disk, an address, a card."""
+    """Something that is billed, or in the way, and belongs to no machine any more: a disk, an address, a card.
+
+    The rest is as far as it is known: `token` of the machine that it came with, `created_at` in UNIX seconds, and about
+    what it costs.
+    """
 
     kind: str
     id: str
     region: str
+    token: str = field(default="", compare=False)
+    created_at: float | None = field(default=None, compare=False)
+    usd_month: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +150,16 @@ class Finding:
     message: str = ""
 
 
+#: Told of a region that cannot be listed, and why, the others are listed all the same. May be called on other threads.
+Silent = Callable[[str, ProvisionError], None]
+
+
 class Machines(Protocol):
-    """A cloud that rents machines. Thread-safe. Raises the classes of `provisioners.errors` only."""
+    """A cloud that rents machines. Thread-safe. Raises the classes of `provisioners.errors` only.
+
+    A list is never a part of the truth, since what it lacks counts as gone: a region that cannot be listed is an error.
+    Who can do with a part says so by `silent`.
+    """
 
     name: ClassVar[str]
 
@@ -156,9 +174,9 @@ class Machines(Protocol):
         """
         ...
 
-    def machines(self, owner: str) -> Sequence[Machine]:
+    def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
         """The truth, by tag, over all regions where the owner may have any; dying ones and, as long as the cloud tells,
-        dead ones included. Never a part of it: a region that cannot be listed is an error."""
+        dead ones included."""
         ...
 
     def destroy(self, machine: Machine) -> None:
@@ -169,12 +187,17 @@ class Machines(Protocol):
         """USD per hour by (instance type, zone name), as far as the cloud tells. May take seconds."""
         ...
 
-    def leftovers(self, owner: str) -> Sequence[Leftover]:
-        """What carries the owner's tag and belongs to no machine. Not what is shared by machines to come."""
+    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        """What carries the owner's tag and belongs to no machine, in an order in which it can be removed. Not what is
+        `shared` by machines to come."""
         ...
 
     def remove(self, leftover: Leftover) -> None:
-        """Already gone is success."""
+        """Already gone is success. The cloud refuses to remove what a machine uses."""
+        ...
+
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        """What the owner's machines share, and `forget` removes."""
         ...
 
     def forget(self, owner: str) -> Sequence[str]:
@@ -191,3 +214,8 @@ class Machines(Protocol):
 def machine_token(token: str, rank: int) -> str:
     """Of the machine of that rank. The head's is the replica's own."""
     return token if rank == 0 else f"{token}-n{rank}"
+
+
+def token_of_replica(token: str) -> str:
+    """Of the replica whose machine has that token. A replica's own ends in hexadecimal digits."""
+    return re.sub(r"-n[1-9][0-9]*$", "", token)

@@ -1,6 +1,6 @@
 """A cloud's provisioner, put together: its machines, hosts over SSH with keys of our own, offers from the catalog.
 
-    AWS = the fleet over `AwsMachines`, and so on
+    AWS = the fleet over `AwsMachines`, Google Cloud over `GcpMachines`, Azure over `AzureMachines`
 
 The catalog says what there is and what it cost; what a spot machine costs now is asked of the cloud in the background,
 every few minutes, and used as long as it is fresh.
@@ -8,9 +8,11 @@ every few minutes, and used as long as it is fresh.
 
 from __future__ import annotations
 
+import difflib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from policies.model import Offer, Zone
 from provisioners.base import LaunchOrder, Requirements
@@ -31,9 +33,21 @@ PRICES_EVERY_S = 300.0
 PRICES_KEPT_S = 3600.0  # an older price is worth less than the catalog's
 
 
+class Section(Protocol):
+    """What config.yaml says about any cloud that rents machines; None is the default. A cloud's own module adds what
+    only it understands."""
+
+    regions: tuple[str, ...] | None
+    use_private_ip: bool
+    image: str | None
+    disk_gb: int | None
+    sources: tuple[str, ...] | None
+    labels: dict[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Rent:
-    """What the user has set for a cloud that rents machines. `sources` are the CIDR blocks from which machines can be
+    """What the user has set for the machines of a cloud. `sources` are the CIDR blocks from which machines can be
     reached; `image` is the cloud's own name of one."""
 
     image: str | None = None
@@ -44,20 +58,27 @@ class Rent:
 
 class RentedProvisioner(FleetProvisioner):
     """Of one cloud; its own module gives it its machines and its `name`. `catalog` has that cloud's rows, `secret` are
-    the 32 bytes of the home from which all keys follow, `zone_ids` map the account's names of zones to the catalog's."""
+    the 32 bytes of the home from which all keys follow, `zone_ids` map the account's names of zones to the catalog's.
+
+    Nothing is asked of the cloud before somebody calls. ValueError if the section names a region that is none.
+    """
 
     def __init__(
         self,
         machines: Machines,
+        section: Section,
         catalog: Catalog,
         secret: bytes,
-        rent: Rent,
         *,
         zone_ids: Mapping[str, str] | None = None,
         now: Callable[[], float] = unix_now,
     ) -> None:
+        if section.regions is not None:
+            catalog = within(catalog, section.regions, machines.name)
+        rent = Rent(section.image, section.disk_gb, section.sources or ANYWHERE, section.labels)
         prices = SpotPrices(machines, [zone.region for zone in zones_of(catalog)], now)
         account = self.account = Account(spot_price=prices, zone_ids=zone_ids or {})
+        self._catalog = catalog
         super().__init__(
             machines,
             SshHosts(lambda machine: login_of(machine, secret), now=now),
@@ -66,10 +87,26 @@ class RentedProvisioner(FleetProvisioner):
             now,
         )
 
+    def usd_hour(self, machine: Machine) -> float | None:
+        rows = self._catalog.by_instance_type.get(machine.instance_type.lower(), ())
+        prices = (row.price(machine.capacity_type) for row in rows if row.zone == machine.zone)
+        return next((price.usd_hour for price in prices if price is not None), None)
+
 
 def offer(need: Requirements, catalog: Catalog, account: Account, prices: SpotPrices) -> list[Offer]:
     prices.refresh_soon()
     return offers_of(need, catalog, account)
+
+
+def within(catalog: Catalog, regions: Sequence[str], cloud: str) -> Catalog:
+    """The catalog of these regions alone. ValueError for one that it does not know: nothing could be had there."""
+    known = {listing.region for listing in catalog.listings}
+    for region in regions:
+        if region not in known:
+            close = difflib.get_close_matches(region, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f" (known: {', '.join(sorted(known))})"
+            raise ValueError(f"clouds.{cloud}.regions: {cloud} has no region {region!r}{hint}")
+    return Catalog(tuple(listing for listing in catalog.listings if listing.region in regions))
 
 
 def zones_of(catalog: Catalog) -> list[Zone]:

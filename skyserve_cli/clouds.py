@@ -14,9 +14,9 @@ from provisioners.candidates import Account, Customer, in_order, offers_of
 from provisioners.candidates_why import Nothing, why_nothing
 from provisioners.catalog import Catalog, load
 from provisioners.local.cloud import LocalProvisioner
-from provisioners.registry import provisioner_class
+from provisioners.registry import MissingSdkError, UnknownCloudError, provisioner_class
 from provisioners.ssh import pool
-from skyserve_cli.config import Config, ConfigError
+from skyserve_cli.config import Config, ConfigError, RentedConfig, SshConfig
 from skyserve_cli.home import Home
 
 _CATALOG = "the catalog"  # stands for every cloud that it has
@@ -123,12 +123,14 @@ class Clouds:
 
     def _pools(self) -> pool.Pools:
         try:
-            return pool.load_pools(self.config.clouds["ssh"].pools or {})
+            section = self.config.clouds["ssh"]
+            return pool.load_pools(section.pools if isinstance(section, SshConfig) else {})
         except ValueError as error:
             raise ConfigError(f"{self.home.config}: {error}") from error
 
     def _regions(self, name: str) -> tuple[str, ...] | None:
-        return self.config.clouds[name].regions
+        section = self.config.clouds[name]
+        return section.regions if isinstance(section, RentedConfig) else None
 
     def _is_usable(self, zone: Zone) -> bool:
         if zone.cloud not in self.enabled:
@@ -149,18 +151,20 @@ class Clouds:
         return Account(spot_price=spot_price, zone_ids=zone_ids)
 
     def _make(self, name: str) -> Provisioner:
-        """What each cloud's constructor takes. Raises UnknownCloudError, and ConfigError for what it makes of its
-        section."""
-        cloud = provisioner_class(name)
-        if issubclass(cloud, LocalProvisioner):
-            return cloud(self.home.root)
-        build = cast("Callable[..., Provisioner]", cloud)
+        """What each cloud's constructor takes. Raises ConfigError for a cloud that is none, or lacks its SDK, and for
+        what the cloud makes of its section."""
         section = self.config.clouds[name]
         try:
-            if name == "ssh":
-                return build(section.pools or {}, self.home.machine_secret())
-            if name == "aws":
-                return build(section, load(self.home.root).of(name), self.home.machine_secret())
-        except ValueError as error:
+            cloud = provisioner_class(name)
+            if issubclass(cloud, LocalProvisioner):
+                return cloud(self.home.root)
+            build = cast("Callable[..., Provisioner]", cloud)
+            match section:
+                case SshConfig():
+                    return build(section.pools, self.home.machine_secret())
+                case RentedConfig():
+                    return build(section, load(self.home.root).of(name), self.home.machine_secret())
+                case _:
+                    return build()
+        except (UnknownCloudError, MissingSdkError, ValueError) as error:
             raise ConfigError(f"{self.home.config}: {error}") from error
-        return build()

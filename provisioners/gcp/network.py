@@ -22,6 +22,7 @@ from provisioners.errors import InvalidRequestError, ProvisionError, TransientEr
 from provisioners.gcp.api import GcpApi
 from provisioners.gcp.errors import ALREADY_EXISTS, CLOUD
 from provisioners.gcp.order import last
+from provisioners.machines import Leftover
 
 SSH_PORT = 22
 _MAKING_TIMEOUT_S = 180.0  # a network with subnetworks in all regions takes a minute
@@ -66,15 +67,33 @@ class GcpNetwork:
         prefix, kept = prefix_of(owner), []
         project = self._api.project
         firewalls = self._api.client(compute_v1.FirewallsClient)
-        for rule in self._api.listed(firewalls.list, compute_v1.ListFirewallsRequest(project=project)):
-            if rule.name.startswith(f"{prefix}-") and rule.description == _description(owner):
-                request = compute_v1.DeleteFirewallRequest(project=project, firewall=rule.name)
-                kept += self._remove(f"firewall rule {rule.name}", firewalls.delete_unary, request, rule.name)
+        for name in self._rules(owner):
+            request = compute_v1.DeleteFirewallRequest(project=project, firewall=name)
+            kept += self._remove(f"firewall rule {name}", firewalls.delete_unary, request, name)
         networks = self._api.client(compute_v1.NetworksClient)
         if self._network is None and not kept:
             delete = compute_v1.DeleteNetworkRequest(project=project, network=prefix)
             kept += self._remove(f"network {prefix}", networks.delete_unary, delete, prefix)
         return kept
+
+    def shared(self, owner: str) -> list[Leftover]:
+        """The owner's rules and network; neither costs anything."""
+        found = [Leftover("firewall rule", name, "global", usd_month=0.0) for name in self._rules(owner)]
+        if self._network is None:
+            name = prefix_of(owner)
+            get = compute_v1.GetNetworkRequest(project=self._api.project, network=name)
+            if self._api.find(self._api.client(compute_v1.NetworksClient).get, get, name) is not None:
+                found.append(Leftover("network", name, "global", usd_month=0.0))
+        return found
+
+    def _rules(self, owner: str) -> list[str]:
+        """The names of the owner's firewall rules."""
+        request = compute_v1.ListFirewallsRequest(project=self._api.project)
+        listed = self._api.listed(self._api.client(compute_v1.FirewallsClient).list, request)
+        start, description = f"{prefix_of(owner)}-", _description(owner)
+        return [
+            rule.name for rule in listed if rule.name.startswith(start) and rule.description == description
+        ]
 
     def _once(self, name: str, make: Callable[[], None]) -> None:
         if name not in self._made:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import SshHosts
 from provisioners.machines import MachineOrder
 from provisioners.rented import Rent, order_of
+from provisioners.shell import Login, Shell, connect
 from provisioners.ssh.machines import SshMachines
 from provisioners.ssh.pool import CLOUD, load_pools, offers_of
 
@@ -20,10 +21,12 @@ class SshProvisioner(FleetProvisioner):
 
     name: ClassVar[str] = CLOUD
 
-    def __init__(self, pools: Mapping[str, Any], secret: bytes) -> None:
+    def __init__(
+        self, pools: Mapping[str, Any], secret: bytes, *, dial: Callable[[Login], Shell] = connect
+    ) -> None:
         known = load_pools(pools)
-        machines = SshMachines(known)
-        hosts = SshHosts(machines.login, is_booting=False)
+        machines = SshMachines(known, dial)
+        hosts = SshHosts(machines.login, is_booting=False, dial=dial)
 
         def order_here(order: LaunchOrder, rank: int) -> MachineOrder:
             """Without a port of its own the replica takes one that is free on its host."""

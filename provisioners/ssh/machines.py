@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import paramiko
 
@@ -38,6 +38,7 @@ from provisioners.machines import (
     Machine,
     MachineOrder,
     MachineState,
+    Silent,
 )
 from provisioners.shell import (
     DiskFullError,
@@ -55,6 +56,8 @@ _STOP_TIMEOUT_S = 60.0
 _AT_ONCE = 16
 _FREE_GB = 5.0
 
+T = TypeVar("T")
+
 
 class SshMachines:
     """`Machines` over the pools. Keeps a connection to each host."""
@@ -65,6 +68,7 @@ class SshMachines:
         self._pools = pools
         self._dial = dial
         self._shells: dict[str, Shell] = {}
+        self._dialling: dict[str, Lock] = {}
         self._seen: dict[str, tuple[Machine, ...]] = {}  # by host, of all owners, as last listed
         self._lock = Lock()
 
@@ -96,9 +100,8 @@ class SshMachines:
             refusals.append(f"{host.name}: {answer['refused']}")
         raise CapacityError(f"no room in {order.zone}: {'; '.join(refusals)}", cloud=CLOUD, zone=order.zone)
 
-    def machines(self, owner: str) -> Sequence[Machine]:
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ssh-list") as pool:
-            lists = list(pool.map(self._list_or_recall, self._pools.hosts))
+    def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
+        lists = self._of_hosts(self._list_or_recall, silent)
         return [machine for found in lists for machine in found if machine.owner == owner]
 
     def destroy(self, machine: Machine) -> None:
@@ -113,20 +116,26 @@ class SshMachines:
     def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
         return {}
 
-    def leftovers(self, owner: str) -> Sequence[Leftover]:
+    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         """Folders of machines whose claim has ended."""
-        return [
-            Leftover("folder", f"{host.name}/{orphan['token']}", host.pool)
-            for host in self._pools.hosts
-            for orphan in self._ask(host, "claims")["orphans"]
-            if orphan["owner"] == owner
-        ]
+
+        def of(host: PoolHost) -> Sequence[Leftover]:
+            orphans = [one["token"] for one in self._ask(host, "claims")["orphans"] if one["owner"] == owner]
+            return [
+                Leftover("folder", f"{host.name}/{token}", host.pool, token, usd_month=0.0)
+                for token in orphans
+            ]
+
+        return [leftover for found in self._of_hosts(of, silent) for leftover in found]
 
     def remove(self, leftover: Leftover) -> None:
         name, _, token = leftover.id.partition("/")
         host = self._pools.host(name)
         if host is not None:
             self._ask(host, "release", token, f"{STOP_GRACE_S:g}", timeout_s=STOP_GRACE_S + _STOP_TIMEOUT_S)
+
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        return ()
 
     def forget(self, owner: str) -> Sequence[str]:
         return ()  # nothing is shared by the owner's machines but the agent, which is others' too
@@ -143,6 +152,23 @@ class SshMachines:
         return login_of(host)
 
     # --- inside
+
+    def _of_hosts(
+        self, ask: Callable[[PoolHost], Sequence[T]], silent: Silent | None
+    ) -> Sequence[Sequence[T]]:
+        """What each host answers. One that does not is an error, or `silent` is told of it."""
+
+        def answer(host: PoolHost) -> Sequence[T]:
+            try:
+                return ask(host)
+            except ProvisionError as error:
+                if silent is None:
+                    raise
+                silent(host.name, error)
+                return ()
+
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ssh-list") as pool:
+            return list(pool.map(answer, self._pools.hosts))
 
     def _list_or_recall(self, host: PoolHost) -> Sequence[Machine]:
         try:
@@ -191,17 +217,16 @@ class SshMachines:
             raise TransientError(error.message, cloud=CLOUD, zone=zone, retry_after_s=5.0) from error
 
     def _shell(self, host: PoolHost) -> Shell:
+        """The one connection to the host. Of many threads that need a new one the first dials, and the others wait."""
         with self._lock:
+            dialling = self._dialling.setdefault(host.name, Lock())
+        with dialling:
             shell = self._shells.get(host.name)
-        if shell is not None and shell.is_open:
+            if shell is None or not shell.is_open:
+                if shell is not None:
+                    shell.close()
+                shell = self._shells[host.name] = self._dial(login_of(host))
             return shell
-        shell = self._dial(login_of(host))
-        with self._lock:
-            old = self._shells.get(host.name)
-            self._shells[host.name] = shell
-        if old is not None:
-            old.close()
-        return shell
 
     def _check(self, host: PoolHost) -> Finding:
         what = f"{host.name} ({host.address})"

@@ -31,6 +31,7 @@ from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.books import OfferBook, SpecBook
 from skyserve_cli.controller.clock import Clock, SystemClock
+from skyserve_cli.controller.janitor import Sweeper
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.office import Office
 from skyserve_cli.controller.ports import Offers
@@ -150,6 +151,8 @@ async def run(home: Home) -> None:
     await fleet.start()
     ticker = Ticker(reconciler, store, clock, woken, config.controller.tick_seconds)
     ticker.start()
+    sweeper = Sweeper(office.janitor, clouds.enabled, config.controller.sweep_minutes * 60.0)
+    sweeper.start()
     api = Api(office, home.token(), home.controller_log, stopping.set)
     site = await _listen(api.app(), home)
     log.info("controller is up pid=%d owner=%s database=%s", os.getpid(), owner, _without_password(store))
@@ -158,6 +161,7 @@ async def run(home: Home) -> None:
     home.controller_address.unlink(missing_ok=True)
     await site.cleanup()
     await asyncio.to_thread(ticker.stop)
+    sweeper.stop()
     witness.close()
     await prober.close()
     await fleet.close()

@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from skyserve_cli.controller.books import SpecBook, all_offers
 from skyserve_cli.controller.choices import copies_of
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.digest import folder_digest
+from skyserve_cli.controller.janitor import Tidied, janitor_of
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.orders import goal_of, placement_of, requirements_of
 from skyserve_cli.controller.planning import first_plan
@@ -68,6 +69,7 @@ class Office:
         self._started_at = clock.now()
         self._choosing = threading.Lock()
         self.load_balancer_log = load_balancer_log
+        self.janitor = janitor_of(store, specs, clouds, clock)
 
     def health(self) -> dict[str, Any]:
         return {
@@ -109,6 +111,13 @@ class Office:
         """Raises NoSuchServiceError."""
         self._store.set_down(name, purge=purge, now=self._clock.now())
         self._wake()
+
+    def tidy(self, names: Sequence[str]) -> dict[str, Any]:
+        """One step towards nothing being left of services that are down, in the clouds where they have ever been; see
+        `Janitor.tidy`. May take minutes."""
+        used = {replica.zone.cloud for name in names for replica in self._store.replicas(name, limit=1000)}
+        steps = (self.janitor.tidy(cloud, names) for cloud in sorted(used))
+        return sum(steps, Tidied()).view()
 
     def kill(self, name: str, replica_id: int) -> None:
         """Raises NoSuchServiceError, NoSuchReplicaError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from policies.model import CapacityType, Goal, Offer, PlacementGoal, Replica, ScalingGoal
@@ -102,6 +102,15 @@ def token_of(owner: str, service: str, incarnation: str, replica_id: int, offer:
     digest = hashlib.sha256(attempt.encode()).hexdigest()[:10]
     head = f"{owner}-{service.lower()}"[: MAX_TOKEN - len(digest) - len(str(replica_id)) - 2].rstrip("-")
     return f"{head}-{replica_id}-{digest}"
+
+
+def known_tokens(owner: str, rows: Iterable[ServiceRow]) -> frozenset[str]:
+    """The tokens of all instances that we want, or have yet to see the end of. Whatever else carries our tag is nobody's."""
+    return frozenset(
+        token_of(owner, row.name, row.incarnation, replica.id, replica.offer)
+        for row in rows
+        for replica in row.replicas
+    )
 
 
 def order_of(

@@ -35,7 +35,7 @@ from policies.plan import learn, plan
 from policies.registry import policies_for
 from policies.rollout import wanted_version
 from skyserve_cli.controller.clock import Clock
-from skyserve_cli.controller.orders import goal_of, requirements_of, token_of
+from skyserve_cli.controller.orders import goal_of, known_tokens, requirements_of
 from skyserve_cli.controller.ports import (
     AgentOrder,
     Call,
@@ -68,7 +68,6 @@ class _Turn:
     probes: list[ProbeOrder] = field(default_factory=list)
     agents: dict[str, AgentOrder | None] = field(default_factory=dict)
     clouds: set[str] = field(default_factory=set)
-    tokens: set[str] = field(default_factory=set)
 
 
 class Reconciler:
@@ -123,7 +122,7 @@ class Reconciler:
         self._fleet.ensure(turn.agents)  # first: cheap, and no request goes where none should
         self._prober.watch(turn.probes)
         self._runner.ensure(turn.calls)
-        self._abandon_orphans(sightings, turn)
+        self._abandon_orphans(sightings)
         self._witness.watch(frozenset(turn.clouds))
 
     # --- one service --------------------------------------------------------------------------------------
@@ -203,7 +202,6 @@ class Reconciler:
         alone = unattended(sightings)
         for replica in live:
             turn.clouds.add(replica.zone.cloud)
-            turn.tokens.add(token_of(self._owner, row.name, row.incarnation, replica.id, replica.offer))
             kind = _OUTSTANDING.get(replica.state)
             if kind is None and replica.instance_id in alone:
                 kind = CallKind.ATTEND
@@ -217,15 +215,16 @@ class Reconciler:
                 turn.probes.append(ProbeOrder(row.name, replica.id, replica.endpoint, probe, passing))
 
     def _keep(self, row: ServiceRow, turn: _Turn) -> None:
-        """After an internal error: leave what lives alone. Its tokens keep it from looking like orphans, and its
-        load balancer goes on with the table it has."""
+        """After an internal error: leave what lives alone. Its load balancer goes on with the table it has."""
         turn.agents[row.name] = self._agents.get(row.name)
-        for replica in row.replicas:
-            turn.clouds.add(replica.zone.cloud)
-            turn.tokens.add(token_of(self._owner, row.name, row.incarnation, replica.id, replica.offer))
+        turn.clouds.update(replica.zone.cloud for replica in row.replicas)
 
-    def _abandon_orphans(self, sightings: Sequence[Sighting], turn: _Turn) -> None:
-        tokens = frozenset(turn.tokens)
+    def _abandon_orphans(self, sightings: Sequence[Sighting]) -> None:
+        if not sightings:
+            return
+        tokens = known_tokens(
+            self._owner, self._store.services()
+        )  # as they now stand: after the clouds were listed
         for sighting in sightings:
             suspects = self._suspects.get(sighting.cloud, frozenset())
             found, self._suspects[sighting.cloud] = orphans(sighting, tokens, suspects)

@@ -1,4 +1,5 @@
-"""Cloud calls on threads, one in flight per replica.
+"""Cloud calls on threads, one in flight per replica, and so many per cloud: one that answers slowly, or not at all, keeps
+nobody from the others.
 
 A call stays "under way" until the tick has taken its answer, not until the thread has ended: otherwise a tick
 between the two would start it again.
@@ -76,7 +77,7 @@ class CallBook:
 
 
 class ThreadRunner:
-    """The daemon's runner."""
+    """The daemon's runner. `threads` is how many calls to one cloud may be under way."""
 
     def __init__(
         self,
@@ -94,17 +95,15 @@ class ThreadRunner:
         self._clock = clock
         self._wake = wake
         self._book = CallBook()
-        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Call, Event | Retry | None]] = queue.SimpleQueue()
         self._abandoned: set[str] = set()
-        self._unfinished = 0
-        self._threads = 0
-        self._most_threads = threads
+        self._threads = threads
+        self._crews: dict[str, _Crew] = {}
         self._lock = threading.Lock()
 
     def ensure(self, calls: Sequence[Call]) -> None:
         for call in self._book.startable(calls, self._clock.now()):
-            self._submit(partial(self._make, call))
+            self._crew(call.replica.zone.cloud).submit(partial(self._make, call))
 
     def drain(self) -> list[tuple[str, Event]]:
         events = []
@@ -122,7 +121,7 @@ class ThreadRunner:
             if orphan.id in self._abandoned:
                 return
             self._abandoned.add(orphan.id)
-        self._submit(lambda: self._end_orphan(orphan))
+        self._crew(orphan.zone.cloud).submit(lambda: self._end_orphan(orphan))
 
     def _make(self, call: Call) -> None:
         cloud = call.replica.zone.cloud
@@ -147,14 +146,30 @@ class ThreadRunner:
             with self._lock:
                 self._abandoned.discard(orphan.id)
 
-    def _submit(self, job: Callable[[], None]) -> None:
-        """Daemon threads, made as needed and kept: a process that is told to die does not wait for a cloud."""
+    def _crew(self, cloud: str) -> _Crew:
+        with self._lock:
+            return self._crews.setdefault(cloud, _Crew(cloud, self._threads))
+
+
+class _Crew:
+    """Daemon threads of one cloud, made as needed and kept: a process that is told to die does not wait for a cloud."""
+
+    def __init__(self, cloud: str, most_threads: int) -> None:
+        self._cloud = cloud
+        self._most_threads = most_threads
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._unfinished = 0
+        self._threads = 0
+        self._lock = threading.Lock()
+
+    def submit(self, job: Callable[[], None]) -> None:
         self._work.put(job)
         with self._lock:
             self._unfinished += 1
             if self._threads < min(self._unfinished, self._most_threads):
                 self._threads += 1
-                threading.Thread(target=self._serve, daemon=True, name=f"cloud-{self._threads}").start()
+                name = f"{self._cloud}-{self._threads}"
+                threading.Thread(target=self._serve, daemon=True, name=name).start()
 
     def _serve(self) -> None:
         while True:

@@ -285,6 +285,11 @@ class Store:
             if self._photograph is not None:
                 self._photograph.follow(count, name, changed, memory, wanted, target, notes)
 
+    def tell(self, story: Story, *, now: float) -> None:
+        """A line of the story that is about no service."""
+        with self._writer.begin() as c:
+            self._tell(c, "", now, [story])
+
     def fold(self, *, before: float, keep: int = 200) -> int:
         """Drop GONE replicas that ended before `before`, but the newest `keep` of each service; their cost is
         added to the service, so no total changes. Answers how many were dropped."""

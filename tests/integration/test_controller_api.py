@@ -43,6 +43,10 @@ ROUTES = [
     ("GET", "/v1/logs/controller"),
     ("GET", "/v1/logs/load_balancer/chat"),
     ("GET", "/v1/logs/replica/chat/1"),
+    ("POST", "/v1/tidy"),
+    ("GET", "/v1/leaks/local"),
+    ("POST", "/v1/leaks/local/remove"),
+    ("POST", "/v1/leaks/local/forget"),
     ("POST", "/v1/stop"),
     ("GET", "/v1/nothing"),
 ]
@@ -460,6 +464,26 @@ async def test_history_of_nobody_and_of_no_time(controller: Controller) -> None:
     await controller.up()
     for query in ("since=x", "since=nan", "since=inf", "most=x"):
         assert (await controller.call("GET", f"/v1/services/chat/history?{query}"))[0] == 400
+
+
+async def test_what_belongs_to_nothing(controller: Controller) -> None:
+    nothing = {"strays": [], "unlisted": []}
+    assert await controller.call("GET", "/v1/leaks/local") == (200, nothing)
+    key = {"kind": "instance", "id": "i-gone", "region": "us-east"}
+    assert await controller.call("POST", "/v1/leaks/local/remove", key) == (200, {"why": "", "passes": False})
+    assert await controller.call("POST", "/v1/leaks/local/forget") == (200, {"problems": []})
+    assert (await controller.call("POST", "/v1/leaks/local/remove", {"kind": "instance"}))[0] == 400
+    status, answer = await controller.call("GET", "/v1/leaks/loocal")
+    assert (status, "did you mean 'local'" in answer["error"]) == (422, True)
+
+
+async def test_tidying_after_a_service(controller: Controller) -> None:
+    await controller.up()
+    controller.has(replace(a_replica(controller), state=ReplicaState.GONE, ended_at=1400.0))
+    nothing = {"removed": [], "waiting": [], "problems": []}
+    for services in (["chat"], ["ghost"], []):
+        assert await controller.call("POST", "/v1/tidy", {"services": services}) == (200, nothing)
+    assert (await controller.call("POST", "/v1/tidy", {}))[0] == 400
 
 
 async def test_stop(controller: Controller) -> None:

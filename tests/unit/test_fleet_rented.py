@@ -22,6 +22,7 @@ from provisioners.rented import (
     login_of,
     offer,
     order_of,
+    within,
     zones_of,
 )
 from tests.clouds.memory_machines import MemoryMachines
@@ -138,3 +139,15 @@ def test_prices_are_asked_for_now_and_then(clock: Clock) -> None:
 
 def test_every_zone_of_a_cloud_is_known() -> None:
     assert ZONE in zones_of(packaged().of("aws"))
+
+
+def test_the_catalog_of_some_regions_has_no_other() -> None:
+    some = within(packaged().of("aws"), ["us-east-1", "us-west-2"], "aws")
+    assert {row.zone.region for row in some.rows} == {"us-east-1", "us-west-2"}
+
+
+def test_a_region_that_is_none_is_told_with_what_may_be_meant() -> None:
+    with pytest.raises(
+        ValueError, match=r"clouds\.gcp\.regions: .*'us-centrall1'; did you mean 'us-central1'"
+    ):
+        within(packaged().of("gcp"), ["us-centrall1"], "gcp")
