@@ -150,6 +150,14 @@ class LaunchFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Progressed:
+    """Bringing it up has come to another step, or waits for something: `message` says what."""
+
+    replica_id: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Bootstrapped:
     """`setup` is done and `run` was started; `endpoint` is the base URL the replica will answer on."""
 
@@ -232,7 +240,7 @@ class Terminated:
 
 
 Event = Union[  # noqa: UP007 - evaluated at run time, and Python 3.10 has no `type` statement
-    Launched, LaunchFailed, Bootstrapped, BootstrapFailed, RunExited, ProbePassed, ProbeFailed, GaveUp,
+    Launched, LaunchFailed, Progressed, Bootstrapped, BootstrapFailed, RunExited, ProbePassed, ProbeFailed, GaveUp,
     PreemptionNotice, Preempted, NodeLost, Drained, Terminated,
 ]  # fmt: skip
 

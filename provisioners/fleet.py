@@ -47,8 +47,8 @@ CONSISTENT_AFTER_S = 60.0  # what a cloud has accepted for less than this may be
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """What is known of what runs on a machine. `state` is SETUP, RUNNING, SETUP_FAILED or RUN_EXITED; `preempt_at`
-    (UNIX seconds) stands while the machine's metadata service says that it will be taken. `port` is the one that the
+    """What is known of what runs on a machine. `state` is SETUP, RUNNING, SETUP_FAILED, RUN_EXITED, or BROKEN if it is
+    not the machine that it was; `preempt_at` (UNIX seconds) stands while the machine's metadata service says that it will be taken. `port` is the one that the
     replica's server listens on."""
 
     state: InstanceState
@@ -319,7 +319,9 @@ class FleetProvisioner:
         return () if seen else (_head_of(instance),)
 
     def _node(self, instance: Instance, node: int) -> Machine | None:
-        return next((one for one in self._gang(instance) if one.rank == node), None)
+        """Of a machine that does not run there is nothing to read."""
+        running = (one for one in self._gang(instance) if one.state is MachineState.RUNNING)
+        return next((one for one in running if one.rank == node), None)
 
     def _forget(self, token: str) -> None:
         """The cloud has forgotten it. With the lock held."""

@@ -22,7 +22,7 @@ from provisioners.clock import unix_now
 from provisioners.errors import ProvisionError
 from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import DEFAULT_PORT, SshHosts
-from provisioners.keys import Keys, user_data
+from provisioners.keys import DEAD_MAN_S, Keys, user_data
 from provisioners.machines import Machine, MachineOrder, Machines, machine_token
 from provisioners.shell import Login
 from provisioners.small import small_offers
@@ -44,17 +44,20 @@ class Section(Protocol):
     disk_gb: int | None
     sources: tuple[str, ...] | None
     labels: dict[str, str]
+    dead_man_minutes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Rent:
     """What the user has set for the machines of a cloud. `sources` are the CIDR blocks from which machines can be
-    reached; `image` is the cloud's own name of one."""
+    reached; `image` is the cloud's own name of one. A machine that no controller has visited for `dead_man_s` ends itself;
+    0: never."""
 
     image: str | None = None
     disk_gb: int | None = None
     sources: tuple[str, ...] = ANYWHERE
     labels: Mapping[str, str] = field(default_factory=dict)
+    dead_man_s: int = DEAD_MAN_S
 
 
 class RentedProvisioner(FleetProvisioner):
@@ -76,7 +79,13 @@ class RentedProvisioner(FleetProvisioner):
     ) -> None:
         if section.regions is not None:
             catalog = within(catalog, section.regions, machines.name)
-        rent = Rent(section.image, section.disk_gb, section.sources or ANYWHERE, section.labels)
+        rent = Rent(
+            image=section.image,
+            disk_gb=section.disk_gb,
+            sources=section.sources or ANYWHERE,
+            labels=section.labels,
+            dead_man_s=60 * section.dead_man_minutes,
+        )
         prices = SpotPrices(machines, [zone.region for zone in zones_of(catalog)], now)
         account = self.account = Account(spot_price=prices, zone_ids=zone_ids or {})
         self._catalog = catalog
@@ -109,7 +118,7 @@ def within(catalog: Catalog, regions: Sequence[str], cloud: str) -> Catalog:
             close = difflib.get_close_matches(region, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f" (known: {', '.join(sorted(known))})"
             raise ValueError(f"clouds.{cloud}.regions: {cloud} has no region {region!r}{hint}")
-    return Catalog(tuple(listing for listing in catalog.listings if listing.region in regions))
+    return catalog.within(regions)
 
 
 def zones_of(catalog: Catalog) -> list[Zone]:
@@ -156,7 +165,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         labels={**rent.labels, **order.labels},
         role=order.role,
     )
-    return replace(plain, user_data=user_data(plain, keys.host(token)))
+    return replace(plain, user_data=user_data(plain, keys.host(token), rent.dead_man_s))
 
 
 class SpotPrices:

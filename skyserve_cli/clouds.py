@@ -185,7 +185,7 @@ class Clouds:
             build = cast("Callable[..., Provisioner]", cloud)
             match section:
                 case SshConfig():
-                    return build(section.pools, self.home.machine_secret())
+                    return build(section.pools, self.home.machine_secret(), self.home.hosts_seen)
                 case RentedConfig():
                     return build(section, load(self.home.root).of(name), self.home.machine_secret())
                 case _:

@@ -72,6 +72,12 @@ class RentedConfig(CloudConfig):
     disk_gb: int | None = Field(default=None, ge=10, le=65536, description="of the boot disk")
     sources: tuple[str, ...] | None = Field(default=None, description="CIDR blocks that may reach machines")
     labels: dict[str, str] = Field(default={}, description="tags of all that is made")
+    dead_man_minutes: int = Field(
+        default=720,
+        ge=0,
+        le=43200,
+        description="a machine that no controller has visited for so long ends itself; 0: never",
+    )
 
     @field_validator("sources")
     @classmethod

@@ -3,8 +3,9 @@
 A capacity error or a preemption (its notice, where there is one) blocks the zone, for that capacity type and that
 kind of machine (accelerator and count), for 10 s, doubling with every further one up to 5 min, until a replica launched
 there becomes ready: a zone without room for an L4 may have an A100. A quota error blocks the region for that capacity
-type and accelerator until `retry_at` (default 5 min), a permission error the cloud for 5 min, and a region whose answers
-were errors to the last try is left alone for a minute. A launch known to fail helps nobody.
+type and accelerator until `retry_at` (default 5 min), and a region whose answers were errors to the last try is left alone
+for a minute. A permission error blocks the cloud for 15 s, doubling up to 15 min until a launch there is accepted:
+somebody may be mending it right now, or not before Monday. A launch known to fail helps nobody.
 
 Blocks are {"cloud/region/zone|capacity type|accelerator:count": {"until": s, "failures": n}}, with "*" for zone or
 region; what is missing at the end stands for all.
@@ -21,6 +22,7 @@ from policies.model import (
     FailureKind,
     GaveUp,
     Json,
+    Launched,
     LaunchFailed,
     NodeLost,
     Offer,
@@ -34,7 +36,8 @@ from policies.model import (
 FIRST_BLOCK_S = 10.0
 LONGEST_BLOCK_S = 300.0
 QUOTA_BLOCK_S = 300.0
-AUTH_BLOCK_S = 300.0
+FIRST_AUTH_BLOCK_S = 15.0
+LONGEST_AUTH_BLOCK_S = 900.0
 ERROR_BLOCK_S = 60.0
 FORGET_AFTER_S = 3600.0
 
@@ -106,7 +109,10 @@ def learn(
                 after.pop(_region_key(held.offer), None)  # that was an answer
                 after[_quota_key(held.offer)] = {"until": until, "failures": 1}
             case LaunchFailed(kind=FailureKind.AUTH):
-                after[_cloud_key(held.offer)] = {"until": now + AUTH_BLOCK_S, "failures": 1}
+                key = _cloud_key(held.offer)
+                after[key] = _denied_again(after.get(key), now)
+            case Launched():
+                after.pop(_cloud_key(held.offer), None)
             case GaveUp(reason=EndReason.CLOUD_ERROR):
                 key = _region_key(held.offer)
                 until = max(now + ERROR_BLOCK_S, after.get(key, {"until": now})["until"])
@@ -114,6 +120,15 @@ def learn(
             case _:
                 pass
     return after
+
+
+def _denied_again(block: dict[str, float] | None, now: float) -> dict[str, float]:
+    """A block of a cloud. Several refusals of one moment are one."""
+    if block is not None and block["until"] > now:
+        return block
+    failures = 1 if block is None else int(block["failures"]) + 1
+    wait_s = min(LONGEST_AUTH_BLOCK_S, FIRST_AUTH_BLOCK_S * 2 ** min(failures - 1, _DOUBLINGS))
+    return {"until": now + wait_s, "failures": failures}
 
 
 def open_offers(offers: Sequence[Offer], blocks: Json, now: float) -> list[Offer]:

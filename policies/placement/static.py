@@ -15,7 +15,7 @@ from policies.model import Event, Json, Replica, ReplicaState
 from policies.placement import blocks, fleet
 from policies.placement.base import Decision, View
 
-ALL_BLOCKED = "{} more wanted, but every zone was out of room when last asked; trying again soon"
+ALL_BLOCKED = "{} more wanted, but every zone refused when last asked; trying again soon"
 
 
 class Static:

@@ -67,7 +67,9 @@ def _group(action: str) -> tuple[str, Rate]:
     """What an action is counted with, and how often that may be called, by account and region ("Request throttling for
     the Amazon EC2 API"; EC2 counts most actions one by one, so this is on the safe side)."""
     if action == "RunInstances":
-        return "launch", Rate(burst=5, per_s=2)
+        return "launch", Rate(
+            burst=4, per_s=1.8
+        )  # of 5 and 2: calls that keep their distance may still arrive together
     if action.startswith(("Describe", "Get")):
         return "read", Rate(burst=50, per_s=10)
     return "write", Rate(burst=50, per_s=5)

@@ -39,14 +39,10 @@ _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _DONE = compute_v1.Operation.Status.DONE
 _SILENT = frozenset({"", "NO_RESULTS_ON_PAGE"})  # warnings of a listing that lacks nothing
 
-# Below 25 a second, for others use the project, too. Lists of all zones are counted apart.
+# Well below 25 a second: others use the project, too, and its window may begin at any time.
+_USUAL = Rate(burst=30, per_s=15)
 _RATES: Mapping[str, Rate] = MappingProxyType(
-    {
-        "read": Rate(burst=100, per_s=15),
-        "list": Rate(burst=50, per_s=10),
-        "wait": Rate(burst=100, per_s=15),
-        "write": Rate(burst=100, per_s=15),
-    }
+    {"read": _USUAL, "list": Rate(burst=20, per_s=10), "wait": _USUAL, "write": _USUAL}
 )
 
 T = TypeVar("T")

@@ -3,12 +3,14 @@
 Nothing is booted and user data is not run. Claims are files of the host (`host_agent.claims`), so they are there whoever
 dies, and several controllers see each other's.
 
-*A host that does not answer* is not empty. What it was last seen to have is told again, as running, with a sentence;
-and if nobody has seen it since we began, there is no list at all but an error, because every list that lacks a machine
-says that the machine is gone. Who has lost a host for good takes it out of config.yaml.
+*A host that does not answer* is not empty. What it was last seen to have, by this controller or the one before it
+(`memory`), is told again, as running, with a sentence; where nothing is remembered there is no list at all but an error,
+because every list that lacks a machine says that the machine is gone. Who has lost a host for good takes it out of
+config.yaml.
 
-A host with another key than the one in known_hosts is not used: another zone may be. It is listed like one that is
-silent.
+*A host that cannot be used* is a zone without room: it does not answer, has another key than the one in known_hosts
+(then nothing is sent to it), refuses the login, or its disk is full. Another one may be usable, now; and this one is
+asked again after a while, so that there is nothing to do but to mend it. It is listed like one that is silent.
 """
 
 from __future__ import annotations
@@ -47,8 +49,10 @@ from provisioners.shell import (
     LoginRefusedError,
     Shell,
     ShellError,
+    UnreachableError,
     connect,
 )
+from provisioners.ssh.memory import SeenClaims
 from provisioners.ssh.pool import CLOUD, PoolHost, Pools, has_gpus
 
 STOP_GRACE_S = 10.0
@@ -60,16 +64,19 @@ T = TypeVar("T")
 
 
 class SshMachines:
-    """`Machines` over the pools. Keeps a connection to each host."""
+    """`Machines` over the pools. Keeps a connection to each host. `seen` remembers what hosts had."""
 
     name: ClassVar[str] = CLOUD
 
-    def __init__(self, pools: Pools, dial: Callable[[Login], Shell] = connect) -> None:
+    def __init__(
+        self, pools: Pools, dial: Callable[[Login], Shell] = connect, seen: SeenClaims | None = None
+    ) -> None:
         self._pools = pools
         self._dial = dial
         self._shells: dict[str, Shell] = {}
         self._dialling: dict[str, Lock] = {}
-        self._seen: dict[str, tuple[Machine, ...]] = {}  # by host, of all owners, as last listed
+        self._unanswered: set[str] = set()  # tokens of claims that were asked for
+        self._seen = seen or SeenClaims()
         self._lock = Lock()
 
     def create(self, order: MachineOrder) -> Machine:
@@ -88,12 +95,19 @@ class SshMachines:
         if len(fitting) > 1:
             # The order may have been sent before, and carried out on any of them. One host needs no such question.
             for host in fitting:
-                if any(one.token == order.token for one in self._list(host, order.zone)):
+                if any(one.token == order.token for one in self._list_or_recall(host)):
                     fitting = [host]
         refusals = []
         for host in fitting:
-            answer = self._ask(host, "claim", request=_request(order, host), zone=order.zone, is_offer=True)
+            try:
+                answer = self._claim(host, order)
+            except CapacityError as error:
+                if len(fitting) == 1:
+                    raise
+                refusals.append(error.message)
+                continue
             if "claim" in answer:
+                self._seen.add(host.name, answer["claim"])
                 return _machine(host, answer["claim"])
             if "busy" in answer:
                 raise TransientError(f"{host.name}: its claims are locked", cloud=CLOUD, zone=order.zone)
@@ -153,6 +167,18 @@ class SshMachines:
 
     # --- inside
 
+    def _claim(self, host: PoolHost, order: MachineOrder) -> dict[str, Any]:
+        """Raises CapacityError only if the host has not heard of the order, from this controller: a claim whose answer was
+        lost is asked for until it is known."""
+        is_new = order.token not in self._unanswered
+        try:
+            answer = self._ask(host, "claim", request=_request(order, host), zone=order.zone, is_offer=is_new)
+        except TransientError:
+            self._unanswered.add(order.token)
+            raise
+        self._unanswered.discard(order.token)
+        return answer
+
     def _of_hosts(
         self, ask: Callable[[PoolHost], Sequence[T]], silent: Silent | None
     ) -> Sequence[Sequence[T]]:
@@ -174,8 +200,7 @@ class SshMachines:
         try:
             return self._list(host, host.place)
         except ProvisionError as error:
-            with self._lock:
-                seen = self._seen.get(host.name)
+            seen = self._seen.of(host.name)
             if seen is None:
                 raise TransientError(
                     f"{error.message}; what runs there is not known, so nothing is listed until it answers or is "
@@ -184,13 +209,13 @@ class SshMachines:
                     zone=host.place,
                     retry_after_s=5.0,
                 ) from error
-            return [one if one.state.is_gone else replace(one, message=error.message) for one in seen]
+            machines = [_machine(host, claim) for claim in seen]
+            return [one if one.state.is_gone else replace(one, message=error.message) for one in machines]
 
     def _list(self, host: PoolHost, zone: Zone) -> tuple[Machine, ...]:
-        found = tuple(_machine(host, claim) for claim in self._ask(host, "claims", zone=zone)["claims"])
-        with self._lock:
-            self._seen[host.name] = found
-        return found
+        claims = self._ask(host, "claims", zone=zone)["claims"]
+        self._seen.note(host.name, claims)
+        return tuple(_machine(host, claim) for claim in claims)
 
     def _ask(
         self,
@@ -208,11 +233,12 @@ class SshMachines:
             agent = Host(self._shell(host), ROOT)
             agent.install()
             return agent.ask(verb, *words, request=request, timeout_s=timeout_s)
-        except (DiskFullError, HostKeyError) as error:
+        except (DiskFullError, HostKeyError, LoginRefusedError) as error:
             kind = CapacityError if is_offer else TransientError
             raise kind(error.message, cloud=CLOUD, code=type(error).__name__, zone=zone) from error
-        except LoginRefusedError as error:
-            raise AuthError(error.message, cloud=CLOUD, code="LoginRefused", zone=zone) from error
+        except _NotMetError as error:
+            kind = CapacityError if is_offer else TransientError
+            raise kind(error.message, cloud=CLOUD, code="Unreachable", zone=zone) from error
         except ShellError as error:
             raise TransientError(error.message, cloud=CLOUD, zone=zone, retry_after_s=5.0) from error
 
@@ -225,7 +251,10 @@ class SshMachines:
             if shell is None or not shell.is_open:
                 if shell is not None:
                     shell.close()
-                shell = self._shells[host.name] = self._dial(login_of(host))
+                try:
+                    shell = self._shells[host.name] = self._dial(login_of(host))
+                except UnreachableError as error:
+                    raise _NotMetError(error.message) from error
             return shell
 
     def _check(self, host: PoolHost) -> Finding:
@@ -250,6 +279,10 @@ class SshMachines:
         if free_gb < _FREE_GB:
             return Finding(what, ok=False, message=f"only {free_gb:.1f} GB of its disk are free")
         return Finding(what, ok=True)
+
+
+class _NotMetError(UnreachableError):
+    """Nobody answered, so nothing was sent."""
 
 
 def login_of(host: PoolHost) -> Login:

@@ -18,7 +18,8 @@ from skyserve_cli.output import CommandFailed, clock_time, console, place, say, 
 from skyserve_cli.state.values import AGENT_WORD
 
 POLL_S = 0.2
-LOG_LINES_SHOWN = 20
+LOG_LINES_SHOWN = 10
+_GIVES_UP = frozenset({"CONFIG", "SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT"})
 AWAY_PATIENCE_S = 30.0
 
 
@@ -59,6 +60,8 @@ def follow(
                 after = event["seq"]
                 if event["service"] in names:
                     say(story_line(event, with_service=len(names) > 1))
+                    for line in _last_words(client, event):
+                        say(f"  | {line}")
             finished = done(views)
             show(list(views.values()), clock.now())
             if finished:
@@ -71,16 +74,25 @@ def follow(
 
 
 def story_line(event: View, *, with_service: bool) -> str:
-    """``12:13:14  replica 2  probe passed -> READY: …``"""
+    """``12:13:14  replica 2  probe passed -> READY: …``, or ``12:13:14  replica 2  running setup``"""
     whose = f"{event['service']}  " if with_service else ""
     kind, who = event["kind"], "replica"
     if kind.startswith(AGENT_WORD):
         kind, who = kind.removeprefix(AGENT_WORD), "load balancer"
     if event["replica_id"] is not None:
         whose += f"{who} {event['replica_id']}  "
+    if kind == "Progressed":
+        return f"{clock_time(event['at'])}  {whose}{event['message']}"
     what = words(kind) + (f" -> {event['state']}" if event["state"] else "")
     said = f": {event['message']}" if event["message"] else ""
     return f"{clock_time(event['at'])}  {whose}{what}{said}"
+
+
+def _last_words(client: Client, event: View) -> list[str]:
+    """What a replica printed last, if that is why it ended."""
+    if event["kind"] not in ("BootstrapFailed", "RunExited", "GaveUp"):
+        return []
+    return log_tail(client, f"replica/{event['service']}/{event['replica_id']}", LOG_LINES_SHOWN)
 
 
 def words(kind: str) -> str:
@@ -107,27 +119,34 @@ def wanted_agents(view: View) -> list[View]:
 
 
 def why_failed(client: Client, name: str, version: int) -> str:
-    """What the last replica of the version that could not live said, with the end of its log."""
+    """What the last replica of the version that could not live said, and where its log is."""
     (view,) = [each for each in client.services(ended=True) if each["name"] == name]
     ended = [r for r in view["replicas"] if r["version"] == version and r["end_reason"] is not None]
     if not ended:
         return view["notes"] or "no replica was launched"
-    last = max(ended, key=lambda replica: replica["id"])
-    reason = f"replica {last['id']} in {place(last)} ended: {last['end_reason']}"
-    reason += f", {last['message']}" if last["message"] else ""
-    tail = log_tail(client, f"replica/{name}/{last['id']}", LOG_LINES_SHOWN)
-    lines = "".join(f"\n  | {line}" for line in tail)
-    return f"{reason}{lines}\nwhole log: serve logs {name} {last['id']}"
+    telling = [r for r in ended if r["end_reason"] in _GIVES_UP] or ended
+    last = max(telling, key=lambda replica: replica["id"])
+    reason = obituary(last["id"], last, last["end_reason"])
+    if last["end_reason"] == "CONFIG":
+        return reason  # nothing ever ran
+    kept = f" (its end is kept in {last['kept_log']})" if last["kept_log"] else ""
+    return f"{reason}\nwhole log: serve logs {name} {last['id']}{kept}"
+
+
+def obituary(replica_id: int, where: View, reason: str) -> str:
+    """How a replica ended, in one sentence. `where` has its place and its message."""
+    said = f", {where['message']}" if where["message"] else ""
+    return f"replica {replica_id} in {place(where)} ended: {reason}{said}"
 
 
 def log_tail(client: Client, what: str, lines: int) -> list[str]:
-    """The last lines of a log; none where no log is kept."""
+    """The last lines of a log; none where no log is kept, or where it cannot be had in time."""
     kept: deque[bytes] = deque(maxlen=lines)
     begun, offset = b"", 0
     while True:
         try:
             content, offset = client.log(what, offset=offset)
-        except RefusedError:
+        except (RefusedError, ControllerDownError):
             return []
         if not content:
             break

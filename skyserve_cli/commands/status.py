@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from skyserve_cli.commands.options import View, complete_service, controller, find, home, no_such_service
+from skyserve_cli.commands.progress import obituary
 from skyserve_cli.controller.client import Client, ControllerDownError
 from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.output import (
@@ -201,6 +202,9 @@ def _notes(view: View) -> Iterator[str]:
         yield view["notes"]
     elif view["ready"] and version in view["failed_versions"]:
         yield f"version {version} was given up; an earlier one serves"
+    failure = view["last_failure"]
+    if failure is not None:
+        yield obituary(failure["replica_id"], failure, failure["reason"])
     stand_ins = sum(replica["stands_in"] and replica["state"] != "GONE" for replica in view["replicas"])
     if stand_ins:
         verb = "stands" if stand_ins == 1 else "stand"

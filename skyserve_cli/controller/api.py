@@ -173,13 +173,21 @@ class Api:
     async def _log_of_replica(self, request: web.Request) -> web.Response:
         name, replica_id = request.match_info["name"], int(request.match_info["id"])
         node = int(request.match_info.get("node", 0))
-        source, instance = await asyncio.to_thread(self._office.instance, name, replica_id, node)
-        if instance is None or not isinstance(source, LogSource):
-            return _refuse(404, f"replica {replica_id} of {name} has no log that is still kept")
-        first_kept, _ = await asyncio.to_thread(source.log_window, instance, node)
-        return await _log_answer(
-            request, lambda offset, most: source.read_log(instance, offset, most, node), first_kept
-        )
+        source, instance, lives = await asyncio.to_thread(self._office.instance, name, replica_id, node)
+        kept = await asyncio.to_thread(self._office.last_words.find, name, replica_id, node)
+        is_whole = kept is not None and kept[1] == 0  # no need to ask a machine that may be dying
+        if instance is not None and isinstance(source, LogSource) and not is_whole:
+            first, end = await asyncio.to_thread(source.log_window, instance, node)
+            if end:
+                return await _log_answer(
+                    request, lambda offset, most: source.read_log(instance, offset, most, node), first
+                )
+        if kept is not None:
+            path, first = kept
+            return await _log_answer(request, lambda offset, most: _read(path, offset - first, most), first)
+        if lives or instance is not None:
+            return await _log_answer(request, lambda offset, most: b"")  # not yet, or never a word
+        return _refuse(404, f"replica {replica_id} of {name} has no log that is still kept")
 
     async def _tidy(self, request: web.Request) -> web.Response:
         body = await _body(request)

@@ -13,6 +13,7 @@ from policies.model import (
     Launch,
     ProbeFailed,
     ProbePassed,
+    Progressed,
     Replica,
     ReplicaState,
     Role,
@@ -90,7 +91,7 @@ class Change:
 
     def _record(self, kind: str, before: Replica, after: Replica, cause: Event | Action) -> None:
         self.replicas[after.id] = after
-        if after is before and isinstance(cause, (ProbePassed, ProbeFailed)):
+        if after is before and isinstance(cause, (ProbePassed, ProbeFailed, Progressed)):
             return
         message = getattr(cause, "message", "") or getattr(cause, "why", "") or _detail(cause)
         self.story.append(Story(self._word(kind), message, after.id, after.state.value))

@@ -25,18 +25,19 @@ from pathlib import Path
 from aiohttp import web
 
 from policies.model import Offer
-from provisioners.base import Requirements
+from provisioners.base import Instance, Provisioner, Requirements
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.books import OfferBook, SpecBook
 from skyserve_cli.controller.clock import Clock, SystemClock
 from skyserve_cli.controller.janitor import Sweeper
+from skyserve_cli.controller.last_words import LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.lb_regional import RegionalFleet, admin_token
 from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.office import Office
-from skyserve_cli.controller.ports import Offers
+from skyserve_cli.controller.ports import Call, Offers
 from skyserve_cli.controller.probes import HttpProber
 from skyserve_cli.controller.reconciler import Reconciler
 from skyserve_cli.controller.runner import ThreadRunner
@@ -126,7 +127,15 @@ async def run(home: Home) -> None:
     fleet = ProcessFleet(home.load_balancers, loop, woken.set)
     prober = HttpProber(loop, woken.set)
     witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
-    runner = ThreadRunner(clouds.get, lambda call: specs.order(owner, call), owner, clock, woken.set)
+    last_words = LastWords(home.last_words)
+
+    def farewell(call: Call, cloud: Provisioner, instance: Instance) -> None:
+        num_nodes = specs.get(call.service, call.replica.version).num_nodes
+        last_words.keep(call.service, call.replica, instance, cloud, num_nodes)
+
+    runner = ThreadRunner(
+        clouds.get, lambda call: specs.order(owner, call), owner, clock, woken.set, farewell=farewell
+    )
     offers: Offers = _ResolvedOffers(clouds, OfferBook(clouds.all(), clock, woken.set))
     reconciler = Reconciler(
         clock=clock,
@@ -153,6 +162,8 @@ async def run(home: Home) -> None:
         clock=clock,
         owner=owner,
         wake=woken.set,
+        sighted=witness.last,
+        last_words=last_words,
         load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
     )
     await prober.start()

@@ -20,6 +20,7 @@ from skyserve_cli.controller.choices import copies_of
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.digest import folder_digest
 from skyserve_cli.controller.janitor import Tidied, janitor_of
+from skyserve_cli.controller.last_words import TELLING, LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.lb_regional import RegionalFleet
 from skyserve_cli.controller.loads import merged
@@ -27,7 +28,7 @@ from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.orders import goal_of, placement_of, requirements_of, stands_beside
 from skyserve_cli.controller.planning import first_plan, insist_on_regions
 from skyserve_cli.controller.seal import Seal
-from skyserve_cli.controller.view import history_view, service_view
+from skyserve_cli.controller.view import history_view, is_well, last_failure, service_view
 from skyserve_cli.spec import spec_from_json
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.store import Store
@@ -46,7 +47,7 @@ class NoSuchReplicaError(Exception):
 
 
 class Office:
-    """One per daemon. `wake` makes the reconciler look at once."""
+    """One per daemon. `wake` makes the reconciler look at once, `sighted` is a cloud's last listing."""
 
     def __init__(
         self,
@@ -61,6 +62,8 @@ class Office:
         clock: Clock,
         owner: str,
         wake: Callable[[], None],
+        sighted: Callable[[str], Sequence[Instance]],
+        last_words: LastWords,
         load_balancer_log: Callable[[str], Path],
     ) -> None:
         self._store = store
@@ -73,6 +76,8 @@ class Office:
         self._clock = clock
         self._owner = owner
         self._wake = wake
+        self._sighted = sighted
+        self.last_words = last_words
         self._started_at = clock.now()
         self._choosing = threading.Lock()
         self.load_balancer_log = load_balancer_log
@@ -181,9 +186,11 @@ class Office:
         placement = placement_of(self._specs.get(name, row.version))
         return history_view(row, placement, history, num_nodes, self._clock.now())
 
-    def instance(self, name: str, replica_id: int, node: int = 0) -> tuple[Provisioner, Instance | None]:
-        """The instance of a replica, dead or alive, and its cloud. Raises NoSuchReplicaError if there is no such
-        replica, or no such node in it."""
+    def instance(
+        self, name: str, replica_id: int, node: int = 0
+    ) -> tuple[Provisioner, Instance | None, bool]:
+        """The instance of a replica, dead or alive, its cloud, and whether the replica lives. Raises NoSuchReplicaError if
+        there is no such replica, or no such node in it."""
         known = {replica.id: replica for replica in self._store.replicas(name, limit=1000)}
         if replica_id not in known:
             raise NoSuchReplicaError(f"service {name} has no replica {replica_id}")
@@ -192,14 +199,19 @@ class Office:
         last = 0 if is_agent else self._specs.get(name, replica.version).num_nodes - 1
         if node > last:
             raise NoSuchReplicaError(f"replica {replica_id} of {name} has no node {node}; its last is {last}")
-        cloud = self._clouds.get(replica.zone.cloud)
-        listed = cloud.instances(self._owner, name)
-        return cloud, next((i for i in listed if i.id == replica.instance_id), None)
+        cloud, lives = self._clouds.get(replica.zone.cloud), replica.state is not ReplicaState.GONE
+        if replica.instance_id is None:
+            return cloud, None, lives
+        # Whoever follows a log asks several times a second, which is more than a cloud wants to be asked.
+        found = _by_id(self._sighted(cloud.name), replica.instance_id)
+        if found is None and not self.last_words.find(name, replica_id, node):
+            found = _by_id(cloud.instances(self._owner, name), replica.instance_id)
+        return cloud, found, lives
 
     def _view(self, row: ServiceRow, spent: Spent, ended: bool, now: float) -> dict[str, Any]:
         spec = self._specs.get(row.name, row.version)
         recently: list[Replica] = []
-        if ended:
+        if ended or not is_well(row):
             recently = [
                 r
                 for r in self._store.replicas(row.name)
@@ -207,6 +219,8 @@ class Office:
                 and r.state is ReplicaState.GONE
                 and now - (r.ended_at or now) < ENDED_SHOWN_FOR_S
             ]
+        shown = (*row.replicas, *(recently if ended else ()))
+        kept = {r.id: self.last_words.find(row.name, r.id) for r in shown if r.end_reason in TELLING}
         is_beside = stands_beside(row, spec) or self._fleet.view(row.name).alive
         loads = [self._fleet.load(row.name)] if is_beside else []
         view = service_view(
@@ -218,12 +232,14 @@ class Office:
             load=merged([*loads, *self._regional.loads(row.name)]),
             spent=spent,
             host=spec.load_balancer.host or self._clouds.config.load_balancer.host,
-            ended=recently,
+            ended=recently if ended else (),
             num_nodes={
                 version: self._specs.get(row.name, version).num_nodes
-                for version in {replica.version for replica in (*row.replicas, *recently)}
+                for version in {replica.version for replica in shown}
             },
             now=now,
+            failure=last_failure(row, recently),
+            logs={replica_id: str(found[0]) for replica_id, found in kept.items() if found is not None},
         )
         view["notes"] = "; ".join(filter(None, [row.notes, self._names.trouble(row.name)]))
         return view
@@ -267,6 +283,10 @@ class Office:
         sources = sorted(source for source in copies_of(spec.file_mounts).values() if not is_url(source))
         files += "".join(folder_digest(Path(source)) for source in sources)
         return files + (self._seal.digest(secrets) if secrets else "")
+
+
+def _by_id(instances: Sequence[Instance], instance_id: str) -> Instance | None:
+    return next((instance for instance in instances if instance.id == instance_id), None)
 
 
 def _first_target(spec: ServiceSpec) -> int:

@@ -70,6 +70,10 @@ class Witness(Protocol):
 
     def drain(self) -> Sequence[Sighting]: ...
 
+    def trouble(self) -> Mapping[str, str]:
+        """Why clouds cannot be listed now, by cloud: a sentence each."""
+        ...
+
 
 class ProbeOrder(NamedTuple):
     """One replica to be probed. `passing` is what the last probe the reconciler knows of said; None: none yet."""

@@ -14,7 +14,7 @@ happened while nobody looked is learned before anything is decided.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from urllib.parse import urlsplit
@@ -193,6 +193,9 @@ class Reconciler:
         if goal.down or (offers is not None and self._knows_all(photograph.replicas)):
             decided = plan(replace(photograph, offers=offers or ()), memory, policies)
             decided = self._with_agents(row, goal, change, agents, decided, now)
+        decided = replace(
+            decided, notes=(*decided.notes, *self._blindness(photograph.replicas, decided.notes))
+        )
         self.plans[row.name] = decided
         change.scale(row.wanted, decided.wanted)
         change.act(one for one in decided.actions if change.concerns(one))
@@ -272,6 +275,14 @@ class Reconciler:
 
     def _knows_all(self, replicas: Iterable[Replica]) -> bool:
         return all(replica.zone.cloud in self._seen for replica in replicas)
+
+    def _blindness(self, replicas: Iterable[Replica], told: Sequence[str]) -> Iterator[str]:
+        """What keeps us from seeing how the replicas are, unless it has been told."""
+        clouds = {replica.zone.cloud for replica in replicas}
+        for cloud, sentence in sorted(self._witness.trouble().items()):
+            note = f"{cloud} cannot be listed: {sentence}"
+            if cloud in clouds and not any(note in one for one in told):
+                yield note
 
     def _commit(self, row: ServiceRow, change: Change, agents: Change, decided: Plan) -> None:
         """Intents, memory and story, in one transaction; nothing at all where nothing changed."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from policies.model import Event
+from policies.model import Event, Progressed
 from provisioners.base import Instance, LaunchOrder, Provisioner
 from provisioners.errors import ProvisionError
 from skyserve_cli.controller.clock import Clock
@@ -77,7 +77,8 @@ class CallBook:
 
 
 class ThreadRunner:
-    """The daemon's runner. `threads` is how many calls to one cloud may be under way."""
+    """The daemon's runner. `threads` is how many calls to one cloud may be under way, `farewell` sees every instance that is
+    about to be terminated by a call."""
 
     def __init__(
         self,
@@ -87,6 +88,7 @@ class ThreadRunner:
         clock: Clock,
         wake: Callable[[], None],
         *,
+        farewell: Callable[[Call, Provisioner, Instance], object] = lambda call, cloud, instance: None,
         threads: int = 32,
     ) -> None:
         self._provisioners = provisioners
@@ -94,6 +96,7 @@ class ThreadRunner:
         self._owner = owner
         self._clock = clock
         self._wake = wake
+        self._farewell = farewell
         self._book = CallBook()
         self._done: queue.SimpleQueue[tuple[Call, Event | Retry | None]] = queue.SimpleQueue()
         self._abandoned: set[str] = set()
@@ -112,6 +115,8 @@ class ThreadRunner:
             if isinstance(outcome, Retry):
                 log.warning("%s of %s replica %d: %s", call.kind.value, *call.key, outcome.message)
             event = self._book.settled(call, outcome, self._clock.now())
+            if event is None and isinstance(outcome, Retry) and call.kind is CallKind.LAUNCH:
+                event = Progressed(call.replica.id, f"trying again: {outcome.message}")
             if event is not None:
                 events.append((call.service, event))
         return events
@@ -127,7 +132,11 @@ class ThreadRunner:
         cloud = call.replica.zone.cloud
         token = token_of(self._owner, call.service, call.incarnation, call.replica.id, call.replica.offer)
         try:
-            outcome = perform(call, self._provisioners(cloud), lambda: self._order(call), token, self._owner)
+            provisioner = self._provisioners(cloud)
+            farewell = partial(self._farewell, call, provisioner)
+            outcome = perform(
+                call, provisioner, lambda: self._order(call), token, self._owner, farewell=farewell
+            )
         except Exception as error:  # a bug in a plug-in must not lose the replica
             log.exception("%s of %s replica %d", call.kind.value, *call.key)
             outcome = Retry(5.0, f"{type(error).__name__}: {error}")

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-from policies.model import CapacityType, Goal, Load, PlacementGoal, Replica, ReplicaState
+from policies.model import CapacityType, EndReason, Goal, Load, PlacementGoal, Replica, ReplicaState
 from policies.service_state import service_state
 from skyserve_cli.controller.lb_fleet import AgentView
 from skyserve_cli.controller.lb_regional import RegionalView
 from skyserve_cli.controller.orders import on_demand_price
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import History, ServiceRow, Spent
+
+_NOTHING: Mapping[int, str] = MappingProxyType({})
+
+#: Ends that nobody wished for and that say what is to be mended. Preemptions are the business.
+FAILURES = frozenset(
+    {
+        EndReason.CAPACITY,
+        EndReason.QUOTA,
+        EndReason.AUTH,
+        EndReason.CONFIG,
+        EndReason.SETUP_FAILED,
+        EndReason.RUN_EXITED,
+        EndReason.START_TIMEOUT,
+        EndReason.PROBE_FAILED,
+        EndReason.CLOUD_ERROR,
+        EndReason.LOST,
+    }
+)
 
 
 def service_view(
@@ -28,10 +47,13 @@ def service_view(
     ended: Sequence[Replica],
     num_nodes: Mapping[int, int],
     now: float,
+    failure: Replica | None = None,
+    logs: Mapping[int, str] = _NOTHING,
 ) -> dict[str, Any]:
     """One service. Instants are UNIX seconds, money is US dollars; `ended` replicas are listed after the live.
-    `num_nodes` are the nodes of a replica by its version. `beside` is the load balancer agent beside the controller, if
-    there is to be one, `agents` are those on machines of their own by id. Of the hourly costs, `_on_demand` is that of the same
+    `failure` is the last replica that failed, while that matters; `logs` are the files of the home that have the end of a
+    replica's log. `num_nodes` are the nodes of a replica by its version. `beside` is the load balancer agent beside the
+    controller, if there is to be one, `agents` are those on machines of their own by id. Of the hourly costs, `_on_demand` is that of the same
     replicas on demand, and `_wanted_on_demand` that of as many as are wanted."""
     endpoints = endpoints_of(row, spec, host, is_beside=beside is not None)
     status = service_state(
@@ -78,9 +100,53 @@ def service_view(
             "usd_on_demand_equivalent": round(spent.usd_on_demand, 6),
         },
         "replicas": [
-            {**replica_view(r, num_nodes[r.version]), "stands_in": r.id in stand_ins}
+            {
+                **replica_view(r, num_nodes[r.version]),
+                "stands_in": r.id in stand_ins,
+                "kept_log": logs.get(r.id),
+            }
             for r in (*row.replicas, *ended)
         ],
+        "last_failure": None if failure is None else failure_view(failure),
+    }
+
+
+def is_well(row: ServiceRow) -> bool:
+    """As many replicas are ready as are wanted, and of the version that is wanted."""
+    ready = sum(replica.state is ReplicaState.READY for replica in row.replicas)
+    return ready >= row.wanted and row.version not in row.memory.rollout.get("failed", ())
+
+
+def last_failure(row: ServiceRow, ended: Sequence[Replica]) -> Replica | None:
+    """Why the service is not well, as far as a replica's end tells: the last one of its version to fail, unless another
+    has become ready since."""
+    if is_well(row):
+        return None
+    given_up = row.version in row.memory.rollout.get("failed", ())
+    ready = [replica.id for replica in row.replicas if replica.state is ReplicaState.READY]
+    first = 0 if given_up else max(ready, default=0)
+    failed = [
+        replica
+        for replica in (*row.replicas, *ended)
+        if replica.end_reason in FAILURES
+        and replica.id > first
+        and (replica.version == row.version or replica.version in row.same_replicas)
+    ]
+    return max(failed, key=lambda replica: replica.id, default=None)
+
+
+def failure_view(replica: Replica) -> dict[str, Any]:
+    """Why a replica failed: `reason` for programs, `message` for people."""
+    zone, reason = replica.zone, replica.end_reason
+    return {
+        "replica_id": replica.id,
+        "version": replica.version,
+        "at": replica.ended_at or replica.since,
+        "cloud": zone.cloud,
+        "region": zone.region,
+        "zone": zone.name,
+        "reason": None if reason is None else reason.value,
+        "message": replica.message,
     }
 
 

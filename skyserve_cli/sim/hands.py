@@ -91,6 +91,9 @@ class SimWitness:
         self._started = False
         self.dead = False
 
+    def trouble(self) -> Mapping[str, str]:
+        return {}
+
     def watch(self, clouds: frozenset[str]) -> None:
         if not self._started:
             self._started = True

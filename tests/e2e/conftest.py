@@ -94,8 +94,12 @@ class Serve:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
+    yield from living_in(tmp_path)
+
+
+def living_in(folder: Path) -> Iterator[Serve]:
     """A home with quick prices of time: nothing is up. Afterwards nothing may be left of what a test brought up."""
-    home = tmp_path / "home"
+    home = folder / "home"
     home.mkdir()
     first = 31000 + os.getpid() * 20 % 1600
     (home / "config.yaml").write_text(f"load_balancer: {{first_port: {first}, last_port: {first + 19}}}\n")

@@ -22,6 +22,7 @@ from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import Config, LoadBalancerConfig
 from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.books import SpecBook
+from skyserve_cli.controller.last_words import LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.lb_regional import RegionalFleet
 from skyserve_cli.controller.names import ThreadNames
@@ -78,6 +79,8 @@ class Controller:
             clock=self,
             owner=self.store.owner(),
             wake=self._wake,
+            sighted=lambda cloud: (),
+            last_words=LastWords(home.last_words),
             load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
         )
         self.server = TestServer(Api(office, TOKEN, home.controller_log, self._stop).app())

@@ -29,7 +29,7 @@ def service(
     return {
         "name": "chat", "version": 1, "status": "READY", "wanted": wanted, "target": target,
         "ready": sum(each["state"] == "READY" for each in replicas), "created_at": 0.0, "endpoint": "http://127.0.0.1:12345",
-        "notes": notes, "failed_versions": [], "replicas": list(replicas), "load_balancers": agents or [], "load": {"requests_per_s": None},
+        "notes": notes, "failed_versions": [], "last_failure": None, "replicas": list(replicas), "load_balancers": agents or [], "load": {"requests_per_s": None},
         "cost": {"usd_per_hour": 1.0, "usd_per_hour_wanted_on_demand": 2.0} | cost,
     }  # fmt: skip
 
@@ -88,6 +88,19 @@ def test_on_eighty_columns_nothing_is_missing() -> None:
         "chat: spot is out",
         "chat: 1 on-demand replica stands in for spot; spot ready: 0 (1 coming)",
     ]
+
+
+def test_a_service_that_is_not_well_says_why() -> None:
+    why = {
+        "replica_id": 7,
+        "cloud": "sky",
+        "region": "east",
+        "zone": "east-a",
+        "reason": "QUOTA",
+        "message": "no more",
+    }
+    lines = shown(service(replica(8, "spot", "REQUESTED")) | {"last_failure": why})
+    assert lines[2] == "chat: replica 7 in sky/east/east-a ended: QUOTA, no more"
 
 
 def test_a_replica_that_stands_in_says_so_unless_it_has_more_to_say() -> None:

@@ -18,6 +18,7 @@ from policies.model import (
     Launched,
     LaunchFailed,
     Offer,
+    Progressed,
     Replica,
     ReplicaState,
     Terminated,
@@ -364,7 +365,7 @@ def test_a_retry_is_made_with_the_same_token(cloud: FakeProvisioner) -> None:
     cloud.fail_next_launch(TransientError("lost", cloud="fake", retry_after_s=9.0), after_creation=True)
     hands.runner.ensure([call])
     eventually(hands.woken.is_set)
-    assert hands.runner.drain() == []
+    assert hands.runner.drain() == [("chat", Progressed(1, "trying again: lost"))]
     hands.runner.ensure([call])
     assert len(cloud.calls) == 1
     hands.time = 9.0

@@ -130,6 +130,11 @@ def test_settings_are_read(home: Home) -> None:
         ("clouds: {azure: {}}", "clouds.azure.subscription_id: is missing"),
         ("clouds: {gcp: {sources: [10.0.0.0/33]}}", "clouds.gcp.sources: '10.0.0.0/33' does not appear"),
         ("clouds: {gcp: {labels: {a: 1}}}", "clouds.gcp.labels.a"),
+        ("clouds: {aws: {dead_man_minutes: -1}}", "clouds.aws.dead_man_minutes"),
+        (
+            "clouds: {local: {dead_man_minutes: 5}}",
+            "clouds.local.dead_man_minutes: local has no such setting",
+        ),
         ("clouds: [local]", "clouds"),
         ("colour: blue", "colour"),
         ("[]", "config.yaml: Input should be"),

@@ -180,6 +180,9 @@ class _Runner(_Hand):
 
 
 class _Witness(_Hand):
+    def trouble(self) -> Mapping[str, str]:
+        return {}
+
     def watch(self, clouds: frozenset[str]) -> None:
         self.world.told("watch")
         self.world.watched = clouds

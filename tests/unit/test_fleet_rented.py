@@ -49,6 +49,12 @@ def test_the_machines_of_a_replica_have_tokens_and_host_keys_of_their_own() -> N
     assert head.public_key == other.public_key
 
 
+def test_the_dead_mans_switch_is_the_users() -> None:
+    never, soon = (order_of(an_order(), 0, SECRET, Rent(dead_man_s=after_s)) for after_s in (0, 600))
+    assert "shutdown" not in never.user_data
+    assert "[ $n -lt 30 ] || shutdown -h now" in soon.user_data
+
+
 def test_user_data_is_small_and_has_no_secret_but_the_machines_own_key() -> None:
     order = order_of(an_order(HF_TOKEN="hf_verysecret"), 0, SECRET, Rent())
     assert len(order.user_data.encode()) < MAX_USER_DATA_BYTES

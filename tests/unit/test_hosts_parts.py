@@ -24,7 +24,7 @@ from provisioners.host_agent.bundle import agent_bundle
 from provisioners.host_agent.log import log_window, pump, read_log
 from provisioners.host_agent.notices import Answer
 from provisioners.host_agent.scripts import container_command, exec_command
-from provisioners.keys import MAX_USER_DATA_BYTES, Keys, user_data
+from provisioners.keys import DEAD_MAN_S, MAX_USER_DATA_BYTES, Keys, user_data
 from provisioners.machines import MAX_TOKEN, MachineOrder
 from provisioners.packing import PackingError, pack
 from provisioners.ssh.pool import PoolError, load_pools, offers_of
@@ -100,12 +100,19 @@ def test_a_user_name_that_is_none_is_refused() -> None:
         pytest.param(1800, 60, 30, id="half an hour is counted in minutes"),
         pytest.param(90, 3, 30, id="short leases are counted in thirtieths"),
         pytest.param(1, 1, 2, id="one miss is never the end"),
+        pytest.param(DEAD_MAN_S, 60, 720, id="unless it is set: a night"),
     ],
 )
 def test_the_dead_mans_switch_counts(lease_s: int, every_s: int, missed: int) -> None:
     script = user_data(machine_order(), KEYS.host("t"), lease_s)
     assert f"while sleep {every_s}; do" in script
     assert f"[ $n -lt {missed} ]" in script
+
+
+def test_without_a_lease_no_machine_ends_itself() -> None:
+    script = user_data(machine_order(), KEYS.host("t"), 0)
+    assert "shutdown" not in script
+    assert user_data(machine_order(), KEYS.host("t")).startswith(script)
 
 
 # --- steps

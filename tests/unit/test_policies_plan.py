@@ -159,7 +159,7 @@ def test_down_without_patience_cuts_running_drains_short() -> None:
         pytest.param(
             Memory(placement={"blocks": {"c/*/*": {"until": NOW + 1, "failures": 1}}}),
             OFFERS,
-            "1 more wanted, but every zone was out of room",
+            "1 more wanted, but every zone refused when last asked",
             id="everything is blocked",
         ),
     ],
