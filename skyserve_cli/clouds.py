@@ -177,7 +177,7 @@ class Clouds:
     def _make(self, name: str) -> Provisioner:
         """What each cloud's constructor takes. Raises ConfigError for a cloud that is none, or lacks its SDK, and for
         what the cloud makes of its section."""
-        section = self.config.clouds[name]
+        section = self.config.clouds.get(name)
         try:
             cloud = provisioner_class(name)
             if issubclass(cloud, LocalProvisioner):

@@ -34,8 +34,8 @@ from aiohttp import web
 
 from policies.model import UpdateMode
 from provisioners.base import LogSource
-from provisioners.registry import UnknownCloudError
 from skyserve_cli.clouds import CloudNotEnabledError
+from skyserve_cli.config import ConfigError
 from skyserve_cli.controller.office import NoFreePortError, NoSuchReplicaError, Office
 from skyserve_cli.state.values import NoSuchServiceError, ServiceExistsError, StillGoingDownError
 
@@ -104,7 +104,7 @@ class Api:
             return _refuse(409, f"service {error} is still going down; try again when it is gone")
         except ServiceExistsError as error:
             return _refuse(409, f"service {error} is up; use `serve update`, or `serve down` first")
-        except (CloudNotEnabledError, NoFreePortError, UnknownCloudError) as error:
+        except (CloudNotEnabledError, NoFreePortError, ConfigError) as error:
             return _refuse(422, str(error))
         except (KeyError, TypeError, ValueError) as error:
             return _refuse(400, f"{type(error).__name__}: {error}")

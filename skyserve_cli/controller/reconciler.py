@@ -335,9 +335,8 @@ class Reconciler:
     def _abandon_orphans(self, sightings: Sequence[Sighting]) -> None:
         if not sightings:
             return
-        tokens = known_tokens(
-            self._owner, self._store.services()
-        )  # as they now stand: after the clouds were listed
+        # The rows as they now stand, after the clouds were listed: see `leaks`.
+        tokens = known_tokens(self._owner, self._store.services())
         for sighting in sightings:
             suspects = self._suspects.get(sighting.cloud, frozenset())
             found, self._suspects[sighting.cloud] = orphans(sighting, tokens, suspects)

@@ -452,9 +452,22 @@ async def test_logs_that_are_not_there(controller: Controller) -> None:
     assert (await controller.raw("GET", "/v1/logs/load_balancer/ghost"))[:2] == (200, b"")
     assert (await controller.call("GET", "/v1/logs/replica/chat/1"))[0] == 404
     await controller.up()
-    controller.has(a_replica(controller))
-    status, answer = await controller.call("GET", "/v1/logs/replica/chat/1")
+    controller.has(
+        a_replica(controller), replace(a_replica(controller, 2), state=ReplicaState.GONE, ended_at=2.0)
+    )
+    assert (await controller.raw("GET", "/v1/logs/replica/chat/1"))[:2] == (200, b"")  # not yet: it lives
+    status, answer = await controller.call("GET", "/v1/logs/replica/chat/2")
     assert (status, "no log" in answer["error"]) == (404, True)
+
+
+async def test_the_end_of_a_log_that_outlived_its_machine(controller: Controller) -> None:
+    await controller.up()
+    controller.has(replace(a_replica(controller), state=ReplicaState.GONE, ended_at=2.0))
+    controller.home.last_words.mkdir(parents=True)
+    (controller.home.last_words / "chat.1.0.100.log").write_bytes(b"no wheel\n")
+    for asked, said, then in (("0", b"no wheel\n", "109"), ("103", b"wheel\n", "109"), ("109", b"", "109")):
+        status, content, headers = await controller.raw("GET", f"/v1/logs/replica/chat/1?offset={asked}")
+        assert (status, content, headers["X-Next-Offset"]) == (200, said, then)
 
 
 @pytest.mark.parametrize(
