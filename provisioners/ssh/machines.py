@@ -201,6 +201,8 @@ class SshMachines:
             return self._list(host, host.place)
         except ProvisionError as error:
             seen = self._seen.of(host.name)
+            if seen is None and isinstance(error, AuthError):
+                raise
             if seen is None:
                 raise TransientError(
                     f"{error.message}; what runs there is not known, so nothing is listed until it answers or is "
