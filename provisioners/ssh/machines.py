@@ -190,7 +190,7 @@ class SshMachines:
             except ProvisionError as error:
                 if silent is None:
                     raise
-                silent(host.name, error)
+                silent(host.place.name, error)
                 return ()
 
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ssh-list") as pool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -45,14 +45,20 @@ class Unlisted:
     def __str__(self) -> str:
         return f"{self.cloud}{'/' * bool(self.region)}{self.region} cannot be listed: {self.why}"
 
+    def may_have(self, places: Collection[str] | None) -> bool:
+        """Whether what is not listed may be in one of these regions or zones. Some clouds name several at once."""
+        return places is None or not self.region or any(place in self.region for place in places)
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One cloud, as it was just found. `is_empty`: no instance of ours lives there."""
+    """One cloud, as it was just found. `is_empty`: no instance of ours lives there. `is_withheld`: there is something that
+    machines share, and as not every region has said that it has none, nobody knows whether it is needed."""
 
     strays: tuple[Stray, ...]
     unlisted: tuple[Unlisted, ...]
     is_empty: bool
+    is_withheld: bool = False
 
     def of(self, part: Part) -> list[Stray]:
         return [stray for stray in self.strays if stray.part is part]
@@ -142,11 +148,11 @@ class Janitor:
                 silent("", error)
                 strays, is_empty = {}, False
             notes.ends = {stray.key: end for stray, end in strays.items() if end is not None}
-            if unlisted:  # a machine that is not listed may use what machines share
-                is_empty = False
-                strays = {stray: end for stray, end in strays.items() if stray.part is not Part.SHARED}
+            if not unlisted:
+                return Look(tuple(strays), (), is_empty)
             distinct = {(one.region, one.why): one for one in unlisted}
-            return Look(tuple(strays), tuple(distinct.values()), is_empty)
+            sure = tuple(stray for stray in strays if stray.part is not Part.SHARED)
+            return Look(sure, tuple(distinct.values()), is_empty=False, is_withheld=len(sure) < len(strays))
 
     def remove(self, key: Key) -> Refusal:
         """End an instance, or remove a leftover, that a look has found. Already gone is success; of an instance it is
@@ -187,20 +193,26 @@ class Janitor:
                 )
             return problems
 
-    def tidy(self, cloud: str, services: Iterable[str] | None = None) -> Tidied:
+    def tidy(
+        self, cloud: str, services: Iterable[str] | None = None, places: Collection[str] | None = None
+    ) -> Tidied:
         """One step: remove the leftovers that are seen for the second time, and once nothing lives there any more and
-        nobody could want anything, what machines share. Instances are ended by the tick, and waited for here: those of
-        these services (None: of all)."""
+        nobody could want anything, what machines share.
+
+        Instances are ended by the tick, and waited for here: those of these services (None: of all). So are regions that
+        do not answer: those that have any of these places (names of regions and zones) in them (None: all).
+        """
         notes = self._notes_of(cloud)
         with notes.lock:
             look = self.look(cloud)
             wanted = None if services is None else frozenset(services)
             alive = [one for one in look.of(Part.INSTANCE) if wanted is None or one.service in wanted]
             self._note(notes, look)
-            patient = [one for one in look.unlisted if one.passes and self._is_news(notes, one)]
+            awaited = [one for one in look.unlisted if look.is_withheld or one.may_have(places)]
+            patient = [one for one in awaited if one.passes and self._is_news(notes, one)]
             done = Tidied(
                 waiting=(*(f"{stray} is not gone yet" for stray in alive), *map(str, patient)),
-                problems=tuple(str(one) for one in look.unlisted if one not in patient),
+                problems=tuple(str(one) for one in awaited if one not in patient),
             )
             for leftover in look.of(Part.LEFTOVER):
                 done += self._remove_if_seen_twice(notes, leftover)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from policies.model import Replica, ReplicaState, Role, UpdateMode
+from policies.model import EndReason, Replica, ReplicaState, Role, UpdateMode
 from provisioners.base import Instance, Provisioner
 from provisioners.bootstrap import is_url
 from skyserve_cli import __version__
@@ -34,6 +34,8 @@ from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import NoSuchServiceError, ServiceRow, Spent
 
+#: Why a launch ends that the cloud has refused: it has left nothing.
+_REFUSED = (EndReason.CAPACITY, EndReason.QUOTA, EndReason.AUTH, EndReason.CONFIG)
 ENDED_SHOWN_FOR_S = 3600.0
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 
@@ -126,10 +128,15 @@ class Office:
         self._wake()
 
     def tidy(self, names: Sequence[str]) -> dict[str, Any]:
-        """One step towards nothing being left of services that are down, in the clouds where they have ever been; see
-        `Janitor.tidy`. May take minutes."""
-        used = {replica.zone.cloud for name in names for replica in self._store.replicas(name, limit=1000)}
-        steps = (self.janitor.tidy(cloud, names) for cloud in sorted(used))
+        """One step towards nothing being left of services that are down, where they have ever been; see `Janitor.tidy`.
+        May take minutes."""
+        places: dict[str, set[str]] = {}
+        for name in names:
+            for one in self._store.replicas(name, limit=1000):
+                here = places.setdefault(one.zone.cloud, set())
+                if one.launched_at is not None or one.end_reason not in _REFUSED:
+                    here |= {one.zone.region, one.zone.name}
+        steps = (self.janitor.tidy(cloud, names, here) for cloud, here in sorted(places.items()))
         return sum(steps, Tidied()).view()
 
     def kill(self, name: str, replica_id: int) -> None:

@@ -180,6 +180,26 @@ def test_a_region_that_is_silent_is_named_and_the_others_are_tidied(world: World
 
 
 @pytest.mark.parametrize(
+    ("places", "has_shared", "is_awaited"),
+    [
+        pytest.param({"us", "us-a"}, False, False, id="where-the-service-never-was"),
+        pytest.param({"us", "eu"}, False, True, id="where-the-service-was"),
+        pytest.param(None, False, True, id="for-a-sweep"),
+        pytest.param({"us", "us-a"}, True, True, id="where-machines-may-need-what-they-share"),
+    ],
+)
+def test_whether_a_silent_region_is_waited_for(
+    world: World, places: set[str] | None, has_shared: bool, is_awaited: bool
+) -> None:
+    world.machines.common = [GROUP] if has_shared else []
+    world.machines.trouble = TransientError("no answer", cloud=CLOUD)
+    step = world.bench.janitor.tidy(CLOUD, ["chat"], places)
+    assert step.waiting == (("memory/eu cannot be listed: no answer",) if is_awaited else ())
+    assert step.problems == ()
+    assert len(world.machines.common) == has_shared
+
+
+@pytest.mark.parametrize(
     ("trouble", "where"),
     [
         pytest.param(TransientError("storm", cloud=CLOUD), "waiting", id="passes"),
