@@ -38,7 +38,7 @@ _BACKLOG = 4096
 _LOOK_EVERY_S = 0.05
 # For whom a successor serves: what was accepted by us, but has not said what it wants yet, is ours to answer. A busy
 # connection has a request in this time, and is told with its answer that it is the last one.
-_LAME_S = 5.0
+_LAME_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
