@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-_SCHEDULES = int(os.environ.get("SKYSERVE_SCHEDULES", "40"))
+_SCHEDULES = int(os.environ.get("SKYSERVE_SCHEDULES", "20"))
 _AT_ONCE = 10
 CALL_STEP = 1 if _SCHEDULES >= 200 else 3
 
