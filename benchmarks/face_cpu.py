@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 RUNS = 5
 
-CLOUDS = "clouds: {local: {}, aws: {}, gcp: {}, azure: {}}\n"
+CLOUDS = "clouds: {local: {}, aws: {}, gcp: {}, azure: {subscription_id: x}}\n"
 SLEEPER = "service: {}\nresources: {infra: local}\nrun: exec python3 -m http.server $SKYSERVE_REPLICA_PORT\n"
 WISH = """
 service: {replica_policy: {min_replicas: 3, spot_placer: dynamic_fallback}}

@@ -134,7 +134,13 @@ class SshMachines:
         """Folders of machines whose claim has ended."""
 
         def of(host: PoolHost) -> Sequence[Leftover]:
-            orphans = [one["token"] for one in self._ask(host, "claims")["orphans"] if one["owner"] == owner]
+            try:
+                known = self._ask(host, "claims")["orphans"]
+            except ProvisionError:
+                if self._seen.has_met(host.name):
+                    raise
+                return ()  # it never heard of us
+            orphans = [one["token"] for one in known if one["owner"] == owner]
             return [
                 Leftover("folder", f"{host.name}/{token}", host.pool, token, usd_month=0.0)
                 for token in orphans
@@ -175,6 +181,7 @@ class SshMachines:
             answer = self._ask(host, "claim", request=_request(order, host), zone=order.zone, is_offer=is_new)
         except TransientError:
             self._unanswered.add(order.token)
+            self._seen.note(host.name, self._seen.of(host.name) or [])  # it may have heard us
             raise
         self._unanswered.discard(order.token)
         return answer

@@ -29,7 +29,7 @@ class SeenClaims:
     def note(self, host: str, claims: Claims) -> None:
         """This is what it has."""
         with self._lock:
-            if self._known.get(host) == claims:
+            if self._known.get(host) == claims and self._has_met(host):
                 return
             self._known[host] = claims
             if self._folder is not None:
@@ -40,6 +40,14 @@ class SeenClaims:
         """It has this one, too."""
         before = [one for one in self.of(host) or () if one["token"] != claim["token"]]
         self.note(host, [*before, claim])
+
+    def has_met(self, host: str) -> bool:
+        """Whether anything of ours may be on it."""
+        with self._lock:
+            return self._has_met(host)
+
+    def _has_met(self, host: str) -> bool:
+        return self._folder is None or self._path(self._folder, host).exists()
 
     def of(self, host: str) -> Claims | None:
         """What it was last seen to have; None if that is not known."""

@@ -19,6 +19,7 @@ from skyserve_cli.state.values import AGENT_WORD
 
 POLL_S = 0.2
 LOG_LINES_SHOWN = 10
+LOG_TRIES = 10
 _GIVES_UP = frozenset({"CONFIG", "SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT"})
 AWAY_PATIENCE_S = 30.0
 
@@ -89,10 +90,16 @@ def story_line(event: View, *, with_service: bool) -> str:
 
 
 def _last_words(client: Client, event: View) -> list[str]:
-    """What a replica printed last, if that is why it ended."""
+    """What a replica printed last, if that is why it ended. For a moment nobody has it: the machine is being asked for it
+    before it goes."""
     if event["kind"] not in ("BootstrapFailed", "RunExited", "GaveUp"):
         return []
-    return log_tail(client, f"replica/{event['service']}/{event['replica_id']}", LOG_LINES_SHOWN)
+    for _ in range(LOG_TRIES):
+        lines = log_tail(client, f"replica/{event['service']}/{event['replica_id']}", LOG_LINES_SHOWN)
+        if lines:
+            return lines
+        time.sleep(POLL_S)
+    return []
 
 
 def words(kind: str) -> str:

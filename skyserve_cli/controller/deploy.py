@@ -12,10 +12,12 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from provisioners.shell import Shell
 from skyserve_cli.controller.bundle import Bundle, package_folder
+
+if TYPE_CHECKING:  # orders are made of names that stand here, also by who never logs in anywhere
+    from provisioners.shell import Shell
 
 PREPARE_TIMEOUT_S = 900.0
 _TRANSFER_TIMEOUT_S = 300.0

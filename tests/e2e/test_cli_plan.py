@@ -13,7 +13,9 @@ import pytest
 
 from tests.e2e.conftest import ROOT, Serve
 
-CLOUDS = "clouds: {aws: {}, gcp: {}, azure: {}, local: {}}\n"
+CLOUDS = (
+    "clouds: {aws: {}, gcp: {}, azure: {subscription_id: 00000000-0000-0000-0000-000000000000}, local: {}}\n"
+)
 SERVICE = """
 service:
   replica_policy: {min_replicas: 2, spot_placer: dynamic_fallback}

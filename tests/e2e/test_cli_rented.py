@@ -28,6 +28,7 @@ from tests.clouds.gcp.gcp_ground import PROJECT
 from tests.clouds.gcp.gcp_parts import RealClock
 from tests.clouds.gcp.gcp_server import serving
 from tests.clouds.gcp.gcp_world import World as GcpWorld
+from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_world import VmWorld
 from tests.e2e.conftest import ROOT, Serve
@@ -174,6 +175,7 @@ def cloud(request: pytest.FixtureRequest, serve: Serve, tmp_path: Path) -> Itera
         serve.eventually(lambda: made.left() == [])
 
 
+@only_long  # test_cli_aws plays this story in every run, and the contract holds for every cloud
 @NEEDS_VMS
 def test_a_spot_machine_from_up_over_a_preemption_to_down(serve: Serve, cloud: Cloud, tmp_path: Path) -> None:
     file = tmp_path / "web.yaml"

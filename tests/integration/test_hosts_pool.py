@@ -243,6 +243,21 @@ chmod 755 $p
 """
 
 
+def test_a_host_that_was_never_met_keeps_nobody_from_going(rack: Rack) -> None:
+    """There can be nothing of ours on it; of one that was met nobody knows."""
+    seen = SeenClaims(rack.home / "seen")
+    rack.vms["h1"].kill()
+    machines = rack.machines(
+        lambda raw: [host.update(zone=host["name"]) for host in raw["rack"]["hosts"]], seen
+    )
+    made = machines.create(wish(1, zone="h2"))
+    machines.destroy(made)
+    assert machines.leftovers("owner-1") == []
+    rack.vms["h2"].run("touch /run/no-sshd; pkill -9 sshd; true")
+    with pytest.raises(TransientError, match="h2"):
+        machines.leftovers("owner-1")
+
+
 def test_a_claim_whose_answer_was_lost_is_not_given_up(rack: Rack) -> None:
     """The host has heard it: to go elsewhere would be to have two."""
     machines = rack.machines(lambda raw: [host.update(zone=host["name"]) for host in raw["rack"]["hosts"]])

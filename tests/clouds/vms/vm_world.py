@@ -29,7 +29,7 @@ from threading import RLock
 from tests.clouds.vms.vm_metadata import Metadata
 
 _ROOT = Path(tempfile.gettempdir()) / "skyserve-vms"
-_NETWORKS = [IPv4Network(f"10.213.{number}.0/24") for number in range(64)]
+_NETWORKS = [IPv4Network(f"10.215.{number}.0/24") for number in range(64)]
 _PREFIX = "skv"
 _WAIT_S = 300.0
 
