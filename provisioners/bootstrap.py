@@ -239,9 +239,11 @@ def _unpack(folder: str) -> str:
 
 def _receive(path: str, data: bytes) -> str:
     """A file from standard input, whole or not at all: its length tells it from the first part of it."""
-    draft = shlex.quote(f"{path}.new")
-    check = f"[ $(wc -c <{draft}) -eq {len(data)} ]"
-    return f"umask 077; cat >{draft} && {check} && mv -f {draft} {shlex.quote(path)}"
+    check = f'[ "$(wc -c <"$new")" -eq {len(data)} ]'
+    return (
+        f"umask 077; new={shlex.quote(path)}.new.$$; "
+        f'cat >"$new" && {check} && mv -f "$new" {shlex.quote(path)} || {{ rm -f "$new"; exit 1; }}'
+    )
 
 
 def _pull(image: str) -> Step:

@@ -149,11 +149,11 @@ class Shell:
 
     def put(self, path: str, data: bytes, *, mode: int = 0o600, timeout_s: float = 60.0) -> None:
         """Write a file of the host, whole or not at all. A relative path starts at the user's home."""
-        # The length tells a file from the first part of one whose sender has died.
+        # The length tells a file from the first part of one whose sender has died; two may send the same one at once.
         script = (
-            f'umask 077; mkdir -p "$(dirname {_q(path)})" && cat >{_q(path)}.new '
-            f"&& [ $(wc -c <{_q(path)}.new) -eq {len(data)} ] "
-            f"&& chmod {mode:o} {_q(path)}.new && mv -f {_q(path)}.new {_q(path)}"
+            f'umask 077; new={_q(path)}.new.$$; mkdir -p "$(dirname {_q(path)})" && cat >"$new" '
+            f'&& [ "$(wc -c <"$new")" -eq {len(data)} ] && chmod {mode:o} "$new" && mv -f "$new" {_q(path)} '
+            f'|| {{ rm -f "$new"; exit 1; }}'
         )
         self.run(script, stdin=data, timeout_s=timeout_s)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,6 +138,19 @@ def test_a_file_is_written_whole_and_read_in_parts(shared: Vm) -> None:
         assert shell.read("some/folder/file", len(data)) == b""
         assert shell.read("nothing") == b""
         assert shell.run("stat -c %a some/folder/file; ls some/folder").out == b"640\nfile\n"
+
+
+def test_many_may_write_a_file_at_once(shared: Vm) -> None:
+    data = os.urandom(50_000)
+    with connect(login(shared)) as shell:
+
+        def put(_: int) -> None:
+            shell.put("together/file", data)
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(put, range(24)))
+        assert shell.read("together/file") == data
+        assert shell.run("ls together").out == b"file\n"
 
 
 def test_a_full_disk_has_its_own_error(world: VmWorld) -> None:
