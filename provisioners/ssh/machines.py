@@ -238,8 +238,10 @@ class SshMachines:
     ) -> dict[str, Any]:
         """One question to the agent of the host; its errors as those of a cloud. `is_offer`: a host that cannot be used
         is a zone without room, and another one may have it."""
+        shell = None
         try:
-            agent = Host(self._shell(host), ROOT)
+            shell = self._shell(host)
+            agent = Host(shell, ROOT)
             agent.install()
             return agent.ask(verb, *words, request=request, timeout_s=timeout_s)
         except (DiskFullError, HostKeyError, LoginRefusedError) as error:
@@ -249,6 +251,8 @@ class SshMachines:
             kind = CapacityError if is_offer else TransientError
             raise kind(error.message, cloud=CLOUD, code="Unreachable", zone=zone) from error
         except ShellError as error:
+            if shell is not None and isinstance(error, UnreachableError):
+                shell.close()  # else it may look alive for minutes
             raise TransientError(error.message, cloud=CLOUD, zone=zone, retry_after_s=5.0) from error
 
     def _shell(self, host: PoolHost) -> Shell:

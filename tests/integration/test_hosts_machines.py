@@ -147,8 +147,10 @@ def test_many_may_write_a_file_at_once(shared: Vm) -> None:
         def put(_: int) -> None:
             shell.put("together/file", data)
 
-        with ThreadPoolExecutor(6) as pool:
-            list(pool.map(put, range(24)))
+        with ThreadPoolExecutor(
+            4
+        ) as pool:  # an sshd opens ten sessions of a connection, and is slow to close
+            list(pool.map(put, range(4)))
         assert shell.read("together/file") == data
         assert shell.run("ls together").out == b"file\n"
 

@@ -14,7 +14,7 @@ from moto.server import ThreadedMotoServer
 from provisioners.aws.names import TTL_S, Route53Names, nearest_region
 from provisioners.errors import InvalidRequestError, ProvisionError
 
-ZONE, NAME, MARK = "example.com.", "chat.example.com.", "skyserve-own-chat-"
+ZONE, NAME, MARK = "names.example.com.", "chat.names.example.com.", "skyserve-own-chat-"
 
 
 class Dns:
