@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from rich.live import Live
@@ -22,6 +22,7 @@ LOG_LINES_SHOWN = 10
 LOG_TRIES = 10
 _GIVES_UP = frozenset({"CONFIG", "SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT"})
 AWAY_PATIENCE_S = 30.0
+TROUBLE_LASTS_S = 3.0  # what is over sooner belongs to coming up
 
 
 def last_event(client: Client) -> int:
@@ -45,6 +46,7 @@ def follow(
     """
     clock = SystemClock()
     began = answered = clock.now()
+    troubles = _Troubles()
     with _live() as show:
         while True:
             try:
@@ -63,6 +65,8 @@ def follow(
                     say(story_line(event, with_service=len(names) > 1))
                     for line in _last_words(client, event):
                         say(f"  | {line}")
+            for line in troubles.news(views.values(), clock.now()):
+                say(line)
             finished = done(views)
             show(list(views.values()), clock.now())
             if finished:
@@ -72,6 +76,27 @@ def follow(
                     f"gave up waiting after {span(timeout_s)}; it goes on without this command"
                 )
             time.sleep(POLL_S)
+
+
+class _Troubles:
+    """Of load balancer agents on machines of their own: what keeps one from serving is no event, for it may last."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, int, str], float] = {}
+        self._told: set[tuple[str, int, str]] = set()
+
+    def news(self, views: Iterable[View], now: float) -> list[str]:
+        """A line for each trouble that has lasted; each is told once."""
+        there = {
+            (view["name"], agent["id"], agent["trouble"])
+            for view in views
+            for agent in view["load_balancers"]
+            if agent["trouble"]
+        }
+        self._since = {each: self._since.get(each, now) for each in there}
+        news = [each for each in there - self._told if now - self._since[each] >= TROUBLE_LASTS_S]
+        self._told.update(news)
+        return [f"{clock_time(now)}  load balancer {number}  {why}" for _, number, why in sorted(news)]
 
 
 def story_line(event: View, *, with_service: bool) -> str:

@@ -107,12 +107,25 @@ def deploy(shell: Shell, folder: str, release: Release, table: Mapping[str, Any]
             f"mkdir -p bundles/{version} && tar -xzf - -C bundles/{version}",
             release.bundle.data,
         )
-        _in(shell, folder, _PREPARE.format(version=version), timeout_s=PREPARE_TIMEOUT_S)
+        _prepare(shell, folder, version)
     if "table.json" not in there:
         shell.put(f"{folder}/table.json", json.dumps(table).encode())
     for name, content in zip(_TLS, release.tls or (), strict=False):
         shell.put(f"{folder}/{name}", content)
     shell.put(f"{folder}/wanted.json", release.wanted)
+
+
+def _prepare(shell: Shell, folder: str, version: str) -> None:
+    from provisioners.shell import CommandError, DiskFullError
+
+    try:
+        _in(shell, folder, _PREPARE.format(version=version), timeout_s=PREPARE_TIMEOUT_S)
+    except DiskFullError:
+        raise
+    except CommandError as error:
+        why = error.output.said.splitlines()[-1:] or [f"exit code {error.output.code}"]
+        text = f"{shell.login.name}: what a load balancer agent needs cannot be installed there: {why[0]}"
+        raise CommandError(text, error.output) from error
 
 
 def serving(shell: Shell, folder: str) -> Serving | None:

@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 POLL_S = 1.0
 HURRY_S = 0.1  # while something drains, or a release is about to take over
 LONGEST_PAUSE_S = 5.0
+LONGEST_INSTALL_PAUSE_S = (
+    60.0  # where the libraries cannot be had: each try costs that machine seconds of its CPU
+)
 CALL_TIMEOUT_S = 5.0
 SILENT_AFTER_S = 10.0  # an agent that has said nothing for so long does not pass its probe
 FROZEN_AFTER_SILENCES = 4
@@ -176,6 +179,7 @@ class _Keeper:
         self._has_passed = False
         self._failures = 0  # in a row
         self._silences = 0  # in a row, of an agent that can be reached
+        self._installs = 0  # that failed, in a row
         self._trouble = ""
         self._stirred = asyncio.Event()
         self.load = Load()
@@ -231,6 +235,8 @@ class _Keeper:
             self._serving = None  # it may have been started anew, with other ports
 
     def _pause_s(self) -> float:
+        if self._installs:
+            return float(min(LONGEST_INSTALL_PAUSE_S, LONGEST_PAUSE_S * 2 ** min(self._installs - 1, 10)))
         if self._failures:
             return float(min(LONGEST_PAUSE_S, 0.05 * 2 ** min(self._failures, 10)))
         draining = self._acked is not None and any(
@@ -249,7 +255,9 @@ class _Keeper:
         shell, folder = self._shell, source.work_folder(order.instance)
         release = self._release = self._release_of(order)
         if self._deployed != release.name:
+            self._installs += 1
             await on_thread(partial(deploy, shell, folder, release, order.table.to_json()))
+            self._installs = 0
             self._deployed = release.name
         told = self._serving
         if told is None or told.release != release.name:

@@ -162,6 +162,7 @@ def _agent_view(agent: Replica, spec: ServiceSpec, seen: RegionalView) -> dict[s
         "newest": seen.newest,
         "starts": seen.starts,
         "message": agent.message or seen.trouble,
+        "trouble": seen.trouble,
     }
 
 

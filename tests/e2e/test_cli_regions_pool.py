@@ -1,10 +1,9 @@
-"""A load balancer agent on a host of the user's own pool, beside a replica."""
+"""A load balancer agent on a host of the user's own pool, beside a replica. The host has nothing but a Python."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,16 @@ import pytest
 import yaml
 
 from provisioners.keys import Keys
+from skyserve_cli.controller.bundle import LIBRARIES
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import until
 from tests.clouds.vms.vm_world import Vm, VmWorld
+from tests.clouds.vms.wheels import wheelhouse
 from tests.e2e.conftest import Serve
 from tests.e2e.regions_client import Client
 
-LIBRARIES = sysconfig.get_path("purelib")
-pytestmark = [
-    pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not())),
-    pytest.mark.skipif(
-        vm_world.why_not() is None and not vm_world.can_import("uvloop", LIBRARIES),
-        reason="the machine's Python is another than ours",
-    ),
-]
+WHY_NOT = vm_world.why_not() or vm_world.why_no_venv()
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 LOGIN = Keys(bytes(range(32)), "the user").login()
 SERVICE = """
@@ -43,11 +38,12 @@ run: exec python3 -m http.server --bind 0.0.0.0 $SKYSERVE_REPLICA_PORT
 
 
 @pytest.fixture
-def host(serve: Serve, tmp_path: Path) -> Iterator[Vm]:
-    """One host with a GPU, and a config.yaml that names it."""
+def host(serve: Serve, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Vm]:
+    """One host with a GPU, and a config.yaml that names it. Its pip finds these libraries (all, without a parameter)."""
     (tmp_path / "id").write_text(LOGIN.private)
     with VmWorld() as world:
-        vm = world.boot("h1", logins={"me": LOGIN.public}, gpus=1, libraries=[LIBRARIES])
+        wheels = wheelhouse(tmp_path / "wheels", getattr(request, "param", LIBRARIES))
+        vm = world.boot("h1", logins={"me": LOGIN.public}, gpus=1, wheels=wheels)
         until(lambda: "Server listening" in vm.console(), "sshd")
         kind, key, *_ = vm.run("cat /etc/ssh/ssh_host_ed25519_key.pub").split()
         (tmp_path / "known_hosts").write_text(f"{vm.address} {kind} {key}\n")
@@ -84,6 +80,7 @@ def test_an_agent_shares_a_host_with_a_replica_and_is_found_again(
     assert endpoint.startswith(f"http://{host.address}:")
     assert Client.asks(endpoint) == b"I am h1\n"
     assert len(running(host)) == 3
+    assert "/venv/bin/python" in host.run("pgrep -fa '[-]m lb '")
     agent = the_agent(serve)
 
     # Every connection of ours breaks: it is made again, and the agent with its machine stays.
@@ -102,3 +99,15 @@ def test_an_agent_shares_a_host_with_a_replica_and_is_found_again(
 
     serve.ok("down", "web", "-y")
     assert running(host) == []
+
+
+@pytest.mark.parametrize("host", [("orjson",)], indirect=True)
+def test_a_machine_where_an_agent_cannot_be_installed_is_told(serve: Serve, host: Vm, tmp_path: Path) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text(SERVICE)
+    done = serve("up", file, "-y", "--name", "web", "--timeout", "20")
+    assert done.code != 0
+    (told,) = [line for line in done.err.splitlines() if "  load balancer 2  h1: " in line]
+    assert "what a load balancer agent needs cannot be installed there: ERROR: No matching" in told
+    (agent,) = serve.view("web")["load_balancers"]
+    assert agent["message"] in told

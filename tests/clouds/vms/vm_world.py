@@ -16,6 +16,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -216,9 +217,10 @@ class VmWorld:
         disk_mb: int = 512,
         gpus: int = 0,
         libraries: Sequence[str] = (),
+        wheels: Path | None = None,
     ) -> Vm:
         """Boot a machine; returns at once. `logins` are the users that its cloud makes, with their public keys.
-        `libraries` are folders that its Python finds modules in beside its own."""
+        `libraries` are folders that its Python finds modules in beside its own, `wheels` one that its pip installs from."""
         addresses = list(addresses) or [self.allocate()]
         with self._guard:
             number = len(self.vms)
@@ -231,6 +233,11 @@ class VmWorld:
                 site = files / python_site()
                 site.mkdir(parents=True)
                 (site / "image.pth").write_text("".join(f"{path}\n" for path in libraries))
+            if wheels is not None:
+                shutil.copytree(wheels, files / "opt" / "wheels")
+                (files / "etc" / "pip.conf").write_text(
+                    "[global]\nno-index = true\nfind-links = /opt/wheels\n"
+                )
             _ip(
                 f"netns add {namespace}\n"
                 f"link add {namespace} type veth peer name eth0 netns {namespace}\n"
@@ -306,6 +313,18 @@ def python_site() -> str:
     python = "/usr/bin/python3"
     done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True)
     return done.stdout.strip().lstrip("/").replace("site-packages", "dist-packages")
+
+
+@cache
+def why_no_venv() -> str | None:
+    """Why a machine's Python cannot make the environment that this process runs in, or None."""
+    script = "import ensurepip, sys; print(sys.version_info[:2])"
+    done = subprocess.run(["/usr/bin/python3", "-c", script], capture_output=True, text=True)
+    if done.returncode != 0:
+        return "/usr/bin/python3 has no venv (python3-venv)"
+    if done.stdout.strip() != str(sys.version_info[:2]):
+        return "the machine's Python is another than ours"
+    return None
 
 
 @cache
