@@ -88,7 +88,10 @@ class Memory:
         return turn.said + text[len(turn.foreseen) :]
 
     def hear(self, call: Call, prompt: bytes, answer: str) -> None:
-        """The answer to `call`, which was asked as `prompt`."""
+        """The answer to `call`, which was asked as `prompt`. Of a recorded one only the length is known (its tokens are
+        no engine's): the next prompt of its session is recorded as well, and takes nothing from what was said."""
+        if any(token < 0 for token in call.answer):
+            return
         foreseen = b"".join(map(token_bytes, call.answer))
         ending = MESSAGE_END.text.rstrip(b"\n")
         self._last[call.session] = _Turn(call.prompt.text + foreseen, prompt + answer.encode() + ending)

@@ -62,6 +62,7 @@ from skyserve_cli.sim.traffic.measure import Metrics, ideal_hit_rate, measure
 from skyserve_cli.sim.traffic.workloads import Workload, walk
 
 PEERS = ("sglang-router", "smg")
+BLIND = ":blind"  # after a policy's name: its choice alone, nobody waits for room
 OURS = ("cache_aware", "prefix_tree", "skywalker", "gorgo", "least_load")
 SERVES = re.compile(rb"http://127\.0\.0\.1:(\d+)")
 COUNTER = re.compile(rb"^vllm:(\w+)_total(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
@@ -126,9 +127,11 @@ class Plan:
 # --- the balancers
 
 
-def own(policy: str, speed: float) -> System:
+def own(name: str, speed: float) -> System:
     """Ours, told by a table: its command line does not know how fast the engines are."""
-    pushing = Pushing(mode=PushMode.BLIND if policy == "sglang_router" else PushMode.SELECTIVE)
+    policy = name.removesuffix(BLIND)
+    blind = policy != name or policy == "sglang_router"
+    pushing = Pushing(mode=PushMode.BLIND if blind else PushMode.SELECTIVE)
     probing = replace(pushing, probe_s=max(0.01, pushing.probe_s / speed))
     module = "benchmarks.routing_published_agent" if policy in PUBLISHED else "lb"
 
@@ -141,7 +144,7 @@ def own(policy: str, speed: float) -> System:
             *("--table-file", str(file), "--log-level", "warning"),
         ]
 
-    return System(policy, ours(policy).version, policy, pushing, command)
+    return System(name, ours(policy).version, policy, pushing, command)
 
 
 def peer(name: str) -> System:
@@ -353,9 +356,10 @@ def parser() -> argparse.ArgumentParser:
     add("--workloads", type=listed(CELLS), default=["trees", "chat"], help=f"of {', '.join(CELLS)}")
     add(
         "--systems",
-        type=listed((*PEERS, *POLICIES, *PUBLISHED)),
+        type=listed((*PEERS, *POLICIES, *PUBLISHED, *(name + BLIND for name in POLICIES))),
         default=[*OURS, *PEERS],
-        help=f"{', '.join(PEERS)}; ours by policy, published ones too (default: {', '.join(OURS)}, and peers)",
+        help=f"{', '.join(PEERS)}; ours by policy, with {BLIND} pushed blindly, published ones too "
+        f"(default: {', '.join(OURS)}, and peers)",
     )
     add("--engines", type=int, default=4, help="processes (default: %(default)s)")
     add("--speed", type=float, default=4.0, help="of the engines (default: %(default)s)")

@@ -35,6 +35,7 @@ from policies.model import (
     PreemptionNotice,
     ProbeFailed,
     ProbePassed,
+    Progressed,
     Replica,
     ReplicaState,
     RunExited,
@@ -53,6 +54,7 @@ _ALIVE: dict[Kind, ReplicaState] = {
 _LATE: dict[Kind, ReplicaState] = dict.fromkeys(
     (
         Launched,
+        Progressed,
         Bootstrapped,
         BootstrapFailed,
         RunExited,
@@ -69,12 +71,14 @@ _LATE: dict[Kind, ReplicaState] = dict.fromkeys(
 TRANSITIONS: dict[ReplicaState, dict[Kind, ReplicaState]] = {
     _S.REQUESTED: {
         Launched: _S.PROVISIONING,
+        Progressed: _S.REQUESTED,
         LaunchFailed: _S.GONE,
         GaveUp: _S.TERMINATING,  # a launch without an answer may have made a machine all the same
         Terminate: _S.TERMINATING,
     },
     _S.PROVISIONING: _ALIVE
     | {
+        Progressed: _S.PROVISIONING,
         Bootstrapped: _S.STARTING,
         BootstrapFailed: _S.TERMINATING,
         RunExited: _S.TERMINATING,
@@ -154,6 +158,7 @@ def request(action: Launch, now: float) -> Replica:
         state=_S.REQUESTED,
         since=now,
         created_at=now,
+        role=action.role,
         message=action.why,
     )
 
@@ -179,6 +184,8 @@ def _record(
             return replace(replica, instance_id=instance_id, launched_at=now)
         case LaunchFailed(kind=kind, message=message):
             return _ending(replica, REASON_OF_FAILURE[kind], message)
+        case Progressed(message=message) if replica.state is not _S.TERMINATING:
+            return replica if replica.message == message else replace(replica, message=message)
         case Bootstrapped(endpoint=endpoint):
             return replace(replica, endpoint=endpoint, message="")
         case BootstrapFailed(message=message):

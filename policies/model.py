@@ -62,6 +62,13 @@ class FailureKind(str, Enum):
     TRANSIENT = "transient"  # the bounded retries of one order are used up
 
 
+class Role(str, Enum):
+    """What an instance is for. Both have the same life (`lifecycle`)."""
+
+    REPLICA = "replica"
+    LOAD_BALANCER = "load_balancer"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Zone:
     """A failure domain. Sort zones, never iterate a set of them."""
@@ -76,7 +83,9 @@ class Zone:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A priced instance type in one zone and capacity type. Prices are for all nodes of a replica together."""
+    """A priced instance type in one zone and capacity type. Prices are for all nodes of a replica together. Where the
+    user gave an order, offers of a lower `preference` are taken before all others, whatever they cost; it is of no
+    interest once a replica has the offer, and is not stored."""
 
     zone: Zone
     instance_type: str
@@ -85,6 +94,7 @@ class Offer:
     capacity_type: CapacityType
     price_usd_hour: float
     on_demand_usd_hour: float | None = None  # what the same instance costs on demand, for the comparison
+    preference: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,9 @@ class Replica:
 
     `since` is when `state` began. `launched_at` is when the cloud accepted it: its cost is the offer's price
     from then to `ended_at` (or now). `drain_by` is the instant by which a DRAINING replica must be empty.
+
+    A load balancer agent on a machine of its own is one of these, too, in another `role`: it is READY when the agent
+    has its table, and DRAINING while clients may still know its address.
     """
 
     id: int
@@ -110,6 +123,7 @@ class Replica:
     ended_at: float | None = None
     end_reason: EndReason | None = None
     message: str = ""  # the last sentence worth showing: why it failed, why it drains
+    role: Role = Role.REPLICA
 
     @property
     def zone(self) -> Zone:
@@ -133,6 +147,14 @@ class LaunchFailed:
     kind: FailureKind
     message: str = ""
     retry_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """Bringing it up has come to another step, or waits for something: `message` says what."""
+
+    replica_id: int
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +240,7 @@ class Terminated:
 
 
 Event = Union[  # noqa: UP007 - evaluated at run time, and Python 3.10 has no `type` statement
-    Launched, LaunchFailed, Bootstrapped, BootstrapFailed, RunExited, ProbePassed, ProbeFailed, GaveUp,
+    Launched, LaunchFailed, Progressed, Bootstrapped, BootstrapFailed, RunExited, ProbePassed, ProbeFailed, GaveUp,
     PreemptionNotice, Preempted, NodeLost, Drained, Terminated,
 ]  # fmt: skip
 
@@ -232,6 +254,7 @@ class Launch:
     offer: Offer
     version: int
     why: str
+    role: Role = Role.REPLICA
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +313,8 @@ class PlacementGoal:
     `num_overprovision` is SpotHedge's N_extra: spot replicas beyond the wanted number. With
     `dynamic_ondemand_fallback` on-demand replicas stand in for spot replicas that are missing;
     `base_ondemand_fallback_replicas` of the wanted replicas are on demand at all times. `availability_target` is
-    the part of the time in which the wanted number should be ready (0.995), for policies that can aim.
+    the part of the time in which the wanted number should be ready (0.995), for policies that can aim. Where machines
+    differ in what they can do, `work` says how, and prices are compared for the work.
     """
 
     placer: str = "spread"
@@ -298,6 +322,7 @@ class PlacementGoal:
     dynamic_ondemand_fallback: bool = False
     base_ondemand_fallback_replicas: int = 0
     availability_target: float | None = None
+    work: tuple[AcceleratorQps, ...] = ()
 
 
 class UpdateMode(str, Enum):
@@ -359,6 +384,7 @@ class Memory:
     placement: Json = field(default_factory=dict)
     scaling: Json = field(default_factory=dict)
     rollout: Json = field(default_factory=dict)
+    balancers: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
-from policies.model import CapacityType, Offer, Zone
+from policies.model import AcceleratorQps, CapacityType, Offer, Role, Zone
+
+if TYPE_CHECKING:
+    from provisioners.shell import Shell  # which loads an SSH library
+
+DOCKER = "docker:"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One acceptable shape of a replica's nodes. None and "*" mean "any"; `max_hourly_cost` is of one node."""
+    """One acceptable shape of a replica's nodes. None and "*" mean "any"; `max_hourly_cost` is of one node. Where an
+    order is wanted, those of the least `preference` come first."""
 
     cloud: str | None = None
     region: str | None = None
@@ -31,16 +37,20 @@ class Candidate:
     instance_type: str | None = None
     use_spot: bool = False
     max_hourly_cost: float | None = None
+    preference: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
     """What a service asks of a cloud. `ordered`: earlier candidates are preferred, whatever they cost. A replica
-    is `num_nodes` machines, and offers are priced for all of them."""
+    is `num_nodes` machines, and offers are priced for all of them. With `work` (what a replica answers, by accelerator)
+    it is the price for the work that is compared. For a LOAD_BALANCER it is small machines without accelerators."""
 
     candidates: tuple[Candidate, ...]
     ordered: bool = False
     num_nodes: int = 1
+    role: Role = Role.REPLICA
+    work: tuple[AcceleratorQps, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +60,16 @@ class LaunchOrder:
     `token` is derived from owner, service, replica id and offer, and fit for instance names and tags
     (lower-case letters, digits, hyphens; at most 63 characters). `owner` marks everything this controller
     ever launched. `env` are plain variables, `secrets` those that must never reach a log, a command line or a
-    disk in clear. `port` is the port the user's server listens on, or None if it takes $SKYSERVE_REPLICA_PORT.
+    disk in clear. `port` is the port the user's server listens on, or None if it takes $SKYSERVE_REPLICA_PORT; a
+    LOAD_BALANCER's is open to the world.
 
     `setup` and `run` start on each of `num_nodes` machines, `run` when `setup` is done on all of them. They tell
     each other apart by $SKYPILOT_NODE_RANK (0 is the head, which serves the port), and find each other by
     $SKYPILOT_NODE_IPS (a line per node, by rank), $SKYPILOT_NUM_NODES and $SKYPILOT_NUM_GPUS_PER_NODE.
+
+    `file_mounts` are by target, what it is filled from: a path of this machine, or the URL of a bucket. `image` is what
+    a machine boots, as its cloud calls it, or "docker:NAME" for the container that the scripts run in. `disk_gb` is of
+    the boot disk. None is the cloud's default, where the user has set none for all.
     """
 
     token: str
@@ -71,6 +86,22 @@ class LaunchOrder:
     workdir: str | None = None
     file_mounts: Mapping[str, str] = field(default_factory=dict)
     num_nodes: int = 1
+    role: Role = Role.REPLICA
+    image: str | None = None
+    disk_gb: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def machine_image(self) -> str | None:
+        """What the machine is to boot."""
+        return None if self.docker_image is not None else self.image
+
+    @property
+    def docker_image(self) -> str | None:
+        """What the scripts are to run in."""
+        if self.image is None or not self.image.startswith(DOCKER):
+            return None
+        return self.image.removeprefix(DOCKER)
 
 
 class InstanceState(str, Enum):
@@ -164,4 +195,17 @@ class LogSource(Protocol):
     def log_window(self, instance: Instance, node: int = 0) -> tuple[int, int]:
         """The offsets that can be read: (first kept byte, end). Old parts of a long log are dropped, and
         reading before the first kept byte starts there."""
+        ...
+
+
+@runtime_checkable
+class LoginSource(Protocol):
+    """A provisioner whose machines can be logged in to: load balancer agents can stand on them."""
+
+    def log_in(self, instance: Instance) -> Shell:
+        """A connection of the caller's own to the head of the instance. Raises ShellError or ProvisionError."""
+        ...
+
+    def work_folder(self, instance: Instance) -> str:
+        """Where `run` was started, below the home of the user who is logged in."""
         ...

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,7 +20,6 @@ from provisioners.base import LaunchOrder
 
 ROOT = ".skyserve"  # below the home of the user we log in as
 PORT_VARIABLE = "SKYSERVE_REPLICA_PORT"
-DOCKER = "docker:"
 
 _QUICK_S = 60.0
 _DRIVER_S = 300.0  # a driver may still be loading when ssh answers
@@ -59,7 +59,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Node:
     """One machine of a replica. `ips` are the addresses of all of them, by rank, as they see each other; `port` is the
-    one that the replica listens on. `image` is "docker:NAME" if the scripts are to run in a container of it."""
+    one that the replica listens on. `image` is of the container that the scripts are to run in, if any."""
 
     token: str
     rank: int
@@ -71,10 +71,6 @@ class Node:
     def folder(self) -> str:
         """On the host, below the user's home."""
         return f"{ROOT}/machines/{self.token}"
-
-    @property
-    def docker_image(self) -> str | None:
-        return self.image.removeprefix(DOCKER) if self.image and self.image.startswith(DOCKER) else None
 
 
 def steps_for(order: LaunchOrder, node: Node) -> tuple[Step, ...]:
@@ -95,9 +91,9 @@ def _steps(order: LaunchOrder, node: Node) -> Iterator[Step]:
             Tree(order.workdir, "work"),
         )
     for place, (target, source) in enumerate(order.file_mounts.items()):
-        yield _mount(f"mount-{place}", target, source)
-    if node.docker_image is not None:
-        yield _pull(node.docker_image)
+        yield _mount(f"mount-{place}", target, source, {**order.env, **order.secrets})
+    if node.image is not None:
+        yield _pull(node.image)
     if order.secrets:
         yield Step(
             "secrets",
@@ -131,7 +127,7 @@ def task_for(order: LaunchOrder, node: Node) -> dict[str, Any]:
         "env": node_environment(order, node),
         "secrets_path": secrets_path(node),
         "claim_path": f"~/{ROOT}/claims/{node.token}.json",
-        "image": node.docker_image,
+        "image": node.image,
         "gpus": gpu_count(order),
         "mounts": [target for target in order.file_mounts if PurePosixPath(target).is_absolute()],
     }
@@ -167,13 +163,26 @@ def missing_sources(order: LaunchOrder) -> list[str]:
     if order.workdir is not None and not Path(order.workdir).is_dir():
         found.append(f"workdir {order.workdir} is not a folder of this machine")
     for target, source in order.file_mounts.items():
-        if "://" not in source and not Path(source).expanduser().exists():
-            found.append(f"file_mounts: {target}: {source} is not a file or folder of this machine")
-        elif "://" in source and source.partition("://")[0] not in _BUCKETS:
-            found.append(
-                f"file_mounts: {target}: {source} is no bucket we know (s3://, gs://, az://ACCOUNT/CONTAINER)"
-            )
+        wrong = missing_source(source)
+        if wrong is not None:
+            found.append(f"file_mounts: {target}: {wrong}")
     return found
+
+
+def missing_source(source: str) -> str | None:
+    """Why nothing can be copied from there, if that is seen from here: of buckets only the kind."""
+    if not is_url(source):
+        there = Path(source).expanduser().exists()
+        return None if there else f"{source} is not a file or folder of this machine"
+    if _bucket(source) is None:
+        return (
+            f"{source} is no bucket we know (s3://, gs://, https://ACCOUNT.blob.core.windows.net/CONTAINER)"
+        )
+    return None
+
+
+def is_url(source: str) -> bool:
+    return "://" in source
 
 
 def _check_gpus(accelerator: str, count: int) -> Step:
@@ -188,21 +197,26 @@ def _check_gpus(accelerator: str, count: int) -> Step:
     )
 
 
-def _mount(name: str, target: str, source: str) -> Step:
+def _mount(name: str, target: str, source: str, variables: Mapping[str, str]) -> Step:
     where = _on_host(target)
-    if "://" in source:
-        kind, _, rest = source.partition("://")
-        program, command = _BUCKETS[kind](rest.rstrip("/"), source.rstrip("/"), where)
-        return Step(
-            name, f"fetching {source}", f"{_needs(program, source)}\n{_parent(where)}\n{command}", _TRANSFER_S
+    bucket = _bucket(source)
+    if bucket is not None:
+        known = {key: value for key, value in variables.items() if key.startswith(bucket.credentials)}
+        program, command = bucket.fetch(bucket, where, known)
+        script = (
+            f"{_needs(program, source)}\n{_parent(where, 'sudo -n -E' if known else 'sudo -n')}\n{command}"
         )
-    inside = PurePosixPath(target).name
+        if not known:
+            return Step(name, f"fetching {source}", script, _TRANSFER_S)
+        settings = "".join(f"{key}={shlex.quote(value)}\n" for key, value in sorted(known.items()))
+        script = f"set -a; . /dev/stdin; set +a\n{script}"
+        return Step(name, f"fetching {source}", script, _TRANSFER_S, Content(settings.encode()))
     return Step(
         name,
         f"copying {source} to {target}",
         f"{_parent(where)}\n{_unpack('$d')}",
         _TRANSFER_S,
-        Tree(str(Path(source).expanduser()), inside),
+        Tree(str(Path(source).expanduser()), PurePosixPath(target).name),
     )
 
 
@@ -213,9 +227,9 @@ def _on_host(target: str) -> str:
     return shlex.quote(target if target.startswith("/") else f"work/{target}")
 
 
-def _parent(where: str) -> str:
+def _parent(where: str, sudo: str = "sudo -n") -> str:
     """$d is the folder that the target is in, made if need be, and $as becomes who may write there."""
-    return f'd=$(dirname {where}); as=; mkdir -p "$d" 2>/dev/null && [ -w "$d" ] || {{ as="sudo -n"; $as mkdir -p "$d"; }}'
+    return f'd=$(dirname {where}); as=; mkdir -p "$d" 2>/dev/null && [ -w "$d" ] || {{ as="{sudo}"; $as mkdir -p "$d"; }}'
 
 
 def _unpack(folder: str) -> str:
@@ -225,9 +239,11 @@ def _unpack(folder: str) -> str:
 
 def _receive(path: str, data: bytes) -> str:
     """A file from standard input, whole or not at all: its length tells it from the first part of it."""
-    draft = shlex.quote(f"{path}.new")
-    check = f"[ $(wc -c <{draft}) -eq {len(data)} ]"
-    return f"umask 077; cat >{draft} && {check} && mv -f {draft} {shlex.quote(path)}"
+    check = f'[ "$(wc -c <"$new")" -eq {len(data)} ]'
+    return (
+        f"umask 077; new={shlex.quote(path)}.new.$$; "
+        f'cat >"$new" && {check} && mv -f "$new" {shlex.quote(path)} || {{ rm -f "$new"; exit 1; }}'
+    )
 
 
 def _pull(image: str) -> Step:
@@ -246,22 +262,50 @@ def _needs(program: str, what: str) -> str:
     return f"command -v {program} >/dev/null || {{ echo {shlex.quote(sentence)} >&2; exit 127; }}"
 
 
-def _s3(_rest: str, url: str, where: str) -> tuple[str, str]:
-    u = shlex.quote(url)
+# --- buckets
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """Where a URL leads. `fetch` gives the vendor's program and the command for it; `credentials` are how the variables
+    begin that the program takes them from, where the machine has none of its own. `rest` is behind the scheme."""
+
+    url: str
+    rest: str
+    fetch: Callable[[_Bucket, str, Mapping[str, str]], tuple[str, str]]
+    credentials: str
+
+
+def _bucket(source: str) -> _Bucket | None:
+    """None for a path, and for a URL of nobody we know."""
+    scheme, _, rest = source.rstrip("/").partition("://")
+    blob = _BLOB.fullmatch(source.rstrip("/"))
+    if blob is not None:
+        scheme, rest = "az", f"{blob[1]}/{blob[2]}"
+    if not is_url(source) or scheme not in _BUCKETS:
+        return None
+    fetch, credentials = _BUCKETS[scheme]
+    return _Bucket(source.rstrip("/"), rest, fetch, credentials)
+
+
+def _s3(bucket: _Bucket, where: str, _known: Mapping[str, str]) -> tuple[str, str]:
+    u = shlex.quote(bucket.url)
     quiet = "--only-show-errors"
     return "aws", f"$as aws s3 cp {quiet} {u} {where} 2>/dev/null || $as aws s3 sync {quiet} {u} {where}"
 
 
-def _gs(_rest: str, url: str, where: str) -> tuple[str, str]:
-    u = shlex.quote(url)
+def _gs(bucket: _Bucket, where: str, _known: Mapping[str, str]) -> tuple[str, str]:
+    u = shlex.quote(bucket.url)
     folder = f"$as mkdir -p {where} && $as gcloud storage rsync --recursive {u} {where}"
     return "gcloud", f"$as gcloud storage cp {u} {where} 2>/dev/null || {{ {folder}; }}"
 
 
-def _az(rest: str, _url: str, where: str) -> tuple[str, str]:
-    """az://ACCOUNT/CONTAINER/PATH, which is a blob or a folder of blobs."""
-    account, container, path = [*rest.split("/", 2), "", ""][:3]
-    common = f"--account-name {shlex.quote(account)} --auth-mode login --output none"
+def _az(bucket: _Bucket, where: str, known: Mapping[str, str]) -> tuple[str, str]:
+    """ACCOUNT/CONTAINER/PATH, which is a blob or a folder of blobs. Without a key or a token in the variables it is who
+    is logged in, or the machine's identity."""
+    account, container, path = [*bucket.rest.split("/", 2), "", ""][:3]
+    login = "" if any(key.startswith("AZURE_STORAGE_") for key in known) else " --auth-mode login"
+    common = f"--account-name {shlex.quote(account)}{login} --output none"
     pattern = f" --pattern {shlex.quote(f'{path}/*')}" if path else ""
     many = (
         f"$as mkdir -p {where} && $as az storage blob download-batch {common} --source {shlex.quote(container)} "
@@ -274,4 +318,5 @@ def _az(rest: str, _url: str, where: str) -> tuple[str, str]:
     return "az", f"{one if path else ''}{{ {many}; }}"
 
 
-_BUCKETS = {"s3": _s3, "gs": _gs, "az": _az}
+_BLOB = re.compile(r"https://([a-z0-9]{3,24})\.blob\.core\.windows\.net/(.+)")
+_BUCKETS = {"s3": (_s3, "AWS_"), "gs": (_gs, "CLOUDSDK_"), "az": (_az, "AZURE_")}

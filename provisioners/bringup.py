@@ -24,6 +24,7 @@ from provisioners.shell import (
 
 BOOT_TIMEOUT_S = 600.0
 _AGAIN_S = 1.0
+_USUAL_BOOT_S = 90.0
 _TAIL_LINES = 20
 
 
@@ -49,12 +50,18 @@ class BringUpError(Exception):
         self.tail = tail
 
 
+class StrangerError(BringUpError):
+    """At the machine's address something answers that is not the machine."""
+
+
 class BringUp:
     """`is_booting`: the machine is new. Then it may refuse our key for a while, or show the host key that its image
     came with, until it has run its user data: that is waited for, as is sshd itself. Nothing is sent to a host with a
     wrong key meanwhile. A host that is not new and does either is not the host, or not ours, and that is an error.
 
-    `pause` sleeps, and may raise to end it all.
+    Once it has let us in it is not new any more: one that shows another key later is not the machine that it was.
+
+    `tell` hears what is being done, `met` of every connection. `pause` sleeps, and may raise to end it all.
     """
 
     def __init__(
@@ -66,6 +73,7 @@ class BringUp:
         now: Callable[[], float],
         pause: Callable[[float], object],
         tell: Callable[[Progress], object] = lambda progress: None,
+        met: Callable[[Host], object] = lambda host: None,
         is_booting: bool = True,
         boot_timeout_s: float = BOOT_TIMEOUT_S,
     ) -> None:
@@ -75,6 +83,7 @@ class BringUp:
         self._now = now
         self._pause = pause
         self._tell = tell
+        self._met = met
         self._is_booting = is_booting
         self._boot_timeout_s = boot_timeout_s
 
@@ -93,15 +102,25 @@ class BringUp:
         return host
 
     def _log_in(self, until: float) -> Host:
-        self._tell(Progress(1, 1 + len(self._steps), "waiting for ssh"))
+        total = 1 + len(self._steps)
+        self._tell(Progress(1, total, "waiting for ssh"))
+        begun, has_wondered = self._now(), False
         while True:
             try:
-                return Host(self._connect(), self._folder)
+                host = Host(self._connect(), self._folder)
             except (UnreachableError, LoginRefusedError, HostKeyError) as error:
                 if not self._is_booting and not isinstance(error, UnreachableError):
-                    raise BringUpError("ssh", error.message) from error
+                    kind = StrangerError if isinstance(error, HostKeyError) else BringUpError
+                    raise kind("ssh", error.message) from error
                 if self._now() >= until:
                     raise BringUpError("ssh", f"no login in time: {error.message}") from error
+                if self._now() - begun > _USUAL_BOOT_S and not has_wondered:
+                    self._tell(Progress(1, total, f"still waiting for ssh: {error.message}"))
+                    has_wondered = True
+            else:
+                self._is_booting = False
+                self._met(host)
+                return host
             self._pause(_AGAIN_S)
 
     def _prepare(self, host: Host) -> frozenset[str]:

@@ -5,17 +5,18 @@ left nothing. Pure, and quick: a few milliseconds for three clouds.
 
 *Counts are exact*, as in SkyPilot: ``A10G:1`` never becomes a machine of eight that costs eight times as much, and
 ``L4:4`` is one machine with four. *One offer per zone and candidate*, the cheapest shape that fits: placement leaves a
-zone that refused alone for all sizes, so that a dearer one would never be asked for. A candidate without accelerator
+zone that refused an accelerator alone for all machines with as many, so that a dearer one would never be asked for. A candidate without accelerator
 and without instance type means machines without accelerators. Where no spot price is known, none is offered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
 
-from policies.model import AcceleratorQps, CapacityType, Offer, ScalingGoal, Zone
-from policies.scaling.accelerator_rate import qps_of
+from policies.model import AcceleratorQps, CapacityType, Offer, Zone
+from policies.work import usd_of_work
 from provisioners.base import Candidate, Requirements
 from provisioners.catalog.model import Catalog, Row
 from provisioners.catalog.names import canonical
@@ -42,29 +43,43 @@ class Account:
 ANY_ACCOUNT = Account()
 
 
+@runtime_checkable
+class Customer(Protocol):
+    """A provisioner that knows its account."""
+
+    account: Account
+
+
 def offers_of(
     need: Requirements,
     catalog: Catalog,
     account: Account = ANY_ACCOUNT,
-    work: Sequence[AcceleratorQps] = (),
 ) -> list[Offer]:
-    """What could be launched for `need`, cheapest first; with `need.ordered`, in the order of the candidates.
-
-    With `work` (requests per second that one replica answers, by accelerator) the price is weighed by it: an A100 at
-    three times the price of an L4 that does four times its work is the better offer.
-    """
-    goal = ScalingGoal(target_qps_by_accelerator=tuple(work))
-
-    def rank(offer: Offer) -> tuple[float, Zone, str]:
-        done = qps_of(offer, goal) if work else 1.0
-        return offer.price_usd_hour / done, offer.zone, offer.instance_type
-
+    """What could be launched for `need`, cheapest first; with `need.ordered`, in the order of the candidates."""
     groups = [
-        sorted(_offers(candidate, catalog, account, need.num_nodes), key=rank)
+        sorted(_offers(candidate, catalog, account, need.num_nodes), key=ranked_by(need.work))
         for candidate in need.candidates
     ]
     offers = dict.fromkeys(offer for group in groups for offer in group)
-    return list(offers) if need.ordered else sorted(offers, key=rank)
+    return list(offers) if need.ordered else sorted(offers, key=ranked_by(need.work))
+
+
+def ranked_by(work: Sequence[AcceleratorQps]) -> Callable[[Offer], tuple[float, Zone, str, float]]:
+    """A key that sorts offers from the best to the worst, the same way on every cloud."""
+    return lambda offer: (usd_of_work(offer, work), offer.zone, offer.instance_type, offer.accelerator_count)
+
+
+def in_order(need: Requirements, ask: Callable[[Requirements], Iterable[Offer]]) -> tuple[Offer, ...]:
+    """All offers, best first: the cheapest, or with `need.ordered` the cheapest of the best preference. `ask` answers for
+    any number of clouds, in any order."""
+    preferences = sorted({candidate.preference for candidate in need.candidates}) if need.ordered else [0]
+    found: list[Offer] = []
+    for preference in preferences:
+        alike = tuple(c for c in need.candidates if not need.ordered or c.preference == preference)
+        part = replace(need, candidates=alike, ordered=False)
+        best_first = sorted(ask(part), key=ranked_by(need.work))
+        found += [replace(offer, preference=preference) for offer in best_first] if preference else best_first
+    return tuple(dict.fromkeys(found))
 
 
 def price_of(row: Row, candidate: Candidate, account: Account = ANY_ACCOUNT) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from policies.model import Zone
 from provisioners.base import Candidate
 from provisioners.candidates import ANY_ACCOUNT, Account, given, price_of, tests_of
 from provisioners.catalog.model import Catalog, Row
@@ -47,9 +48,14 @@ class _Case:
         return " or ".join(_names(row.zone.cloud for row in self.left))
 
 
-def why_nothing(candidate: Candidate, catalog: Catalog, account: Account = ANY_ACCOUNT) -> Nothing | None:
-    """None if the candidate has an offer."""
-    left: Sequence[Row] = catalog.rows
+def why_nothing(
+    candidate: Candidate,
+    catalog: Catalog,
+    account: Account = ANY_ACCOUNT,
+    usable: Callable[[Zone], bool] = lambda zone: True,
+) -> Nothing | None:
+    """None if the candidate has an offer. The catalog may have more than is `usable` here, for the sake of the hints."""
+    left: Sequence[Row] = [row for row in catalog.rows if usable(row.zone)]
     if not left:
         return Nothing("cloud", "the catalog is empty")
     for field, test in tests_of(candidate, account):
@@ -139,9 +145,14 @@ def _no_price(case: _Case) -> _Sentence:
 
 
 def _too_dear(case: _Case) -> _Sentence:
-    prices = (price_of(row, case.candidate, case.account) for row in case.left)
-    least, most = min(price for price in prices if price is not None), case.candidate.max_hourly_cost or 0.0
-    return f"{case.what} costs {least:g} USD per hour or more", f"max_hourly_cost is {most:g}"
+    prices = ((price_of(row, case.candidate, case.account), row) for row in case.left)
+    least, row = min(
+        ((price, row) for price, row in prices if price is not None),
+        key=lambda priced: (priced[0], priced[1].zone),
+    )
+    cheapest = f"{row.shape.name} in {row.zone.cloud}/{row.zone.name}"
+    most = case.candidate.max_hourly_cost or 0.0
+    return f"{case.what} costs {least:g} USD per hour or more ({cheapest})", f"max_hourly_cost is {most:g}"
 
 
 _SENTENCES: Mapping[str, Callable[[_Case], _Sentence]] = MappingProxyType(

@@ -23,6 +23,7 @@ from typing import ClassVar, Protocol, TypeVar
 
 from policies.model import Offer
 from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.bootstrap import ROOT
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
 from provisioners.gang import gang_of
@@ -34,6 +35,7 @@ from provisioners.machines import (
     MachineState,
     machine_token,
 )
+from provisioners.shell import Shell
 
 _TOKEN = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MAX_TOKEN - 2}}}[a-z0-9])?")
 A = TypeVar("A")
@@ -45,8 +47,8 @@ CONSISTENT_AFTER_S = 60.0  # what a cloud has accepted for less than this may be
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """What is known of what runs on a machine. `state` is SETUP, RUNNING, SETUP_FAILED or RUN_EXITED; `preempt_at`
-    (UNIX seconds) stands while the machine's metadata service says that it will be taken. `port` is the one that the
+    """What is known of what runs on a machine. `state` is SETUP, RUNNING, SETUP_FAILED, RUN_EXITED, or BROKEN if it is
+    not the machine that it was; `preempt_at` (UNIX seconds) stands while the machine's metadata service says that it will be taken. `port` is the one that the
     replica's server listens on."""
 
     state: InstanceState
@@ -74,6 +76,10 @@ class Hosts(Protocol):
 
     def log_window(self, machine: Machine) -> tuple[int, int]: ...
 
+    def log_in(self, machine: Machine) -> Shell:
+        """A connection of the caller's own. Raises ShellError or ProvisionError."""
+        ...
+
 
 class OrderOf(Protocol):
     """How a replica's order becomes one machine's: user, keys, user data, image, ports."""
@@ -82,7 +88,7 @@ class OrderOf(Protocol):
 
 
 class FleetProvisioner:
-    """A `Provisioner` and a `LogSource`. A cloud's own class gives it its `name`.
+    """A `Provisioner`, a `LogSource` and a `LoginSource`. A cloud's own class gives it its `name`.
 
     `offer` answers `offers`. Nothing is remembered that is not somewhere else as well, but for the orders of what is
     being brought up.
@@ -107,7 +113,9 @@ class FleetProvisioner:
         self._launching: set[str] = set()
         self._seen: dict[str, tuple[Machine, ...]] = {}  # by the replica's token, as last listed
         self._young: dict[str, float] = {}  # tokens, and when the cloud accepted them
+        self._forgetting = False
         self._lock = threading.Lock()
+        self._forgotten = threading.Condition(self._lock)
 
     # --- Provisioner
 
@@ -116,7 +124,8 @@ class FleetProvisioner:
 
     def launch(self, order: LaunchOrder) -> Instance:
         self._check(order)
-        with self._lock:
+        with self._forgotten:
+            self._forgotten.wait_for(lambda: not self._forgetting)
             self._launching.add(order.token)
         try:
             machines = self._create_all(order)
@@ -165,6 +174,31 @@ class FleetProvisioner:
         with self._lock:
             self._seen.pop(instance.token, None)
 
+    # --- what machines share
+
+    def forget(self, owner: str) -> Sequence[str]:
+        """`Machines.forget`, and launches kept apart from it: while one is under way, or a machine lives, nothing is
+        removed, and the sentence says so; one that begins meanwhile waits for the end, and makes anew what it needs."""
+        with self._forgotten:
+            if self._launching or self._forgetting:
+                return (f"{self.name} has a launch under way, so nothing that machines share is removed",)
+            self._forgetting = True
+        try:
+            alive = [one.id for one in self.machines.machines(owner) if not one.state.is_gone]
+            if alive:
+                return (
+                    f"{self.name} still has {', '.join(alive)}, so nothing that machines share is removed",
+                )
+            return self.machines.forget(owner)
+        finally:
+            with self._forgotten:
+                self._forgetting = False
+                self._forgotten.notify_all()
+
+    def usd_hour(self, machine: Machine) -> float | None:
+        """About what the machine costs; None where nobody knows."""
+        return None
+
     # --- LogSource
 
     def read_log(self, instance: Instance, offset: int, max_bytes: int, node: int = 0) -> bytes:
@@ -174,6 +208,17 @@ class FleetProvisioner:
     def log_window(self, instance: Instance, node: int = 0) -> tuple[int, int]:
         machine = self._node(instance, node)
         return (0, 0) if machine is None else self._hosts.log_window(machine)
+
+    # --- LoginSource
+
+    def log_in(self, instance: Instance) -> Shell:
+        machine = self._node(instance, 0)
+        if machine is None or machine.address is None:
+            raise TransientError(f"{instance.id} has no address yet", cloud=self.name, zone=instance.zone)
+        return self._hosts.log_in(machine)
+
+    def work_folder(self, instance: Instance) -> str:
+        return f"{ROOT}/machines/{machine_token(instance.token, 0)}/work"
 
     # --- inside
 
@@ -274,7 +319,9 @@ class FleetProvisioner:
         return () if seen else (_head_of(instance),)
 
     def _node(self, instance: Instance, node: int) -> Machine | None:
-        return next((one for one in self._gang(instance) if one.rank == node), None)
+        """Of a machine that does not run there is nothing to read."""
+        running = (one for one in self._gang(instance) if one.state is MachineState.RUNNING)
+        return next((one for one in running if one.rank == node), None)
 
     def _forget(self, token: str) -> None:
         """The cloud has forgotten it. With the lock held."""

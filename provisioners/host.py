@@ -73,14 +73,21 @@ class Host:
         """Run a step of bringing up. What failed on a full disk raises DiskFullError, whatever the program said."""
         try:
             return self._do(step, timeout_s)
-        except DiskFullError:
-            raise
         except CommandError as error:
-            disk = self.shell.run(f"df -Pk {shlex.quote(self.folder)} | tail -n 1", check=False).out.split()
-            if len(disk) > 3 and disk[3].isdigit() and int(disk[3]) < _FULL_KB:
-                name = self.shell.login.name
-                raise DiskFullError(f"{name}: the disk is full", error.output) from error
-            raise
+            full = self._full_disk()
+            if full is None:
+                raise
+            name = self.shell.login.name
+            raise DiskFullError(f"{name}: the disk is full ({full})", error.output) from error
+
+    def _full_disk(self) -> str | None:
+        """Which one, if the disk that our folder is on has no room left."""
+        said = self.shell.run(f"df -Pk {shlex.quote(self.folder)} | tail -n 1", check=False).out.decode()
+        match said.split():
+            case [device, size_kb, _, free_kb, _, mount] if free_kb.isdigit() and int(free_kb) < _FULL_KB:
+                return f"{device} on {mount}, {int(size_kb) / 1e6:.3g} GB"
+            case _:
+                return None
 
     def _do(self, step: Step, timeout_s: float) -> Output:
         script = f'export AGENT="$HOME"/{AGENT}; cd {shlex.quote(self.folder)} && '

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from provisioners.base import InstanceState, LaunchOrder
 from provisioners.bootstrap import Node, Step, steps_for
-from provisioners.bringup import BOOT_TIMEOUT_S, BringUp, BringUpError, Progress
+from provisioners.bringup import BOOT_TIMEOUT_S, BringUp, BringUpError, Progress, StrangerError
 from provisioners.clock import unix_now
 from provisioners.errors import ProvisionError
 from provisioners.fleet import HostReport, replica_token
@@ -30,14 +30,12 @@ _FINAL = (InstanceState.SETUP_FAILED, InstanceState.RUN_EXITED)
 
 
 class SshHosts:
-    """`login` says how to get into a machine. `is_booting`: machines are new, and need time to let us in. `image_of` is
-    the image that the order's scripts run in, "docker:NAME", if any."""
+    """`login` says how to get into a machine. `is_booting`: machines are new, and need time to let us in."""
 
     def __init__(
         self,
         login: Callable[[Machine], Login],
         *,
-        image_of: Callable[[LaunchOrder], str | None] = lambda order: None,
         is_booting: bool = True,
         boot_timeout_s: float = BOOT_TIMEOUT_S,
         poll_s: float = _POLL_S,
@@ -45,7 +43,6 @@ class SshHosts:
         dial: Callable[[Login], Shell] = connect,
     ) -> None:
         self._login = login
-        self._image_of = image_of
         self._is_booting = is_booting
         self._boot_timeout_s = boot_timeout_s
         self._poll_s = poll_s
@@ -60,7 +57,7 @@ class SshHosts:
             if machine.token in self._attendants:
                 return
             port = DEFAULT_PORT if order.port is None else order.port
-            node = Node(machine.token, machine.rank, tuple(node_ips), port, self._image_of(order))
+            node = Node(machine.token, machine.rank, tuple(node_ips), port, order.docker_image)
             attendant = Attendant(
                 replica_token(machine),
                 node,
@@ -92,10 +89,21 @@ class SshHosts:
             attendant.leave()
 
     def read_log(self, machine: Machine, offset: int, max_bytes: int) -> bytes:
-        return self._with_host(machine, lambda host: host.read_log(offset, max_bytes), b"")
+        said = self._with_host(machine, lambda host: host.read_log(offset, max_bytes), b"")
+        return said or self._last_words(machine)[offset : offset + max_bytes]
 
     def log_window(self, machine: Machine) -> tuple[int, int]:
-        return self._with_host(machine, lambda host: host.status(renew=False).log, (0, 0))
+        window = self._with_host(machine, lambda host: host.status(renew=False).log, (0, 0))
+        return window if window[1] else (0, len(self._last_words(machine)))
+
+    def _last_words(self, machine: Machine) -> bytes:
+        """Of a step that failed where no log could be written."""
+        with self._lock:
+            attendant = self._attendants.get(machine.token)
+        return b"" if attendant is None else attendant.last_words
+
+    def log_in(self, machine: Machine) -> Shell:
+        return self._dial(self._login(machine))
 
     def _gather(self, replica: str, rank: int, num_nodes: int) -> bool:
         """The node is prepared; whether all of them are."""
@@ -123,7 +131,8 @@ class _Left(Exception):
 
 
 class Attendant:
-    """One machine, and the thread that looks after it. `report` and `host` are replaced, never changed."""
+    """One machine, and the thread that looks after it. `report` and `host` are replaced, never changed. `last_words` are
+    what the step printed that failed."""
 
     def __init__(
         self,
@@ -143,6 +152,7 @@ class Attendant:
         self.node = node
         self.report = HostReport(InstanceState.SETUP, node.port, "waiting for ssh")
         self.host: Host | None = None
+        self.last_words = b""
         self._num_nodes = num_nodes
         self._poll_s = poll_s
         self._gather = gather
@@ -156,6 +166,7 @@ class Attendant:
             now=now,
             pause=self._pause,
             tell=self._tell_progress,
+            met=self._meet,
             is_booting=is_booting,
             boot_timeout_s=boot_timeout_s,
         )
@@ -172,11 +183,15 @@ class Attendant:
         try:
             while True:
                 try:
-                    self.host = self._bring_up.drive()
+                    host = self._bring_up.drive()
                     self._was_up = True
-                    self._watch(self.host)
+                    self._watch(host)
+                except StrangerError as error:
+                    self._lose(error.message)
+                    return
                 except (BringUpError, ProvisionError) as error:
                     if not self._was_up:
+                        self.last_words = error.tail.encode() if isinstance(error, BringUpError) else b""
                         self._fail(error.message)
                         return
                 except ShellError:
@@ -190,6 +205,13 @@ class Attendant:
 
     def _fail(self, message: str) -> None:
         self.report = HostReport(InstanceState.SETUP_FAILED, self.node.port, message)
+
+    def _lose(self, message: str) -> None:
+        """Whatever runs at that address: it is not the machine, so no request shall go there."""
+        self.report = HostReport(InstanceState.BROKEN, self.node.port, message)
+
+    def _meet(self, host: Host) -> None:
+        self.host = host  # its log can be read while it is brought up
 
     def _watch(self, host: Host) -> None:
         """Until the connection breaks, which raises."""
@@ -209,7 +231,15 @@ class Attendant:
 
     def _told(self, status: HostStatus) -> HostReport:
         state = InstanceState.SETUP if status.state is InstanceState.PENDING else status.state
-        return HostReport(state, status.port or self.node.port, status.message, status.preempt_at)
+        message = status.message
+        if state is InstanceState.SETUP:
+            message = self._doing(status)
+        return HostReport(state, status.port or self.node.port, message, status.preempt_at)
+
+    def _doing(self, status: HostStatus) -> str:
+        if not status.prepared:
+            return "running setup"
+        return "starting run" if self._has_gone else "waiting for the other nodes"
 
     def _tell_progress(self, progress: Progress) -> None:
         if not self._was_up:

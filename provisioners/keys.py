@@ -25,6 +25,7 @@ from provisioners.machines import MachineOrder
 SECRET_BYTES = 32
 LEASE_FOLDER = "/var/lib/skyserve"
 LEASE_FILE = f"{LEASE_FOLDER}/lease"
+DEAD_MAN_S = 12 * 3600  # a night of a laptop on which the controller lives
 MAX_USER_DATA_BYTES = 2048  # clouds allow 16 kB and more; a machine needs a few lines
 
 _KIND = b"ssh-ed25519"
@@ -69,37 +70,37 @@ def fingerprint(public: str) -> str:
     return "SHA256:" + b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-def user_data(order: MachineOrder, host_key: SshKey, lease_s: int = 1800) -> str:
+def user_data(order: MachineOrder, host_key: SshKey, lease_s: int = DEAD_MAN_S) -> str:
     """The script that a machine runs as root when it boots, the same on every cloud; less than 2 kB.
 
     It makes the user of the order, lets the order's key in, gives sshd the host key that we expect, and sets the
     dead-man switch: a machine from which no lease was heard (`LEASE_FILE`; see `host_agent`) for `lease_s` seconds of
     its running time shuts itself down, for then nobody pays attention to what it costs. The switch counts, and does
-    not look at the clock, which may be far off until the network has set it.
+    not look at the clock, which may be far off until the network has set it. Without a lease (0) there is no switch.
 
     It can be run any number of times: some clouds do so at every boot.
     """
     if not _USER.fullmatch(order.user):
         raise ValueError(f"{order.user!r} is no user name")
     every_s = max(1, min(60, lease_s // 30))
-    return _USER_DATA.format(
+    login = _LOGIN.format(
         user=order.user,
         public_key=shlex.quote(order.public_key.strip()),
         host_private=host_key.private.strip(),
         host_public=host_key.public,
-        folder=LEASE_FOLDER,
-        every_s=every_s,
-        missed=max(2, lease_s // every_s),
     )
+    if lease_s == 0:
+        return login
+    return login + _DEAD_MAN.format(folder=LEASE_FOLDER, every_s=every_s, missed=max(2, lease_s // every_s))
 
 
 # The account gets the password "*" (nobody's) instead of "!" (locked): a sshd without PAM lets no locked account in.
 # sshd reads its host keys when it starts. A signal (where there is no systemd) may come before it listens to signals, and
 # end it: whoever looks after it starts it again.
-_USER_DATA = """\
+_LOGIN = """\
 #!/bin/sh
 umask 077
-u={user}; d={folder}; k=/etc/ssh/ssh_host_ed25519_key
+u={user}; k=/etc/ssh/ssh_host_ed25519_key
 id $u >/dev/null 2>&1 || useradd -m -s /bin/bash -p '*' $u
 usermod -aG docker $u 2>/dev/null
 h=$(getent passwd $u | cut -d: -f6)
@@ -114,7 +115,10 @@ echo '{host_public}' >$k.pub; chmod 644 $k.pub; mv -f $k.new $k
 grep -qs "^HostKey $k" /etc/ssh/sshd_config || sed -i "1i HostKey $k" /etc/ssh/sshd_config
 if [ -d /run/systemd/system ]; then systemctl restart ssh 2>/dev/null || systemctl restart sshd
 else kill -HUP $(cat /run/sshd.pid) 2>/dev/null; fi
-mkdir -p $d; chown $u $d
+"""
+
+_DEAD_MAN = """\
+d={folder}; mkdir -p $d; chown $u $d
 cat >$d/deadman <<'E'
 n=0
 while sleep {every_s}; do

@@ -12,12 +12,14 @@ machine's own host key, which it needs to prove who it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Protocol
 
-from policies.model import CapacityType, Zone
+from policies.model import CapacityType, Role, Zone
+from provisioners.errors import ProvisionError
 
 OWNER_TAG = "skyserve-owner"
 SERVICE_TAG = "skyserve-service"
@@ -25,6 +27,7 @@ REPLICA_TAG = "skyserve-replica"
 TOKEN_TAG = "skyserve-token"  # noqa: S105 (an idempotency token is no secret)
 RANK_TAG = "skyserve-rank"
 NODES_TAG = "skyserve-nodes"
+ROLE_TAG = "skyserve-role"
 CAPACITY_TAG = "skyserve-capacity"
 
 MAX_TOKEN = 58  # of a replica; a machine's has its rank on top, and clouds allow 63
@@ -36,7 +39,7 @@ class MachineOrder:
 
     `token` is the machine's own: `machine_token` of the replica's token and the rank. `user_data` is run as root at
     first boot. `public_key` is the OpenSSH line of who may log in as `user`. `ports` are reachable from `sources`
-    (CIDR blocks), as is port 22. `image` is the cloud's own name of one, None for its default. `disk_gb` is of the boot
+    (CIDR blocks), as is port 22; `public_ports` from everywhere. `image` is the cloud's own name of one, None for its default. `disk_gb` is of the boot
     disk, None for the cloud's default.
     """
 
@@ -59,6 +62,8 @@ class MachineOrder:
     ports: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+    role: Role = Role.REPLICA
+    public_ports: tuple[int, ...] = ()
 
     @property
     def tags(self) -> dict[str, str]:
@@ -73,6 +78,7 @@ class MachineOrder:
             RANK_TAG: str(self.rank),
             NODES_TAG: str(self.num_nodes),
             CAPACITY_TAG: self.capacity_type.value,
+            ROLE_TAG: self.role.value,
         }
 
 
@@ -114,6 +120,7 @@ class Machine:
     launched_at: float | None = None
     preempt_at: float | None = None
     message: str = ""
+    instance_type: str = ""
 
 
 class SpotPrice(Protocol):
@@ -124,11 +131,18 @@ class SpotPrice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something that is billed, or in the way, and belongs to no machine any more: a disk, an address, a card."""
+    """Something that is billed, or in the way, and belongs to no machine any more: a disk, an address, a card.
+
+    The rest is as far as it is known: `token` of the machine that it came with, `created_at` in UNIX seconds, and about
+    what it costs.
+    """
 
     kind: str
     id: str
     region: str
+    token: str = field(default="", compare=False)
+    created_at: float | None = field(default=None, compare=False)
+    usd_month: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +154,16 @@ class Finding:
     message: str = ""
 
 
+#: Told of a region that cannot be listed, and why, the others are listed all the same. May be called on other threads.
+Silent = Callable[[str, ProvisionError], None]
+
+
 class Machines(Protocol):
-    """A cloud that rents machines. Thread-safe. Raises the classes of `provisioners.errors` only."""
+    """A cloud that rents machines. Thread-safe. Raises the classes of `provisioners.errors` only.
+
+    A list is never a part of the truth, since what it lacks counts as gone: a region that cannot be listed is an error.
+    Who can do with a part says so by `silent`.
+    """
 
     name: ClassVar[str]
 
@@ -156,9 +178,9 @@ class Machines(Protocol):
         """
         ...
 
-    def machines(self, owner: str) -> Sequence[Machine]:
+    def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
         """The truth, by tag, over all regions where the owner may have any; dying ones and, as long as the cloud tells,
-        dead ones included. Never a part of it: a region that cannot be listed is an error."""
+        dead ones included."""
         ...
 
     def destroy(self, machine: Machine) -> None:
@@ -169,12 +191,17 @@ class Machines(Protocol):
         """USD per hour by (instance type, zone name), as far as the cloud tells. May take seconds."""
         ...
 
-    def leftovers(self, owner: str) -> Sequence[Leftover]:
-        """What carries the owner's tag and belongs to no machine. Not what is shared by machines to come."""
+    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        """What carries the owner's tag and belongs to no machine, in an order in which it can be removed. Not what is
+        `shared` by machines to come."""
         ...
 
     def remove(self, leftover: Leftover) -> None:
-        """Already gone is success."""
+        """Already gone is success. The cloud refuses to remove what a machine uses."""
+        ...
+
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        """What the owner's machines share, and `forget` removes."""
         ...
 
     def forget(self, owner: str) -> Sequence[str]:
@@ -191,3 +218,8 @@ class Machines(Protocol):
 def machine_token(token: str, rank: int) -> str:
     """Of the machine of that rank. The head's is the replica's own."""
     return token if rank == 0 else f"{token}-n{rank}"
+
+
+def token_of_replica(token: str) -> str:
+    """Of the replica whose machine has that token. A replica's own ends in hexadecimal digits."""
+    return re.sub(r"-n[1-9][0-9]*$", "", token)

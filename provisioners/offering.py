@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from policies.model import CapacityType, Offer, Zone
 from provisioners.base import Candidate, Requirements
+from provisioners.candidates import ranked_by
+from provisioners.candidates_why import Nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,44 @@ def offers_for(need: Requirements, prices: Sequence[ZonePrices], instance_type: 
     price grows with the number of accelerators and of nodes, and `cpus` and `memory` are not looked at.
     """
     per_candidate = [
-        sorted(_fitting(candidate, prices, instance_type, need.num_nodes), key=_by_price)
+        sorted(_fitting(candidate, prices, instance_type, need.num_nodes), key=ranked_by(need.work))
         for candidate in need.candidates
     ]
     offers = dict.fromkeys(offer for group in per_candidate for offer in group)
-    return list(offers) if need.ordered else sorted(offers, key=_by_price)
+    return list(offers) if need.ordered else sorted(offers, key=ranked_by(need.work))
+
+
+def why_nothing(candidate: Candidate, prices: Sequence[ZonePrices]) -> Nothing | None:
+    """Which wish of the candidate left nothing; None if it has an offer. Places and prices alone can."""
+    left: Sequence[ZonePrices] = prices
+    for field, asked in (("region", _or_any(candidate.region)), ("zone", _or_any(candidate.zone))):
+        known = [_named(each.zone, field) for each in left]
+        left = [each for each in left if asked in (None, _named(each.zone, field))]
+        if not left:
+            names = ", ".join(sorted(set(known))) or "none"
+            return Nothing(field, f"{candidate.cloud} has no {field} {asked!r}", f"it has {names}")
+    if next(_fitting(candidate, left, "", 1), None) is not None:
+        return None
+    least = min(_node_usd_hour(candidate, each) for each in left)
+    return Nothing(
+        "max_hourly_cost",
+        f"the cheapest node on {candidate.cloud} costs {least:g} USD per hour",
+        f"max_hourly_cost is {candidate.max_hourly_cost:g}",
+    )
+
+
+def _named(zone: Zone, field: str) -> str:
+    return zone.region if field == "region" else zone.name
+
+
+def _node_usd_hour(candidate: Candidate, known: ZonePrices) -> float:
+    capacity_type = CapacityType.SPOT if candidate.use_spot else CapacityType.ON_DEMAND
+    return round(known.price_usd_hour(capacity_type) * _scale(candidate), 6)
+
+
+def _scale(candidate: Candidate) -> float:
+    """A machine is worth its accelerators; one without any is worth one."""
+    return (candidate.accelerator_count if candidate.accelerator else 0.0) or 1.0
 
 
 def _fitting(
@@ -40,9 +75,8 @@ def _fitting(
 ) -> Iterator[Offer]:
     capacity_type = CapacityType.SPOT if candidate.use_spot else CapacityType.ON_DEMAND
     count = candidate.accelerator_count if candidate.accelerator else 0.0
-    scale = count or 1.0
     for known in prices:
-        node_usd_hour = round(known.price_usd_hour(capacity_type) * scale, 6)
+        node_usd_hour = _node_usd_hour(candidate, known)
         if _fits(candidate, known.zone) and node_usd_hour <= _most(candidate):
             yield Offer(
                 zone=known.zone,
@@ -51,7 +85,7 @@ def _fitting(
                 accelerator_count=count,
                 capacity_type=capacity_type,
                 price_usd_hour=round(node_usd_hour * num_nodes, 6),
-                on_demand_usd_hour=round(known.on_demand_usd_hour * scale * num_nodes, 6),
+                on_demand_usd_hour=round(known.on_demand_usd_hour * _scale(candidate) * num_nodes, 6),
             )
 
 
@@ -67,7 +101,3 @@ def _most(candidate: Candidate) -> float:
 
 def _or_any(wish: str | None) -> str | None:
     return None if wish == "*" else wish
-
-
-def _by_price(offer: Offer) -> tuple[float, Zone]:
-    return offer.price_usd_hour, offer.zone

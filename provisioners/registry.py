@@ -13,22 +13,41 @@ PROVISIONERS: Mapping[str, str] = MappingProxyType(
     {
         "local": "provisioners.local.cloud:LocalProvisioner",
         "aws": "provisioners.aws.cloud:AwsProvisioner",
+        "gcp": "provisioners.gcp.cloud:GcpProvisioner",
+        "azure": "provisioners.azure.cloud:AzureProvisioner",
         "ssh": "provisioners.ssh.cloud:SshProvisioner",
         "fake": "provisioners.fake:FakeProvisioner",
     }
 )
 
 
+_OURS = frozenset({"policies", "provisioners"})
+
+
 class UnknownCloudError(LookupError):
     """Nothing of that name is registered; the message lists what is."""
 
 
+class MissingSdkError(ImportError):
+    """The cloud's SDK, one of our extras, is not installed; the message says how."""
+
+
 def provisioner_class(name: str, known: Mapping[str, str] = PROVISIONERS) -> type[Provisioner]:
-    """The class behind a cloud's name. What its constructor takes is the cloud's own business."""
+    """The class behind a cloud's name. What its constructor takes is the cloud's own business.
+
+    Raises UnknownCloudError, and MissingSdkError where the cloud's SDK is not installed.
+    """
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UnknownCloudError(f"there is no cloud {name!r} (known: {', '.join(sorted(known))}){hint}")
     module, _, attribute = known[name].partition(":")
-    found: type[Provisioner] = getattr(import_module(module), attribute)
+    try:
+        found: type[Provisioner] = getattr(import_module(module), attribute)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] in _OURS:
+            raise  # a mistake of ours, which no installation mends
+        raise MissingSdkError(
+            f"the SDK of {name} is not installed: pip install 'skyserve[{name}]' ({error})", name=error.name
+        ) from error
     return found

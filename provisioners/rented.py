@@ -1,6 +1,6 @@
 """A cloud's provisioner, put together: its machines, hosts over SSH with keys of our own, offers from the catalog.
 
-    AWS = the fleet over `AwsMachines`, and so on
+    AWS = the fleet over `AwsMachines`, Google Cloud over `GcpMachines`, Azure over `AzureMachines`
 
 The catalog says what there is and what it cost; what a spot machine costs now is asked of the cloud in the background,
 every few minutes, and used as long as it is fresh.
@@ -8,11 +8,13 @@ every few minutes, and used as long as it is fresh.
 
 from __future__ import annotations
 
+import difflib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from policies.model import Offer, Zone
+from policies.model import Offer, Role, Zone
 from provisioners.base import LaunchOrder, Requirements
 from provisioners.candidates import Account, offers_of
 from provisioners.catalog.model import Catalog
@@ -20,43 +22,73 @@ from provisioners.clock import unix_now
 from provisioners.errors import ProvisionError
 from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import DEFAULT_PORT, SshHosts
-from provisioners.keys import Keys, user_data
+from provisioners.keys import DEAD_MAN_S, Keys, user_data
 from provisioners.machines import Machine, MachineOrder, Machines, machine_token
 from provisioners.shell import Login
+from provisioners.small import small_offers
 
 USER = "skyserve"
 ANYWHERE = ("0.0.0.0/0",)  # ssh lets in who has the key; name `sources` to let in fewer
+DISK_GB = 256  # SkyPilot's: an engine, its image and the weights of a model, where nobody says
 PRICES_EVERY_S = 300.0
 PRICES_KEPT_S = 3600.0  # an older price is worth less than the catalog's
 
 
+class Section(Protocol):
+    """What config.yaml says about any cloud that rents machines; None is the default. A cloud's own module adds what
+    only it understands."""
+
+    regions: tuple[str, ...] | None
+    use_private_ip: bool
+    image: str | None
+    disk_gb: int | None
+    sources: tuple[str, ...] | None
+    labels: dict[str, str]
+    dead_man_minutes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Rent:
-    """What the user has set for a cloud that rents machines. `sources` are the CIDR blocks from which machines can be
-    reached; `image` is the cloud's own name of one."""
+    """What the user has set for the machines of a cloud. `sources` are the CIDR blocks from which machines can be
+    reached; `image` is the cloud's own name of one. A machine that no controller has visited for `dead_man_s` ends itself;
+    0: never."""
 
     image: str | None = None
     disk_gb: int | None = None
     sources: tuple[str, ...] = ANYWHERE
     labels: Mapping[str, str] = field(default_factory=dict)
+    dead_man_s: int = DEAD_MAN_S
 
 
 class RentedProvisioner(FleetProvisioner):
     """Of one cloud; its own module gives it its machines and its `name`. `catalog` has that cloud's rows, `secret` are
-    the 32 bytes of the home from which all keys follow, `zone_ids` map the account's names of zones to the catalog's."""
+    the 32 bytes of the home from which all keys follow, `zone_ids` map the account's names of zones to the catalog's.
+
+    Nothing is asked of the cloud before somebody calls. ValueError if the section names a region that is none.
+    """
 
     def __init__(
         self,
         machines: Machines,
+        section: Section,
         catalog: Catalog,
         secret: bytes,
-        rent: Rent,
         *,
         zone_ids: Mapping[str, str] | None = None,
         now: Callable[[], float] = unix_now,
     ) -> None:
+        if section.regions is not None:
+            catalog = within(catalog, section.regions, machines.name)
+        rent = Rent(
+            image=section.image,
+            disk_gb=section.disk_gb,
+            sources=section.sources or ANYWHERE,
+            labels=section.labels,
+            dead_man_s=60 * section.dead_man_minutes,
+        )
         prices = SpotPrices(machines, [zone.region for zone in zones_of(catalog)], now)
-        account = Account(spot_price=prices, zone_ids=zone_ids or {})
+        account = self.account = Account(spot_price=prices, zone_ids=zone_ids or {})
+        self._catalog = catalog
         super().__init__(
             machines,
             SshHosts(lambda machine: login_of(machine, secret), now=now),
@@ -65,10 +97,28 @@ class RentedProvisioner(FleetProvisioner):
             now,
         )
 
+    def usd_hour(self, machine: Machine) -> float | None:
+        rows = self._catalog.by_instance_type.get(machine.instance_type.lower(), ())
+        prices = (row.price(machine.capacity_type) for row in rows if row.zone == machine.zone)
+        return next((price.usd_hour for price in prices if price is not None), None)
+
 
 def offer(need: Requirements, catalog: Catalog, account: Account, prices: SpotPrices) -> list[Offer]:
+    if need.role is Role.LOAD_BALANCER:
+        return small_offers(need, prices.cloud, zones_of(catalog))
     prices.refresh_soon()
     return offers_of(need, catalog, account)
+
+
+def within(catalog: Catalog, regions: Sequence[str], cloud: str) -> Catalog:
+    """The catalog of these regions alone. ValueError for one that it does not know: nothing could be had there."""
+    known = {listing.region for listing in catalog.listings}
+    for region in regions:
+        if region not in known:
+            close = difflib.get_close_matches(region, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f" (known: {', '.join(sorted(known))})"
+            raise ValueError(f"clouds.{cloud}.regions: {cloud} has no region {region!r}{hint}")
+    return catalog.within(regions)
 
 
 def zones_of(catalog: Catalog) -> list[Zone]:
@@ -92,6 +142,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
     """One machine of the replica. The same order always gives the same, to the byte."""
     keys = Keys(secret, order.owner)
     token = machine_token(order.token, rank)
+    port, is_public = order.port or DEFAULT_PORT, order.role is Role.LOAD_BALANCER
     plain = MachineOrder(
         token=token,
         owner=order.owner,
@@ -106,13 +157,15 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         user=USER,
         accelerator=order.offer.accelerator,
         accelerator_count=order.offer.accelerator_count,
-        image=rent.image,
-        disk_gb=rent.disk_gb,
-        ports=(order.port or DEFAULT_PORT,),
+        image=order.machine_image or rent.image,
+        disk_gb=order.disk_gb or rent.disk_gb or DISK_GB,
+        ports=() if is_public else (port,),
+        public_ports=(port,) if is_public else (),
         sources=rent.sources,
-        labels=rent.labels,
+        labels={**rent.labels, **order.labels},
+        role=order.role,
     )
-    return replace(plain, user_data=user_data(plain, keys.host(token)))
+    return replace(plain, user_data=user_data(plain, keys.host(token), rent.dead_man_s))
 
 
 class SpotPrices:
@@ -126,6 +179,10 @@ class SpotPrices:
         self._asked_at = float("-inf")
         self._told_at = float("-inf")
         self._lock = threading.Lock()
+
+    @property
+    def cloud(self) -> str:
+        return self._machines.name
 
     def __call__(self, instance_type: str, zone: Zone) -> float | None:
         if self._now() - self._told_at > PRICES_KEPT_S:

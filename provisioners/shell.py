@@ -149,11 +149,11 @@ class Shell:
 
     def put(self, path: str, data: bytes, *, mode: int = 0o600, timeout_s: float = 60.0) -> None:
         """Write a file of the host, whole or not at all. A relative path starts at the user's home."""
-        # The length tells a file from the first part of one whose sender has died.
+        # The length tells a file from the first part of one whose sender has died; two may send the same one at once.
         script = (
-            f'umask 077; mkdir -p "$(dirname {_q(path)})" && cat >{_q(path)}.new '
-            f"&& [ $(wc -c <{_q(path)}.new) -eq {len(data)} ] "
-            f"&& chmod {mode:o} {_q(path)}.new && mv -f {_q(path)}.new {_q(path)}"
+            f'umask 077; new={_q(path)}.new.$$; mkdir -p "$(dirname {_q(path)})" && cat >"$new" '
+            f'&& [ "$(wc -c <"$new")" -eq {len(data)} ] && chmod {mode:o} "$new" && mv -f "$new" {_q(path)} '
+            f'|| {{ rm -f "$new"; exit 1; }}'
         )
         self.run(script, stdin=data, timeout_s=timeout_s)
 
@@ -161,6 +161,19 @@ class Shell:
         """A part of a file. Empty at its end, and if there is no such file."""
         script = f"[ ! -f {_q(path)} ] || tail -c +{offset + 1} {_q(path)} | head -c {min(max_bytes, _MOST_OUTPUT_BYTES)}"
         return self.run(script, timeout_s=timeout_s).out
+
+    def dial(self, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> paramiko.Channel:
+        """A connection to a port of the host's own loopback. Raises UnreachableError."""
+        try:
+            transport = self._client.get_transport()
+            if transport is None:
+                raise EOFError("closed")
+            here = ("127.0.0.1", port)
+            return transport.open_channel("direct-tcpip", here, here, timeout=timeout_s)
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise UnreachableError(
+                f"{self.login.name}: port {port} cannot be reached ({_why(error)})"
+            ) from error
 
     @property
     def is_open(self) -> bool:

@@ -46,6 +46,7 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "simulate": Verb("Show what a service would have cost on a spot market, and how often it would have been short.", FILES),
         "check": Verb("Check which clouds can be used from here.", MACHINERY),
         "catalog": Verb("List what machines the clouds have, where, and what they cost.", MACHINERY, family=True),
+        "gc": Verb("Find what is left in the clouds and belongs to nothing we know, and remove it.", MACHINERY),
         "controller": Verb("Start, stop and look at the controller.", MACHINERY, family=True),
         "local": Verb("Play with the local cloud: its zones, its capacity, its spot market.", MACHINERY, family=True),
         "engine": Verb("Run an OpenAI-compatible server that takes an LLM engine's time, without a GPU.", MACHINERY),
@@ -64,6 +65,7 @@ EXIT_CODES: Mapping[str, int] = MappingProxyType(
         "provisioners.catalog.model.CatalogError": 1,
         "skyserve_cli.clouds.CloudNotEnabledError": 1,
         "skyserve_cli.controller.client.RefusedError": 1,
+        "skyserve_cli.controller.client.MisconfiguredError": 2,
         "skyserve_cli.controller.client.ControllerDownError": 1,
     }
 )

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
-from provisioners.base import Provisioner, Requirements
-from provisioners.catalog import load
+from policies.model import Offer, Role, Zone
+from provisioners import offering
+from provisioners.base import Candidate, Provisioner, Requirements
+from provisioners.candidates import Account, Customer, in_order, offers_of
+from provisioners.candidates_why import Nothing, why_nothing
+from provisioners.catalog import Catalog, load
+from provisioners.clock import unix_now
 from provisioners.local.cloud import LocalProvisioner
-from provisioners.registry import provisioner_class
-from skyserve_cli.config import Config, ConfigError
+from provisioners.registry import MissingSdkError, UnknownCloudError, provisioner_class
+from provisioners.small import small_offers
+from provisioners.ssh import pool
+from skyserve_cli.config import AwsConfig, Config, ConfigError, RentedConfig, SshConfig
 from skyserve_cli.home import Home
+
+if TYPE_CHECKING:
+    from skyserve_cli.controller.names import Publisher
+
+_CATALOG = "the catalog"  # stands for every cloud that it has
 
 
 class CloudNotEnabledError(Exception):
@@ -26,11 +40,12 @@ class Clouds:
     home: Home
     config: Config
     _made: dict[str, Provisioner] = field(default_factory=dict)
+    _names: Publisher | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def enabled(self) -> tuple[str, ...]:
-        return tuple(name for name, cloud in self.config.clouds.items() if cloud.enabled)
+        return self.config.enabled
 
     def get(self, name: str) -> Provisioner:
         with self._lock:
@@ -49,13 +64,9 @@ class Clouds:
         """`need` restricted to enabled clouds. A candidate that names none means any of them, but this machine
         itself (`local`) only if it is named or there is nothing else. Raises CloudNotEnabledError if nothing
         is left."""
-        remote = [name for name in self.enabled if name != "local"]
-        kept = []
-        for candidate in need.candidates:
-            if candidate.cloud is None:
-                kept += [replace(candidate, cloud=name) for name in remote or self.enabled]
-            elif candidate.cloud in self.enabled:
-                kept.append(candidate)
+        kept = [
+            replace(candidate, cloud=name) for candidate in need.candidates for name in self._meant(candidate)
+        ]
         if not kept:
             named = sorted({candidate.cloud for candidate in need.candidates if candidate.cloud})
             wanted = (
@@ -69,19 +80,115 @@ class Clouds:
             )
         return replace(need, candidates=tuple(kept))
 
-    def _make(self, name: str) -> Provisioner:
-        """What each cloud's constructor takes. Raises UnknownCloudError, and ConfigError for what it makes of its
-        section."""
-        cloud = provisioner_class(name)
-        if issubclass(cloud, LocalProvisioner):
-            return cloud(self.home.root)
-        build = cast("Callable[..., Provisioner]", cloud)
-        section = self.config.clouds[name]
+    def names(self) -> Publisher:
+        """Route 53, with the credentials that `aws` has here; also if no machine is ever rented there."""
+        with self._lock:
+            if self._names is None:
+                route53 = import_module("provisioners.aws.names")
+                section = self.config.clouds.get("aws")
+                profile = section.profile if isinstance(section, AwsConfig) else None
+                self._names = cast("Publisher", route53.Route53Names(profile, unix_now, time.sleep))
+            return self._names
+
+    def name_region(self, cloud: str, region: str) -> str:
+        """The region of Route 53 by which an agent in that one is found."""
+        nearest: str = import_module("provisioners.aws.names").nearest_region(cloud, region)
+        return nearest
+
+    def listed(self, need: Requirements) -> tuple[Offer, ...]:
+        """The offers best first, as the catalog and our own files have them. Nobody is asked: no credentials are needed
+        and no SDK is loaded, and what spot machines cost at this moment is not known. Raises CloudNotEnabledError."""
+
+        def ask(part: Requirements) -> list[Offer]:
+            return [offer for name in self.enabled for offer in self._listed(name, part)]
+
+        return in_order(self.resolve(need), ask)
+
+    def why_nothing(self, candidate: Candidate) -> Nothing | None:
+        """Why no enabled cloud has an offer for the candidate; None if one has, or nobody can say why."""
+        if candidate.cloud is not None and candidate.cloud not in self.enabled:
+            enabled = ", ".join(self.enabled) or "none"
+            message = f"{candidate.cloud} is not enabled here (enabled: {enabled})"
+            return Nothing("cloud", message, f"enable it in {self.home.config}")
+        reasons = []
+        for name in dict.fromkeys(self._kind(each) for each in self._meant(candidate)):
+            if name == _CATALOG:
+                reasons.append(why_nothing(candidate, self._catalog(), self._accounts(), self._is_usable))
+            elif name == "ssh":
+                reasons.append(pool.why_nothing(self._pools(), candidate))
+            elif isinstance(cloud := self.get(name), LocalProvisioner):
+                reasons.append(offering.why_nothing(candidate, cloud.prices()))
+            else:
+                return None
+        return None if None in reasons else reasons[0]
+
+    # --- inside
+
+    def _meant(self, candidate: Candidate) -> Sequence[str]:
+        """The enabled clouds that it may be on."""
+        if candidate.cloud is not None:
+            return [candidate.cloud] if candidate.cloud in self.enabled else []
+        return [name for name in self.enabled if name != "local"] or self.enabled
+
+    def _listed(self, name: str, need: Requirements) -> Sequence[Offer]:
+        if self._kind(name) == _CATALOG:
+            rented, regions = self._catalog().of(name), self._regions(name)
+            rented = rented if regions is None else rented.within(regions)
+            if need.role is Role.LOAD_BALANCER:
+                return small_offers(need, name, (row.zone for row in rented.rows))
+            return offers_of(need, rented)
+        return pool.offers_of(self._pools(), need) if name == "ssh" else self.get(name).offers(need)
+
+    def _kind(self, name: str) -> str:
+        return _CATALOG if name in self._catalog().clouds else name
+
+    def _catalog(self) -> Catalog:
+        return load(self.home.root)
+
+    def _pools(self) -> pool.Pools:
         try:
-            if name == "ssh":
-                return build(section.pools or {}, self.home.machine_secret())
-            if name == "aws":
-                return build(section, load(self.home.root).of(name), self.home.machine_secret())
+            section = self.config.clouds["ssh"]
+            return pool.load_pools(section.pools if isinstance(section, SshConfig) else {})
         except ValueError as error:
             raise ConfigError(f"{self.home.config}: {error}") from error
-        return build()
+
+    def _regions(self, name: str) -> tuple[str, ...] | None:
+        section = self.config.clouds[name]
+        return section.regions if isinstance(section, RentedConfig) else None
+
+    def _is_usable(self, zone: Zone) -> bool:
+        if zone.cloud not in self.enabled:
+            return False
+        regions = self._regions(zone.cloud)
+        return regions is None or zone.region in regions
+
+    def _accounts(self) -> Account:
+        """What is known of the user's accounts: those of clouds that have been used already."""
+        with self._lock:
+            made = {name: one.account for name, one in self._made.items() if isinstance(one, Customer)}
+
+        def spot_price(instance_type: str, zone: Zone) -> float | None:
+            ask = made[zone.cloud].spot_price if zone.cloud in made else None
+            return None if ask is None else ask(instance_type, zone)
+
+        zone_ids = {mine: zone for one in made.values() for mine, zone in one.zone_ids.items()}
+        return Account(spot_price=spot_price, zone_ids=zone_ids)
+
+    def _make(self, name: str) -> Provisioner:
+        """What each cloud's constructor takes. Raises ConfigError for a cloud that is none, or lacks its SDK, and for
+        what the cloud makes of its section."""
+        section = self.config.clouds.get(name)
+        try:
+            cloud = provisioner_class(name)
+            if issubclass(cloud, LocalProvisioner):
+                return cloud(self.home.root)
+            build = cast("Callable[..., Provisioner]", cloud)
+            match section:
+                case SshConfig():
+                    return build(section.pools, self.home.machine_secret(), self.home.hosts_seen)
+                case RentedConfig():
+                    return build(section, load(self.home.root).of(name), self.home.machine_secret())
+                case _:
+                    return build()
+        except (UnknownCloudError, MissingSdkError, ValueError) as error:
+            raise ConfigError(f"{self.home.config}: {error}") from error

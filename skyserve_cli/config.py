@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from skyserve_cli.spec.problems import did_you_mean, dotted
 
 _MAX_BYTES = 1 << 20
 
@@ -23,6 +27,9 @@ class _Strict(BaseModel):
 
 class ControllerConfig(_Strict):
     tick_seconds: float = Field(default=1.0, gt=0.01, le=60, description="longest time between two ticks")
+    sweep_minutes: float = Field(
+        default=15.0, gt=0.001, le=1440, description="how often the clouds are searched for what nobody needs"
+    )
 
 
 class LoadBalancerConfig(_Strict):
@@ -40,29 +47,66 @@ class LoadBalancerConfig(_Strict):
 
 
 class CloudConfig(_Strict):
+    """What every cloud has."""
+
     enabled: bool = True
     poll_seconds: float | None = Field(
         default=None, gt=0.05, le=600, description="how often the cloud is listed"
     )
-    pools: dict[str, Any] | None = Field(default=None, description="your own hosts, by pool")
-    regions: tuple[str, ...] | None = Field(default=None, description="the only ones to look at")
-    profile: str | None = Field(default=None, description="of the AWS configuration files")
-    vpc: str | None = Field(default=None, description="id or name of the network to use")
+
+
+class SshConfig(CloudConfig):
+    pools: dict[str, Any] = Field(
+        default={}, min_length=1, validate_default=True, description="your own hosts, by pool"
+    )
+
+
+class RentedConfig(CloudConfig):
+    """What every cloud has that rents machines; `provisioners.rented.Section`."""
+
+    regions: tuple[str, ...] | None = Field(
+        default=None, min_length=1, description="the only ones to look at"
+    )
     use_private_ip: bool = Field(default=False, description="machines are reached inside their network")
     image: str | None = Field(default=None, description="the cloud's own name of the image to boot")
     disk_gb: int | None = Field(default=None, ge=10, le=65536, description="of the boot disk")
     sources: tuple[str, ...] | None = Field(default=None, description="CIDR blocks that may reach machines")
     labels: dict[str, str] = Field(default={}, description="tags of all that is made")
+    dead_man_minutes: int = Field(
+        default=720,
+        ge=0,
+        le=43200,
+        description="a machine that no controller has visited for so long ends itself; 0: never",
+    )
+
+    @field_validator("sources")
+    @classmethod
+    def _are_blocks(cls, sources: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for source in sources or ():
+            ip_network(source, strict=False)  # its ValueError says which, and why
+        return sources
 
 
-_OF_ALL = frozenset({"enabled", "poll_seconds"})
-_OF_CLOUD: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        "ssh": frozenset({"pools"}),
-        "aws": frozenset(
-            {"regions", "profile", "vpc", "use_private_ip", "image", "disk_gb", "sources", "labels"}
-        ),
-    }
+class AwsConfig(RentedConfig):
+    profile: str | None = Field(default=None, description="of the AWS configuration files")
+    vpc: str | None = Field(default=None, description="id or name of the network to use")
+
+
+class GcpConfig(RentedConfig):
+    project: str | None = Field(default=None, description="its id; by default that of the credentials")
+    network: str | None = Field(default=None, description="name of the one to use, instead of one of our own")
+    endpoint: str | None = Field(default=None, description="another address of Google's APIs")
+    billing_api_key: str | None = Field(default=None, description="for live spot prices", repr=False)
+
+
+class AzureConfig(RentedConfig):
+    subscription_id: str = Field(description="`az account show --query id` prints it")
+    subnets: dict[str, str] = Field(default={}, description="ids of your own, by region")
+    arm_url: str | None = Field(default=None, description="of a cloud other than the public one")
+
+
+SECTIONS: Mapping[str, type[CloudConfig]] = MappingProxyType(
+    {"ssh": SshConfig, "aws": AwsConfig, "gcp": GcpConfig, "azure": AzureConfig}
 )
 
 
@@ -71,18 +115,34 @@ class Config(_Strict):
     load_balancer: LoadBalancerConfig = LoadBalancerConfig()
     clouds: dict[str, CloudConfig] = {"local": CloudConfig(poll_seconds=0.5)}
 
-    @model_validator(mode="after")
-    def _settings_are_of_their_cloud(self) -> Config:
-        strange = [
-            f"clouds.{name}.{key}: {name} has no such setting"
-            for name, cloud in self.clouds.items()
-            for key in sorted(cloud.model_fields_set - _OF_ALL - _OF_CLOUD.get(name, frozenset()))
-        ]
-        if "ssh" in self.clouds and not self.clouds["ssh"].pools:
-            strange.append("clouds.ssh.pools: must name your hosts, by pool")
-        if strange:
-            raise ValueError("; ".join(strange))
-        return self
+    @property
+    def enabled(self) -> tuple[str, ...]:
+        """The clouds that may be used."""
+        return tuple(name for name, cloud in self.clouds.items() if cloud.enabled)
+
+    @field_validator("clouds", mode="plain")
+    @classmethod
+    def _each_as_its_own(cls, sections: object) -> dict[str, CloudConfig]:
+        """A cloud's section is read by the cloud's own model; one that says nothing has the defaults."""
+        if not isinstance(sections, Mapping):
+            raise ValueError("must be settings by the names of clouds")
+        read, wrong = dict[str, CloudConfig](), list[InitErrorDetails]()
+        for name, section in sections.items():
+            kind = SECTIONS.get(name, CloudConfig)
+            try:
+                read[name] = kind.model_validate({} if section is None else section)
+            except ValidationError as error:
+                wrong += [
+                    InitErrorDetails(
+                        type=PydanticCustomError(each["type"], each["msg"]),
+                        loc=(name, *each["loc"]),
+                        input=each["input"],
+                    )
+                    for each in error.errors()
+                ]
+        if wrong:
+            raise ValidationError.from_exception_data("clouds", wrong)
+        return read
 
 
 def load_config(path: Path) -> Config:
@@ -100,9 +160,34 @@ def load_config(path: Path) -> Config:
     try:
         return Config.model_validate({} if content is None else content)
     except ValidationError as error:
-        lines = [": ".join(filter(None, [str(path), _dotted(e["loc"]), e["msg"]])) for e in error.errors()]
-        raise ConfigError("\n".join(lines)) from error
+        raise ConfigError(
+            "\n".join(
+                f"{path}: {_sentence(each['loc'], each['type'], each['msg'])}" for each in error.errors()
+            )
+        ) from error
 
 
-def _dotted(where: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, where))
+def _sentence(where: tuple[int | str, ...], kind: str, message: str) -> str:
+    """One problem: the path in the file, and what is wrong there."""
+    model, key = _model_above(where), str(where[-1]) if where else ""
+    field = model.model_fields.get(key)
+    if kind == "extra_forbidden":
+        hint = did_you_mean(key, model.model_fields)
+        what = f"{where[1]} has no such setting" if where[0] == "clouds" else "there is no such setting"
+        message = f"{what}; {hint}" if hint else what
+    elif kind in ("missing", "too_short") and field is not None:
+        message = f"is missing ({field.description})"
+    return ": ".join(filter(None, [dotted(where), message.removeprefix("Value error, ")]))
+
+
+def _model_above(where: tuple[int | str, ...]) -> type[BaseModel]:
+    """The model that has, or lacks, the last key of the path."""
+    match where:
+        case ("clouds", str(name), _, *_):
+            return SECTIONS.get(name, CloudConfig)
+        case ("controller", _, *_):
+            return ControllerConfig
+        case ("load_balancer", _, *_):
+            return LoadBalancerConfig
+        case _:
+            return Config

@@ -71,6 +71,16 @@ class Home:
     def load_balancers(self) -> Path:
         return self.root / "lb"
 
+    @property
+    def hosts_seen(self) -> Path:
+        """What the user's own hosts were last seen to have."""
+        return self.root / "hosts"
+
+    @property
+    def last_words(self) -> Path:
+        """The ends of the logs of replicas that failed."""
+        return self.logs / "replicas"
+
     def token(self) -> str:
         """The secret every call of the controller's API carries; made on first use."""
         return _secret_file(

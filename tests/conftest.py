@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import os
 import signal
 import threading
 
@@ -8,6 +9,10 @@ from hypothesis import HealthCheck, settings
 # How long an example takes says more about the machine's other work than about the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+# Servers of tests are on loopback, and no proxy is on the way to them. Said so, the SDKs of Google and Azure need not look
+# for one in the whole environment at each request, which took them a seventh of their time.
+os.environ.setdefault("NO_PROXY", "127.0.0.1,localhost")
 
 # A shell lets what it starts in the background ignore Ctrl-C, and so would every program under test: what is ignored
 # stays ignored in children, what is handled is not.

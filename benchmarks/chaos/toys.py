@@ -72,6 +72,8 @@ class Toy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        # What has been drained is with the kernel, and arrives even if the connection is closed at once.
+        writer.transport.set_write_buffer_limits(0)
         try:
             while (asked := await _read(reader)) is not None:
                 path, request_id, body = asked

@@ -1,11 +1,14 @@
 """Where not to ask for a while: the memory of refusals that every placer shares.
 
-A capacity error or a preemption (its notice, where there is one) blocks the zone and capacity type for 10 s,
-doubling with every further one up to 5 min, until a replica launched there becomes ready. A quota error blocks
-the region and capacity type until `retry_at` (default 5 min), a permission error the cloud for 5 min, and a
-region whose answers were errors to the last try is left alone for a minute. A launch known to fail helps nobody.
+A capacity error or a preemption (its notice, where there is one) blocks the zone, for that capacity type and that
+kind of machine (accelerator and count), for 10 s, doubling with every further one up to 5 min, until a replica launched
+there becomes ready: a zone without room for an L4 may have an A100. A quota error blocks the region for that capacity
+type and accelerator until `retry_at` (default 5 min), and a region whose answers were errors to the last try is left alone
+for a minute. A permission error blocks the cloud for 15 s, doubling up to 15 min until a launch there is accepted:
+somebody may be mending it right now, or not before Monday. A launch known to fail helps nobody.
 
-Blocks are {"cloud/region/zone|capacity type": {"until": s, "failures": n}}, with "*" for zone or region.
+Blocks are {"cloud/region/zone|capacity type|accelerator:count": {"until": s, "failures": n}}, with "*" for zone or
+region; what is missing at the end stands for all.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from policies.model import (
     FailureKind,
     GaveUp,
     Json,
+    Launched,
     LaunchFailed,
     NodeLost,
     Offer,
@@ -32,7 +36,8 @@ from policies.model import (
 FIRST_BLOCK_S = 10.0
 LONGEST_BLOCK_S = 300.0
 QUOTA_BLOCK_S = 300.0
-AUTH_BLOCK_S = 300.0
+FIRST_AUTH_BLOCK_S = 15.0
+LONGEST_AUTH_BLOCK_S = 900.0
 ERROR_BLOCK_S = 60.0
 FORGET_AFTER_S = 3600.0
 
@@ -87,8 +92,8 @@ def learn(
         key: block for key, block in blocks.items() if block["until"] + FORGET_AFTER_S > now
     }
     for replica in arrivals(events, replicas):
-        after.pop(zone_key(replica.offer), None)
-    news = {zone_key(r.offer) for r in (*refusals(events, replicas), *losses(events, replicas))}
+        after.pop(_key(replica.offer), None)
+    news = {_key(r.offer) for r in (*refusals(events, replicas), *losses(events, replicas))}
     if longest_s > 0:
         for key in sorted(news):
             failures = int(after[key]["failures"]) + 1 if key in after else 1
@@ -101,9 +106,13 @@ def learn(
         match event:
             case LaunchFailed(kind=FailureKind.QUOTA, retry_at=retry_at):
                 until = now + QUOTA_BLOCK_S if retry_at is None else retry_at
-                after[_region_key(held.offer)] = {"until": until, "failures": 1}
+                after.pop(_region_key(held.offer), None)  # that was an answer
+                after[_quota_key(held.offer)] = {"until": until, "failures": 1}
             case LaunchFailed(kind=FailureKind.AUTH):
-                after[_cloud_key(held.offer)] = {"until": now + AUTH_BLOCK_S, "failures": 1}
+                key = _cloud_key(held.offer)
+                after[key] = _denied_again(after.get(key), now)
+            case Launched():
+                after.pop(_cloud_key(held.offer), None)
             case GaveUp(reason=EndReason.CLOUD_ERROR):
                 key = _region_key(held.offer)
                 until = max(now + ERROR_BLOCK_S, after.get(key, {"until": now})["until"])
@@ -111,6 +120,15 @@ def learn(
             case _:
                 pass
     return after
+
+
+def _denied_again(block: dict[str, float] | None, now: float) -> dict[str, float]:
+    """A block of a cloud. Several refusals of one moment are one."""
+    if block is not None and block["until"] > now:
+        return block
+    failures = 1 if block is None else int(block["failures"]) + 1
+    wait_s = min(LONGEST_AUTH_BLOCK_S, FIRST_AUTH_BLOCK_S * 2 ** min(failures - 1, _DOUBLINGS))
+    return {"until": now + wait_s, "failures": failures}
 
 
 def open_offers(offers: Sequence[Offer], blocks: Json, now: float) -> list[Offer]:
@@ -129,15 +147,29 @@ def all_refused(offers: Sequence[Offer], blocks: Json) -> bool:
     return all(_until(offer, blocks) for offer in offers)
 
 
-def zone_key(offer: Offer) -> str:
-    return f"{offer.zone}|{offer.capacity_type.value}"
+def market(offer: Offer) -> str:
+    """What is in demand, and taken away, as one: a kind of machine in a zone. Sorts as the zone does."""
+    kind = _kind(offer)
+    return f"{offer.zone} {kind}" if kind else str(offer.zone)
 
 
 def _until(offer: Offer, blocks: Json) -> list[float]:
     if not blocks:
         return []
-    keys = zone_key(offer), _region_key(offer), _cloud_key(offer)
-    return [blocks[key]["until"] for key in keys if key in blocks]
+    keys = _key(offer), _quota_key(offer), _region_key(offer), _cloud_key(offer)
+    return [blocks[key]["until"] for key in dict.fromkeys(keys) if key in blocks]
+
+
+def _kind(offer: Offer) -> str:
+    return f"{offer.accelerator}:{offer.accelerator_count:g}" if offer.accelerator else ""
+
+
+def _key(offer: Offer) -> str:
+    return "|".join(filter(None, (str(offer.zone), offer.capacity_type.value, _kind(offer))))
+
+
+def _quota_key(offer: Offer) -> str:
+    return "|".join(filter(None, (_region_key(offer), offer.accelerator)))
 
 
 def _region_key(offer: Offer) -> str:

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from policies.model import CapacityType, Json, Offer, Replica, ReplicaState, Zone
+from policies.model import AcceleratorQps, CapacityType, Json, Offer, Replica, ReplicaState, Zone
 from policies.placement import blocks
 from policies.placement.base import End, Place, View
 from policies.placement.blocks import is_spot
+from policies.work import usd_of_work
 
 FLAP_GRACE_S = 30.0
 #: Prices that differ by less than this fraction are the same price: a cent is no reason to crowd a zone.
@@ -87,7 +88,7 @@ class Share(NamedTuple):
         if wanted <= sum(replica.state is not ReplicaState.REQUESTED for replica in replicas):
             return Share(kind, wanted, replicas)
         offers = [offer for offer in view.offers if offer.capacity_type is kind]
-        usable = blocks.open_offers(offers, closed, view.now)
+        usable = preferred(blocks.open_offers(offers, closed, view.now))
         waits = not usable and wanted > len(replicas)
         opens_at = blocks.next_opening(offers, closed, view.now) if waits else None
         return Share(kind, wanted, replicas, offers, usable, opens_at, blocks.all_refused(offers, closed))
@@ -114,10 +115,19 @@ def earliest(*instants: float | None) -> float | None:
     return min((at for at in instants if at is not None), default=None)
 
 
-def cheapest(offers: Sequence[Offer], margin: float = EQUAL_COST) -> list[Offer]:
-    """The offers of the least price, or within `margin` (a fraction) of it: they cost the same."""
-    limit = min((offer.price_usd_hour for offer in offers), default=0.0) * (1.0 + margin)
-    return [offer for offer in offers if offer.price_usd_hour <= limit]
+def preferred(offers: Sequence[Offer]) -> Sequence[Offer]:
+    """Those that the user would rather have than all others; all of them where no order was given."""
+    best = min((offer.preference for offer in offers), default=0)
+    return [offer for offer in offers if offer.preference == best]
+
+
+def cheapest(
+    offers: Sequence[Offer], work: Sequence[AcceleratorQps] = (), margin: float = EQUAL_COST
+) -> list[Offer]:
+    """The offers of the least price (for their `work`, if that is known), or within `margin` (a fraction) of it: they
+    cost the same."""
+    limit = min((usd_of_work(offer, work) for offer in offers), default=0.0) * (1.0 + margin)
+    return [offer for offer in offers if usd_of_work(offer, work) <= limit]
 
 
 class Spread:
@@ -157,6 +167,6 @@ def on_demand_places(share: Share, view: View, why: str) -> list[Place]:
     count = min(share.missing, view.limit) if share.usable else 0
     if count <= 0:
         return []
-    band = cheapest(share.usable)
+    band = cheapest(share.usable, view.goal.work)
     spread = Spread(on_demand((*view.replicas, *view.others)))
     return [spread.take(band, why) for _ in range(count)]

@@ -14,6 +14,9 @@ Dynamic fallback says how many. N_tar + N_extra spot replicas are wanted at all 
 on-demand replicas, S_r of the spot replicas being ready. `base_ondemand_fallback_replicas` are on demand for
 good; then the formula is about the others. On-demand replicas go where they are cheapest.
 
+With several kinds of machines (accelerators) a "zone" of Z_A and Z_P is one kind in a zone: each has its own spot
+market. What costs less is then decided by the price of the work that a replica does, where that is known.
+
 Two things are mended, because on real markets the algorithm as printed does not arrive. It empties Z_P as soon as
 fewer than two zones are left in Z_A: with three zones of which one has room it asks the two others in turn for
 ever, and never the good one for its last replica. Here Z_P is emptied only when Z_A is empty (the authors' own
@@ -38,7 +41,7 @@ _SPOT, _ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 
 @dataclass(frozen=True, slots=True)
 class SpotHedge:
-    """Memory: {"preempting": [zones of Z_P], "blocks": see `blocks`}.
+    """Memory: {"preempting": [`blocks.market`s of Z_P], "blocks": see `blocks`}.
 
     Z_P is emptied when Z_A has fewer than `refill_below` zones. A zone that refused is left alone for at most
     `longest_block_s` (0: not at all). Prices within the fraction `equal_cost` of the least are the same price;
@@ -59,8 +62,8 @@ class SpotHedge:
         is to be emptied depends on which zones are on offer, which `decide` knows."""
         preempting = list(memory.get("preempting", ()))
         refused = (replica for replica in blocks.refusals(events, replicas) if is_spot(replica.offer))
-        preempting += [str(replica.zone) for replica in (*blocks.losses(events, replicas), *refused)]
-        launched = {str(r.zone) for r in blocks.arrivals(events, replicas) if is_spot(r.offer)}
+        preempting += [blocks.market(r.offer) for r in (*blocks.losses(events, replicas), *refused)]
+        launched = {blocks.market(r.offer) for r in blocks.arrivals(events, replicas) if is_spot(r.offer)}
         preempting = [zone for zone in preempting if zone not in launched]
         closed = blocks.learn(memory.get("blocks", {}), events, replicas, now, longest_s=self.longest_block_s)
         return _memory(preempting, closed)
@@ -102,7 +105,7 @@ class SpotHedge:
     def _refilled(self, memory: Json, offers: Sequence[Offer]) -> Json:
         """The memory once Z_P was emptied each time that too few zones were left in Z_A."""
         noted = memory.get("preempting", [])
-        zones = {str(offer.zone) for offer in offers if is_spot(offer)} if noted else None
+        zones = {blocks.market(offer) for offer in offers if is_spot(offer)} if noted else None
         if not zones:
             return memory
         preempting: set[str] = set()
@@ -118,7 +121,7 @@ class SpotHedge:
         if spot.missing <= 0:
             return []
         preempting = memory.get("preempting", ())
-        available = [offer for offer in spot.usable if str(offer.zone) not in preempting] or spot.usable
+        available = [offer for offer in spot.usable if blocks.market(offer) not in preempting] or spot.usable
         if self.shuffled:
             available = sorted(available, key=lambda o: crc32(f"{view.now:.0f} {o.zone}".encode()))
         spread = fleet.Spread(fleet.spot((*view.replicas, *view.others)), by_region=self.by_region)
@@ -126,7 +129,8 @@ class SpotHedge:
         for _ in range(min(spot.missing, view.limit) if available else 0):
             fresh = [offer for offer in available if not spread.in_zone[offer.zone]]
             why = "no spot replica there yet" if fresh else "fewest there, of the cheapest"
-            places.append(spread.take(fleet.cheapest(fresh or available, self.equal_cost), why))
+            band = fleet.cheapest(fresh or available, view.goal.work, self.equal_cost)
+            places.append(spread.take(band, why))
         return places
 
 

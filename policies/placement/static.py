@@ -15,7 +15,7 @@ from policies.model import Event, Json, Replica, ReplicaState
 from policies.placement import blocks, fleet
 from policies.placement.base import Decision, View
 
-ALL_BLOCKED = "{} more wanted, but every zone was out of room when last asked; trying again soon"
+ALL_BLOCKED = "{} more wanted, but every zone refused when last asked; trying again soon"
 
 
 class Static:
@@ -31,7 +31,8 @@ class Static:
         target = view.wanted + view.goal.num_overprovision if view.wanted > 0 else 0
         missing = min(view.limit, target - len(view.replicas))
         closed = memory.get("blocks", {})
-        usable = blocks.open_offers(view.offers, closed, view.now) if missing > 0 else []
+        opened = blocks.open_offers(view.offers, closed, view.now) if missing > 0 else ()
+        usable = fleet.preferred(opened)
         spread = fleet.Spread((*view.replicas, *view.others) if usable else ())
         launches = [spread.take(usable) for _ in range(missing if usable else 0)]
         waits = missing > 0 and not usable

@@ -18,22 +18,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.model import Json, Observation, Offer, ScalingGoal
+from policies.model import Json, Observation
 from policies.rollout import COUNTED
 from policies.scaling.base import Size
 from policies.scaling.hysteresis import Need, settle
 from policies.scaling.request_rate import ROUNDING, whole
+from policies.work import qps_of
 
 
 class AcceleratorRate:
     """Memory: that of `hysteresis`, and {"carries": requests per second that the target was set for}."""
 
     def target(self, observation: Observation, memory: Json) -> Size:
-        goal, load = observation.goal.scaling, observation.load
+        work, load = observation.goal.scaling.target_qps_by_accelerator, observation.load
         # Old versions count as well: they serve until the new ones do.
-        live = sorted(qps_of(r.offer, goal) for r in observation.replicas if r.state in COUNTED)
-        slowest = min(entry.qps for entry in goal.target_qps_by_accelerator)
-        fresh = qps_of(observation.offers[0], goal) if observation.offers else slowest
+        live = sorted(qps_of(r.offer, work) for r in observation.replicas if r.state in COUNTED)
+        slowest = min(entry.qps for entry in work)
+        fresh = qps_of(observation.offers[0], work) if observation.offers else slowest
         carries = memory.get("carries", 0.0)
         owed = _count(carries, live[::-1], fresh)
         if not load.known:
@@ -44,17 +45,6 @@ class AcceleratorRate:
         if size.memory["target"] != memory.get("target"):
             carries = min(rate, _carried(size.wanted, live[::-1], fresh))
         return size._replace(memory={**size.memory, "carries": carries})
-
-
-def qps_of(offer: Offer, goal: ScalingGoal) -> float:
-    """Requests per second of one replica on this offer. A value for the exact count goes before one for any."""
-    name = (offer.accelerator or "").lower()
-    fitting = [entry for entry in goal.target_qps_by_accelerator if entry.accelerator.lower() == name]
-    for count in (offer.accelerator_count, None):
-        for entry in fitting:
-            if entry.count == count:
-                return entry.qps
-    return min(entry.qps for entry in goal.target_qps_by_accelerator)
 
 
 def _count(rate: float, live: Sequence[float], fresh: float) -> int:

@@ -12,7 +12,6 @@ idempotent: by its client token (RunInstances), by the name of what it makes (gr
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from random import Random
 from threading import Lock, RLock
 from typing import Any
@@ -37,6 +36,7 @@ from botocore.parsers import ResponseParserError
 
 from policies.model import FailureKind
 from provisioners.aws.errors import THROTTLES, Answer, Context, error_of, meaning_of
+from provisioners.pacing import Pacer, Rate
 
 Reply = Mapping[str, Any]
 
@@ -63,38 +63,16 @@ _NO_CREDENTIALS = (
 _SDK_ERRORS = (ClientError, BotoCoreError, ResponseParserError)
 
 
-@dataclass(slots=True)
-class TokenBucket:
-    """So many calls at once, and so many a second in the long run."""
-
-    burst: float
-    per_s: float
-    tokens: float = field(init=False)
-    told_at: float | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        self.tokens = self.burst
-
-    def take(self, now: float) -> float:
-        """Take a token; returns in how many seconds it is there. Those who come later wait longer."""
-        elapsed = 0.0 if self.told_at is None else max(0.0, now - self.told_at)
-        self.tokens = min(self.burst, self.tokens + elapsed * self.per_s) - 1.0
-        self.told_at = now
-        return max(0.0, -self.tokens / self.per_s)
-
-    def drain(self) -> None:
-        """The other side has counted more calls than we have: start from nothing."""
-        self.tokens = min(self.tokens, 0.0)
-
-
-def _bucket(action: str) -> tuple[str, TokenBucket]:
-    """The class of an action and a bucket for it, as EC2 keeps them per account and region ("Request throttling for
-    the Amazon EC2 API"). Others use the account too; a throttled call empties ours."""
+def _group(action: str) -> tuple[str, Rate]:
+    """What an action is counted with, and how often that may be called, by account and region ("Request throttling for
+    the Amazon EC2 API"; EC2 counts most actions one by one, so this is on the safe side)."""
     if action == "RunInstances":
-        return "launch", TokenBucket(burst=5, per_s=2)
+        return "launch", Rate(
+            burst=4, per_s=1.8
+        )  # of 5 and 2: calls that keep their distance may still arrive together
     if action.startswith(("Describe", "Get")):
-        return "read", TokenBucket(burst=50, per_s=10)
-    return "write", TokenBucket(burst=50, per_s=5)
+        return "read", Rate(burst=50, per_s=10)
+    return "write", Rate(burst=50, per_s=5)
 
 
 class RegionMemo:
@@ -135,7 +113,7 @@ class AwsApi:
         self._rng = rng
         self._session = session
         self._clients: dict[tuple[str, str], Any] = {}
-        self._buckets: dict[tuple[str, str], TokenBucket] = {}
+        self._pacer = Pacer(now, sleep)
         self._lock = Lock()
 
     @property
@@ -182,7 +160,7 @@ class AwsApi:
                     if kind is not FailureKind.TRANSIENT or failures >= _ATTEMPTS:
                         raise error_of(answer, asked, self.now()) from error
             if answer.code in THROTTLES:
-                self._drain(region, action)
+                self._pacer.drain((region, _group(action)[0]))
             self._sleep(self._jitter(failures))
 
     def ask(self, region: str, action: str, params: Mapping[str, Any] | None = None, **how: Any) -> Reply:
@@ -217,15 +195,8 @@ class AwsApi:
         return self._rng.uniform(0.0, min(_BACKOFF_MAX_S, _BACKOFF_S * 2.0**failures))
 
     def _pace(self, region: str, action: str) -> None:
-        kind, fresh = _bucket(action)
-        with self._lock:
-            wait_s = self._buckets.setdefault((region, kind), fresh).take(self.now())
-        if wait_s > 0:
-            self._sleep(wait_s)
-
-    def _drain(self, region: str, action: str) -> None:
-        with self._lock:
-            self._buckets[region, _bucket(action)[0]].drain()
+        group, rate = _group(action)
+        self._pacer.take_turn((region, group), rate)
 
     def _client(self, service: str, region: str) -> Any:
         with self._lock:  # making clients is the part of boto3 that is not thread-safe

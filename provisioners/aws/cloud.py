@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
+from provisioners import rented
 from provisioners.aws.machines import AwsMachines, AwsSettings
 from provisioners.catalog.model import Catalog
-from provisioners.rented import ANYWHERE, Rent, RentedProvisioner
 
 
-class Section(Protocol):
+class Section(rented.Section, Protocol):
     """What config.yaml says about `aws`."""
 
-    regions: tuple[str, ...] | None
     profile: str | None
     vpc: str | None
-    use_private_ip: bool
-    image: str | None
-    disk_gb: int | None
-    sources: tuple[str, ...] | None
-    labels: dict[str, str]
 
 
-class AwsProvisioner(RentedProvisioner):
+class AwsProvisioner(rented.RentedProvisioner):
     """Credentials are found as boto3 finds them: the environment, a profile, the instance's role."""
 
     name: ClassVar[str] = "aws"
@@ -35,11 +29,4 @@ class AwsProvisioner(RentedProvisioner):
             vpc=section.vpc,
             image=section.image,
         )
-        if section.regions is not None:
-            catalog = Catalog(tuple(one for one in catalog.listings if one.region in section.regions))
-        super().__init__(
-            AwsMachines(settings),
-            catalog,
-            secret,
-            Rent(section.image, section.disk_gb, section.sources or ANYWHERE, section.labels),
-        )
+        super().__init__(AwsMachines(settings), section, catalog, secret)

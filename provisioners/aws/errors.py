@@ -74,6 +74,7 @@ _NOT_OFFERED = "it is not offered there; another zone is next"
 _NO_LOGIN = (
     "the credentials are not accepted; renew them (`aws sso login`, `aws configure`) and run `serve check`"
 )
+_DENIED = "not allowed; add it to the policy of this user or role (`serve check` tries the others, too)"
 _STALE = "what it refers to does not exist there; check the `aws` section of config.yaml and the image"
 
 _CODES: Mapping[str, Meaning] = MappingProxyType(
@@ -117,9 +118,9 @@ _CODES: Mapping[str, Meaning] = MappingProxyType(
             _K.QUOTA, "AWS is still verifying the account for this region, which takes up to four hours"
         ),
         # Stop using AWS until somebody has acted.
-        "AccessDenied": Meaning(_K.AUTH, "not allowed"),
-        "AccessDeniedException": Meaning(_K.AUTH, "not allowed"),
-        "UnauthorizedOperation": Meaning(_K.AUTH, "not allowed"),
+        "AccessDenied": Meaning(_K.AUTH, _DENIED),
+        "AccessDeniedException": Meaning(_K.AUTH, _DENIED),
+        "UnauthorizedOperation": Meaning(_K.AUTH, _DENIED),
         "AuthFailure": Meaning(_K.AUTH, _NO_LOGIN),
         "AuthFailure.ServiceLinkedRoleCreationNotPermitted": Meaning(
             _K.AUTH,
@@ -188,7 +189,7 @@ def meaning_of(answer: Answer, capacity_type: CapacityType | None = None) -> Mea
     if code.endswith(("LimitExceeded", "CountExceeded", "QuotaExceeded")):
         return Meaning(_K.QUOTA, "a quota of the account is used up")
     if status in (401, 403) or code.startswith(("Unauthorized", "AuthFailure", "AccessDenied")):
-        return Meaning(_K.AUTH, "not allowed")
+        return Meaning(_K.AUTH, _DENIED)
     if status == 429:
         return Meaning(_K.TRANSIENT, "AWS asks for fewer calls")
     return Meaning(_K.CONFIG, _STALE if code.startswith("Invalid") else "AWS refuses the request as wrong")

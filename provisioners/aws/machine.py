@@ -79,6 +79,7 @@ def machine_of(
         launched_at=None if launched is None else launched.timestamp(),
         preempt_at=preempt_at if state in (MachineState.PENDING, MachineState.RUNNING) else None,
         message=message,
+        instance_type=described.get("InstanceType", ""),
     )
 
 

@@ -31,15 +31,15 @@ from provisioners.aws.api import AwsApi, RegionMemo, Reply
 from provisioners.aws.check import findings
 from provisioners.aws.errors import CLOUD, Context
 from provisioners.aws.image import AwsImages
-from provisioners.aws.machine import NOTICE_CODES, SPOT_NOTICE_S, forgotten, machine_of, tags_of
+from provisioners.aws.leftovers import leftovers_in, remove
+from provisioners.aws.machine import NOTICE_CODES, SPOT_NOTICE_S, forgotten, machine_of
 from provisioners.aws.network import AwsNetwork
 from provisioners.aws.prices import spot_prices_of
 from provisioners.clock import unix_now
 from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
-from provisioners.machines import OWNER_TAG, TOKEN_TAG, Finding, Leftover, Machine, MachineOrder
+from provisioners.machines import OWNER_TAG, TOKEN_TAG, Finding, Leftover, Machine, MachineOrder, Silent
 
 _SETTLED_S = 60.0  # after which EC2 is believed that something does not exist
-_YOUNG_VOLUME_S = 60.0  # which may be on its way to its instance
 _TOKENS = 3  # of one order, if its parameters have to change
 _MAX_USER_DATA = 16_384
 _PARALLEL_REGIONS = 8
@@ -115,10 +115,11 @@ class AwsMachines:
             retry_after_s=_SETTLED_S,
         )
 
-    def machines(self, owner: str) -> Sequence[Machine]:
-        listed = list(
-            self._in_regions(self._regions(), lambda region: self._list(region, _tagged(OWNER_TAG, owner)))
-        )
+    def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
+        def of(region: str) -> list[Machine]:
+            return self._list(region, _tagged(OWNER_TAG, owner))
+
+        listed = list(self._in_regions(self._regions(), of, silent))
         ids = {machine.id for machine in listed}
         with self._lock:
             self._launched = {
@@ -150,14 +151,17 @@ class AwsMachines:
 
         return dict(self._in_regions(regions, of))
 
-    def leftovers(self, owner: str) -> Sequence[Leftover]:
-        return list(self._in_regions(self._regions(), lambda region: self._leftovers(region, owner)))
+    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        return list(self._in_regions(self._regions(), lambda region: self._leftovers(region, owner), silent))
 
     def remove(self, leftover: Leftover) -> None:
-        # EC2 refuses to delete what is attached to an instance, so a wrong guess does no harm.
-        action, parameter, gone = _REMOVALS[leftover.kind]
-        value = [leftover.id] if parameter.endswith("Ids") else leftover.id
-        self._api.call(leftover.region, action, {parameter: value}, unless=(gone,))
+        remove(self._api, leftover)
+
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        def of(region: str) -> list[Leftover]:
+            return self._network.shared(owner, region)
+
+        return list(self._in_regions(self._regions(), of, silent))
 
     def forget(self, owner: str) -> Sequence[str]:
         return list(self._in_regions(self._regions(), lambda region: self._network.forget(owner, region)))
@@ -285,34 +289,10 @@ class AwsMachines:
 
     def _leftovers(self, region: str, owner: str) -> list[Leftover]:
         """The things first, then the machines: what belongs to a machine that is made meanwhile is not left over."""
-        owned = _tagged(OWNER_TAG, owner)
-        volumes, cards, requests = (
-            list(
-                self._api.pages(
-                    region, action, items, {"Filters": [*owned, {"Name": name, "Values": states}]}
-                )
-            )
-            for action, items, name, states in (
-                ("DescribeVolumes", "Volumes", "status", ["available", "error"]),
-                ("DescribeNetworkInterfaces", "NetworkInterfaces", "status", ["available"]),
-                ("DescribeSpotInstanceRequests", "SpotInstanceRequests", "state", ["open", "active"]),
-            )
-        )
-        born_by = self._now() - _YOUNG_VOLUME_S
-        things = chain(
-            (("volume", one["VolumeId"], one) for one in volumes if one["CreateTime"].timestamp() < born_by),
-            (
-                ("network-interface", one["NetworkInterfaceId"], one | {"Tags": one["TagSet"]})
-                for one in cards
-            ),
-            (("spot-request", one["SpotInstanceRequestId"], one) for one in requests),
-        )
-        live = {machine.token for machine in self._list(region, owned) if not machine.state.is_gone}
-        return [
-            Leftover(kind, thing_id, region)
-            for kind, thing_id, thing in things
-            if tags_of(thing).get(TOKEN_TAG) not in live
-        ]
+        things = list(leftovers_in(self._api, region, owner, self._now()))
+        listed = self._list(region, _tagged(OWNER_TAG, owner))
+        live = {machine.token for machine in listed if not machine.state.is_gone}
+        return [thing for thing in things if thing.token not in live]
 
     def _regions(self) -> Sequence[str]:
         if self._settings.regions is not None:
@@ -324,25 +304,23 @@ class AwsMachines:
     def _find_regions(self, home: str) -> list[str]:
         return sorted(region["RegionName"] for region in self._api.ask(home, "DescribeRegions")["Regions"])
 
-    def _in_regions(self, regions: Sequence[str], ask: Callable[[str], Sequence[T]]) -> Iterator[T]:
-        """The answers of all regions. The first that has none raises, so an answer is never a part of the truth."""
+    def _in_regions(
+        self, regions: Sequence[str], ask: Callable[[str], Sequence[T]], silent: Silent | None = None
+    ) -> Iterator[T]:
+        """The answers of all regions. The first that has none raises, so an answer is never a part of the truth, but for
+        him who wants to be told."""
+
+        def answer(region: str) -> Sequence[T]:
+            try:
+                return ask(region)
+            except ProvisionError as error:
+                if silent is None:
+                    raise
+                silent(region, error)
+                return ()
+
         with ThreadPoolExecutor(max_workers=_PARALLEL_REGIONS, thread_name_prefix="aws") as pool:
-            return chain.from_iterable(list(pool.map(ask, regions)))
-
-
-_REMOVALS: Mapping[str, tuple[str, str, str]] = {  # the call, its parameter, the code of what is gone already
-    "volume": ("DeleteVolume", "VolumeId", "InvalidVolume.NotFound"),
-    "network-interface": (
-        "DeleteNetworkInterface",
-        "NetworkInterfaceId",
-        "InvalidNetworkInterfaceID.NotFound",
-    ),
-    "spot-request": (
-        "CancelSpotInstanceRequests",
-        "SpotInstanceRequestIds",
-        "InvalidSpotInstanceRequestID.NotFound",
-    ),
-}
+            return chain.from_iterable(list(pool.map(answer, regions)))
 
 
 def client_token(order: MachineOrder, attempt: int) -> str:

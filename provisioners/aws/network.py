@@ -2,8 +2,8 @@
 
 Whatever is made here has a name that follows from what it is for, so two controllers, or one that was killed half-way,
 come to the same thing. A group's name has a digest of what it opens: its rules never change, and a service that asks
-for other ports gets another group. It opens port 22 and the order's ports to the order's sources and nothing else; the
-machines of a gang reach one another on every port.
+for other ports gets another group. It opens port 22 and the order's ports to the order's sources, its public ports
+to everybody, and nothing else; the machines of a gang reach one another on every port.
 """
 
 from __future__ import annotations
@@ -18,11 +18,18 @@ from policies.model import Zone
 from provisioners.aws.api import AwsApi, RegionMemo, Reply
 from provisioners.aws.errors import CLOUD
 from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
-from provisioners.machines import OWNER_TAG, SERVICE_TAG, MachineOrder
+from provisioners.machines import OWNER_TAG, SERVICE_TAG, Leftover, MachineOrder
 
 _SSH = 22
+_ANYWHERE = "0.0.0.0/0"
 _SETTLE_ATTEMPTS = 8
 _DELETE_PATIENCE_S = 180.0  # a group is in use until the last of its machines is terminated, a minute or two
+
+
+_REMOVALS = {  # the call, and its parameter
+    "key-pair": ("DeleteKeyPair", "KeyName"),
+    "security-group": ("DeleteSecurityGroup", "GroupId"),
+}
 
 
 class Rule(NamedTuple):
@@ -69,16 +76,21 @@ class AwsNetwork:
     def forget(self, owner: str, region: str) -> list[str]:
         """Remove the owner's groups and keys; sentences about those that could not be removed."""
         self._memo.drop(region)
-        of_owner = {"Filters": [{"Name": f"tag:{OWNER_TAG}", "Values": [owner]}]}
         left = []
-        for pair in self._api.ask(region, "DescribeKeyPairs", of_owner).get("KeyPairs", ()):
-            left += self._remove(
-                region, "DeleteKeyPair", {"KeyName": pair["KeyName"]}, f"key pair {pair['KeyName']}"
-            )
-        for group in list(self._api.pages(region, "DescribeSecurityGroups", "SecurityGroups", of_owner)):
-            what = f"security group {group['GroupId']}"
-            left += self._remove(region, "DeleteSecurityGroup", {"GroupId": group["GroupId"]}, what)
+        for thing in self.shared(owner, region):
+            action, parameter = _REMOVALS[thing.kind]
+            left += self._remove(region, action, {parameter: thing.id}, f"{thing.kind} {thing.id}")
         return left
+
+    def shared(self, owner: str, region: str) -> list[Leftover]:
+        """The owner's keys and groups; neither costs anything."""
+        of_owner = {"Filters": [{"Name": f"tag:{OWNER_TAG}", "Values": [owner]}]}
+        pairs = self._api.ask(region, "DescribeKeyPairs", of_owner).get("KeyPairs", ())
+        groups = self._api.pages(region, "DescribeSecurityGroups", "SecurityGroups", of_owner)
+        return [
+            *(Leftover("key-pair", pair["KeyName"], region, usd_month=0.0) for pair in pairs),
+            *(Leftover("security-group", group["GroupId"], region, usd_month=0.0) for group in groups),
+        ]
 
     def _remove(self, region: str, action: str, params: Mapping[str, str], what: str) -> list[str]:
         try:
@@ -207,7 +219,8 @@ def _rules(order: MachineOrder) -> frozenset[Rule]:
         blocks = [str(ip_network(source, strict=False)) for source in order.sources]
     except ValueError as error:
         raise InvalidRequestError(f"not a CIDR block: {error}", cloud=CLOUD, zone=order.zone) from error
-    return frozenset(Rule("tcp", port, block) for port in (_SSH, *order.ports) for block in blocks)
+    inner = {Rule("tcp", port, block) for port in (_SSH, *order.ports) for block in blocks}
+    return frozenset(inner | {Rule("tcp", port, _ANYWHERE) for port in order.public_ports})
 
 
 def _rules_of(group: Reply) -> frozenset[Rule]:

@@ -2,7 +2,9 @@
 
 The SDK's retries sleep on real time, up to ten times, and hold a thread meanwhile; they are off. `Arm.call` asks again a
 few times with full jitter, as long as Azure wants us to wait for seconds and not for minutes, and lets nothing out but
-the classes of `errors`. A 429 holds back all threads alike, since Azure counts per subscription.
+the classes of `errors`. Azure counts reads, writes and deletes of a subscription by token buckets ("Understand how Azure
+Resource Manager throttles requests": 250 reads and 25 a second, 200 of the others and 10 a second); every request waits
+for its turn in ours, which are smaller. A 429 holds back all threads alike all the same: resource providers count, too.
 
 One policy of the SDK stays: it registers a resource provider that the subscription has never used, which takes Azure a
 minute, once.
@@ -23,6 +25,8 @@ from azure.core.exceptions import (
     HttpResponseError,
     ResourceNotFoundError,
 )
+from azure.core.pipeline import PipelineRequest
+from azure.core.pipeline.policies import SansIOHTTPPolicy
 from azure.core.rest import HttpRequest, HttpResponse
 from azure.mgmt.compute import ComputeManagementClient
 from azure.mgmt.compute.models import VirtualMachine
@@ -32,6 +36,7 @@ from azure.mgmt.resource.resources import ResourceManagementClient
 from policies.model import CapacityType, Zone
 from provisioners.azure.errors import Failure, error_of
 from provisioners.errors import ProvisionError, TransientError
+from provisioners.pacing import Pacer, Rate
 
 _ATTEMPTS = 5
 _BACKOFF_S = 1.0  # doubled by each attempt
@@ -43,7 +48,21 @@ _READ_TIMEOUT_S = 60
 # A 404 that says "the thing is not there", and not "you may not look" or "there is no such subscription".
 _ABSENT = frozenset({"ResourceNotFound", "ResourceGroupNotFound", "NotFound"})
 
+_READS = Rate(burst=200, per_s=20)
+_CHANGES = Rate(burst=100, per_s=8)  # of PUT and DELETE each
+
 T = TypeVar("T")
+
+
+class _Paced(SansIOHTTPPolicy[Any, Any]):
+    """In the SDK's pipeline, since only there every request passes: the pages of a list, too."""
+
+    def __init__(self, pacer: Pacer) -> None:
+        self._pacer = pacer
+
+    def on_request(self, request: PipelineRequest[Any]) -> None:
+        method = request.http_request.method
+        self._pacer.take_turn(method, _READS if method == "GET" else _CHANGES)
 
 
 class Arm:
@@ -73,6 +92,7 @@ class Arm:
             "retry_total": 0,
             "connection_timeout": _CONNECT_TIMEOUT_S,
             "read_timeout": _READ_TIMEOUT_S,
+            "per_call_policies": [_Paced(Pacer(now, sleep))],
         }
         if authentication_policy is not None:
             options["authentication_policy"] = authentication_policy

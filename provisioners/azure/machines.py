@@ -52,7 +52,7 @@ from provisioners.azure.shapes import (
 )
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
-from provisioners.machines import OWNER_TAG, Finding, Leftover, Machine, MachineOrder, MachineState
+from provisioners.machines import OWNER_TAG, Finding, Leftover, Machine, MachineOrder, MachineState, Silent
 
 _POLL_S = 3.0
 _ABSENT_S = 20.0  # Azure answers 404 for a moment after it has accepted a machine
@@ -146,6 +146,8 @@ class AzureMachines:
         raise outcome
 
     def destroy(self, machine: Machine) -> None:
+        if "/resourcegroups/" not in machine.id.lower():
+            return  # an id that Azure never gave
         group, name = group_of(machine.id), name_of(machine.id)
         record = self._arm.find(lambda: self._arm.compute.ssh_public_keys.get(group, name))
         if record is None or ENDED_TAG not in (record.tags or {}):
@@ -242,7 +244,8 @@ class AzureMachines:
 
     # --- All of an owner's --------------------------------------------------------------------------------------------
 
-    def machines(self, owner: str) -> Sequence[Machine]:
+    def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
+        # The lists are the subscription's: there is no region that could be silent alone.
         found: dict[str, Machine] = {}
         for machine in self._listed(owner):
             found[machine.id.lower()] = machine
@@ -318,11 +321,14 @@ class AzureMachines:
 
     # --- Tidying up ---------------------------------------------------------------------------------------------------
 
-    def leftovers(self, owner: str) -> Sequence[Leftover]:
-        return azure_tidy.leftovers(self._arm, owner, self._now())
+    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        return azure_tidy.leftovers(self._arm, owner, self._now(), silent)
 
     def remove(self, leftover: Leftover) -> None:
         azure_tidy.remove(self._arm, leftover)
+
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        return azure_tidy.shared(self._arm, owner)
 
     def forget(self, owner: str) -> Sequence[str]:
         """Deletes the resource groups, and with them whatever is in them. A group with a machine in it stays."""

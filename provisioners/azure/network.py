@@ -30,6 +30,7 @@ SUBNET = "machines"
 
 _ADDRESSES = "10.64.0.0/16"
 _SSH = 22
+_ANYWHERE = ("0.0.0.0/0",)
 _FIRST_PRIORITY = 100  # of 100 to 4096; a lower number goes first, and ours only allow
 _SETTLE_S = 90.0
 _POLL_S = 2.0
@@ -53,6 +54,12 @@ def opening_of(order: MachineOrder) -> Opening | None:
         sorted({cidr for cidr in order.sources if ipaddress.ip_network(cidr, strict=False).version == 4})
     )
     return Opening(sources, tuple(sorted({_SSH, *order.ports}))) if sources else None
+
+
+def openings_of(order: MachineOrder) -> tuple[Opening | None, ...]:
+    """Everything that the order opens, and to whom."""
+    public = (Opening(_ANYWHERE, tuple(sorted(order.public_ports))),) if order.public_ports else ()
+    return (opening_of(order), *public)
 
 
 def rules_with(opening: Opening, rules: list[SecurityRule]) -> list[dict[str, Any]] | None:
@@ -109,15 +116,13 @@ class Networks:
     def place(self, order: MachineOrder) -> Place:
         """Where the order's machine goes; sets up what is not there yet."""
         group = group_name(order.owner, order.service, order.zone.region)
-        opening = opening_of(order)
         with self._guard:
             lock = self._locks[group]
         with lock:
-            place = self._ready.get((group, opening))
-            if place is None:
-                place = self._set_up(group, opening, order)
-                self._ready[group, opening] = place
-        return place
+            for opening in openings_of(order):
+                if (group, opening) not in self._ready:
+                    self._ready[group, opening] = self._set_up(group, opening, order)
+            return self._ready[group, opening]
 
     def doubt(self, order: MachineOrder) -> None:
         """Look again next time: something that was there is not any more."""

@@ -236,6 +236,7 @@ def machine_of(vm: VirtualMachine, addresses: Addresses | None = None) -> Machin
         private_address=at.private,
         launched_at=None if properties.time_created is None else properties.time_created.timestamp(),
         message=_message(state, capacity_type, statuses),
+        instance_type=(properties.hardware_profile.vm_size or "") if properties.hardware_profile else "",
     )
 
 

@@ -7,7 +7,6 @@ they were.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 
 from provisioners.azure.client import Arm
 from provisioners.azure.errors import CLOUD
@@ -21,19 +20,33 @@ from provisioners.azure.shapes import (
     name_of,
 )
 from provisioners.errors import InvalidRequestError, ProvisionError
-from provisioners.machines import OWNER_TAG, Leftover, MachineState
+from provisioners.machines import OWNER_TAG, Leftover, MachineState, Silent
 
+GROUP = "resource group"
 CARD, ADDRESS, DISK = "network interface", "public address", "disk"
 MACHINE, RECORD = "virtual machine", "record"
 
 RECORD_KEPT_S = 24 * 3600.0
 _POLL_S = 3.0
+_USD_MONTH = {
+    CARD: 0.0,
+    ADDRESS: 3.65,
+    RECORD: 0.0,
+}  # "IP addresses pricing", a standard one; a disk's has many steps
 
 
-def leftovers(arm: Arm, owner: str, now: float) -> list[Leftover]:
+def leftovers(arm: Arm, owner: str, now: float, silent: Silent | None = None) -> list[Leftover]:
     """Cards, addresses and disks of machines that are not there; spot machines that Azure has switched off and not
     deleted; and records of the long dead. In an order in which they can be removed."""
-    return list(chain.from_iterable(_leftovers_in(arm, group, now) for group in groups(arm, owner)))
+    found: list[Leftover] = []
+    for group in groups(arm, owner):
+        try:
+            found += list(_leftovers_in(arm, group, now))
+        except ProvisionError as error:
+            if silent is None:
+                raise
+            silent(f"resource group {group}", error)
+    return found
 
 
 def _leftovers_in(arm: Arm, group: str, now: float) -> Iterator[Leftover]:
@@ -60,16 +73,16 @@ def _leftovers_in(arm: Arm, group: str, now: float) -> Iterator[Leftover]:
         for id_, region in parts:
             token = name_of(id_).removesuffix(suffix)
             if id_.endswith(suffix) and token not in alive and arm.vm(group, token) is None:
-                yield Leftover(kind, id_, region)
+                yield Leftover(kind, id_, region, token, usd_month=_USD_MONTH.get(kind))
     for name in sorted(alive):
         vm = arm.vm(group, name)
         machine = None if vm is None else machine_of(vm)
         if machine is not None and machine.state is MachineState.PREEMPTED:
-            yield Leftover(MACHINE, machine.id, machine.zone.region)
+            yield Leftover(MACHINE, machine.id, machine.zone.region, machine.token, machine.launched_at)
     for record in records:
         ended_at = (record.tags or {}).get(ENDED_AT_TAG)
         if record.id and record.name not in alive and ended_at and float(ended_at) < now - RECORD_KEPT_S:
-            yield Leftover(RECORD, record.id, record.location)
+            yield Leftover(RECORD, record.id, record.location, usd_month=0.0)
 
 
 def remove(arm: Arm, leftover: Leftover) -> None:
@@ -119,9 +132,18 @@ def forget(
 
 def groups(arm: Arm, owner: str) -> list[str]:
     """Names of the owner's resource groups."""
+    return [group.id for group in shared(arm, owner)]
+
+
+def shared(arm: Arm, owner: str) -> list[Leftover]:
+    """The owner's resource groups, with the networks in them; they cost nothing themselves."""
     wanted = f"tagName eq '{OWNER_TAG}' and tagValue eq '{owner}'"
     found = arm.call(lambda: list(arm.resources.resource_groups.list(filter=wanted)))
-    return sorted(group.name for group in found if group.name and (group.tags or {}).get(OWNER_TAG) == owner)
+    ours = [group for group in found if group.name and (group.tags or {}).get(OWNER_TAG) == owner]
+    return sorted(
+        (Leftover(GROUP, group.name or "", group.location, usd_month=0.0) for group in ours),
+        key=lambda group: group.id,
+    )
 
 
 def _delete_group(arm: Arm, group: str) -> None:

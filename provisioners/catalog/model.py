@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -136,6 +136,9 @@ class Catalog:
 
     def of(self, cloud: str) -> Catalog:
         return Catalog(tuple(each for each in self.listings if each.shape.cloud == cloud))
+
+    def within(self, regions: Sequence[str]) -> Catalog:
+        return Catalog(tuple(each for each in self.listings if each.region in regions))
 
     def updated(self, overlay: Iterable[Listing]) -> Catalog:
         """With the overlay's prices where they are newer. What the overlay has and this catalog has not is left out:

@@ -3,6 +3,9 @@
 The SDK's own retries are off: they hide stock-outs and outlast our deadlines (ten minutes by default). Its
 `ExtendedOperation` is not used either, because `result()` asks the public endpoint whatever endpoint the client was
 made for; the `*_unary` methods give the operation itself, which we wait for here.
+
+Calls are paced by the groups in which Google counts them ("Compute Engine rate quotas": by project and minute, 1,500 of
+most groups), and a refusal for their number empties the group's bucket.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import google.auth
@@ -27,11 +31,19 @@ from policies.model import CapacityType, Zone
 from provisioners.clock import unix_now
 from provisioners.errors import AuthError, ProvisionError, TransientError
 from provisioners.gcp.errors import CLOUD, RETRY_S, error_of
+from provisioners.machines import Silent
+from provisioners.pacing import Pacer, Rate
 
 CALL_TIMEOUT_S = 30.0
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _DONE = compute_v1.Operation.Status.DONE
 _SILENT = frozenset({"", "NO_RESULTS_ON_PAGE"})  # warnings of a listing that lacks nothing
+
+# Well below 25 a second: others use the project, too, and its window may begin at any time.
+_USUAL = Rate(burst=30, per_s=15)
+_RATES: Mapping[str, Rate] = MappingProxyType(
+    {"read": _USUAL, "list": Rate(burst=20, per_s=10), "wait": _USUAL, "write": _USUAL}
+)
 
 T = TypeVar("T")
 
@@ -64,6 +76,7 @@ class GcpApi:
         self._clients: dict[type[Any], Any] = {}
         self.now = now
         self._sleep = sleep
+        self._pacer = Pacer(now, sleep)
 
     @property
     def project(self) -> str:
@@ -91,7 +104,7 @@ class GcpApi:
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> T:
         """One call. Raises the classes of `provisioners.errors`, with the reason as `code`."""
-        with self._ours(zone, capacity_type):
+        with self._ours(zone, capacity_type, group_of(request)):
             return method(request, retry=None, timeout=timeout_s)
 
     def find(
@@ -107,17 +120,25 @@ class GcpApi:
             raise
 
     def listed(
-        self, method: Callable[..., _Pager], request: object, *, zone: Zone | None = None
+        self,
+        method: Callable[..., _Pager],
+        request: object,
+        *,
+        zone: Zone | None = None,
+        silent: Silent | None = None,
     ) -> list[Any]:
         """The items of all pages: of a plain list themselves, of an aggregated one (scope, what is in it).
 
-        Never a part of them: a scope that could not be reached is a TransientError.
+        Never a part of them: a scope that could not be reached is a TransientError, unless `silent` is to be told.
         """
         found: list[Any] = []
-        with self._ours(zone, CapacityType.ON_DEMAND):
-            for page in method(request, retry=None, timeout=CALL_TIMEOUT_S).pages:
+        group = group_of(request)
+        with self._ours(zone, CapacityType.ON_DEMAND, group):
+            for number, page in enumerate(method(request, retry=None, timeout=CALL_TIMEOUT_S).pages):
                 found.extend(page.items.items() if isinstance(page.items, Mapping) else page.items)
-                _refuse_partial(page)
+                _refuse_partial(page, silent)
+                if number > 0:  # the first had its turn
+                    self._pacer.take_turn(group, _RATES[group])
         return found
 
     def wait(
@@ -162,7 +183,7 @@ class GcpApi:
         """The JSON answer of a Google API that has no client in the SDK we use."""
         session = self._session
         base = self._endpoint or f"https://{host}"
-        with self._ours(None, CapacityType.ON_DEMAND):
+        with self._ours(None, CapacityType.ON_DEMAND, "read"):
             url = f"{base}/{path}"
             response = session.request(method, url, timeout=CALL_TIMEOUT_S, **arguments)  # type: ignore[no-untyped-call]
             if response.status_code >= 400:
@@ -180,7 +201,7 @@ class GcpApi:
             if credentials is None and self._endpoint is not None and self._endpoint.startswith("http://"):
                 credentials = AnonymousCredentials()  # type: ignore[no-untyped-call]
             if credentials is None:
-                with self._ours(None, CapacityType.ON_DEMAND):
+                with self._ours(None, CapacityType.ON_DEMAND, None):
                     credentials, default = google.auth.default(scopes=[_SCOPE])
                 project = project or default
             if not project:
@@ -192,11 +213,16 @@ class GcpApi:
             return credentials, project
 
     @contextmanager
-    def _ours(self, zone: Zone | None, capacity_type: CapacityType) -> Iterator[None]:
+    def _ours(self, zone: Zone | None, capacity_type: CapacityType, group: str | None) -> Iterator[None]:
+        """Wait for the group's turn; what goes wrong then is told in our words."""
+        if group is not None:
+            self._pacer.take_turn(group, _RATES[group])
         try:
             yield
         except GoogleAPICallError as error:
             code, message = _said(error)
+            if error.code == 429 or code.lower().endswith("ratelimitexceeded"):
+                self._pacer.drain(group)
             raise error_of(
                 code,
                 int(error.code or 0),
@@ -218,6 +244,16 @@ class GcpApi:
             ) from error
 
 
+def group_of(request: object) -> str:
+    """What a request is counted with, by the name of its type: GetInstanceRequest, ListZoneOperationsRequest, …"""
+    name = type(request).__name__
+    if name.startswith("Get"):
+        return "read"
+    if name.startswith(("List", "AggregatedList")):
+        return "list"
+    return "wait" if name.startswith("Wait") else "write"
+
+
 def _said(error: GoogleAPICallError) -> tuple[str, str]:
     """The reason, and Google's own words without the SDK's decoration."""
     for entry in error.errors:
@@ -232,8 +268,8 @@ def _retry_after_s(error: GoogleAPICallError) -> float | None:
     return float(told) if told.isdecimal() else None
 
 
-def _refuse_partial(page: Any) -> None:
-    """Raise unless the page is all that it should be."""
+def _refuse_partial(page: Any, silent: Silent | None) -> None:
+    """Raise, or tell, unless the page is all that it should be."""
     scopes = page.items if isinstance(page.items, Mapping) else {}
     warnings = [(scope, held.warning) for scope, held in scopes.items() if held.warning.code not in _SILENT]
     if page.warning.code not in _SILENT:
@@ -241,8 +277,10 @@ def _refuse_partial(page: Any) -> None:
     missing = [*getattr(page, "unreachables", ()), *(scope or warning.code for scope, warning in warnings)]
     if missing:
         said = warnings[0][1].message if warnings else "unreachable"
-        raise TransientError(
-            f"Compute Engine cannot list {', '.join(sorted(set(missing)))} now: {said}",
-            cloud=CLOUD,
-            code="UNREACHABLE",
+        scopes_missing = ", ".join(sorted(set(missing)))
+        error = TransientError(
+            f"Compute Engine cannot list {scopes_missing} now: {said}", cloud=CLOUD, code="UNREACHABLE"
         )
+        if silent is None:
+            raise error
+        silent(scopes_missing, error)

@@ -13,10 +13,14 @@ from google.cloud import compute_v1
 from provisioners.errors import InvalidRequestError
 from provisioners.gcp.api import GcpApi
 from provisioners.gcp.errors import CLOUD
-from provisioners.gcp.order import last, owned, unix_s
-from provisioners.machines import Leftover
+from provisioners.gcp.order import decode_label, last, owned, unix_s
+from provisioners.machines import TOKEN_TAG, Leftover, Silent
 
 _GRACE_S = 120.0
+
+# "Disk and image pricing", "VPC network pricing", us-central1: a balanced disk, an external address that is not used.
+_USD_GB_MONTH = 0.1
+_ADDRESS_USD_MONTH = 7.3
 
 
 class GcpLeftovers:
@@ -25,19 +29,41 @@ class GcpLeftovers:
     def __init__(self, api: GcpApi) -> None:
         self._api = api
 
-    def of(self, owner: str) -> Sequence[Leftover]:
-        """All of them, or an error."""
+    def of(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        """All of them, or an error; see `Machines.leftovers`."""
         api, found = self._api, list[Leftover]()
         disks = compute_v1.AggregatedListDisksRequest(project=api.project, filter=owned(owner))
-        for scope, held in api.listed(api.client(compute_v1.DisksClient).aggregated_list, disks):
+        for scope, held in api.listed(
+            api.client(compute_v1.DisksClient).aggregated_list, disks, silent=silent
+        ):
             for disk in held.disks:
                 if not disk.users and self._is_old(disk.creation_timestamp):
-                    found.append(Leftover("disk", f"{scope}/disks/{disk.name}", _region(scope)))
+                    found.append(
+                        Leftover(
+                            "disk",
+                            f"{scope}/disks/{disk.name}",
+                            _region(scope),
+                            _token_of(disk),
+                            unix_s(disk.creation_timestamp),
+                            disk.size_gb * _USD_GB_MONTH,
+                        )
+                    )
         addresses = compute_v1.AggregatedListAddressesRequest(project=api.project, filter=owned(owner))
-        for scope, held in api.listed(api.client(compute_v1.AddressesClient).aggregated_list, addresses):
+        for scope, held in api.listed(
+            api.client(compute_v1.AddressesClient).aggregated_list, addresses, silent=silent
+        ):
             for address in held.addresses:
                 if not address.users and self._is_old(address.creation_timestamp):
-                    found.append(Leftover("address", f"{scope}/addresses/{address.name}", _region(scope)))
+                    found.append(
+                        Leftover(
+                            "address",
+                            f"{scope}/addresses/{address.name}",
+                            _region(scope),
+                            _token_of(address),
+                            unix_s(address.creation_timestamp),
+                            _ADDRESS_USD_MONTH,
+                        )
+                    )
         return found
 
     def remove(self, leftover: Leftover) -> None:
@@ -61,6 +87,10 @@ class GcpLeftovers:
 
     def _is_old(self, timestamp: str) -> bool:
         return (unix_s(timestamp) or 0.0) < self._api.now() - _GRACE_S
+
+
+def _token_of(thing: compute_v1.Disk | compute_v1.Address) -> str:
+    return decode_label(thing.labels.get(TOKEN_TAG, ""))
 
 
 def _region(scope: str) -> str:

@@ -41,7 +41,7 @@ from provisioners.gcp.order import (
     unix_s,
 )
 from provisioners.gcp.prices import spot_prices
-from provisioners.machines import Finding, Leftover, Machine, MachineOrder, MachineState
+from provisioners.machines import Finding, Leftover, Machine, MachineOrder, MachineState, Silent
 
 _INSERT_WAIT_S = 60.0  # stock-outs show within seconds; what takes longer is reported as pending
 _SHOW_S = 60.0  # until an instance whose insertion is done can be seen by everybody
@@ -95,10 +95,10 @@ class GcpMachines:
                 return self._adopt(order)
         return self._await(order, current)
 
-    def machines(self, owner: str) -> Sequence[Machine]:
+    def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
         # In this order: what is made from now on is missing in neither.
         expected = self._memory.alive(owner)
-        listed = {key_of(machine.zone, machine.id): machine for machine in self._list(owner)}
+        listed = {key_of(machine.zone, machine.id): machine for machine in self._list(owner, silent)}
         for key, machine in listed.items():
             self._memory.note(machine)
             if machine.state is _S.STOPPING and not self._memory.was_asked(machine):
@@ -126,11 +126,14 @@ class GcpMachines:
             return {}
         return spot_prices(self._api, self._billing_api_key, regions)
 
-    def leftovers(self, owner: str) -> Sequence[Leftover]:
-        return self._leftovers.of(owner)
+    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        return self._leftovers.of(owner, silent)
 
     def remove(self, leftover: Leftover) -> None:
         self._leftovers.remove(leftover)
+
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        return self._network.shared(owner)
 
     def forget(self, owner: str) -> Sequence[str]:
         return self._network.forget(owner)
@@ -145,7 +148,7 @@ class GcpMachines:
         draft = instance_of(
             order, project=self._api.project, network="", network_tags=(), public=self._public
         )
-        network, tags = self._network.ensure(order.owner, order.ports, order.sources)
+        network, tags = self._network.ensure(order.owner, order.ports, order.sources, order.public_ports)
         draft.network_interfaces[0].network = network
         draft.tags = compute_v1.Tags(items=list(tags))
         request = compute_v1.InsertInstanceRequest(
@@ -208,9 +211,10 @@ class GcpMachines:
 
     # --- looking --------------------------------------------------------------------------------------------
 
-    def _list(self, owner: str) -> list[Machine]:
+    def _list(self, owner: str, silent: Silent | None) -> list[Machine]:
         request = compute_v1.AggregatedListInstancesRequest(project=self._api.project, filter=owned(owner))
-        scopes = self._api.listed(self._api.client(compute_v1.InstancesClient).aggregated_list, request)
+        every = self._api.client(compute_v1.InstancesClient).aggregated_list
+        scopes = self._api.listed(every, request, silent=silent)
         found = [
             machine_of(instance, public=self._public) for _, scope in scopes for instance in scope.instances
         ]

@@ -22,8 +22,10 @@ from provisioners.errors import InvalidRequestError, ProvisionError, TransientEr
 from provisioners.gcp.api import GcpApi
 from provisioners.gcp.errors import ALREADY_EXISTS, CLOUD
 from provisioners.gcp.order import last
+from provisioners.machines import Leftover
 
 SSH_PORT = 22
+_ANYWHERE = ("0.0.0.0/0",)
 _MAKING_TIMEOUT_S = 180.0  # a network with subnetworks in all regions takes a minute
 
 
@@ -39,14 +41,16 @@ class GcpNetwork:
         self._lock = threading.Lock()
         self._made: set[str] = set()  # what was seen to be there
 
-    def ensure(self, owner: str, ports: Sequence[int], sources: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    def ensure(
+        self, owner: str, ports: Sequence[int], sources: Sequence[str], public_ports: Sequence[int] = ()
+    ) -> tuple[str, tuple[str, ...]]:
         """Make what is missing: (the network's path, the network tags of a machine with these ports)."""
         name, prefix = self._network or prefix_of(owner), prefix_of(owner)
         path = f"global/networks/{name}"
         wanted = [_inner_rule(owner, path)]
         outer = outer_rule(owner, path, ports, sources)
-        if outer is not None:
-            wanted.append(outer)
+        public = outer_rule(owner, path, public_ports, _ANYWHERE, ()) if public_ports else None
+        wanted += [rule for rule in (outer, public) if rule is not None]
         with self._lock:  # the first launches of all threads wait for one of them
             if self._network is None:
                 self._once(name, lambda: self._make_network(owner, name))
@@ -66,15 +70,33 @@ class GcpNetwork:
         prefix, kept = prefix_of(owner), []
         project = self._api.project
         firewalls = self._api.client(compute_v1.FirewallsClient)
-        for rule in self._api.listed(firewalls.list, compute_v1.ListFirewallsRequest(project=project)):
-            if rule.name.startswith(f"{prefix}-") and rule.description == _description(owner):
-                request = compute_v1.DeleteFirewallRequest(project=project, firewall=rule.name)
-                kept += self._remove(f"firewall rule {rule.name}", firewalls.delete_unary, request, rule.name)
+        for name in self._rules(owner):
+            request = compute_v1.DeleteFirewallRequest(project=project, firewall=name)
+            kept += self._remove(f"firewall rule {name}", firewalls.delete_unary, request, name)
         networks = self._api.client(compute_v1.NetworksClient)
         if self._network is None and not kept:
             delete = compute_v1.DeleteNetworkRequest(project=project, network=prefix)
             kept += self._remove(f"network {prefix}", networks.delete_unary, delete, prefix)
         return kept
+
+    def shared(self, owner: str) -> list[Leftover]:
+        """The owner's rules and network; neither costs anything."""
+        found = [Leftover("firewall rule", name, "global", usd_month=0.0) for name in self._rules(owner)]
+        if self._network is None:
+            name = prefix_of(owner)
+            get = compute_v1.GetNetworkRequest(project=self._api.project, network=name)
+            if self._api.find(self._api.client(compute_v1.NetworksClient).get, get, name) is not None:
+                found.append(Leftover("network", name, "global", usd_month=0.0))
+        return found
+
+    def _rules(self, owner: str) -> list[str]:
+        """The names of the owner's firewall rules."""
+        request = compute_v1.ListFirewallsRequest(project=self._api.project)
+        listed = self._api.listed(self._api.client(compute_v1.FirewallsClient).list, request)
+        start, description = f"{prefix_of(owner)}-", _description(owner)
+        return [
+            rule.name for rule in listed if rule.name.startswith(start) and rule.description == description
+        ]
 
     def _once(self, name: str, make: Callable[[], None]) -> None:
         if name not in self._made:
@@ -139,9 +161,14 @@ def prefix_of(owner: str) -> str:
 
 
 def outer_rule(
-    owner: str, network: str, ports: Sequence[int], sources: Sequence[str]
+    owner: str,
+    network: str,
+    ports: Sequence[int],
+    sources: Sequence[str],
+    always: Sequence[int] = (SSH_PORT,),
 ) -> compute_v1.Firewall | None:
-    """Port 22 and these from the sources. None without sources: a rule that names none would admit everybody."""
+    """These ports, and those that are open `always`, from the sources. None without sources: a rule that names none would
+    admit everybody."""
     try:
         blocks = [ipaddress.ip_network(source, strict=False) for source in sources]
     except ValueError as error:
@@ -149,7 +176,7 @@ def outer_rule(
     ranges = sorted({str(block) for block in blocks if block.version == 4})  # the network has no other
     if not ranges:
         return None
-    open_ports = [str(port) for port in sorted({SSH_PORT, *ports})]
+    open_ports = [str(port) for port in sorted({*always, *ports})]
     digest = hashlib.sha256(f"{network} {open_ports} {ranges}".encode()).hexdigest()[:8]
     name = f"{prefix_of(owner)}-{digest}"
     return compute_v1.Firewall(

@@ -256,6 +256,7 @@ def machine_of(instance: compute_v1.Instance, *, public: bool) -> Machine | None
         private_address=card.network_i_p or None,
         launched_at=unix_s(instance.creation_timestamp),
         message=_message(instance) if state is _S.FAILED else "",
+        instance_type=last(instance.machine_type),
     )
 
 

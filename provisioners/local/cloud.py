@@ -53,11 +53,14 @@ class LocalProvisioner:
         self._spawn = spawn
 
     def offers(self, need: Requirements) -> Sequence[Offer]:
-        prices = [
+        return offers_for(need, self.prices(), instance_type=CLOUD)
+
+    def prices(self) -> list[ZonePrices]:
+        """What a node costs in each zone, as cloud.yaml says."""
+        return [
             ZonePrices(Zone(CLOUD, region, name), zone.spot_usd_hour, zone.on_demand_usd_hour)
             for region, name, zone in load_cloud(self._store).zones()
         ]
-        return offers_for(need, prices, instance_type=CLOUD)
 
     def launch(self, order: LaunchOrder) -> Instance:
         check_token(order)

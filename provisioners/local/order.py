@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from provisioners.base import LaunchOrder
+from provisioners.bootstrap import is_url, missing_source
 from provisioners.errors import InvalidRequestError
 from provisioners.local import process as local_process
 from provisioners.local.config import CloudConfig
@@ -43,14 +44,19 @@ def _complaints(order: LaunchOrder, cloud: CloudConfig) -> list[str]:
     if order.workdir is not None and not Path(order.workdir).is_dir():
         found.append(f"workdir {order.workdir} is not a folder of this machine")
     for target, source in order.file_mounts.items():
-        path = PurePosixPath(target)
-        if path.is_absolute() or target.startswith("~") or ".." in path.parts:
-            found.append(
-                f"file_mounts: {target}: on the local cloud files are mounted below the work directory only; "
-                "use a relative path"
-            )
-        if not Path(source).exists():
-            found.append(f"file_mounts: {target}: {source} is not a file or folder of this machine")
+        wrong = [*copy_problems(target, source), *([] if is_url(source) else [missing_source(source)])]
+        found += [f"file_mounts: {target}: {why}" for why in wrong if why is not None]
+    return found
+
+
+def copy_problems(target: str, source: str) -> list[str]:
+    """What the local cloud cannot copy, where other clouds may."""
+    found = []
+    path = PurePosixPath(target)
+    if path.is_absolute() or target.startswith("~") or ".." in path.parts:
+        found.append("on the local cloud files are copied below the work directory only; use a relative path")
+    if is_url(source):
+        found.append(f"{source}: the local cloud copies files and folders of this machine only")
     return found
 
 

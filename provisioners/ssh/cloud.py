@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from provisioners.base import LaunchOrder
@@ -11,23 +12,33 @@ from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import SshHosts
 from provisioners.machines import MachineOrder
 from provisioners.rented import Rent, order_of
+from provisioners.shell import Login, Shell, connect
 from provisioners.ssh.machines import SshMachines
+from provisioners.ssh.memory import SeenClaims
 from provisioners.ssh.pool import CLOUD, load_pools, offers_of
 
 
 class SshProvisioner(FleetProvisioner):
-    """A replica is a claim on some GPUs of a host. `pools` is the section of config.yaml. Raises PoolError."""
+    """A replica is a claim on some GPUs of a host. `pools` is the section of config.yaml, `folder` where it is kept
+    what was seen of hosts. Raises PoolError."""
 
     name: ClassVar[str] = CLOUD
 
-    def __init__(self, pools: Mapping[str, Any], secret: bytes) -> None:
+    def __init__(
+        self,
+        pools: Mapping[str, Any],
+        secret: bytes,
+        folder: Path | None = None,
+        *,
+        dial: Callable[[Login], Shell] = connect,
+    ) -> None:
         known = load_pools(pools)
-        machines = SshMachines(known)
-        hosts = SshHosts(machines.login, is_booting=False)
+        machines = SshMachines(known, dial, SeenClaims(folder))
+        hosts = SshHosts(machines.login, is_booting=False, dial=dial)
 
         def order_here(order: LaunchOrder, rank: int) -> MachineOrder:
             """Without a port of its own the replica takes one that is free on its host."""
             plain = order_of(order, rank, secret, Rent())
-            return plain if order.port is not None else replace(plain, ports=())
+            return plain if order.port is not None else replace(plain, ports=(), public_ports=())
 
         super().__init__(machines, hosts, order_here, lambda need: offers_of(known, need))

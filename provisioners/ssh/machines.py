@@ -3,12 +3,14 @@
 Nothing is booted and user data is not run. Claims are files of the host (`host_agent.claims`), so they are there whoever
 dies, and several controllers see each other's.
 
-*A host that does not answer* is not empty. What it was last seen to have is told again, as running, with a sentence;
-and if nobody has seen it since we began, there is no list at all but an error, because every list that lacks a machine
-says that the machine is gone. Who has lost a host for good takes it out of config.yaml.
+*A host that does not answer* is not empty. What it was last seen to have, by this controller or the one before it
+(`memory`), is told again, as running, with a sentence; where nothing is remembered there is no list at all but an error,
+because every list that lacks a machine says that the machine is gone. Who has lost a host for good takes it out of
+config.yaml.
 
-A host with another key than the one in known_hosts is not used: another zone may be. It is listed like one that is
-silent.
+*A host that cannot be used* is a zone without room: it does not answer, has another key than the one in known_hosts
+(then nothing is sent to it), refuses the login, or its disk is full. Another one may be usable, now; and this one is
+asked again after a while, so that there is nothing to do but to mend it. It is listed like one that is silent.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import paramiko
 
@@ -38,6 +40,7 @@ from provisioners.machines import (
     Machine,
     MachineOrder,
     MachineState,
+    Silent,
 )
 from provisioners.shell import (
     DiskFullError,
@@ -46,8 +49,10 @@ from provisioners.shell import (
     LoginRefusedError,
     Shell,
     ShellError,
+    UnreachableError,
     connect,
 )
+from provisioners.ssh.memory import SeenClaims
 from provisioners.ssh.pool import CLOUD, PoolHost, Pools, has_gpus
 
 STOP_GRACE_S = 10.0
@@ -55,17 +60,23 @@ _STOP_TIMEOUT_S = 60.0
 _AT_ONCE = 16
 _FREE_GB = 5.0
 
+T = TypeVar("T")
+
 
 class SshMachines:
-    """`Machines` over the pools. Keeps a connection to each host."""
+    """`Machines` over the pools. Keeps a connection to each host. `seen` remembers what hosts had."""
 
     name: ClassVar[str] = CLOUD
 
-    def __init__(self, pools: Pools, dial: Callable[[Login], Shell] = connect) -> None:
+    def __init__(
+        self, pools: Pools, dial: Callable[[Login], Shell] = connect, seen: SeenClaims | None = None
+    ) -> None:
         self._pools = pools
         self._dial = dial
         self._shells: dict[str, Shell] = {}
-        self._seen: dict[str, tuple[Machine, ...]] = {}  # by host, of all owners, as last listed
+        self._dialling: dict[str, Lock] = {}
+        self._unanswered: set[str] = set()  # tokens of claims that were asked for
+        self._seen = seen or SeenClaims()
         self._lock = Lock()
 
     def create(self, order: MachineOrder) -> Machine:
@@ -84,21 +95,27 @@ class SshMachines:
         if len(fitting) > 1:
             # The order may have been sent before, and carried out on any of them. One host needs no such question.
             for host in fitting:
-                if any(one.token == order.token for one in self._list(host, order.zone)):
+                if any(one.token == order.token for one in self._list_or_recall(host)):
                     fitting = [host]
         refusals = []
         for host in fitting:
-            answer = self._ask(host, "claim", request=_request(order, host), zone=order.zone, is_offer=True)
+            try:
+                answer = self._claim(host, order)
+            except CapacityError as error:
+                if len(fitting) == 1:
+                    raise
+                refusals.append(error.message)
+                continue
             if "claim" in answer:
+                self._seen.add(host.name, answer["claim"])
                 return _machine(host, answer["claim"])
             if "busy" in answer:
                 raise TransientError(f"{host.name}: its claims are locked", cloud=CLOUD, zone=order.zone)
             refusals.append(f"{host.name}: {answer['refused']}")
         raise CapacityError(f"no room in {order.zone}: {'; '.join(refusals)}", cloud=CLOUD, zone=order.zone)
 
-    def machines(self, owner: str) -> Sequence[Machine]:
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ssh-list") as pool:
-            lists = list(pool.map(self._list_or_recall, self._pools.hosts))
+    def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
+        lists = self._of_hosts(self._list_or_recall, silent)
         return [machine for found in lists for machine in found if machine.owner == owner]
 
     def destroy(self, machine: Machine) -> None:
@@ -113,20 +130,32 @@ class SshMachines:
     def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
         return {}
 
-    def leftovers(self, owner: str) -> Sequence[Leftover]:
+    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         """Folders of machines whose claim has ended."""
-        return [
-            Leftover("folder", f"{host.name}/{orphan['token']}", host.pool)
-            for host in self._pools.hosts
-            for orphan in self._ask(host, "claims")["orphans"]
-            if orphan["owner"] == owner
-        ]
+
+        def of(host: PoolHost) -> Sequence[Leftover]:
+            try:
+                known = self._ask(host, "claims")["orphans"]
+            except ProvisionError:
+                if self._seen.has_met(host.name):
+                    raise
+                return ()  # it never heard of us
+            orphans = [one["token"] for one in known if one["owner"] == owner]
+            return [
+                Leftover("folder", f"{host.name}/{token}", host.pool, token, usd_month=0.0)
+                for token in orphans
+            ]
+
+        return [leftover for found in self._of_hosts(of, silent) for leftover in found]
 
     def remove(self, leftover: Leftover) -> None:
         name, _, token = leftover.id.partition("/")
         host = self._pools.host(name)
         if host is not None:
             self._ask(host, "release", token, f"{STOP_GRACE_S:g}", timeout_s=STOP_GRACE_S + _STOP_TIMEOUT_S)
+
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        return ()
 
     def forget(self, owner: str) -> Sequence[str]:
         return ()  # nothing is shared by the owner's machines but the agent, which is others' too
@@ -144,12 +173,43 @@ class SshMachines:
 
     # --- inside
 
+    def _claim(self, host: PoolHost, order: MachineOrder) -> dict[str, Any]:
+        """Raises CapacityError only if the host has not heard of the order, from this controller: a claim whose answer was
+        lost is asked for until it is known."""
+        is_new = order.token not in self._unanswered
+        try:
+            answer = self._ask(host, "claim", request=_request(order, host), zone=order.zone, is_offer=is_new)
+        except TransientError:
+            self._unanswered.add(order.token)
+            self._seen.note(host.name, self._seen.of(host.name) or [])  # it may have heard us
+            raise
+        self._unanswered.discard(order.token)
+        return answer
+
+    def _of_hosts(
+        self, ask: Callable[[PoolHost], Sequence[T]], silent: Silent | None
+    ) -> Sequence[Sequence[T]]:
+        """What each host answers. One that does not is an error, or `silent` is told of it."""
+
+        def answer(host: PoolHost) -> Sequence[T]:
+            try:
+                return ask(host)
+            except ProvisionError as error:
+                if silent is None:
+                    raise
+                silent(host.place.name, error)
+                return ()
+
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ssh-list") as pool:
+            return list(pool.map(answer, self._pools.hosts))
+
     def _list_or_recall(self, host: PoolHost) -> Sequence[Machine]:
         try:
             return self._list(host, host.place)
         except ProvisionError as error:
-            with self._lock:
-                seen = self._seen.get(host.name)
+            seen = self._seen.of(host.name)
+            if seen is None and isinstance(error, AuthError):
+                raise
             if seen is None:
                 raise TransientError(
                     f"{error.message}; what runs there is not known, so nothing is listed until it answers or is "
@@ -158,13 +218,13 @@ class SshMachines:
                     zone=host.place,
                     retry_after_s=5.0,
                 ) from error
-            return [one if one.state.is_gone else replace(one, message=error.message) for one in seen]
+            machines = [_machine(host, claim) for claim in seen]
+            return [one if one.state.is_gone else replace(one, message=error.message) for one in machines]
 
     def _list(self, host: PoolHost, zone: Zone) -> tuple[Machine, ...]:
-        found = tuple(_machine(host, claim) for claim in self._ask(host, "claims", zone=zone)["claims"])
-        with self._lock:
-            self._seen[host.name] = found
-        return found
+        claims = self._ask(host, "claims", zone=zone)["claims"]
+        self._seen.note(host.name, claims)
+        return tuple(_machine(host, claim) for claim in claims)
 
     def _ask(
         self,
@@ -178,30 +238,37 @@ class SshMachines:
     ) -> dict[str, Any]:
         """One question to the agent of the host; its errors as those of a cloud. `is_offer`: a host that cannot be used
         is a zone without room, and another one may have it."""
+        shell = None
         try:
-            agent = Host(self._shell(host), ROOT)
+            shell = self._shell(host)
+            agent = Host(shell, ROOT)
             agent.install()
             return agent.ask(verb, *words, request=request, timeout_s=timeout_s)
-        except (DiskFullError, HostKeyError) as error:
+        except (DiskFullError, HostKeyError, LoginRefusedError) as error:
             kind = CapacityError if is_offer else TransientError
             raise kind(error.message, cloud=CLOUD, code=type(error).__name__, zone=zone) from error
-        except LoginRefusedError as error:
-            raise AuthError(error.message, cloud=CLOUD, code="LoginRefused", zone=zone) from error
+        except _NotMetError as error:
+            kind = CapacityError if is_offer else TransientError
+            raise kind(error.message, cloud=CLOUD, code="Unreachable", zone=zone) from error
         except ShellError as error:
+            if shell is not None and isinstance(error, UnreachableError):
+                shell.close()  # else it may look alive for minutes
             raise TransientError(error.message, cloud=CLOUD, zone=zone, retry_after_s=5.0) from error
 
     def _shell(self, host: PoolHost) -> Shell:
+        """The one connection to the host. Of many threads that need a new one the first dials, and the others wait."""
         with self._lock:
+            dialling = self._dialling.setdefault(host.name, Lock())
+        with dialling:
             shell = self._shells.get(host.name)
-        if shell is not None and shell.is_open:
+            if shell is None or not shell.is_open:
+                if shell is not None:
+                    shell.close()
+                try:
+                    shell = self._shells[host.name] = self._dial(login_of(host))
+                except UnreachableError as error:
+                    raise _NotMetError(error.message) from error
             return shell
-        shell = self._dial(login_of(host))
-        with self._lock:
-            old = self._shells.get(host.name)
-            self._shells[host.name] = shell
-        if old is not None:
-            old.close()
-        return shell
 
     def _check(self, host: PoolHost) -> Finding:
         what = f"{host.name} ({host.address})"
@@ -225,6 +292,10 @@ class SshMachines:
         if free_gb < _FREE_GB:
             return Finding(what, ok=False, message=f"only {free_gb:.1f} GB of its disk are free")
         return Finding(what, ok=True)
+
+
+class _NotMetError(UnreachableError):
+    """Nobody answered, so nothing was sent."""
 
 
 def login_of(host: PoolHost) -> Login:
@@ -256,7 +327,7 @@ def _request(order: MachineOrder, host: PoolHost) -> dict[str, Any]:
         "gpus": math.ceil(order.accelerator_count) if order.accelerator else 0,
         "host_gpus": host.gpus,
         "exclusive": host.exclusive,
-        "ports": list(order.ports),
+        "ports": [*order.ports, *order.public_ports],
     }
 
 

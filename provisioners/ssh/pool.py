@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from policies.model import CapacityType, Offer, Zone
+from policies.model import CapacityType, Offer, Role, Zone
 from provisioners.base import Candidate, Requirements
+from provisioners.candidates import ranked_by
+from provisioners.candidates_why import Nothing
 
 CLOUD = "ssh"
 INSTANCE_TYPE = "host"
@@ -88,11 +90,51 @@ def load_pools(raw: Mapping[str, Any]) -> Pools:
 
 def offers_of(pools: Pools, need: Requirements) -> list[Offer]:
     """What the hosts could take if they were idle, cheapest first; with `need.ordered`, in the candidates' order."""
+    if need.role is Role.LOAD_BALANCER:  # it would have the whole of an exclusive host
+        pools = Pools(tuple(host for host in pools.hosts if not host.exclusive))
     groups = [
-        sorted(_fitting(pools, candidate, need.num_nodes), key=_by_price) for candidate in need.candidates
+        sorted(_fitting(pools, candidate, need.num_nodes), key=ranked_by(need.work))
+        for candidate in need.candidates
     ]
     offers = list(dict.fromkeys(offer for group in groups for offer in group))
-    return offers if need.ordered else sorted(offers, key=_by_price)
+    return offers if need.ordered else sorted(offers, key=ranked_by(need.work))
+
+
+def why_nothing(pools: Pools, candidate: Candidate) -> Nothing | None:
+    """Which wish of the candidate left no host; None if it has an offer."""
+    if candidate.use_spot:
+        return Nothing("use_spot", "hosts of yours are no spot machines", "nobody takes them away")
+    if _any(candidate.instance_type) not in (None, INSTANCE_TYPE):
+        return Nothing("instance_type", f"hosts of yours are no {candidate.instance_type}", "leave it out")
+    name, count = candidate.accelerator, candidate.accelerator_count
+    wanted = f"{name}:{count:g}"
+    left: Sequence[PoolHost] = pools.hosts
+    for field, asked in (("region", _any(candidate.region)), ("zone", _any(candidate.zone))):
+        known = sorted({_named(host.place, field) for host in left})
+        left = [host for host in left if asked in (None, _named(host.place, field))]
+        if not left:
+            return Nothing(
+                field, f"config.yaml has no {field} {asked!r} of hosts", f"it has {', '.join(known)}"
+            )
+    if not any(has_gpus(host, name, 0) for host in left):
+        names = sorted({host.accelerator for host in left if host.accelerator})
+        return Nothing(
+            "accelerator", f"no host of yours has {name}", f"they have {', '.join(names) or 'none'}"
+        )
+    if not any(has_gpus(host, name, math.ceil(count)) for host in left):
+        most = max(host.gpus for host in left if has_gpus(host, name, 0))
+        return Nothing(
+            "accelerator_count", f"no host of yours has {wanted}", f"the most that one has is {most}"
+        )
+    if next(_fitting(pools, candidate, 1), None) is not None:
+        return None
+    offers = _fitting(pools, replace(candidate, max_hourly_cost=None), 1)
+    least = min(offer.price_usd_hour for offer in offers)
+    return Nothing(
+        "max_hourly_cost",
+        f"the cheapest of your hosts costs {least:g} USD per hour",
+        f"max_hourly_cost is {candidate.max_hourly_cost:g}",
+    )
 
 
 def _fitting(pools: Pools, candidate: Candidate, num_nodes: int) -> Iterator[Offer]:
@@ -116,6 +158,10 @@ def _fitting(pools: Pools, candidate: Candidate, num_nodes: int) -> Iterator[Off
             yield Offer(
                 zone, INSTANCE_TYPE, candidate.accelerator, count, CapacityType.ON_DEMAND, total, total
             )
+
+
+def _named(zone: Zone, field: str) -> str:
+    return zone.region if field == "region" else zone.name
 
 
 def has_gpus(host: PoolHost, accelerator: str | None, count: float) -> bool:
@@ -169,7 +215,3 @@ def _host(pool: str, path: str, raw: Mapping[str, Any], complaints: list[str]) -
 
 def _any(wish: str | None) -> str | None:
     return None if wish == "*" else wish
-
-
-def _by_price(offer: Offer) -> tuple[float, Zone]:
-    return offer.price_usd_hour, offer.zone

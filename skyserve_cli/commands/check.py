@@ -12,7 +12,7 @@ from provisioners.machines import Finding
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Format, Output, View, home
 from skyserve_cli.config import load_config
-from skyserve_cli.output import CommandFailed, put_json, put_table, table
+from skyserve_cli.output import CommandFailed, put, put_json, put_table, table
 
 ANYTHING = Requirements((Candidate(use_spot=True), Candidate(use_spot=False)))
 
@@ -30,16 +30,29 @@ def check(output: Format = Output.TABLE) -> None:
         put_json(found)
     else:
         rows = [
-            (
-                cloud["cloud"],
-                "usable" if cloud["usable"] else "not usable",
-                cloud["why"] or _some(cloud["zones"]),
-            )
+            (cloud["cloud"], "usable" if cloud["usable"] else "not usable", _shortly(cloud))
             for cloud in found
         ]
         put_table(table(("CLOUD", "STATUS", "ZONES"), rows))
+        looked_at = [
+            (cloud["cloud"], one["what"], "ok" if one["ok"] else "not ok", one["message"])
+            for cloud in found
+            for one in cloud["findings"]
+            if one["message"]
+        ]
+        if looked_at:
+            put("")
+            put_table(table(("CLOUD", "LOOKED AT", "", "FOUND"), looked_at))
     if not any(cloud["usable"] for cloud in found):
         raise CommandFailed(f"no cloud can be used; enable one in {here.config}")
+
+
+def _shortly(cloud: View) -> str:
+    """Its zones, or what is in the way; of much of that the first."""
+    wrong = [one for one in cloud["findings"] if not one["ok"]]
+    if len(wrong) > 1:
+        return f"{wrong[0]['what']}, and {len(wrong) - 1} more (below)"
+    return cloud["why"] or _some(cloud["zones"])
 
 
 def _some(zones: Sequence[str]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated
 
 import typer
 
+from policies.service_state import CLEANUP_TIMEOUT_S
 from skyserve_cli.commands import progress
 from skyserve_cli.commands.options import (
     NoWait,
@@ -20,9 +22,12 @@ from skyserve_cli.commands.options import (
     no_such_service,
 )
 from skyserve_cli.commands.prices import ask
-from skyserve_cli.controller.client import Client
+from skyserve_cli.controller.client import Client, ControllerDownError
+from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, place, plural, say
 
+SHORTEST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 5.0  # to ask every region of a cloud costs many calls
 PATIENCE_S = 1800.0  # longer than any drain and any clean-up: what is there then will not go by itself
 
 
@@ -43,7 +48,11 @@ def down(
     no_wait: NoWait = False,
     timeout: Timeout = PATIENCE_S,
 ) -> None:
-    """Take services down, and wait until nothing of them is left."""
+    """Take services down, and wait until nothing of them is left.
+
+    Nothing: the clouds list no instance and no disk of theirs any more, and with the last service of a cloud its groups,
+    keys and networks are removed, too. What cannot be removed is named, with exit code 1.
+    """
     if everything == bool(names):
         raise WrongUsage("name the services to take down, or pass --all")
     if replica_id is not None and (everything or len(names or ()) != 1 or purge):
@@ -67,7 +76,10 @@ def down(
     if no_wait:
         say(f"going down: {', '.join(chosen)}")
         return
+    began = SystemClock().now()
     _wait(client, frozenset(chosen), told, timeout)
+    left_s = None if timeout is None else max(0.0, timeout - (SystemClock().now() - began))
+    _tidy(client, chosen, left_s)
     say(f"down: {', '.join(chosen)}")
 
 
@@ -93,7 +105,8 @@ def _end_replica(
         return
 
     def gone(views: dict[str, View]) -> bool:
-        return all(replica["id"] != replica_id for replica in views[name]["replicas"])
+        view = views[name]
+        return all(one["id"] != replica_id for one in (*view["replicas"], *view["load_balancers"]))
 
     try:
         progress.follow(client, frozenset((name,)), after=told, timeout_s=timeout_s, done=gone)
@@ -119,9 +132,52 @@ def _wait(client: Client, names: frozenset[str], told: int, timeout_s: float | N
         ) from None
 
 
+def _tidy(client: Client, names: Sequence[str], timeout_s: float | None) -> None:
+    """Wait until the clouds themselves list nothing of it any more: no instance, no disk; and where no service is left,
+    no group, key or network of ours. Raises CommandFailed with a sentence for each thing that stays."""
+    patience_s = CLEANUP_TIMEOUT_S if timeout_s is None else min(timeout_s, CLEANUP_TIMEOUT_S)
+    clock = SystemClock()
+    began, told, pause_s = clock.now(), frozenset[str](), SHORTEST_PAUSE_S
+    try:
+        while True:
+            step = _step(client, names)
+            for thing in step["removed"]:
+                say(f"removed {thing}")
+            waiting = step["waiting"]
+            if not waiting or clock.now() - began > patience_s:
+                break
+            for sentence in frozenset(waiting) - told:
+                say(f"waiting: {sentence}")
+            told |= frozenset(waiting)
+            time.sleep(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 1.5 * pause_s)
+    except KeyboardInterrupt:
+        raise CommandFailed("\nstopped waiting; `serve gc` shows what is left in the clouds", 130) from None
+    if left := [*waiting, *step["problems"]]:
+        raise CommandFailed(
+            f"{', '.join(names)}: down, but not everything is removed:\n"
+            + "".join(f"  {sentence}\n" for sentence in left)
+            + "the controller keeps trying; `serve gc` shows what is left, and removes it"
+        )
+
+
+def _step(client: Client, names: Sequence[str]) -> View:
+    """It can be made again: a controller that dies in the middle is given time to come back."""
+    clock = SystemClock()
+    began = clock.now()
+    while True:
+        try:
+            return client.tidy(names)
+        except ControllerDownError:
+            if clock.now() - began > progress.AWAY_PATIENCE_S:
+                raise
+            time.sleep(progress.POLL_S)
+
+
 def _is_gone(view: View) -> bool:
     """No replica is left, nor the load balancer."""
-    return view["status"] == "DOWN" and not view["load_balancer"]["alive"]
+    beside = view["load_balancer"]
+    return view["status"] == "DOWN" and not view["load_balancers"] and not (beside and beside["alive"])
 
 
 def _left_over(view: View) -> str:

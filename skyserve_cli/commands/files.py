@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from provisioners.bootstrap import is_url, missing_source
+from provisioners.local.order import copy_problems
+from skyserve_cli.config import load_config
+from skyserve_cli.controller.choices import BUCKETS_BY_NAME, copies_of
+from skyserve_cli.home import Home
 from skyserve_cli.output import WrongUsage, say
 from skyserve_cli.spec import FileMount, Loaded, Problem, ServiceSpec, SpecError, load_file
-
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://")
+from skyserve_cli.spec.problems import dotted
 
 
 def load(
@@ -25,6 +28,7 @@ def load(
     changes: Sequence[str] | None = None,
 ) -> Loaded:
     """The spec with its secrets; its warnings are said. Raises SpecError with every problem, WrongUsage."""
+    enabled = load_config(Home.from_environment(os.environ).config).enabled
     loaded = load_file(
         file,
         name=name,
@@ -32,11 +36,12 @@ def load(
         secret_overrides=_variables("--secret", secret, secret_file),
         environ=os.environ,
         set_overrides=changes or (),
+        enabled=enabled,
     )
     for warning in loaded.warnings:
         say(f"warning: {warning}")
     spec = anchored(loaded.spec, Path.cwd())
-    missing = tuple(_missing(spec))
+    missing = (*_missing(spec), *_beyond_this_machine(spec, enabled))
     if missing:
         raise SpecError(missing)
     return replace(loaded, spec=spec)
@@ -44,12 +49,38 @@ def load(
 
 def _missing(spec: ServiceSpec) -> Iterator[Problem]:
     """What the file names and is not there: better said now than by the first replica."""
-    if spec.workdir is not None and not _URL.match(spec.workdir) and not Path(spec.workdir).is_dir():
+    if spec.workdir is not None and not is_url(spec.workdir) and not Path(spec.workdir).is_dir():
         yield Problem("workdir", f"{spec.workdir} is not a folder", spec.workdir)
+    for mount in spec.file_mounts:
+        path = dotted(("file_mounts", mount.path))
+        if mount.bucket is None and not mount.sources:
+            yield Problem(path, "has neither a source nor the name of a bucket")
+        for source in mount.sources:
+            wrong = missing_source(source)
+            if wrong is not None:
+                yield Problem(path, wrong, source)
+        if mount.bucket is not None and not mount.sources and mount.store not in (None, *BUCKETS_BY_NAME):
+            kinds = ", ".join(BUCKETS_BY_NAME)
+            yield Problem(
+                path, f"a bucket in {mount.store} needs its URL as source (by name: {kinds})", mount.store
+            )
     if spec.tls is not None:
         for key, path in (("keyfile", spec.tls.keyfile), ("certfile", spec.tls.certfile)):
             if not Path(path).is_file():
                 yield Problem(f"service.tls.{key}", f"{path} is not a file", path)
+
+
+def _beyond_this_machine(spec: ServiceSpec, enabled: Sequence[str]) -> Iterator[Problem]:
+    """Copies that the local cloud cannot make, of a service that can run nowhere else."""
+    anywhere = [name for name in enabled if name != "local"] or enabled
+    if {cloud for choice in spec.resources for cloud in ([choice.cloud] if choice.cloud else anywhere)} != {
+        "local"
+    }:
+        return
+    for mount in spec.file_mounts:
+        for target, source in copies_of([mount]).items():
+            for why in copy_problems(target, source):
+                yield Problem(dotted(("file_mounts", mount.path)), why, source)
 
 
 def anchored(spec: ServiceSpec, folder: Path) -> ServiceSpec:
@@ -57,7 +88,7 @@ def anchored(spec: ServiceSpec, folder: Path) -> ServiceSpec:
     given, as in SkyPilot."""
 
     def absolute(path: str) -> str:
-        return path if _URL.match(path) else str(folder / Path(path).expanduser())
+        return path if is_url(path) else str(folder / Path(path).expanduser())
 
     def mount(each: FileMount) -> FileMount:
         return replace(each, sources=tuple(absolute(source) for source in each.sources))

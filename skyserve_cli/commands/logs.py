@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from skyserve_cli.commands import progress
-from skyserve_cli.commands.options import complete_service, controller, find, home
+from skyserve_cli.commands.options import View, complete_service, controller, find, home
 from skyserve_cli.controller.client import Client, ControllerDownError
 from skyserve_cli.output import WrongUsage, say
 
@@ -39,7 +39,7 @@ def logs(
 ) -> None:
     """Print the log of a replica, of the load balancer, or of the controller."""
     wanted = replica if replica_id is None else replica_id
-    if sum((wanted is not None, of_controller, of_load_balancer)) > 1:
+    if of_controller and (of_load_balancer or wanted is not None):
         raise WrongUsage("choose one: a replica, --load-balancer or --controller")
     if name is None and not of_controller:
         raise WrongUsage("name a service, or pass --controller")
@@ -51,12 +51,11 @@ def logs(
             return
     else:
         assert name is not None  # noqa: S101 - seen to above
-        find(client.services(down=True), name)
-        what = (
-            f"load_balancer/{name}"
-            if of_load_balancer
-            else f"replica/{name}/{_replica(client, name, wanted)}/{node}"
-        )
+        view = find(client.services(down=True), name)
+        if of_load_balancer:
+            what = _load_balancer(view, wanted)
+        else:
+            what = f"replica/{name}/{_replica(client, name, wanted)}/{node}"
     with suppress(KeyboardInterrupt):
         _print(client, what, follow=follow, tail=tail)
 
@@ -95,6 +94,21 @@ def _replica(client: Client, name: str, wanted: int | None) -> int:
     raise WrongUsage(f"which replica of {name}? serve logs {name} N ({known})")
 
 
+def _load_balancer(view: View, wanted: int | None) -> str:
+    """The one beside the controller, or one on a machine of its own: by id, or the only one. Raises WrongUsage."""
+    agents = [agent["id"] for agent in view["load_balancers"]]
+    if wanted is None and len(agents) == 1:
+        wanted = agents[0]
+    if wanted in agents:
+        return f"replica/{view['name']}/{wanted}/0"
+    if wanted is None and not agents:
+        return f"load_balancer/{view['name']}"
+    known = f"there are {', '.join(map(str, agents))}" if agents else "it has one, beside the controller"
+    raise WrongUsage(
+        f"which load balancer of {view['name']}? serve logs {view['name']} N --load-balancer ({known})"
+    )
+
+
 def _print(client: Client, what: str, *, follow: bool, tail: int | None) -> None:
     offset, held = 0, b""
     while True:  # what there is
@@ -124,7 +138,8 @@ def _has_ended(client: Client, what: str) -> bool:
     view = next((view for view in client.services() if view["name"] == name), None)
     if view is None or kind == "load_balancer":
         return view is None
-    return all(replica["id"] != int(ids[0]) for replica in progress.live_replicas(view))
+    live = (*progress.live_replicas(view), *view["load_balancers"])
+    return all(replica["id"] != int(ids[0]) for replica in live)
 
 
 def _last_lines(content: bytes, count: int) -> bytes:

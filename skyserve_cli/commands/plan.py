@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from provisioners.clock import unix_now
+from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands import files
 from skyserve_cli.commands.options import (
     Env,
@@ -16,11 +19,16 @@ from skyserve_cli.commands.options import (
     Secret,
     SecretFile,
     Set,
-    controller,
+    View,
+    home,
 )
-from skyserve_cli.commands.prices import insist_on_offers, plan_table, plan_total
+from skyserve_cli.commands.prices import candidates_table, insist_on_offers, plan_table, plan_total
+from skyserve_cli.config import load_config
+from skyserve_cli.controller.orders import requirements_of
+from skyserve_cli.controller.planning import first_plan, offer_view
 from skyserve_cli.output import WrongUsage, put, put_json, put_table, say
-from skyserve_cli.spec import spec_to_json
+
+MOST_SHOWN = 10
 
 
 def plan(
@@ -46,9 +54,18 @@ def plan(
     secret: Secret = None,
     secret_file: SecretFile = None,
     changes: Set = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", metavar="N", min=0, help=f"Candidates to list. Default: {MOST_SHOWN}; all in JSON."
+        ),
+    ] = None,
     output: Format = Output.TABLE,
 ) -> None:
     """Show where a service would run and what it would cost, without launching it.
+
+    Lists the zones it could run in, best first, at the prices of the catalog. No cloud is asked, so this works without
+    credentials; `serve up` shows the same with the spot prices of the moment.
 
     With --trace, its policy is also run over a record of a spot market: how often all replicas would have been
     ready, and for how much. `serve simulate` compares policies and draws pictures.
@@ -68,14 +85,19 @@ def plan(
         run = expectation.prepared(
             loaded.spec, trace=trace, cold_start=cold_start or "183s", price_ratio=price_ratio or "3"
         )
-    client = controller()
-    if client.ensure_running():
-        say("controller started")
-    decided = client.plan(spec_to_json(loaded.spec), loaded.secret_values)
-    insist_on_offers(decided)
+    here = home()
+    here.create()
+    clouds = Clouds(here, load_config(here.config))
+    offers = clouds.listed(requirements_of(loaded.spec))
+    decided = first_plan(loaded.spec, offers, clouds, unix_now())
+    insist_on_offers(decided, loaded)
+    candidates = [{**offer_view(offer), "num_nodes": loaded.spec.num_nodes} for offer in offers]
+    decided["candidates"] = candidates if limit is None else candidates[:limit]
     if output is Output.TABLE:
         put_table(plan_table(decided))
         put(plan_total(decided))
+        _put_candidates(candidates, MOST_SHOWN if limit is None else limit)
+        put(f"Placement: {decided['placement']}. Load balancing: {decided['load_balancing_policy']}.")
         for note in decided["notes"]:
             say(note)
     if run is not None:
@@ -85,3 +107,11 @@ def plan(
             put(expected.sentence())
     if output is Output.JSON:
         put_json(decided)
+
+
+def _put_candidates(candidates: Sequence[View], most: int) -> None:
+    if not most:
+        return
+    more = f", the first {most} of {len(candidates)}" if len(candidates) > most else ""
+    put(f"Candidates, best first{more}:")
+    put_table(candidates_table(candidates[:most]))

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import typer
 from rich.table import Table
 
 from skyserve_cli.commands.options import View
-from skyserve_cli.output import CommandFailed, WrongUsage, accelerators, place, plural, saving, table, usd
+from skyserve_cli.output import (
+    CommandFailed,
+    WrongUsage,
+    accelerators,
+    place,
+    plural,
+    saving,
+    say,
+    table,
+    usd,
+)
+from skyserve_cli.spec import Loaded, Problem, SpecError
 
 
 def plan_table(plan: View) -> Table:
@@ -45,12 +57,43 @@ def plan_total(plan: View) -> str:
         said += (
             f"; until they are ready {plural(len(stand_ins), 'on-demand replica')} for ${usd(for_now)} more"
         )
+    if agents := plan["load_balancers"]:
+        cost = usd(sum(agent["price_usd_hour"] for agent in agents))
+        regions = sorted({f"{agent['cloud']}/{agent['region']}" for agent in agents})
+        said += f"; {plural(len(agents), 'load balancer')} in {', '.join(regions)} for ${cost} more"
     return f"{said}."
 
 
-def insist_on_offers(plan: View) -> None:
-    """A service that can run nowhere is refused before it is asked for. Raises CommandFailed."""
-    if plan["target"] > 0 and plan["offers"] == 0:
+def candidates_table(candidates: Sequence[View]) -> Table:
+    return table(
+        ("ZONE", "CAPACITY", "INSTANCE", "ACCELERATOR", "$/H"),
+        [
+            (
+                place(each),
+                each["capacity_type"],
+                each["instance_type"],
+                accelerators(each),
+                usd(each["price_usd_hour"]),
+            )
+            for each in candidates
+        ],
+    )
+
+
+def insist_on_offers(plan: View, loaded: Loaded) -> None:
+    """A service that can run nowhere is refused before it is asked for, with the keys that leave nothing. An alternative
+    that has nothing beside others that have is told. Raises SpecError, or CommandFailed if nobody knows why."""
+    problems = [
+        Problem(loaded.path_of(why["choice"], why["field"]), why["message"], hint=why["hint"])
+        for why in plan["refused"]
+    ]
+    if plan["offers"] > 0:
+        for problem in problems:
+            say(f"warning: {problem}")
+        return
+    if problems:
+        raise SpecError(problems)
+    if plan["target"] > 0:
         raise CommandFailed(
             f"{plan['name']}: no enabled cloud offers what `resources` asks for; `serve check` lists the clouds"
         )

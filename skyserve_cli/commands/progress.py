@@ -15,9 +15,12 @@ from skyserve_cli.commands.options import View
 from skyserve_cli.controller.client import Client, ControllerDownError, RefusedError
 from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.output import CommandFailed, clock_time, console, place, say, span, table
+from skyserve_cli.state.values import AGENT_WORD
 
 POLL_S = 0.2
-LOG_LINES_SHOWN = 20
+LOG_LINES_SHOWN = 10
+LOG_TRIES = 10
+_GIVES_UP = frozenset({"CONFIG", "SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT"})
 AWAY_PATIENCE_S = 30.0
 
 
@@ -58,6 +61,8 @@ def follow(
                 after = event["seq"]
                 if event["service"] in names:
                     say(story_line(event, with_service=len(names) > 1))
+                    for line in _last_words(client, event):
+                        say(f"  | {line}")
             finished = done(views)
             show(list(views.values()), clock.now())
             if finished:
@@ -70,13 +75,31 @@ def follow(
 
 
 def story_line(event: View, *, with_service: bool) -> str:
-    """``12:13:14  replica 2  probe passed -> READY: …``"""
+    """``12:13:14  replica 2  probe passed -> READY: …``, or ``12:13:14  replica 2  running setup``"""
     whose = f"{event['service']}  " if with_service else ""
+    kind, who = event["kind"], "replica"
+    if kind.startswith(AGENT_WORD):
+        kind, who = kind.removeprefix(AGENT_WORD), "load balancer"
     if event["replica_id"] is not None:
-        whose += f"replica {event['replica_id']}  "
-    what = words(event["kind"]) + (f" -> {event['state']}" if event["state"] else "")
+        whose += f"{who} {event['replica_id']}  "
+    if kind == "Progressed":
+        return f"{clock_time(event['at'])}  {whose}{event['message']}"
+    what = words(kind) + (f" -> {event['state']}" if event["state"] else "")
     said = f": {event['message']}" if event["message"] else ""
     return f"{clock_time(event['at'])}  {whose}{what}{said}"
+
+
+def _last_words(client: Client, event: View) -> list[str]:
+    """What a replica printed last, if that is why it ended. For a moment nobody has it: the machine is being asked for it
+    before it goes."""
+    if event["kind"] not in ("BootstrapFailed", "RunExited", "GaveUp"):
+        return []
+    for _ in range(LOG_TRIES):
+        lines = log_tail(client, f"replica/{event['service']}/{event['replica_id']}", LOG_LINES_SHOWN)
+        if lines:
+            return lines
+        time.sleep(POLL_S)
+    return []
 
 
 def words(kind: str) -> str:
@@ -90,34 +113,47 @@ def live_replicas(view: View) -> list[View]:
 
 def serves(view: View, replicas: int) -> bool:
     """Whether requests are answered: so many replicas are ready, and the load balancer knows them."""
-    agent = view["load_balancer"]
-    return bool(view["ready"] >= replicas and agent["alive"] and agent["synced"]) and (
-        agent["ready_targets"] >= replicas
+    agents = [view["load_balancer"]] if view["load_balancer"] else wanted_agents(view)
+    return bool(view["ready"] >= replicas and agents) and all(
+        agent["alive"] and agent["synced"] and agent["ready_targets"] >= replicas for agent in agents
     )
 
 
+def wanted_agents(view: View) -> list[View]:
+    """Those on machines of their own that are there to stay; none if some are still missing."""
+    staying = [one for one in view["load_balancers"] if one["state"] not in ("DRAINING", "TERMINATING")]
+    return staying if len(staying) >= view["load_balancers_wanted"] else []
+
+
 def why_failed(client: Client, name: str, version: int) -> str:
-    """What the last replica of the version that could not live said, with the end of its log."""
+    """What the last replica of the version that could not live said, and where its log is."""
     (view,) = [each for each in client.services(ended=True) if each["name"] == name]
     ended = [r for r in view["replicas"] if r["version"] == version and r["end_reason"] is not None]
     if not ended:
         return view["notes"] or "no replica was launched"
-    last = max(ended, key=lambda replica: replica["id"])
-    reason = f"replica {last['id']} in {place(last)} ended: {last['end_reason']}"
-    reason += f", {last['message']}" if last["message"] else ""
-    tail = log_tail(client, f"replica/{name}/{last['id']}", LOG_LINES_SHOWN)
-    lines = "".join(f"\n  | {line}" for line in tail)
-    return f"{reason}{lines}\nwhole log: serve logs {name} {last['id']}"
+    telling = [r for r in ended if r["end_reason"] in _GIVES_UP] or ended
+    last = max(telling, key=lambda replica: replica["id"])
+    reason = obituary(last["id"], last, last["end_reason"])
+    if last["end_reason"] == "CONFIG":
+        return reason  # nothing ever ran
+    kept = f" (its end is kept in {last['kept_log']})" if last["kept_log"] else ""
+    return f"{reason}\nwhole log: serve logs {name} {last['id']}{kept}"
+
+
+def obituary(replica_id: int, where: View, reason: str) -> str:
+    """How a replica ended, in one sentence. `where` has its place and its message."""
+    said = f", {where['message']}" if where["message"] else ""
+    return f"replica {replica_id} in {place(where)} ended: {reason}{said}"
 
 
 def log_tail(client: Client, what: str, lines: int) -> list[str]:
-    """The last lines of a log; none where no log is kept."""
+    """The last lines of a log; none where no log is kept, or where it cannot be had in time."""
     kept: deque[bytes] = deque(maxlen=lines)
     begun, offset = b"", 0
     while True:
         try:
             content, offset = client.log(what, offset=offset)
-        except RefusedError:
+        except (RefusedError, ControllerDownError):
             return []
         if not content:
             break

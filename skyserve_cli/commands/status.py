@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from skyserve_cli.commands.options import View, complete_service, controller, find, home, no_such_service
+from skyserve_cli.commands.progress import obituary
 from skyserve_cli.controller.client import Client, ControllerDownError
 from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.output import (
@@ -126,6 +127,9 @@ def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Table | 
     shown += [Text(printable(f"{view['name']}: {note}")) for view in services for note in _notes(view)]
     if replicas:
         shown += [Text(), _replica_table(replicas, now, wide=wide)]
+    agents = [(view, agent) for view in services for agent in view["load_balancers"]]
+    if agents:
+        shown += [Text(), _agent_table(agents, now)]
     return shown
 
 
@@ -198,10 +202,32 @@ def _notes(view: View) -> Iterator[str]:
         yield view["notes"]
     elif view["ready"] and version in view["failed_versions"]:
         yield f"version {version} was given up; an earlier one serves"
+    failure = view["last_failure"]
+    if failure is not None:
+        yield obituary(failure["replica_id"], failure, failure["reason"])
     stand_ins = sum(replica["stands_in"] and replica["state"] != "GONE" for replica in view["replicas"])
     if stand_ins:
         verb = "stands" if stand_ins == 1 else "stand"
         yield f"{plural(stand_ins, 'on-demand replica')} {verb} in for spot; spot ready: {_ready(view, 'spot')}"
+
+
+def _agent_table(agents: Sequence[tuple[View, View]], now: float) -> Table:
+    columns = ["LOAD BALANCER", "STATE", "ZONE", "ENDPOINT", "CODE", "$/H", "AGE", "MESSAGE"]
+    rows = [
+        [
+            f"{view['name']}/{agent['id']}",
+            agent["state"],
+            place(agent),
+            agent["endpoint"] or "-",
+            (agent["agent_version"] or "-")
+            + ("" if agent["newest"] else " (old)" if agent["agent_version"] else ""),
+            usd(agent["price_usd_hour"]),
+            span(now - agent["created_at"]),
+            agent["message"],
+        ]
+        for view, agent in agents
+    ]
+    return table(columns, rows)
 
 
 def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Table:

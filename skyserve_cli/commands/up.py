@@ -58,7 +58,7 @@ def up(
     _insist_on_new(client, name)
 
     plan = client.plan(spec_to_json(loaded.spec), loaded.secret_values)
-    insist_on_offers(plan)
+    insist_on_offers(plan, loaded)
     say_table(plan_table(plan))
     say(f"{name}: {plan_total(plan)}")
     if dry_run:

@@ -60,7 +60,7 @@ def update(
         raise CommandFailed(f"service {name} is going down and cannot be updated")
 
     plan = client.plan(spec_to_json(spec), loaded.secret_values)
-    insist_on_offers(plan)
+    insist_on_offers(plan, loaded)
     kept, chosen = plan["keeps_replicas"], mode.value if mode else spec.update.mode
     say(_what_changes(running, kept, chosen))
     if not kept:

@@ -12,6 +12,10 @@ slow disk does not stop the probes on this event loop.
     POST /v1/plan                {"spec", "secrets"}
     GET  /v1/events              ?service= &after= &limit= &newest=1
     GET  /v1/logs/controller | /v1/logs/load_balancer/NAME | /v1/logs/replica/NAME/ID[/NODE]    ?offset= &max=
+    POST /v1/tidy                {"services"} -> {"removed", "waiting", "problems"}
+    GET  /v1/leaks/CLOUD
+    POST /v1/leaks/CLOUD/remove  {"kind", "id", "region"} -> {"why": "" or why not, "passes"}
+    POST /v1/leaks/CLOUD/forget  -> {"problems"}
     POST /v1/stop
 """
 
@@ -31,6 +35,7 @@ from aiohttp import web
 from policies.model import UpdateMode
 from provisioners.base import LogSource
 from skyserve_cli.clouds import CloudNotEnabledError
+from skyserve_cli.config import ConfigError
 from skyserve_cli.controller.office import NoFreePortError, NoSuchReplicaError, Office
 from skyserve_cli.state.values import NoSuchServiceError, ServiceExistsError, StillGoingDownError
 
@@ -72,6 +77,10 @@ class Api:
                 web.get("/v1/logs/load_balancer/{name}", self._log_of_load_balancer),
                 web.get("/v1/logs/replica/{name}/{id:\\d+}", self._log_of_replica),
                 web.get("/v1/logs/replica/{name}/{id:\\d+}/{node:\\d+}", self._log_of_replica),
+                web.post("/v1/tidy", self._tidy),
+                web.get("/v1/leaks/{cloud}", self._leaks),
+                web.post("/v1/leaks/{cloud}/remove", self._remove_leak),
+                web.post("/v1/leaks/{cloud}/forget", self._forget_cloud),
                 web.post("/v1/stop", self._stop_daemon),
             ]
         )
@@ -95,7 +104,7 @@ class Api:
             return _refuse(409, f"service {error} is still going down; try again when it is gone")
         except ServiceExistsError as error:
             return _refuse(409, f"service {error} is up; use `serve update`, or `serve down` first")
-        except (CloudNotEnabledError, NoFreePortError) as error:
+        except (CloudNotEnabledError, NoFreePortError, ConfigError) as error:
             return _refuse(422, str(error))
         except (KeyError, TypeError, ValueError) as error:
             return _refuse(400, f"{type(error).__name__}: {error}")
@@ -164,13 +173,39 @@ class Api:
     async def _log_of_replica(self, request: web.Request) -> web.Response:
         name, replica_id = request.match_info["name"], int(request.match_info["id"])
         node = int(request.match_info.get("node", 0))
-        source, instance = await asyncio.to_thread(self._office.instance, name, replica_id, node)
-        if instance is None or not isinstance(source, LogSource):
-            return _refuse(404, f"replica {replica_id} of {name} has no log that is still kept")
-        first_kept, _ = await asyncio.to_thread(source.log_window, instance, node)
-        return await _log_answer(
-            request, lambda offset, most: source.read_log(instance, offset, most, node), first_kept
-        )
+        source, instance, lives = await asyncio.to_thread(self._office.instance, name, replica_id, node)
+        kept = await asyncio.to_thread(self._office.last_words.find, name, replica_id, node)
+        is_whole = kept is not None and kept[1] == 0  # no need to ask a machine that may be dying
+        if instance is not None and isinstance(source, LogSource) and not is_whole:
+            first, end = await asyncio.to_thread(source.log_window, instance, node)
+            if end:
+                return await _log_answer(
+                    request, lambda offset, most: source.read_log(instance, offset, most, node), first
+                )
+        if kept is not None:
+            path, first = kept
+            return await _log_answer(request, lambda offset, most: _read(path, offset - first, most), first)
+        if lives or instance is not None:
+            return await _log_answer(request, lambda offset, most: b"")  # not yet, or never a word
+        return _refuse(404, f"replica {replica_id} of {name} has no log that is still kept")
+
+    async def _tidy(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        return web.json_response(await asyncio.to_thread(self._office.tidy, list(body["services"])))
+
+    async def _leaks(self, request: web.Request) -> web.Response:
+        look = await asyncio.to_thread(self._office.janitor.look, request.match_info["cloud"])
+        return web.json_response(look.view())
+
+    async def _remove_leak(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        key = request.match_info["cloud"], str(body["kind"]), str(body["id"]), str(body["region"])
+        refusal = await asyncio.to_thread(self._office.janitor.remove, key)
+        return web.json_response(refusal.view())
+
+    async def _forget_cloud(self, request: web.Request) -> web.Response:
+        problems = await asyncio.to_thread(self._office.janitor.forget, request.match_info["cloud"])
+        return web.json_response({"problems": list(problems)})
 
     async def _stop_daemon(self, request: web.Request) -> web.Response:
         self._stop()

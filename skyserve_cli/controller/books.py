@@ -6,11 +6,12 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from policies.model import Offer
+from policies.model import Offer, Role
 from provisioners.base import LaunchOrder, Provisioner, Requirements
+from provisioners.candidates import in_order
 from provisioners.errors import ProvisionError
 from skyserve_cli.controller.clock import Clock
-from skyserve_cli.controller.orders import order_of
+from skyserve_cli.controller.orders import agent_order_of, order_of, token_of
 from skyserve_cli.controller.ports import Call
 from skyserve_cli.controller.seal import Seal
 from skyserve_cli.spec import spec_from_json
@@ -25,9 +26,13 @@ OFFERS_TTL_S = 60.0
 class SpecBook:
     """Specs by (service, version): immutable once stored, so kept for good."""
 
-    def __init__(self, store: Store, seal: Seal) -> None:
+    def __init__(
+        self, store: Store, seal: Seal, admin_token: Callable[[str], str] = lambda token: ""
+    ) -> None:
+        """`admin_token` is that of the load balancer agent on the machine of a launch token."""
         self._store = store
         self._seal = seal
+        self._admin_token = admin_token
         self._specs: dict[tuple[str, int], ServiceSpec] = {}
         self._probes: dict[tuple[str, int], Probe] = {}
 
@@ -55,6 +60,10 @@ class SpecBook:
     def order(self, owner: str, call: Call) -> LaunchOrder:
         version = call.replica.version
         spec = self.get(call.service, version)
+        if call.replica.role is Role.LOAD_BALANCER:
+            token = token_of(owner, call.service, call.incarnation, call.replica.id, call.replica.offer)
+            admin_token = self._admin_token(token)
+            return agent_order_of(owner, call.service, call.incarnation, call.replica, spec, admin_token)
         secrets = self.secrets(call.service, version)
         return order_of(owner, call.service, call.incarnation, call.replica, spec, secrets)
 
@@ -104,14 +113,16 @@ def all_offers(clouds: Sequence[Provisioner], need: Requirements) -> tuple[Offer
 
     A cloud that cannot be asked offers nothing now; the others still do.
     """
-    found: list[Offer] = []
-    for cloud in clouds:
-        try:
-            found += cloud.offers(need)
-        except ProvisionError as error:
-            log.warning("no offers from %s: %s", cloud.name, error)
-        except Exception:  # a bug in one plug-in must not keep the others from being used
-            log.exception("offers of %s", cloud.name)
-    if not need.ordered:
-        found.sort(key=lambda offer: (offer.price_usd_hour, offer.zone, offer.instance_type))
-    return tuple(found)
+
+    def ask(part: Requirements) -> list[Offer]:
+        found: list[Offer] = []
+        for cloud in clouds:
+            try:
+                found += cloud.offers(part)
+            except ProvisionError as error:
+                log.warning("no offers from %s: %s", cloud.name, error)
+            except Exception:  # a bug in one plug-in must not keep the others from being used
+                log.exception("offers of %s", cloud.name)
+        return found
+
+    return in_order(need, ask)

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,15 @@ START_TIMEOUT_S = 30.0
 COMEBACK_TIMEOUT_S = 15.0  # the keeper's longest pause, and the start
 POLL_S = 0.05
 CALL_TIMEOUT_S = 30.0
+TIDY_TIMEOUT_S = 900.0  # a cloud may take its time to give networks up
 
 
 class ControllerDownError(Exception):
     """No controller is running for this home; `serve controller start` starts one."""
+
+
+class MisconfiguredError(ControllerDownError):
+    """The controller does not start with this configuration."""
 
 
 class _NotReachedError(ControllerDownError):
@@ -88,6 +93,21 @@ class Client:
         content, headers = self._call("GET", f"/v1/logs/{what}", query={"offset": str(offset)})
         return content, int(headers.get("X-Next-Offset", offset))
 
+    def tidy(self, services: Sequence[str]) -> dict[str, Any]:
+        """One step towards nothing being left of services that are down; see the API."""
+        return self._json("POST", "/v1/tidy", {"services": list(services)}, timeout_s=TIDY_TIMEOUT_S)
+
+    def leaks(self, cloud: str) -> dict[str, Any]:
+        return self._json("GET", f"/v1/leaks/{cloud}", timeout_s=TIDY_TIMEOUT_S)
+
+    def remove_leak(self, cloud: str, kind: str, id: str, region: str) -> dict[str, Any]:
+        body = {"kind": kind, "id": id, "region": region}
+        return self._json("POST", f"/v1/leaks/{cloud}/remove", body, timeout_s=TIDY_TIMEOUT_S)
+
+    def forget_cloud(self, cloud: str) -> list[str]:
+        answer = self._json("POST", f"/v1/leaks/{cloud}/forget", {}, timeout_s=TIDY_TIMEOUT_S)
+        return [str(problem) for problem in answer["problems"]]
+
     def stop(self) -> int:
         """Ask the controller to stop; answers its pid."""
         return int(self._json("POST", "/v1/stop", {})["pid"])
@@ -118,6 +138,8 @@ class Client:
                 self.health()
                 return True
             except ControllerDownError:
+                if process.poll() == 2:
+                    raise MisconfiguredError(self._last_words()) from None
                 if process.poll() not in (None, 3):  # 3: somebody else's is on its way up
                     raise ControllerDownError(
                         f"the controller did not start: {self._last_words()} (see {self._home.controller_log})"
@@ -141,18 +163,28 @@ class Client:
     # --- HTTP ---------------------------------------------------------------------------------------------
 
     def _json(
-        self, method: str, path: str, body: object = None, query: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        query: Mapping[str, str] | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
     ) -> dict[str, Any]:
-        content, _ = self._call(method, path, body, query)
+        content, _ = self._call(method, path, body, query, timeout_s)
         answer: dict[str, Any] = json.loads(content)
         return answer
 
     def _call(
-        self, method: str, path: str, body: object = None, query: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        query: Mapping[str, str] | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
     ) -> tuple[bytes, Mapping[str, str]]:
         for _ in range(int(COMEBACK_TIMEOUT_S / POLL_S)):
             try:
-                return self._call_once(method, path, body, query)
+                return self._call_once(method, path, body, query, timeout_s)
             except _NotReachedError:
                 if not is_held(self._home.keeper_lock):
                     break
@@ -160,7 +192,7 @@ class Client:
         raise ControllerDownError(ControllerDownError.__doc__)
 
     def _call_once(
-        self, method: str, path: str, body: object, query: Mapping[str, str] | None
+        self, method: str, path: str, body: object, query: Mapping[str, str] | None, timeout_s: float
     ) -> tuple[bytes, Mapping[str, str]]:
         try:
             base = json.loads(self._home.controller_address.read_text())["url"]
@@ -173,7 +205,7 @@ class Client:
             request.data = json.dumps(body).encode()
             request.add_header("Content-Type", "application/json")
         try:
-            with urllib.request.urlopen(request, timeout=CALL_TIMEOUT_S) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
                 return answer.read(), answer.headers
         except urllib.error.HTTPError as error:
             raise RefusedError(error.code, _reason(error)) from None

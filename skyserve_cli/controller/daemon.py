@@ -25,15 +25,19 @@ from pathlib import Path
 from aiohttp import web
 
 from policies.model import Offer
-from provisioners.base import Requirements
+from provisioners.base import Instance, Provisioner, Requirements
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.books import OfferBook, SpecBook
 from skyserve_cli.controller.clock import Clock, SystemClock
+from skyserve_cli.controller.janitor import Sweeper
+from skyserve_cli.controller.last_words import LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
+from skyserve_cli.controller.lb_regional import RegionalFleet, admin_token
+from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.office import Office
-from skyserve_cli.controller.ports import Offers
+from skyserve_cli.controller.ports import Call, Offers
 from skyserve_cli.controller.probes import HttpProber
 from skyserve_cli.controller.reconciler import Reconciler
 from skyserve_cli.controller.runner import ThreadRunner
@@ -116,12 +120,22 @@ async def run(home: Home) -> None:
     store = Store(home.database_url)
     owner = store.owner()
     seal = Seal(home.sealing_key())
-    specs = SpecBook(store, seal)
+    specs = SpecBook(store, seal, lambda token: admin_token(home.machine_secret(), token))
     clouds = Clouds(home, config)
+    regional = RegionalFleet(clouds.get, home.machine_secret(), clock, loop, woken.set)
+    names = ThreadNames(clouds.names, clouds.name_region, owner, clock, woken.set)
     fleet = ProcessFleet(home.load_balancers, loop, woken.set)
     prober = HttpProber(loop, woken.set)
     witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
-    runner = ThreadRunner(clouds.get, lambda call: specs.order(owner, call), owner, clock, woken.set)
+    last_words = LastWords(home.last_words)
+
+    def farewell(call: Call, cloud: Provisioner, instance: Instance) -> None:
+        num_nodes = specs.get(call.service, call.replica.version).num_nodes
+        last_words.keep(call.service, call.replica, instance, cloud, num_nodes)
+
+    runner = ThreadRunner(
+        clouds.get, lambda call: specs.order(owner, call), owner, clock, woken.set, farewell=farewell
+    )
     offers: Offers = _ResolvedOffers(clouds, OfferBook(clouds.all(), clock, woken.set))
     reconciler = Reconciler(
         clock=clock,
@@ -134,6 +148,8 @@ async def run(home: Home) -> None:
         fleet=fleet,
         enabled_clouds=frozenset(clouds.enabled),
         lb_host=config.load_balancer.host,
+        regional=regional,
+        names=names,
     )
     office = Office(
         store=store,
@@ -141,15 +157,22 @@ async def run(home: Home) -> None:
         seal=seal,
         clouds=clouds,
         fleet=fleet,
+        regional=regional,
+        names=names,
         clock=clock,
         owner=owner,
         wake=woken.set,
+        sighted=witness.last,
+        last_words=last_words,
         load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
     )
     await prober.start()
     await fleet.start()
+    await regional.start()
     ticker = Ticker(reconciler, store, clock, woken, config.controller.tick_seconds)
     ticker.start()
+    sweeper = Sweeper(office.janitor, clouds.enabled, config.controller.sweep_minutes * 60.0)
+    sweeper.start()
     api = Api(office, home.token(), home.controller_log, stopping.set)
     site = await _listen(api.app(), home)
     log.info("controller is up pid=%d owner=%s database=%s", os.getpid(), owner, _without_password(store))
@@ -158,9 +181,11 @@ async def run(home: Home) -> None:
     home.controller_address.unlink(missing_ok=True)
     await site.cleanup()
     await asyncio.to_thread(ticker.stop)
+    sweeper.stop()
     witness.close()
     await prober.close()
     await fleet.close()
+    await regional.close()
     store.close()
 
 

@@ -21,6 +21,7 @@ import aiohttp
 from lb.wire import Stats, Table, TargetState, WireError
 from policies.model import Load
 from skyserve_cli.controller.lb_process import Agent, AgentFolder, Shape, shape_of
+from skyserve_cli.controller.loads import load_of
 from skyserve_cli.controller.ports import AgentOrder
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,6 @@ STOP_TIMEOUT_S = 5.0
 LONGEST_RESTART_S = 5.0
 CALL_TIMEOUT_S = 3.0
 FROZEN_AFTER_SILENCES = 4
-SHORTEST_WINDOW_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class _Keeper:
             self._acked = None  # somebody restarted it behind our back: push again
             self._stirred.set()
             return
-        load = _load(stats, table)
+        load = load_of(stats, table)
         stirring = load.empty - self.load.empty or (load.queued > 0) != (self.load.queued > 0)
         self.load = load
         if stirring:
@@ -267,18 +267,3 @@ class _Keeper:
         self._folder.clear()
         self.finished = True
         self._wake()
-
-
-def _load(stats: Stats, table: Table | None) -> Load:
-    draining = {t.id for t in table.targets if t.state is TargetState.DRAINING} if table else set()
-    busy = {target.id for target in stats.targets if target.in_flight > 0}
-    return Load(
-        # An agent that has just been started cannot tell of more than it has seen.
-        window_s=min(stats.window_s, max(SHORTEST_WINDOW_S, stats.uptime_s)),
-        requests=stats.requests,
-        in_flight=stats.in_flight,
-        queued=stats.queued,
-        ongoing=stats.ongoing,
-        empty=frozenset(int(name) for name in draining - busy),
-        known=True,
-    )

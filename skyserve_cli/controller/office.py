@@ -6,28 +6,36 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from policies.model import Launch, Memory, Observation, Plan, Replica, ReplicaState, UpdateMode
-from policies.plan import plan
-from policies.registry import policies_for
+from policies.model import EndReason, Replica, ReplicaState, Role, UpdateMode
 from provisioners.base import Instance, Provisioner
+from provisioners.bootstrap import is_url
 from skyserve_cli import __version__
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.controller.books import SpecBook, all_offers
+from skyserve_cli.controller.choices import copies_of
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.digest import folder_digest
+from skyserve_cli.controller.janitor import Tidied, janitor_of
+from skyserve_cli.controller.last_words import TELLING, LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
-from skyserve_cli.controller.orders import goal_of, on_demand_price, placement_of, requirements_of
+from skyserve_cli.controller.lb_regional import RegionalFleet
+from skyserve_cli.controller.loads import merged
+from skyserve_cli.controller.names import ThreadNames
+from skyserve_cli.controller.orders import goal_of, placement_of, requirements_of, stands_beside
+from skyserve_cli.controller.planning import first_plan, insist_on_regions
 from skyserve_cli.controller.seal import Seal
-from skyserve_cli.controller.view import history_view, service_view
+from skyserve_cli.controller.view import history_view, is_well, last_failure, service_view
 from skyserve_cli.spec import spec_from_json
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import NoSuchServiceError, ServiceRow, Spent
 
+#: Why a launch ends that the cloud has refused: it has left nothing.
+_REFUSED = (EndReason.CAPACITY, EndReason.QUOTA, EndReason.AUTH, EndReason.CONFIG)
 ENDED_SHOWN_FOR_S = 3600.0
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 
@@ -41,7 +49,7 @@ class NoSuchReplicaError(Exception):
 
 
 class Office:
-    """One per daemon. `wake` makes the reconciler look at once."""
+    """One per daemon. `wake` makes the reconciler look at once, `sighted` is a cloud's last listing."""
 
     def __init__(
         self,
@@ -51,9 +59,13 @@ class Office:
         seal: Seal,
         clouds: Clouds,
         fleet: ProcessFleet,
+        regional: RegionalFleet,
+        names: ThreadNames,
         clock: Clock,
         owner: str,
         wake: Callable[[], None],
+        sighted: Callable[[str], Sequence[Instance]],
+        last_words: LastWords,
         load_balancer_log: Callable[[str], Path],
     ) -> None:
         self._store = store
@@ -61,12 +73,17 @@ class Office:
         self._seal = seal
         self._clouds = clouds
         self._fleet = fleet
+        self._regional = regional
+        self._names = names
         self._clock = clock
         self._owner = owner
         self._wake = wake
+        self._sighted = sighted
+        self.last_words = last_words
         self._started_at = clock.now()
         self._choosing = threading.Lock()
         self.load_balancer_log = load_balancer_log
+        self.janitor = janitor_of(store, specs, clouds, clock)
 
     def health(self) -> dict[str, Any]:
         return {
@@ -87,6 +104,7 @@ class Office:
             raise ValueError(f"{name[:80]!r} is no name of a service")
         spec = spec_from_json(dict(spec_json))
         self._clouds.resolve(requirements_of(spec))
+        insist_on_regions(spec, self._clouds)
         missing = sorted(set(spec.secrets) - set(secrets))
         if missing:
             raise ValueError(f"secrets without a value: {', '.join(missing)}")
@@ -109,6 +127,18 @@ class Office:
         self._store.set_down(name, purge=purge, now=self._clock.now())
         self._wake()
 
+    def tidy(self, names: Sequence[str]) -> dict[str, Any]:
+        """One step towards nothing being left of services that are down, where they have ever been; see `Janitor.tidy`.
+        May take minutes."""
+        places: dict[str, set[str]] = {}
+        for name in names:
+            for one in self._store.replicas(name, limit=1000):
+                here = places.setdefault(one.zone.cloud, set())
+                if one.launched_at is not None or one.end_reason not in _REFUSED:
+                    here |= {one.zone.region, one.zone.name}
+        steps = (self.janitor.tidy(cloud, names, here) for cloud, here in sorted(places.items()))
+        return sum(steps, Tidied()).view()
+
     def kill(self, name: str, replica_id: int) -> None:
         """Raises NoSuchServiceError, NoSuchReplicaError."""
         try:
@@ -124,11 +154,8 @@ class Office:
         """
         spec = spec_from_json(dict(spec_json))
         offers = all_offers(self._clouds.all(), self._clouds.resolve(requirements_of(spec)))
-        row = _new_row(spec, self._clock.now())
-        photograph = Observation(self._clock.now(), goal_of(row, spec), (), offers)
-        decided = plan(photograph, row.memory, policies_for(photograph.goal))
-        kept = self._keeps_replicas(spec, secrets)
-        return {**plan_view(spec, decided, offers_known=len(offers)), "keeps_replicas": kept}
+        planned = first_plan(spec, offers, self._clouds, self._clock.now())
+        return {**planned, "keeps_replicas": self._keeps_replicas(spec, secrets)}
 
     def services(self, *, down: bool, ended: bool) -> list[dict[str, Any]]:
         """The views of all services, by name."""
@@ -166,44 +193,63 @@ class Office:
         placement = placement_of(self._specs.get(name, row.version))
         return history_view(row, placement, history, num_nodes, self._clock.now())
 
-    def instance(self, name: str, replica_id: int, node: int = 0) -> tuple[Provisioner, Instance | None]:
-        """The instance of a replica, dead or alive, and its cloud. Raises NoSuchReplicaError if there is no such
-        replica, or no such node in it."""
+    def instance(
+        self, name: str, replica_id: int, node: int = 0
+    ) -> tuple[Provisioner, Instance | None, bool]:
+        """The instance of a replica, dead or alive, its cloud, and whether the replica lives. Raises NoSuchReplicaError if
+        there is no such replica, or no such node in it."""
         known = {replica.id: replica for replica in self._store.replicas(name, limit=1000)}
         if replica_id not in known:
             raise NoSuchReplicaError(f"service {name} has no replica {replica_id}")
         replica = known[replica_id]
-        last = self._specs.get(name, replica.version).num_nodes - 1
+        is_agent = replica.role is Role.LOAD_BALANCER
+        last = 0 if is_agent else self._specs.get(name, replica.version).num_nodes - 1
         if node > last:
             raise NoSuchReplicaError(f"replica {replica_id} of {name} has no node {node}; its last is {last}")
-        cloud = self._clouds.get(replica.zone.cloud)
-        listed = cloud.instances(self._owner, name)
-        return cloud, next((i for i in listed if i.id == replica.instance_id), None)
+        cloud, lives = self._clouds.get(replica.zone.cloud), replica.state is not ReplicaState.GONE
+        if replica.instance_id is None:
+            return cloud, None, lives
+        # Whoever follows a log asks several times a second, which is more than a cloud wants to be asked.
+        found = _by_id(self._sighted(cloud.name), replica.instance_id)
+        if found is None and not self.last_words.find(name, replica_id, node):
+            found = _by_id(cloud.instances(self._owner, name), replica.instance_id)
+        return cloud, found, lives
 
     def _view(self, row: ServiceRow, spent: Spent, ended: bool, now: float) -> dict[str, Any]:
         spec = self._specs.get(row.name, row.version)
         recently: list[Replica] = []
-        if ended:
+        if ended or not is_well(row):
             recently = [
                 r
                 for r in self._store.replicas(row.name)
-                if r.state is ReplicaState.GONE and now - (r.ended_at or now) < ENDED_SHOWN_FOR_S
+                if r.role is Role.REPLICA
+                and r.state is ReplicaState.GONE
+                and now - (r.ended_at or now) < ENDED_SHOWN_FOR_S
             ]
-        return service_view(
+        shown = (*row.replicas, *(recently if ended else ()))
+        kept = {r.id: self.last_words.find(row.name, r.id) for r in shown if r.end_reason in TELLING}
+        is_beside = stands_beside(row, spec) or self._fleet.view(row.name).alive
+        loads = [self._fleet.load(row.name)] if is_beside else []
+        view = service_view(
             row,
             spec,
             goal_of(row, spec),
-            agent=self._fleet.view(row.name),
-            load=self._fleet.load(row.name),
+            beside=self._fleet.view(row.name) if is_beside else None,
+            agents={agent.id: self._regional.view(row.name, agent.id) for agent in row.balancers},
+            load=merged([*loads, *self._regional.loads(row.name)]),
             spent=spent,
             host=spec.load_balancer.host or self._clouds.config.load_balancer.host,
-            ended=recently,
+            ended=recently if ended else (),
             num_nodes={
                 version: self._specs.get(row.name, version).num_nodes
-                for version in {replica.version for replica in (*row.replicas, *recently)}
+                for version in {replica.version for replica in shown}
             },
             now=now,
+            failure=last_failure(row, recently),
+            logs={replica_id: str(found[0]) for replica_id, found in kept.items() if found is not None},
         )
+        view["notes"] = "; ".join(filter(None, [row.notes, self._names.trouble(row.name)]))
+        return view
 
     def _port(self, name: str, spec: ServiceSpec) -> int:
         """The endpoint's port: the one asked for, the one the service had, or the first that is free."""
@@ -238,65 +284,22 @@ class Office:
         return spec.replica_hash(self._content_digest(spec, secrets)) == made
 
     def _content_digest(self, spec: ServiceSpec, secrets: Mapping[str, str]) -> str:
-        """What the spec only names: the files of the working directory, and secret values, these by a keyed
-        digest that does not give them away."""
+        """What the spec only names: the files of the working directory and of mounts, and secret values, these by a
+        keyed digest that does not give them away."""
         files = folder_digest(Path(spec.workdir)) if spec.workdir is not None else ""
+        sources = sorted(source for source in copies_of(spec.file_mounts).values() if not is_url(source))
+        files += "".join(folder_digest(Path(source)) for source in sources)
         return files + (self._seal.digest(secrets) if secrets else "")
 
 
-def plan_view(spec: ServiceSpec, decided: Plan, *, offers_known: int) -> dict[str, Any]:
-    """A plan as `serve plan -o json` prints it."""
-    launches = [action for action in decided.actions if isinstance(action, Launch)]
-    return {
-        "name": spec.name,
-        "target": decided.target,
-        "launches": [
-            {
-                "replica_id": launch.replica_id,
-                "cloud": launch.offer.zone.cloud,
-                "region": launch.offer.zone.region,
-                "zone": launch.offer.zone.name,
-                "capacity_type": launch.offer.capacity_type.value,
-                "instance_type": launch.offer.instance_type,
-                "accelerator": launch.offer.accelerator,
-                "accelerator_count": launch.offer.accelerator_count,
-                "num_nodes": spec.num_nodes,
-                "price_usd_hour": launch.offer.price_usd_hour,
-                "why": launch.why,
-            }
-            for launch in launches
-        ],
-        "notes": list(decided.notes),
-        "offers": offers_known,
-        "usd_per_hour": round(sum(launch.offer.price_usd_hour for launch in launches), 6),
-        "usd_per_hour_on_demand": round(sum(on_demand_price(launch.offer) for launch in launches), 6),
-    }
+def _by_id(instances: Sequence[Instance], instance_id: str) -> Instance | None:
+    return next((instance for instance in instances if instance.id == instance_id), None)
 
 
 def _first_target(spec: ServiceSpec) -> int:
     """What a service shows as its target until the first tick has planned."""
     policy = spec.replica_policy
     return policy.min_replicas + policy.num_overprovision if policy.min_replicas else 0
-
-
-def _new_row(spec: ServiceSpec, now: float) -> ServiceRow:
-    return ServiceRow(
-        name=spec.name,
-        incarnation="",
-        created_at=now,
-        version=1,
-        same_replicas=frozenset(),
-        update_mode=UpdateMode.ROLLING,
-        down=False,
-        purge=False,
-        wanted=0,
-        target=0,
-        notes="",
-        memory=Memory(),
-        lb_port=0,
-        killed=frozenset(),
-        replicas=(),
-    )
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from urllib.parse import urlsplit
 
-from policies.model import CapacityType, Goal, Offer, PlacementGoal, Replica, ScalingGoal
+from policies.balancers import Fleet, Place
+from policies.model import CapacityType, Goal, Offer, PlacementGoal, Replica, ReplicaState, Role, ScalingGoal
 from policies.registry import ALIASES, AUTO, MIXERS
 from provisioners.base import Candidate, LaunchOrder, Requirements
 from provisioners.machines import MAX_TOKEN
-from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
+from skyserve_cli.controller.choices import candidates_of, choice_of, copies_of, image_of
+from skyserve_cli.controller.deploy import TOKEN_VARIABLE, keeper_file
+from skyserve_cli.controller.ports import NameOrder
+from skyserve_cli.spec.model import RegionalAgents, ResourceChoice, ServiceSpec
 from skyserve_cli.state.values import ServiceRow
+
+_AGENT_DISK_GB = 30
+_FIRST_FREE_PORT = 1024  # below it ports are root's, unless the kernel is told otherwise
 
 
 def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
@@ -49,7 +57,9 @@ def placement_of(spec: ServiceSpec) -> PlacementGoal:
     """
     policy = spec.replica_policy
     if not any(choice.use_spot for choice in spec.resources):
-        return PlacementGoal(num_overprovision=policy.num_overprovision)
+        return PlacementGoal(
+            num_overprovision=policy.num_overprovision, work=policy.target_qps_by_accelerator
+        )
     aims, stands_in = policy.availability_target is not None, policy.dynamic_ondemand_fallback
     placer = policy.spot_placer
     chooses = aims or placer in ("auto", "risk_hedge")  # leaves the capacity to the placer
@@ -65,6 +75,7 @@ def placement_of(spec: ServiceSpec) -> PlacementGoal:
         dynamic_ondemand_fallback=chooses if stands_in is None else stands_in,
         base_ondemand_fallback_replicas=policy.base_ondemand_fallback_replicas,
         availability_target=policy.availability_target,
+        work=policy.target_qps_by_accelerator,
     )
 
 
@@ -75,24 +86,16 @@ def requirements_of(spec: ServiceSpec) -> Requirements:
     if goal.dynamic_ondemand_fallback or goal.base_ondemand_fallback_replicas or goal.placer in MIXERS:
         spot = (choice for choice in spec.resources if choice.use_spot)
         stand_ins = tuple(replace(choice, use_spot=False) for choice in spot)
+    choices = dict.fromkeys((*spec.resources, *stand_ins))
     return Requirements(
         candidates=tuple(
-            Candidate(
-                cloud=choice.cloud,
-                region=choice.region,
-                zone=choice.zone,
-                accelerator=choice.accelerator,
-                accelerator_count=choice.accelerator_count,
-                cpus=choice.cpus,
-                memory=choice.memory,
-                instance_type=choice.instance_type,
-                use_spot=choice.use_spot,
-                max_hourly_cost=choice.max_usd_hour,
-            )
-            for choice in dict.fromkeys((*spec.resources, *stand_ins))
+            candidate
+            for place, choice in enumerate(choices)
+            for candidate in candidates_of(choice, place if spec.resources_ordered else 0)
         ),
         ordered=spec.resources_ordered,
         num_nodes=spec.num_nodes,
+        work=spec.replica_policy.target_qps_by_accelerator,
     )
 
 
@@ -108,6 +111,15 @@ def token_of(owner: str, service: str, incarnation: str, replica_id: int, offer:
     return f"{head}-{replica_id}-{digest}"
 
 
+def known_tokens(owner: str, rows: Iterable[ServiceRow]) -> frozenset[str]:
+    """The tokens of all instances that we want, or have yet to see the end of. Whatever else carries our tag is nobody's."""
+    return frozenset(
+        token_of(owner, row.name, row.incarnation, replica.id, replica.offer)
+        for row in rows
+        for replica in row.attempts
+    )
+
+
 def order_of(
     owner: str,
     service: str,
@@ -117,6 +129,7 @@ def order_of(
     secrets: Mapping[str, str],
 ) -> LaunchOrder:
     """Everything the launch of `replica` needs."""
+    choice = choice_of(spec, replica.offer)
     return LaunchOrder(
         token=token_of(owner, service, incarnation, replica.id, replica.offer),
         owner=owner,
@@ -130,7 +143,92 @@ def order_of(
         env=dict(spec.envs),
         secrets=dict(secrets),
         workdir=spec.workdir,
+        file_mounts=copies_of(spec.file_mounts),
         num_nodes=spec.num_nodes,
+        image=image_of(choice, replica.offer.zone),
+        disk_gb=choice.disk_size_gb,
+        labels=dict(choice.labels),
+    )
+
+
+def agent_requirements_of(regional: RegionalAgents) -> Requirements:
+    """What to ask the clouds for, for the agents on machines of their own."""
+    candidates = (
+        Candidate(cloud=place.cloud, region=place.region, instance_type=regional.instance_type(place.cloud))
+        for place in regional.places
+    )
+    return Requirements(tuple(candidates), ordered=True, role=Role.LOAD_BALANCER)
+
+
+def agent_fleet_of(
+    row: ServiceRow, agents: Sequence[Replica], spec_of: Callable[[int], ServiceSpec]
+) -> Fleet:
+    """The agents that are wanted and those that there are; `spec_of` gives the spec of a version."""
+    wanted = spec_of(row.version).regional
+
+    def fits(agent: Replica) -> bool:
+        kind = wanted.instance_type(agent.zone.cloud)
+        was = spec_of(agent.version).regional
+        return was.port == wanted.port and kind in (None, agent.offer.instance_type)
+
+    return Fleet(
+        places=tuple(Place(*place) for place in wanted.places),
+        count=wanted.count,
+        agents=tuple(agents),
+        fitting=frozenset(agent.id for agent in agents if fits(agent)),
+    )
+
+
+def name_orders_of(
+    row: ServiceRow, agents: Sequence[Replica], spec_of: Callable[[int], ServiceSpec]
+) -> list[NameOrder]:
+    """The service's name and what it should mean; and that the name which it had before an update means nothing any
+    more. An agent that does not answer us may answer its clients, so it is left in."""
+    found = []
+    now = None if row.down else spec_of(row.version).regional.dns
+    if now is not None:
+        serving = [one for one in agents if one.state in (ReplicaState.READY, ReplicaState.NOT_READY)]
+        addresses = tuple(
+            (one.zone.cloud, one.zone.region, urlsplit(one.endpoint or "").hostname or "") for one in serving
+        )
+        found.append(NameOrder(row.name, now.zone, now.full, tuple(sorted(addresses))))
+    for version in (row.version, row.version - 1):
+        was = spec_of(version).regional.dns if version > 0 else None
+        if was is not None and all(was.full != order.name for order in found):
+            found.append(NameOrder(row.name, was.zone, was.full))
+    return found
+
+
+def stands_beside(row: ServiceRow, spec: ServiceSpec) -> bool:
+    """Whether the service has an agent beside the controller: as its only one, or until the first one of those that an
+    update put into regions is ready."""
+    if not spec.regional.places:
+        return True
+    had_one = row.version > 1
+    return had_one and not row.down and not any(agent.state is ReplicaState.READY for agent in row.balancers)
+
+
+def agent_order_of(
+    owner: str, service: str, incarnation: str, agent: Replica, spec: ServiceSpec, admin_token: str
+) -> LaunchOrder:
+    """Everything the launch of an agent's machine needs. What the agent is made of comes later, and anew with every
+    release; its machine only has the keeper and the token of its admin port."""
+    port = spec.regional.port
+    opened = f"sudo -n sysctl -qw net.ipv4.ip_unprivileged_port_start={port}"
+    return LaunchOrder(
+        token=token_of(owner, service, incarnation, agent.id, agent.offer),
+        owner=owner,
+        service=service,
+        replica_id=agent.id,
+        version=agent.version,
+        offer=agent.offer,
+        setup=opened if port is not None and port < _FIRST_FREE_PORT else None,
+        run="exec python3 keeper.py",
+        port=port,
+        secrets={TOKEN_VARIABLE: admin_token},
+        file_mounts={"keeper.py": keeper_file()},
+        disk_gb=_AGENT_DISK_GB,
+        role=Role.LOAD_BALANCER,
     )
 
 

@@ -24,11 +24,17 @@ class Retry:
 
 
 def perform(
-    call: Call, provisioner: Provisioner, order: Callable[[], LaunchOrder], token: str, owner: str
+    call: Call,
+    provisioner: Provisioner,
+    order: Callable[[], LaunchOrder],
+    token: str,
+    owner: str,
+    farewell: Callable[[Instance], object] = lambda instance: None,
 ) -> Event | Retry | None:
-    """Make the call; None if there is nothing to tell. Raises only what is a bug."""
+    """Make the call; None if there is nothing to tell. `farewell` sees what is about to be terminated. Raises only what is
+    a bug."""
     if call.kind is CallKind.TERMINATE:
-        return _terminate(call, provisioner, token, owner)
+        return _terminate(call, provisioner, token, owner, farewell)
     try:
         wanted = order()
     except CannotUnsealError as error:
@@ -75,10 +81,13 @@ def _attend(provisioner: Provisioner, order: LaunchOrder) -> Retry | None:
     return None
 
 
-def _terminate(call: Call, provisioner: Provisioner, token: str, owner: str) -> Event | Retry:
+def _terminate(
+    call: Call, provisioner: Provisioner, token: str, owner: str, farewell: Callable[[Instance], object]
+) -> Event | Retry:
     try:
         instance = _find(call, provisioner, token, owner)
         if instance is not None and not instance.state.is_gone:
+            farewell(instance)
             provisioner.terminate(instance)
     except ProvisionError as error:
         return Retry(getattr(error, "retry_after_s", 1.0), error.message)

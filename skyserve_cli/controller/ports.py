@@ -70,6 +70,10 @@ class Witness(Protocol):
 
     def drain(self) -> Sequence[Sighting]: ...
 
+    def trouble(self) -> Mapping[str, str]:
+        """Why clouds cannot be listed now, by cloud: a sentence each."""
+        ...
+
 
 class ProbeOrder(NamedTuple):
     """One replica to be probed. `passing` is what the last probe the reconciler knows of said; None: none yet."""
@@ -103,6 +107,90 @@ class AgentOrder:
     table: Table
     tls: tuple[str, str] | None = None  # certificate file, key file
     window_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RegionalOrder:
+    """The load balancer agent that should serve on a machine of its own. `instance` is as much of the machine as it takes
+    to log in, `port` where the agent listens. `passing` is what the reconciler knows of it; None: it never answered."""
+
+    service: str
+    replica_id: int
+    instance: Instance
+    port: int
+    table: Table
+    tls: tuple[str, str] | None = None
+    window_s: float = 60.0
+    passing: bool | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.service, self.replica_id
+
+
+class Regional(Protocol):
+    """Keeps the agents on machines of their own up to date, code and tables. Their machines are the reconciler's."""
+
+    def ensure(self, orders: Sequence[RegionalOrder]) -> None:
+        """Exactly these. Returns at once."""
+        ...
+
+    def drain(self) -> Sequence[tuple[str, Event]]:
+        """ProbePassed and ProbeFailed events, where they differ from `passing`."""
+        ...
+
+    def loads(self, service: str) -> Sequence[Load]:
+        """The demand that each of its agents last reported."""
+        ...
+
+
+class NoRegions:
+    """A `Regional` of a world where nobody wants any."""
+
+    def ensure(self, orders: Sequence[RegionalOrder]) -> None:
+        pass
+
+    def drain(self) -> Sequence[tuple[str, Event]]:
+        return ()
+
+    def loads(self, service: str) -> Sequence[Load]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class NameOrder:
+    """The name that a service should have in a hosted zone, and the agents that it means: (cloud, region, address)."""
+
+    service: str
+    zone: str
+    name: str
+    addresses: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.service, self.name
+
+
+class Names(Protocol):
+    """Publishes names."""
+
+    def ensure(self, orders: Sequence[NameOrder]) -> None:
+        """These names should mean this. Returns at once."""
+        ...
+
+    def is_settled(self, order: NameOrder) -> bool:
+        """Whether it is so, as far as it can be."""
+        ...
+
+
+class NoNames:
+    """The `Names` of a world without any."""
+
+    def ensure(self, orders: Sequence[NameOrder]) -> None:
+        pass
+
+    def is_settled(self, order: NameOrder) -> bool:
+        return True
 
 
 class LbFleet(Protocol):

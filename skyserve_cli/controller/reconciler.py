@@ -14,49 +14,75 @@ happened while nobody looked is learned before anything is decided.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from urllib.parse import urlsplit
 
+from lb.wire import Table
+from policies import balancers
+from policies.balancers import FAREWELL_S, Decision
 from policies.deadlines import due
-from policies.lifecycle import InvalidTransition, apply, request
 from policies.model import (
-    Action,
     Event,
     Goal,
     Launch,
+    Load,
     Observation,
+    Offer,
     Plan,
-    ProbeFailed,
-    ProbePassed,
     Replica,
     ReplicaState,
+    Role,
 )
 from policies.plan import learn, plan
 from policies.registry import policies_for
 from policies.rollout import wanted_version
+from provisioners.base import Instance, InstanceState
+from skyserve_cli.controller.change import Change
 from skyserve_cli.controller.clock import Clock
-from skyserve_cli.controller.orders import goal_of, requirements_of, token_of
+from skyserve_cli.controller.loads import merged
+from skyserve_cli.controller.orders import (
+    agent_fleet_of,
+    agent_requirements_of,
+    goal_of,
+    known_tokens,
+    name_orders_of,
+    requirements_of,
+    stands_beside,
+    token_of,
+)
 from skyserve_cli.controller.ports import (
     AgentOrder,
     Call,
     CallKind,
     LbFleet,
+    NameOrder,
+    Names,
+    NoNames,
+    NoRegions,
     Offers,
     ProbeOrder,
     Prober,
+    Regional,
+    RegionalOrder,
     Runner,
     Sighting,
     Specs,
     Witness,
 )
-from skyserve_cli.controller.sightings import events_of, orphans, unattended
-from skyserve_cli.controller.tables import table_of
+from skyserve_cli.controller.sightings import orphans, unattended
+from skyserve_cli.controller.tables import table_of, without_loopback
+from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import ServiceRow, Story
 
 log = logging.getLogger(__name__)
 
 _PROBED = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.NOT_READY)
+_CONNECTED = (*_PROBED, ReplicaState.DRAINING)
+AGENT_START_S = 1200.0
+AGENT_SILENCE_S = 600.0
 _OUTSTANDING = {ReplicaState.REQUESTED: CallKind.LAUNCH, ReplicaState.TERMINATING: CallKind.TERMINATE}
 
 
@@ -67,8 +93,9 @@ class _Turn:
     calls: list[Call] = field(default_factory=list)
     probes: list[ProbeOrder] = field(default_factory=list)
     agents: dict[str, AgentOrder | None] = field(default_factory=dict)
+    regional: list[RegionalOrder] = field(default_factory=list)
+    names: list[NameOrder] = field(default_factory=list)
     clouds: set[str] = field(default_factory=set)
-    tokens: set[str] = field(default_factory=set)
 
 
 class Reconciler:
@@ -88,6 +115,8 @@ class Reconciler:
         fleet: LbFleet,
         enabled_clouds: frozenset[str],
         lb_host: str,
+        regional: Regional | None = None,
+        names: Names | None = None,
     ) -> None:
         self._clock = clock
         self._store = store
@@ -99,16 +128,20 @@ class Reconciler:
         self._fleet = fleet
         self._enabled_clouds = enabled_clouds
         self._lb_host = lb_host
+        self._regional: Regional = NoRegions() if regional is None else regional
+        self._names: Names = NoNames() if names is None else names
         self._owner = store.owner()
         self._seen: set[str] = set()  # clouds listed at least once since this process started
         self._suspects: dict[str, frozenset[str]] = {}
         self._agents: Mapping[str, AgentOrder | None] = {}  # as last ordered
+        self._regional_orders: Sequence[RegionalOrder] = ()
+        self._name_orders: Sequence[NameOrder] = ()
         self.plans: dict[str, Plan] = {}  # of the last tick, for whoever watches
 
     def tick(self) -> None:
         """One turn over all services. Never sleeps, never waits for the network."""
         now = self._clock.now()
-        answers = _by_service((*self._runner.drain(), *self._prober.drain()))
+        answers = _by_service((*self._runner.drain(), *self._prober.drain(), *self._regional.drain()))
         sightings = self._witness.drain()
         self._seen.update(sighting.cloud for sighting in sightings)
         turn = _Turn(clouds=set(self._enabled_clouds))
@@ -119,11 +152,13 @@ class Reconciler:
             except Exception:  # one service's trouble must not stop the others
                 log.exception("tick of service %s", row.name)
                 self._keep(row, turn)
-        self._agents = turn.agents
+        self._agents, self._regional_orders, self._name_orders = turn.agents, turn.regional, turn.names
         self._fleet.ensure(turn.agents)  # first: cheap, and no request goes where none should
+        self._regional.ensure(turn.regional)
+        self._names.ensure(turn.names)
         self._prober.watch(turn.probes)
         self._runner.ensure(turn.calls)
-        self._abandon_orphans(sightings, turn)
+        self._abandon_orphans(sightings)
         self._witness.watch(frozenset(turn.clouds))
 
     # --- one service --------------------------------------------------------------------------------------
@@ -138,50 +173,125 @@ class Reconciler:
     ) -> None:
         spec = self._specs.get(row.name, row.version)
         goal = goal_of(row, spec)
-        load = self._fleet.load(row.name)
-        change = _Change(row, goal, now)
-        change.take(answers)
-        for sighting in sightings:
-            instances = {instance.id: instance for instance in sighting.instances}
-            here = [r for r in change.replicas.values() if r.zone.cloud == sighting.cloud]
-            change.take(events_of(here, instances, sighting.asked_at))
+        load = self._load(row, spec)
+        change = Change(row.replicas, goal, now)
+        change.observe(answers, sightings)
         change.take(due(tuple(change.replicas.values()), goal, load, now))
+        agents = Change(row.balancers, _agent_goal(goal), now, Role.LOAD_BALANCER)
+        agents.observe(answers, sightings)
+        agents.take(due(tuple(agents.replicas.values()), _agent_goal(goal), Load(), now))
 
         policies = policies_for(goal)
         photograph = Observation(now, goal, change.live(), (), load, tuple(change.events))
         memory = learn(photograph, change.before, row.memory, policies)
+        learned = balancers.learn(memory.balancers, agents.events, agents.before, now)
+        memory = replace(memory, balancers=learned)
         # What was just learned may have changed which version is wanted, and so what to ask the clouds for.
         wanted = self._specs.get(row.name, wanted_version(goal, memory.rollout))
         offers = () if goal.down else self._offers.get(requirements_of(wanted))
         decided = Plan((), memory, (row.notes,) if row.notes else (), row.target, row.wanted)
         if goal.down or (offers is not None and self._knows_all(photograph.replicas)):
             decided = plan(replace(photograph, offers=offers or ()), memory, policies)
+            decided = self._with_agents(row, goal, change, agents, decided, now)
+        decided = replace(
+            decided, notes=(*decided.notes, *self._blindness(photograph.replicas, decided.notes))
+        )
         self.plans[row.name] = decided
         change.scale(row.wanted, decided.wanted)
-        change.act(decided.actions)
-        self._commit(row, change, decided)
+        change.act(one for one in decided.actions if change.concerns(one))
+        agents.act(one for one in decided.actions if not change.concerns(one))
+        self._commit(row, change, agents, decided)
 
         memory = decided.memory
         live = change.live()
         table = table_of(row.name, spec, live, goal, memory.rollout, now)
-        if live or not goal.down:
+        window_s = spec.replica_policy.load_window_s
+        tls = None if spec.tls is None else (spec.tls.certfile, spec.tls.keyfile)
+        if (live or not goal.down) and stands_beside(row, spec):
             host = spec.load_balancer.host or self._lb_host
-            tls = None if spec.tls is None else (spec.tls.certfile, spec.tls.keyfile)
-            window_s = spec.replica_policy.load_window_s
             turn.agents[row.name] = AgentOrder(row.name, host, row.lb_port, table, tls, window_s)
-        self._order(row, live, sightings, turn)
+        self._order(row, (*live, *agents.live()), sightings, turn)
+        turn.names += name_orders_of(row, agents.live(), partial(self._specs.get, row.name))
+        remote = without_loopback(table)
+        turn.regional += [
+            self._regional_order(row, agent, remote, tls, window_s)
+            for agent in agents.live()
+            if agent.state in _CONNECTED and agent.endpoint is not None
+        ]
+
+    def _load(self, row: ServiceRow, spec: ServiceSpec) -> Load:
+        """The demand that all agents of the service have seen."""
+        beside = [self._fleet.load(row.name)] if stands_beside(row, spec) else []
+        return merged([*beside, *self._regional.loads(row.name)])
+
+    def _with_agents(
+        self, row: ServiceRow, goal: Goal, change: Change, agents: Change, decided: Plan, now: float
+    ) -> Plan:
+        """The plan, and what is to be done about agents on machines of their own."""
+        memory = decided.memory
+        regional = self._specs.get(row.name, row.version).regional
+        offers: Sequence[Offer] | None = ()
+        if regional.places and not goal.down:
+            offers = self._offers.get(agent_requirements_of(regional))
+        found = Decision()
+        if goal.down or (offers is not None and self._knows_all(agents.live())):
+            fleet = agent_fleet_of(row, agents.live(), partial(self._specs.get, row.name))
+            names = name_orders_of(row, agents.live(), partial(self._specs.get, row.name))
+            is_named = not all(map(self._names.is_settled, names))
+            fleet = replace(fleet, is_needed=bool(change.live()) or (is_named and bool(agents.live())))
+            found = balancers.decide(fleet, offers or (), goal, memory.balancers, memory.next_replica_id, now)
+        launches = sum(isinstance(action, Launch) for action in found.actions)
+        next_id = memory.next_replica_id + launches
+        return replace(
+            decided,
+            actions=(*decided.actions, *found.actions),
+            memory=replace(memory, next_replica_id=next_id),
+            notes=(*decided.notes, *found.notes),
+        )
+
+    def _regional_order(
+        self, row: ServiceRow, agent: Replica, table: Table, tls: tuple[str, str] | None, window_s: float
+    ) -> RegionalOrder:
+        token = token_of(self._owner, row.name, row.incarnation, agent.id, agent.offer)
+        return RegionalOrder(
+            service=row.name,
+            replica_id=agent.id,
+            instance=Instance(
+                id=agent.instance_id or "",
+                token=token,
+                owner=self._owner,
+                service=row.name,
+                replica_id=agent.id,
+                zone=agent.zone,
+                capacity_type=agent.offer.capacity_type,
+                state=InstanceState.RUNNING,
+            ),
+            port=urlsplit(agent.endpoint or "").port or 0,
+            table=table,
+            tls=tls,
+            window_s=window_s,
+            passing=_passing(agent),
+        )
 
     def _knows_all(self, replicas: Iterable[Replica]) -> bool:
         return all(replica.zone.cloud in self._seen for replica in replicas)
 
-    def _commit(self, row: ServiceRow, change: _Change, decided: Plan) -> None:
+    def _blindness(self, replicas: Iterable[Replica], told: Sequence[str]) -> Iterator[str]:
+        """What keeps us from seeing how the replicas are, unless it has been told."""
+        clouds = {replica.zone.cloud for replica in replicas}
+        for cloud, sentence in sorted(self._witness.trouble().items()):
+            note = f"{cloud} cannot be listed: {sentence}"
+            if cloud in clouds and not any(note in one for one in told):
+                yield note
+
+    def _commit(self, row: ServiceRow, change: Change, agents: Change, decided: Plan) -> None:
         """Intents, memory and story, in one transaction; nothing at all where nothing changed."""
         notes = "; ".join(decided.notes)
         memory = None if decided.memory == row.memory else decided.memory
-        story = list(change.story)
+        story = [*change.story, *agents.story]
         if notes and notes != row.notes:
             story.append(Story("note", notes))
-        changed = change.changed()
+        changed = [*change.changed(), *agents.changed()]
         same = (decided.wanted, decided.target, notes) == (row.wanted, row.target, row.notes)
         if not changed and not story and memory is None and same:
             return
@@ -203,29 +313,30 @@ class Reconciler:
         alone = unattended(sightings)
         for replica in live:
             turn.clouds.add(replica.zone.cloud)
-            turn.tokens.add(token_of(self._owner, row.name, row.incarnation, replica.id, replica.offer))
             kind = _OUTSTANDING.get(replica.state)
             if kind is None and replica.instance_id in alone:
                 kind = CallKind.ATTEND
             if kind is not None:
                 turn.calls.append(Call(row.name, row.incarnation, kind, replica))
+            if replica.role is not Role.REPLICA:
+                continue  # whoever brings it its table sees how it is
             if replica.state in _PROBED and replica.endpoint is not None:
                 probe = self._specs.probe(row.name, replica.version)
-                passing = (
-                    None if replica.state is ReplicaState.STARTING else replica.state is ReplicaState.READY
-                )
-                turn.probes.append(ProbeOrder(row.name, replica.id, replica.endpoint, probe, passing))
+                order = ProbeOrder(row.name, replica.id, replica.endpoint, probe, _passing(replica))
+                turn.probes.append(order)
 
     def _keep(self, row: ServiceRow, turn: _Turn) -> None:
-        """After an internal error: leave what lives alone. Its tokens keep it from looking like orphans, and its
-        load balancer goes on with the table it has."""
+        """After an internal error: leave what lives alone. Its load balancer goes on with the table it has."""
         turn.agents[row.name] = self._agents.get(row.name)
-        for replica in row.replicas:
-            turn.clouds.add(replica.zone.cloud)
-            turn.tokens.add(token_of(self._owner, row.name, row.incarnation, replica.id, replica.offer))
+        turn.regional += [order for order in self._regional_orders if order.service == row.name]
+        turn.names += [order for order in self._name_orders if order.service == row.name]
+        turn.clouds.update(one.zone.cloud for one in row.attempts)
 
-    def _abandon_orphans(self, sightings: Sequence[Sighting], turn: _Turn) -> None:
-        tokens = frozenset(turn.tokens)
+    def _abandon_orphans(self, sightings: Sequence[Sighting]) -> None:
+        if not sightings:
+            return
+        # The rows as they now stand, after the clouds were listed: see `leaks`.
+        tokens = known_tokens(self._owner, self._store.services())
         for sighting in sightings:
             suspects = self._suspects.get(sighting.cloud, frozenset())
             found, self._suspects[sighting.cloud] = orphans(sighting, tokens, suspects)
@@ -233,74 +344,19 @@ class Reconciler:
                 self._runner.abandon(orphan)
 
 
-class _Change:
-    """The replicas of one service during one tick, and the story of what happened to them."""
-
-    def __init__(self, row: ServiceRow, goal: Goal, now: float) -> None:
-        self.before: Mapping[int, Replica] = {replica.id: replica for replica in row.replicas}
-        self.replicas = dict(self.before)
-        self.events: list[Event] = []
-        self.story: list[Story] = []
-        self.now = now
-        self._goal = goal
-
-    def take(self, events: Iterable[Event]) -> None:
-        """Apply events in order. One that a replica cannot handle is set aside, with its story."""
-        for event in events:
-            replica = self.replicas.get(event.replica_id)
-            if replica is None or replica.state is ReplicaState.GONE:
-                continue  # the answer to a question nobody asks any more
-            try:
-                after = apply(replica, event, self.now, self._goal.drain_timeout_s)
-            except InvalidTransition as error:
-                log.error("%s", error)
-                self.story.append(Story("error", str(error), replica.id))
-                continue
-            self.events.append(event)
-            self._record(type(event).__name__, replica, after, event)
-
-    def scale(self, before: int, wanted: int) -> None:
-        if before != wanted:
-            told = f"{wanted} replicas wanted" + (f", {before} before" if before else "")
-            self.story.append(Story("scale", told, state=str(wanted)))
-
-    def act(self, actions: Iterable[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Launch):
-                born = request(action, self.now)
-                self.replicas[born.id] = born
-                self.story.append(Story("Launch", _told(action), born.id, born.state.value))
-                continue
-            replica = self.replicas[action.replica_id]
-            after = apply(replica, action, self.now, self._goal.drain_timeout_s)
-            self._record(type(action).__name__, replica, after, action)
-
-    def live(self) -> tuple[Replica, ...]:
-        return tuple(r for r in self.replicas.values() if r.state is not ReplicaState.GONE)
-
-    def changed(self) -> list[Replica]:
-        return [r for i, r in self.replicas.items() if self.before.get(i) is not r]
-
-    def _record(self, kind: str, before: Replica, after: Replica, cause: Event | Action) -> None:
-        self.replicas[after.id] = after
-        if after is before and isinstance(cause, (ProbePassed, ProbeFailed)):
-            return
-        message = getattr(cause, "message", "") or getattr(cause, "why", "") or _detail(cause)
-        self.story.append(Story(kind, message, after.id, after.state.value))
+def _agent_goal(goal: Goal) -> Goal:
+    """Patience with agents: one that cannot be reached from here may serve all the same."""
+    return replace(
+        goal,
+        initial_delay_s=AGENT_START_S,
+        probe_failure_threshold_s=AGENT_SILENCE_S,
+        drain_timeout_s=FAREWELL_S,
+    )
 
 
-def _told(launch: Launch) -> str:
-    offer = launch.offer
-    price = f"{offer.price_usd_hour:.3f} USD/h"
-    return f"{offer.zone} {offer.capacity_type.value} at {price}: {launch.why}"
-
-
-def _detail(cause: Event | Action) -> str:
-    for name in ("endpoint", "instance_id"):
-        value = getattr(cause, name, None)
-        if value:
-            return str(value)
-    return ""
+def _passing(replica: Replica) -> bool | None:
+    """What the last probe said; None: there was none."""
+    return None if replica.state is ReplicaState.STARTING else replica.state is ReplicaState.READY
 
 
 def _by_service(events: Iterable[tuple[str, Event]]) -> dict[str, list[Event]]:

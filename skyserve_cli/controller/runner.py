@@ -1,4 +1,5 @@
-"""Cloud calls on threads, one in flight per replica.
+"""Cloud calls on threads, one in flight per replica, and so many per cloud: one that answers slowly, or not at all, keeps
+nobody from the others.
 
 A call stays "under way" until the tick has taken its answer, not until the thread has ended: otherwise a tick
 between the two would start it again.
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from policies.model import Event
+from policies.model import Event, Progressed
 from provisioners.base import Instance, LaunchOrder, Provisioner
 from provisioners.errors import ProvisionError
 from skyserve_cli.controller.clock import Clock
@@ -76,7 +77,8 @@ class CallBook:
 
 
 class ThreadRunner:
-    """The daemon's runner."""
+    """The daemon's runner. `threads` is how many calls to one cloud may be under way, `farewell` sees every instance that is
+    about to be terminated by a call."""
 
     def __init__(
         self,
@@ -86,6 +88,7 @@ class ThreadRunner:
         clock: Clock,
         wake: Callable[[], None],
         *,
+        farewell: Callable[[Call, Provisioner, Instance], object] = lambda call, cloud, instance: None,
         threads: int = 32,
     ) -> None:
         self._provisioners = provisioners
@@ -93,18 +96,17 @@ class ThreadRunner:
         self._owner = owner
         self._clock = clock
         self._wake = wake
+        self._farewell = farewell
         self._book = CallBook()
-        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Call, Event | Retry | None]] = queue.SimpleQueue()
         self._abandoned: set[str] = set()
-        self._unfinished = 0
-        self._threads = 0
-        self._most_threads = threads
+        self._threads = threads
+        self._crews: dict[str, _Crew] = {}
         self._lock = threading.Lock()
 
     def ensure(self, calls: Sequence[Call]) -> None:
         for call in self._book.startable(calls, self._clock.now()):
-            self._submit(partial(self._make, call))
+            self._crew(call.replica.zone.cloud).submit(partial(self._make, call))
 
     def drain(self) -> list[tuple[str, Event]]:
         events = []
@@ -113,6 +115,8 @@ class ThreadRunner:
             if isinstance(outcome, Retry):
                 log.warning("%s of %s replica %d: %s", call.kind.value, *call.key, outcome.message)
             event = self._book.settled(call, outcome, self._clock.now())
+            if event is None and isinstance(outcome, Retry) and call.kind is CallKind.LAUNCH:
+                event = Progressed(call.replica.id, f"trying again: {outcome.message}")
             if event is not None:
                 events.append((call.service, event))
         return events
@@ -122,13 +126,17 @@ class ThreadRunner:
             if orphan.id in self._abandoned:
                 return
             self._abandoned.add(orphan.id)
-        self._submit(lambda: self._end_orphan(orphan))
+        self._crew(orphan.zone.cloud).submit(lambda: self._end_orphan(orphan))
 
     def _make(self, call: Call) -> None:
         cloud = call.replica.zone.cloud
         token = token_of(self._owner, call.service, call.incarnation, call.replica.id, call.replica.offer)
         try:
-            outcome = perform(call, self._provisioners(cloud), lambda: self._order(call), token, self._owner)
+            provisioner = self._provisioners(cloud)
+            farewell = partial(self._farewell, call, provisioner)
+            outcome = perform(
+                call, provisioner, lambda: self._order(call), token, self._owner, farewell=farewell
+            )
         except Exception as error:  # a bug in a plug-in must not lose the replica
             log.exception("%s of %s replica %d", call.kind.value, *call.key)
             outcome = Retry(5.0, f"{type(error).__name__}: {error}")
@@ -147,14 +155,30 @@ class ThreadRunner:
             with self._lock:
                 self._abandoned.discard(orphan.id)
 
-    def _submit(self, job: Callable[[], None]) -> None:
-        """Daemon threads, made as needed and kept: a process that is told to die does not wait for a cloud."""
+    def _crew(self, cloud: str) -> _Crew:
+        with self._lock:
+            return self._crews.setdefault(cloud, _Crew(cloud, self._threads))
+
+
+class _Crew:
+    """Daemon threads of one cloud, made as needed and kept: a process that is told to die does not wait for a cloud."""
+
+    def __init__(self, cloud: str, most_threads: int) -> None:
+        self._cloud = cloud
+        self._most_threads = most_threads
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._unfinished = 0
+        self._threads = 0
+        self._lock = threading.Lock()
+
+    def submit(self, job: Callable[[], None]) -> None:
         self._work.put(job)
         with self._lock:
             self._unfinished += 1
             if self._threads < min(self._unfinished, self._most_threads):
                 self._threads += 1
-                threading.Thread(target=self._serve, daemon=True, name=f"cloud-{self._threads}").start()
+                name = f"{self._cloud}-{self._threads}"
+                threading.Thread(target=self._serve, daemon=True, name=name).start()
 
     def _serve(self) -> None:
         while True:

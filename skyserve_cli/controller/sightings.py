@@ -12,6 +12,7 @@ from policies.model import (
     NodeLost,
     Preempted,
     PreemptionNotice,
+    Progressed,
     Replica,
     ReplicaState,
     RunExited,
@@ -70,7 +71,12 @@ def _events(replica: Replica, instance: Instance) -> Iterator[Event]:
         case InstanceState.RUNNING if replica.state is ReplicaState.PROVISIONING and instance.endpoint:
             yield Bootstrapped(replica.id, instance.endpoint)
         case _:
-            pass
+            if (
+                replica.state is ReplicaState.PROVISIONING
+                and instance.message
+                and instance.message != replica.message
+            ):
+                yield Progressed(replica.id, instance.message)
     if instance.preempt_at is not None and instance.preempt_at != replica.preempt_at:
         yield PreemptionNotice(replica.id, instance.preempt_at)
 

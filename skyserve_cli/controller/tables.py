@@ -6,12 +6,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 from lb.wire import Limits, Table, Target, TargetState
 from policies import rollout
 from policies.model import Goal, Json, Replica, ReplicaState
 from policies.routing.registry import DEFAULT_POLICY, POLICIES
-from policies.scaling.accelerator_rate import qps_of
+from policies.work import qps_of
 from skyserve_cli.spec.model import ServiceSpec
 
 _LEAST_CAPACITY = 1e-6  # that an agent takes
@@ -59,6 +60,19 @@ def table_of(
     )
 
 
+def without_loopback(table: Table) -> Table:
+    """For an agent on another machine: replicas on this one are not to be had from there."""
+    kept = tuple(target for target in table.targets if not _is_loopback(target.url))
+    if len(kept) == len(table.targets):
+        return table
+    return replace(table, targets=kept, revision=f"{table.revision}-remote")
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 def _target(replica: Replica, spec: ServiceSpec, goal: Goal) -> Target:
     """With the instant of its drain's end in place of the time that is left."""
     # For a sign of life any answer will do, so a path that costs the engine nothing: a probe with a payload is
@@ -76,7 +90,7 @@ def _target(replica: Replica, spec: ServiceSpec, goal: Goal) -> Target:
         state=state,
         health_path=spec.probe.path if plain else "/health",
         drain_deadline_s=replica.drain_by if state is TargetState.DRAINING else None,
-        capacity=max(_LEAST_CAPACITY, qps_of(replica.offer, goal.scaling)) if rates else 1.0,
+        capacity=max(_LEAST_CAPACITY, qps_of(replica.offer, rates)) if rates else 1.0,
         price_usd_hour=replica.offer.price_usd_hour,
     )
 

@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
 
-from policies.model import CapacityType, Goal, Load, PlacementGoal, Replica, ReplicaState
+from policies.model import CapacityType, EndReason, Goal, Load, PlacementGoal, Replica, ReplicaState
 from policies.service_state import service_state
 from skyserve_cli.controller.lb_fleet import AgentView
+from skyserve_cli.controller.lb_regional import RegionalView
 from skyserve_cli.controller.orders import on_demand_price
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import History, ServiceRow, Spent
+
+_NOTHING: Mapping[int, str] = MappingProxyType({})
+
+#: Ends that nobody wished for and that say what is to be mended. Preemptions are the business.
+FAILURES = frozenset(
+    {
+        EndReason.CAPACITY,
+        EndReason.QUOTA,
+        EndReason.AUTH,
+        EndReason.CONFIG,
+        EndReason.SETUP_FAILED,
+        EndReason.RUN_EXITED,
+        EndReason.START_TIMEOUT,
+        EndReason.PROBE_FAILED,
+        EndReason.CLOUD_ERROR,
+        EndReason.LOST,
+    }
+)
 
 
 def service_view(
@@ -18,28 +39,36 @@ def service_view(
     spec: ServiceSpec,
     goal: Goal,
     *,
-    agent: AgentView,
+    beside: AgentView | None,
+    agents: Mapping[int, RegionalView],
     load: Load,
     spent: Spent,
     host: str,
     ended: Sequence[Replica],
     num_nodes: Mapping[int, int],
     now: float,
+    failure: Replica | None = None,
+    logs: Mapping[int, str] = _NOTHING,
 ) -> dict[str, Any]:
     """One service. Instants are UNIX seconds, money is US dollars; `ended` replicas are listed after the live.
-    `num_nodes` are the nodes of a replica by its version. Of the hourly costs, `_on_demand` is that of the same
+    `failure` is the last replica that failed, while that matters; `logs` are the files of the home that have the end of a
+    replica's log. `num_nodes` are the nodes of a replica by its version. `beside` is the load balancer agent beside the
+    controller, if there is to be one, `agents` are those on machines of their own by id. Of the hourly costs, `_on_demand` is that of the same
     replicas on demand, and `_wanted_on_demand` that of as many as are wanted."""
-    endpoint = endpoint_of(row, spec, host)
-    status = service_state(goal, row.replicas, row.target, row.memory.rollout, now)
+    endpoints = endpoints_of(row, spec, host, is_beside=beside is not None)
+    status = service_state(
+        goal, row.attempts if row.down else row.replicas, row.target, row.memory.rollout, now
+    )
     billed = [r for r in row.replicas if r.launched_at is not None]
+    renting = [agent for agent in row.balancers if agent.launched_at is not None]
     stand_ins = _stand_ins(row.replicas, goal.placement)
     rate = load.requests / load.window_s if load.known else None
     return {
         "name": row.name,
         "version": row.version,
         "status": status.value,
-        "endpoint": endpoint,
-        "endpoints": [endpoint],
+        "endpoint": endpoints[0] if endpoints else "",
+        "endpoints": endpoints,
         "wanted": row.wanted,
         "target": row.target,
         "ready": sum(r.state is ReplicaState.READY for r in row.replicas),
@@ -49,15 +78,20 @@ def service_view(
         "failed_versions": list(row.memory.rollout.get("failed", ())),
         "same_versions": sorted(row.same_replicas),
         "load_balancing_policy": spec.load_balancing_policy,
-        "load_balancer": {
-            "alive": agent.alive,
-            "synced": agent.acked,
-            "ready_targets": agent.ready_targets,
-            "restarts": agent.restarts,
+        "load_balancer": None
+        if beside is None
+        else {
+            "alive": beside.alive,
+            "synced": beside.acked,
+            "ready_targets": beside.ready_targets,
+            "restarts": beside.restarts,
         },
+        "load_balancers": [_agent_view(agent, spec, agents[agent.id]) for agent in row.balancers],
+        "load_balancers_wanted": 0 if row.down else spec.regional.count * len(spec.regional.places),
         "load": {"requests_per_s": rate, "in_flight": load.in_flight, "queued": load.queued},
         "cost": {
             "usd_per_hour": round(sum(r.offer.price_usd_hour for r in billed), 6),
+            "usd_per_hour_load_balancers": round(sum(r.offer.price_usd_hour for r in renting), 6),
             "usd_per_hour_on_demand": round(sum(on_demand_price(r.offer) for r in billed), 6),
             "usd_per_hour_wanted_on_demand": round(
                 row.wanted * min((on_demand_price(r.offer) for r in billed), default=0.0), 6
@@ -66,10 +100,95 @@ def service_view(
             "usd_on_demand_equivalent": round(spent.usd_on_demand, 6),
         },
         "replicas": [
-            {**replica_view(r, num_nodes[r.version]), "stands_in": r.id in stand_ins}
+            {
+                **replica_view(r, num_nodes[r.version]),
+                "stands_in": r.id in stand_ins,
+                "kept_log": logs.get(r.id),
+            }
             for r in (*row.replicas, *ended)
         ],
+        "last_failure": None if failure is None else failure_view(failure),
     }
+
+
+def is_well(row: ServiceRow) -> bool:
+    """As many replicas are ready as are wanted, and of the version that is wanted."""
+    ready = sum(replica.state is ReplicaState.READY for replica in row.replicas)
+    return ready >= row.wanted and row.version not in row.memory.rollout.get("failed", ())
+
+
+def last_failure(row: ServiceRow, ended: Sequence[Replica]) -> Replica | None:
+    """Why the service is not well, as far as a replica's end tells: the last one of its version to fail, unless another
+    has become ready since."""
+    if is_well(row):
+        return None
+    given_up = row.version in row.memory.rollout.get("failed", ())
+    ready = [replica.id for replica in row.replicas if replica.state is ReplicaState.READY]
+    first = 0 if given_up else max(ready, default=0)
+    failed = [
+        replica
+        for replica in (*row.replicas, *ended)
+        if replica.end_reason in FAILURES
+        and replica.id > first
+        and (replica.version == row.version or replica.version in row.same_replicas)
+    ]
+    return max(failed, key=lambda replica: replica.id, default=None)
+
+
+def failure_view(replica: Replica) -> dict[str, Any]:
+    """Why a replica failed: `reason` for programs, `message` for people."""
+    zone, reason = replica.zone, replica.end_reason
+    return {
+        "replica_id": replica.id,
+        "version": replica.version,
+        "at": replica.ended_at or replica.since,
+        "cloud": zone.cloud,
+        "region": zone.region,
+        "zone": zone.name,
+        "reason": None if reason is None else reason.value,
+        "message": replica.message,
+    }
+
+
+def _agent_view(agent: Replica, spec: ServiceSpec, seen: RegionalView) -> dict[str, Any]:
+    """A load balancer agent on a machine of its own. `version` is of its code; `newest`: it is the one that we have."""
+    return {
+        **replica_view(agent),
+        "endpoint": None if agent.endpoint is None else _with_scheme(agent.endpoint, spec),
+        "alive": agent.state is ReplicaState.READY,
+        "synced": seen.synced,
+        "ready_targets": seen.ready_targets,
+        "agent_version": seen.version,
+        "newest": seen.newest,
+        "starts": seen.starts,
+        "message": agent.message or seen.trouble,
+    }
+
+
+def endpoints_of(row: ServiceRow, spec: ServiceSpec, host: str, *, is_beside: bool) -> list[str]:
+    """Where the service answers, the address for everybody first: its name if it has one, else an agent's."""
+    ready = [agent for agent in row.balancers if agent.state is ReplicaState.READY and agent.endpoint]
+    ready.sort(key=lambda agent: (_rank(agent, spec), agent.id))
+    found = [_with_scheme(agent.endpoint or "", spec) for agent in ready]
+    if spec.regional.dns is not None and found:
+        port = urlsplit(found[0]).port
+        found.insert(0, f"{_scheme(spec)}://{spec.regional.dns.full.removesuffix('.')}:{port}")
+    return [*found, endpoint_of(row, spec, host)] if is_beside else found
+
+
+def _rank(agent: Replica, spec: ServiceSpec) -> int:
+    """Where its region stands in the file."""
+    here = (agent.zone.cloud, agent.zone.region)
+    places = [tuple(place) for place in spec.regional.places]
+    return places.index(here) if here in places else len(places)
+
+
+def _with_scheme(endpoint: str, spec: ServiceSpec) -> str:
+    return endpoint.replace("http://", f"{_scheme(spec)}://", 1)
+
+
+def _scheme(spec: ServiceSpec) -> str:
+    return "http" if spec.tls is None else "https"
 
 
 def _stand_ins(replicas: Sequence[Replica], placement: PlacementGoal) -> frozenset[int]:
@@ -82,10 +201,9 @@ def _stand_ins(replicas: Sequence[Replica], placement: PlacementGoal) -> frozens
 
 
 def endpoint_of(row: ServiceRow, spec: ServiceSpec, host: str) -> str:
-    scheme = "http" if spec.tls is None else "https"
     shown = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - shown, not bound
     shown = f"[{shown}]" if ":" in shown else shown
-    return f"{scheme}://{shown}:{row.lb_port}"
+    return f"{_scheme(spec)}://{shown}:{row.lb_port}"
 
 
 def history_view(

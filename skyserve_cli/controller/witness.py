@@ -8,13 +8,14 @@ import threading
 from collections.abc import Callable, Mapping
 
 from provisioners.base import Instance, Provisioner
-from provisioners.errors import ProvisionError
+from provisioners.errors import AuthError, ProvisionError
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.ports import Sighting
 
 log = logging.getLogger(__name__)
 
 DEFAULT_POLL_S = 10.0
+PATIENCE = 3  # listings that fail in a row until somebody is told
 
 
 class ThreadWitness:
@@ -36,6 +37,8 @@ class ThreadWitness:
         self._seen: queue.SimpleQueue[Sighting] = queue.SimpleQueue()
         self._watched: frozenset[str] = frozenset()
         self._threads: dict[str, threading.Thread] = {}
+        self._last: dict[str, tuple[Instance, ...]] = {}
+        self._trouble: dict[str, str] = {}
         self._stop = threading.Event()
 
     def watch(self, clouds: frozenset[str]) -> None:
@@ -51,28 +54,41 @@ class ThreadWitness:
             sightings.append(self._seen.get())
         return sightings
 
+    def last(self, cloud: str) -> tuple[Instance, ...]:
+        """What the last listing of the cloud showed; nothing before the first. Safe from any thread."""
+        return self._last.get(cloud, ())
+
+    def trouble(self) -> Mapping[str, str]:
+        """Why clouds cannot be listed, by cloud."""
+        return dict(self._trouble)
+
     def close(self) -> None:
         self._stop.set()
 
     def _look(self, cloud: str) -> None:
-        last: tuple[Instance, ...] | None = None
-        trouble = ""
-        poll_s = self._poll_s.get(cloud, DEFAULT_POLL_S)
+        failures, poll_s = 0, self._poll_s.get(cloud, DEFAULT_POLL_S)
         while not self._stop.is_set():
             if cloud in self._watched:
                 asked_at = self._clock.now()
                 try:
                     instances = tuple(self._provisioners(cloud).instances(self._owner))
                 except ProvisionError as error:
-                    if str(error) != trouble:
-                        log.warning("cannot list %s: %s", cloud, error)
-                    trouble = str(error)
+                    failures += 1
+                    # What passes by itself is nobody's business at once; a login does not mend itself.
+                    if isinstance(error, AuthError) or failures >= PATIENCE:
+                        self._complain(cloud, error.message)
                 except Exception:  # a bug in a plug-in must not blind us to the cloud for good
                     log.exception("listing %s", cloud)
                 else:
-                    trouble = ""
+                    failures = 0
                     self._seen.put(Sighting(cloud, asked_at, instances))
-                    if instances != last:
-                        last = instances
+                    if self._trouble.pop(cloud, None) is not None or instances != self._last.get(cloud):
+                        self._last[cloud] = instances
                         self._wake()
             self._stop.wait(poll_s)
+
+    def _complain(self, cloud: str, sentence: str) -> None:
+        if self._trouble.get(cloud) != sentence:
+            log.warning("cannot list %s: %s", cloud, sentence)
+            self._trouble[cloud] = sentence
+            self._wake()

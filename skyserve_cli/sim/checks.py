@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from lb.wire import Table
 from policies import rollout
@@ -43,18 +43,18 @@ class Invariants:
         self._highest: dict[str, int] = {}
         self._alive: dict[str, frozenset[int]] = {}
 
-    def after_tick(self, rows: Sequence[ServiceRow], tables: Mapping[str, Table]) -> None:
+    def after_tick(self, rows: Sequence[ServiceRow], tables: Sequence[Table]) -> None:
         """`rows` as the tick left them, `tables` as the load balancers have them."""
         self._no_orphan(rows)
         self._one_instance_per_replica()
         for row in rows:
             self._gone_is_final(row)
-        for service, table in tables.items():
-            self._targets_live(service, table, rows)
+        for table in tables:
+            self._targets_live(table.service, table, rows)
 
     def photograph(self, kept: Sequence[ServiceRow], read: Sequence[ServiceRow]) -> None:
         """What the store remembers is what is in the database."""
-        true = [row for row in read if row.replicas or not row.down]
+        true = [row for row in read if row.attempts or not row.down]
         self._require(list(kept) == true, f"the store remembers {kept} and holds {true}")
 
     def at_rest(self, rows: Sequence[ServiceRow], specs: Specs) -> None:
@@ -63,10 +63,19 @@ class Invariants:
         for row in rows:
             goal = goal_of(row, specs.get(row.name, row.version))
             ready = [r for r in row.replicas if r.state is ReplicaState.READY]
-            owned += len(row.replicas)
+            owned += len(row.attempts)
             if row.down:
-                self._require(not row.replicas, f"{row.name} is down but has {row.replicas}")
+                self._require(not row.attempts, f"{row.name} is down but has {row.attempts}")
                 continue
+            regional = specs.get(row.name, row.version).regional
+            stand = Counter(
+                f"{a.zone.cloud}/{a.zone.region}" for a in row.balancers if a.state is ReplicaState.READY
+            )
+            self._require(
+                stand == Counter({str(place): regional.count for place in regional.places})
+                and len(row.balancers) == stand.total(),
+                f"{row.name}: agents {_short(row.balancers)} for {regional}",
+            )
             hopeless, _ = rollout.may_launch(goal, row.memory.rollout, self._cloud.clock.now())
             if rollout.has_failed(goal, row.memory.rollout) and hopeless:
                 self._require(not row.replicas, f"{row.name} has failed but has {row.replicas}")
@@ -98,7 +107,7 @@ class Invariants:
         owned = {
             token_of(self._owner, row.name, row.incarnation, r.id, r.offer)
             for row in rows
-            for r in row.replicas
+            for r in row.attempts
         }
         now = self._cloud.clock.now()
         unowned = {one.order.token for one in self._cloud.alive()} - owned
@@ -112,7 +121,7 @@ class Invariants:
         self._require(not twice, f"more than one instance was made for {twice}")
 
     def _gone_is_final(self, row: ServiceRow) -> None:
-        live = frozenset(replica.id for replica in row.replicas)
+        live = frozenset(one.id for one in row.attempts)
         before, highest = self._alive.get(row.name, frozenset()), self._highest.get(row.name, 0)
         risen = [one for one in live - before if one <= highest]
         self._require(not risen, f"{row.name}: replicas {risen} came back")

@@ -16,7 +16,7 @@ from provisioners.base import Instance, LaunchOrder, Requirements
 from provisioners.errors import ProvisionError
 from skyserve_cli.controller.orders import token_of
 from skyserve_cli.controller.perform import Retry, perform
-from skyserve_cli.controller.ports import AgentOrder, Call, ProbeOrder, Sighting
+from skyserve_cli.controller.ports import AgentOrder, Call, ProbeOrder, RegionalOrder, Sighting
 from skyserve_cli.controller.runner import CallBook
 from skyserve_cli.sim.clock import SimClock
 from skyserve_cli.sim.world import SimCloud
@@ -91,6 +91,9 @@ class SimWitness:
         self._started = False
         self.dead = False
 
+    def trouble(self) -> Mapping[str, str]:
+        return {}
+
     def watch(self, clouds: frozenset[str]) -> None:
         if not self._started:
             self._started = True
@@ -140,16 +143,28 @@ class SimAgents:
     clock: SimClock
     rng: random.Random
     tables: dict[str, Table] = field(default_factory=dict)
+    regional: dict[tuple[str, int], Table] = field(default_factory=dict)  # of agents on machines of their own
     busy_until: dict[tuple[str, str], float] = field(default_factory=dict)
     requests_per_s: dict[str, float] = field(default_factory=dict)
 
-    def accept(self, table: Table) -> None:
-        """A drained target has requests that end some time later."""
+    def accept(self, table: Table, replica_id: int | None = None) -> None:
+        """A drained target has requests that end some time later. `replica_id` is of the agent's own machine."""
         for target in table.targets:
             key = table.service, target.id
             if target.state is TargetState.DRAINING and key not in self.busy_until:
                 self.busy_until[key] = self.clock.now() + self.rng.uniform(0.0, 60.0)
-        self.tables[table.service] = table
+        if replica_id is None:
+            self.tables[table.service] = table
+        else:
+            self.regional[table.service, replica_id] = table
+
+    def load(self, table: Table, share: int = 1) -> Load:
+        """What an agent with that table tells; requests go to `share` agents alike."""
+        now = self.clock.now()
+        draining = [t.id for t in table.targets if t.state is TargetState.DRAINING]
+        empty = frozenset(int(name) for name in draining if self.busy_until[table.service, name] <= now)
+        requests = round(self.requests_per_s.get(table.service, 0.0) * 60.0 / share)
+        return Load(60.0, requests, in_flight=0, queued=0, empty=empty, known=True)
 
 
 class SimFleet:
@@ -172,17 +187,55 @@ class SimFleet:
 
     def load(self, service: str) -> Load:
         table = self._agents.tables.get(service)
-        if table is None:
-            return Load()
-        now, busy = self._clock.now(), self._agents.busy_until
-        draining = [t.id for t in table.targets if t.state is TargetState.DRAINING]
-        empty = frozenset(int(name) for name in draining if busy[service, name] <= now)
-        requests = round(self._agents.requests_per_s.get(service, 0.0) * 60.0)
-        return Load(60.0, requests, in_flight=0, queued=0, empty=empty, known=True)
+        return Load() if table is None else self._agents.load(table)
 
     def _push(self, table: Table) -> None:
         if not self.dead:
             self._agents.accept(table)
+
+
+class SimRegional:
+    """The controller's side of the agents on machines of their own; a push takes a moment."""
+
+    def __init__(self, agents: SimAgents, cloud: SimCloud, clock: SimClock) -> None:
+        self._agents = agents
+        self._cloud = cloud
+        self._clock = clock
+        self._orders: Sequence[RegionalOrder] = ()
+        self._pushed: dict[tuple[str, int], str] = {}
+        self.dead = False
+
+    def ensure(self, orders: Sequence[RegionalOrder]) -> None:
+        self._orders = orders
+        for order in orders:
+            if self._pushed.get(order.key) != order.table.revision and self._answers(order):
+                self._pushed[order.key] = order.table.revision
+                self._clock.after(0.05, lambda order=order: self._push(order))  # type: ignore[misc]
+        wanted = {order.key for order in orders}
+        for key in [key for key in self._agents.regional if key not in wanted]:
+            del self._agents.regional[key]
+            self._pushed.pop(key, None)
+
+    def drain(self) -> list[tuple[str, Event]]:
+        events: list[tuple[str, Event]] = []
+        for order in self._orders:
+            passes = order.key in self._agents.regional and self._answers(order)
+            if passes and not order.passing:
+                events.append((order.service, ProbePassed(order.replica_id)))
+            elif order.passing and not passes:
+                events.append((order.service, ProbeFailed(order.replica_id, "simulated")))
+        return events
+
+    def loads(self, service: str) -> list[Load]:
+        tables = [table for (name, _), table in self._agents.regional.items() if name == service]
+        return [self._agents.load(table, len(tables)) for table in tables]
+
+    def _answers(self, order: RegionalOrder) -> bool:
+        return self._cloud.healthy(order.instance.id)
+
+    def _push(self, order: RegionalOrder) -> None:
+        if not self.dead:
+            self._agents.accept(order.table, order.replica_id)
 
 
 class SimOffers:

@@ -70,6 +70,9 @@ class ReplayWitness:
         self._market = market
         self._owner = owner
 
+    def trouble(self) -> Mapping[str, str]:
+        return {}
+
     def watch(self, clouds: frozenset[str]) -> None:
         pass
 

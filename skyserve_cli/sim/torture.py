@@ -23,13 +23,16 @@ from skyserve_cli.sim.hands import (
     SimFleet,
     SimOffers,
     SimProber,
+    SimRegional,
     SimRunner,
     SimWitness,
 )
 from skyserve_cli.sim.world import Faults, SimCloud, SimZone
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import (
+    AgentPlace,
     Probe,
+    RegionalAgents,
     ReplicaPolicy,
     ResourceChoice,
     ServiceSpec,
@@ -122,6 +125,7 @@ class Life:
         )
         self.witness = SimWitness(self.cloud, self.clock, self.owner)
         self.fleet = SimFleet(self.agents, self.clock)
+        self.regional = SimRegional(self.agents, self.cloud, self.clock)
         self.reconciler = Reconciler(
             clock=self.clock,
             store=self.store,
@@ -133,6 +137,7 @@ class Life:
             fleet=self.fleet,
             enabled_clouds=frozenset({"sim"}),
             lb_host="127.0.0.1",
+            regional=self.regional,
         )
 
     def tick(self) -> None:
@@ -155,7 +160,7 @@ class Life:
         else:
             self.reconciler.tick()
         rows = self.store.services(down=True)
-        self.invariants.after_tick(rows, self.agents.tables)
+        self.invariants.after_tick(rows, [*self.agents.tables.values(), *self.agents.regional.values()])
         self.invariants.photograph(self.store.services(), rows)
 
     def run_for(self, seconds: float, tick_s: float) -> None:
@@ -191,7 +196,7 @@ class Life:
 
     def _die(self) -> None:
         self.crashes += 1
-        self.runner.dead = self.witness.dead = self.fleet.dead = True
+        self.runner.dead = self.witness.dead = self.fleet.dead = self.regional.dead = True
         self.clock.advance(self.clock.now() + self.rng.uniform(0.0, 20.0))
         self.start_controller()
 
@@ -230,6 +235,7 @@ class _User:
         self._life = life
         self._specs: dict[str, ServiceSpec] = {}
         self._serial = 0
+        self._places = random.Random(f"{life.seed} places")
         for name in self.NAMES[: life.rng.randint(1, 2)]:
             self._up(name)
 
@@ -251,6 +257,7 @@ class _User:
                 spec = replace(spec, probe=replace(spec.probe, interval_s=rng.uniform(1.0, 20.0)))
                 if spec.resources[0].use_spot:  # another placer takes over what this one has placed
                     spec = replace(spec, replica_policy=self._placed(spec.replica_policy))
+                spec = replace(spec, regional=self._regional())
                 self._update(name, spec)
             case "scale":
                 size = rng.randint(0, 5)
@@ -293,6 +300,7 @@ class _User:
                 ResourceChoice(cloud="sim", use_spot=policy.spot_placer is not None or rng.random() < 0.8),
             ),
             num_nodes=self._nodes(),
+            regional=self._regional(),
         )
         try:
             self._life.put(spec)
@@ -302,6 +310,12 @@ class _User:
 
     def _nodes(self) -> int:
         return self._life.rng.choice([1, 1, 2, 3])
+
+    def _regional(self) -> RegionalAgents:
+        """Agents on machines of their own, in one region, in two, or in none."""
+        rng = self._places
+        places = rng.choice([(), (), ("r0",), ("r1",), ("r0", "r1")])
+        return RegionalAgents(tuple(AgentPlace("sim", region) for region in places), rng.randint(1, 2))
 
     def _policy(self) -> ReplicaPolicy:
         rng = self._life.rng

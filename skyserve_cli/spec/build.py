@@ -14,6 +14,7 @@ from skyserve_cli.spec.model import (
     Tls,
     UpdateSpec,
 )
+from skyserve_cli.spec.regional import regional_agents
 from skyserve_cli.spec.schema import ProbeSection, ServiceFile, ServiceSection, StorageSection
 from skyserve_cli.spec.variables import Variables
 
@@ -37,6 +38,7 @@ def build(
         replica_policy=_replica_policy(service),
         load_balancing_policy=service.load_balancing_policy,
         load_balancer=load_balancer(service.load_balancer, keys),
+        regional=regional_agents(service.load_balancers),
         update=UpdateSpec(service.update.mode, service.update.max_surge, service.update.max_unavailable),
         drain_timeout_s=service.drain_timeout_seconds,
         tls=Tls(service.tls.keyfile, service.tls.certfile) if service.tls else None,

@@ -1,6 +1,6 @@
 """`resources` -> the list of `ResourceChoice`: accelerators x alternatives, each merged and complete."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from skyserve_cli.spec.fields import Accelerators
@@ -25,16 +25,25 @@ _OVERRIDING = {
 }
 
 
+#: By the fields of a choice (as `provisioners.base.Candidate` calls them) the path of the key that says so, or of the
+#: alternative if none does.
+Origin = Mapping[str, str]
+
+
 @dataclass(slots=True)
 class Candidates:
     """The alternatives, in order, with what could not be made of the section."""
 
-    choices: list[ResourceChoice] = field(default_factory=list)
+    origins: dict[ResourceChoice, Origin] = field(default_factory=dict)
     ordered: bool = False
     ports: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     """For each alternative: the path that says which ports it opens, and the ports."""
     problems: list[Problem] = field(default_factory=list)
     warnings: list[SpecWarning] = field(default_factory=list)
+
+    @property
+    def choices(self) -> list[ResourceChoice]:
+        return list(self.origins)
 
 
 def expand(resources: ResourcesSection, spot_knob: str | None) -> Candidates:
@@ -42,23 +51,21 @@ def expand(resources: ResourcesSection, spot_knob: str | None) -> Candidates:
     found = Candidates()
     found.problems.extend(_twice_said(resources))
     merged = list(_merged(resources, spot_knob, found))
-    menu_ordered = any(menu.ordered for _, menu in merged)
+    menu_ordered = any(menu.ordered for _, menu, _ in merged)
     found.ordered = bool(resources.ordered) or menu_ordered
-    if resources.ordered and any(len(menu.choices) > 1 for _, menu in merged):
+    if resources.ordered and any(len(menu.choices) > 1 for _, menu, _ in merged):
         message = (
             "gives an order, and so do several accelerators in one entry; write one accelerator per entry"
         )
         found.problems.append(Problem(dotted((_BASE, "ordered")), message))
     # An order of accelerators comes before the alternatives: the first accelerator anywhere, then the second.
-    longest = max((len(menu.choices) for _, menu in merged), default=0)
+    longest = max((len(menu.choices) for _, menu, _ in merged), default=0)
     turns = range(longest) if menu_ordered else [None]
     for turn in turns:
-        for choice, menu in merged:
-            picked = menu.choices if turn is None else menu.choices[turn : turn + 1]
-            found.choices.extend(
-                replace(choice, accelerator=name or None, accelerator_count=count) for name, count in picked
-            )
-    found.choices = list(dict.fromkeys(found.choices))
+        for choice, menu, origin in merged:
+            for name, count in menu.choices if turn is None else menu.choices[turn : turn + 1]:
+                complete = replace(choice, accelerator=name or None, accelerator_count=count)
+                found.origins.setdefault(complete, origin)
     return found
 
 
@@ -90,8 +97,8 @@ def _alternatives(resources: ResourcesSection) -> list[tuple[str, AlternativeSec
 
 def _merged(
     resources: ResourcesSection, spot_knob: str | None, found: Candidates
-) -> Iterator[tuple[ResourceChoice, Accelerators]]:
-    """Each alternative laid over the base, without its accelerator, and the accelerators it may have."""
+) -> Iterator[tuple[ResourceChoice, Accelerators, Origin]]:
+    """Each alternative laid over the base, without its accelerator; the accelerators it may have; who says so."""
     base = _place(_BASE, resources, Place())
     foreign: list[Problem] = []
     alternatives = _alternatives(resources) or [(_BASE, resources)]
@@ -106,7 +113,8 @@ def _merged(
         ports_path = path if entry.ports is not None else _BASE
         found.ports.append((f"{ports_path}.ports", entry.ports or resources.ports or ()))
         menu = entry.accelerators or entry.gpus or resources.accelerators or resources.gpus
-        yield _choice(place, use_spot, entry, resources), menu or _NO_ACCELERATOR
+        origin = _origin(path, entry, resources)
+        yield _choice(place, use_spot, entry, resources), menu or _NO_ACCELERATOR, origin
     if kept:
         found.warnings.extend(SpecWarning(each.path, f"{each.message}; left out") for each in foreign)
     else:
@@ -138,6 +146,30 @@ def _use_spot(
         message = f"must not be false: {spot_knob} asks for spot replicas (got {shown(said)})"
         problems.append(Problem(f"{said_by}.use_spot", message, said))
     return spot_knob is not None if said is None else said
+
+
+def _origin(path: str, entry: AlternativeSection, base: AlternativeSection) -> Origin:
+    def of(*keys: str) -> str:
+        said = (
+            (at, key)
+            for at, section in ((path, entry), (_BASE, base))
+            for key in keys
+            if getattr(section, key)
+        )
+        return next((f"{at}.{key}" for at, key in said), path)
+
+    accelerator = of("accelerators", "gpus")
+    return {
+        "cloud": of("infra", "cloud"),
+        "region": of("infra", "region"),
+        "zone": of("infra", "zone"),
+        "accelerator": accelerator,
+        "accelerator_count": accelerator,
+        **{
+            key: of(key)
+            for key in ("cpus", "memory", "instance_type", "use_spot", "max_hourly_cost", "image_id")
+        },
+    }
 
 
 def _choice(

@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from skyserve_cli.spec.build import build
-from skyserve_cli.spec.candidates import expand
+from skyserve_cli.spec.candidates import Origin, expand
 from skyserve_cli.spec.check import Sound, check
+from skyserve_cli.spec.infra import CLOUDS
 from skyserve_cli.spec.keys import digests
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.spec.not_yet import not_yet_warnings
@@ -34,6 +35,12 @@ class Loaded:
     spec: ServiceSpec
     warnings: tuple[SpecWarning, ...] = ()
     secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
+    origins: tuple[Origin, ...] = ()
+    """Of each of `spec.resources`."""
+
+    def path_of(self, choice: int, field_name: str) -> str:
+        """The key that says this field of the alternative of that index."""
+        return self.origins[choice].get(field_name, "resources")
 
 
 def load_file(
@@ -44,6 +51,7 @@ def load_file(
     secret_overrides: Mapping[str, str] = _NOTHING,
     environ: Mapping[str, str] = _NOTHING,
     set_overrides: Sequence[str] = (),
+    enabled: Sequence[str] = CLOUDS,
 ) -> Loaded:
     """Read the file and `load_text` it; the service is called like the file unless it has a name.
 
@@ -73,6 +81,7 @@ def load_file(
         secret_overrides=secret_overrides,
         environ=environ,
         set_overrides=set_overrides,
+        enabled=enabled,
     )
 
 
@@ -85,9 +94,11 @@ def load_text(
     secret_overrides: Mapping[str, str] = _NOTHING,
     environ: Mapping[str, str] = _NOTHING,
     set_overrides: Sequence[str] = (),
+    enabled: Sequence[str] = CLOUDS,
 ) -> Loaded:
     """`name`, `env_overrides`, `secret_overrides` and `set_overrides` win over the file; `environ` fills what the
-    file leaves empty. Raises SpecError with every problem at once."""
+    file leaves empty. `enabled` are the clouds that "any cloud" means here, for the warnings. Raises SpecError with every
+    problem at once."""
     tree, problems = _read(text, source)
     warnings = _hoist(tree, problems)
     problems += apply_overrides(tree, set_overrides)
@@ -115,9 +126,10 @@ def load_text(
         *substitution.warnings,
         *candidates.warnings,
         *rule_warnings(spec),
-        *not_yet_warnings(tree),
+        *not_yet_warnings(tree, enabled),
     ]
-    return Loaded(spec, tuple(dict.fromkeys(warnings)), variables.secrets)
+    origins = tuple(candidates.origins.values())
+    return Loaded(spec, tuple(dict.fromkeys(warnings)), variables.secrets, origins)
 
 
 def _read(text: str, source: str) -> tuple[dict[str, Any], list[Problem]]:

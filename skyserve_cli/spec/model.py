@@ -8,13 +8,17 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import NamedTuple
 
 from lb.options import Access, Breaker, Continuation, Limits, Pushing, Retries
 from policies.model import AcceleratorQps
 from policies.routing.registry import SERVICE_POLICY
+from skyserve_cli.spec.infra import CLOUDS
 from skyserve_cli.spec.references import substitute
 
 Pairs = tuple[tuple[str, str], ...]
+
+EVERYWHERE = "*"  # the place of an image that is for all regions
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,45 @@ class LoadBalancerSpec:
     access: Access = field(default_factory=Access)
 
 
+class AgentPlace(NamedTuple):
+    """A region where load balancer agents stand."""
+
+    cloud: str
+    region: str
+
+    def __str__(self) -> str:
+        return f"{self.cloud}/{self.region}"
+
+
+@dataclass(frozen=True, slots=True)
+class DnsName:
+    """`name` in the hosted `zone`, which ends in a dot; an empty name is the zone's own."""
+
+    zone: str
+    name: str
+
+    @property
+    def full(self) -> str:
+        """``chat.example.com.``"""
+        return f"{self.name}.{self.zone}" if self.name else self.zone
+
+
+@dataclass(frozen=True, slots=True)
+class RegionalAgents:
+    """Load balancer agents on machines of their own, `count` in each of `places`. Without places there is one, beside the
+    controller. `instance_types` are by cloud, "*" standing for all. `port` None: one of the machine's choice."""
+
+    places: tuple[AgentPlace, ...] = ()
+    count: int = 1
+    instance_types: Pairs = ()
+    port: int | None = None
+    dns: DnsName | None = None
+
+    def instance_type(self, cloud: str) -> str | None:
+        types = dict(self.instance_types)
+        return types.get(cloud, types.get("*"))
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateSpec:
     """How an update replaces replicas: how many may exist above the target, or be missing below it."""
@@ -152,7 +195,8 @@ class ResourceChoice:
     """One way to get a node. None means "any"; `accelerator` None means a node without one.
 
     `cpus` and `memory` (GB) keep their ``4+`` form: a bare number is exact, a plus means "at least".
-    `images` are (region, image) pairs, region ``*`` standing for all.
+    `images` are pairs of a region, or a cloud, and the image there; ``*`` stands for all. Without `disk_size_gb` the
+    user's settings count, or else a default.
     """
 
     cloud: str | None = None
@@ -164,13 +208,22 @@ class ResourceChoice:
     instance_type: str | None = None
     cpus: str | None = None
     memory: str | None = None
-    disk_size_gb: int = 256
+    disk_size_gb: int | None = None
     disk_tier: str | None = None
     network_tier: str | None = None
     local_disk: str | None = None
     images: Pairs = ()
     labels: Pairs = ()
     max_usd_hour: float | None = None
+
+    def places(self) -> list[tuple[str | None, str | None]]:
+        """Cloud and region where it may be: one place, or those of its images if these are by place."""
+        keys = [key for key, _ in self.images]
+        if not keys or EVERYWHERE in keys:
+            return [(self.cloud, self.region)]
+        of_clouds = [(key, self.region) for key in keys if key in CLOUDS and self.cloud in (None, key)]
+        regions = [key for key in keys if key not in CLOUDS and self.region in (None, key)]
+        return [*of_clouds, *((self.cloud, region) for region in regions)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +241,7 @@ class ServiceSpec:
     replica_policy: ReplicaPolicy = ReplicaPolicy()
     load_balancing_policy: str = SERVICE_POLICY
     load_balancer: LoadBalancerSpec = LoadBalancerSpec()
+    regional: RegionalAgents = RegionalAgents()
     update: UpdateSpec = UpdateSpec()
     drain_timeout_s: float = 120.0
     tls: Tls | None = None

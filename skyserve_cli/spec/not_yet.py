@@ -1,9 +1,10 @@
 """What a file may say although nothing acts on it yet. A user is told, by path; nothing is dropped in silence.
 
-A feature that arrives deletes its row.
+A feature that arrives deletes its row. One that arrives on some clouds and means nothing on others keeps a row that
+names these.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,37 +17,67 @@ def _given(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """`path` is dotted, without the indices of any_of and ordered. `meanwhile` says what happens instead."""
+    """`path` is dotted, without the indices of any_of and ordered, and with * for a path on the replica. `meanwhile` says
+    what happens instead. With `clouds` it is so on these only."""
 
     path: str
     meanwhile: str
-    applies: Callable[[object], bool] = _given
+    applies: Callable[[Any], bool] = _given
+    clouds: tuple[str, ...] = ()
 
 
 def _is_git(value: object) -> bool:
     return isinstance(value, dict) and "url" in value
 
 
+def _is_container(value: object) -> bool:
+    images = value if isinstance(value, dict) else {"*": value}
+    return "docker" in images or any(str(image).startswith("docker:") for image in images.values())
+
+
+def _is_machine_image(value: object) -> bool:
+    """One for all places; a mapping leads to no place that it does not name."""
+    return isinstance(value, str) and not value.startswith("docker:")
+
+
+def _fills_a_bucket(mount: object) -> bool:
+    return isinstance(mount, dict) and bool(mount.get("name")) and bool(mount.get("source"))
+
+
+def _is_mounted(mount: object) -> bool:
+    if not isinstance(mount, dict):
+        return False
+    mode = mount.get("mode") or ("mount" if mount.get("name") else "copy")
+    return str(mode).lower() != "copy"
+
+
 _SKYPILOT_ONLY = "it is a setting of SkyPilot's own machinery"
+_LOCAL, _OWN = ("local",), ("local", "ssh")
 
 NOT_YET: tuple[NotYet, ...] = (
-    NotYet("resources.instance_type", "any instance type with the accelerator is taken"),
-    NotYet("resources.cpus", "offers are not filtered by it"),
-    NotYet("resources.memory", "offers are not filtered by it"),
-    NotYet("resources.disk_size", "the cloud's default disk is used"),
+    NotYet("resources.instance_type", "every machine is this one", clouds=_LOCAL),
+    NotYet("resources.cpus", "machines are taken as they are", clouds=_OWN),
+    NotYet("resources.memory", "machines are taken as they are", clouds=_OWN),
+    NotYet("resources.disk_size", "the machine's own disk is used", clouds=_OWN),
     NotYet("resources.disk_tier", "the cloud's default disk is used"),
     NotYet("resources.network_tier", "the cloud's default network is used"),
     NotYet("resources.local_disk", "offers are not filtered by it"),
-    NotYet("resources.image_id", "setup and run start in the default image"),
-    NotYet("resources.labels", "instances do not carry them"),
-    NotYet("resources.max_hourly_cost", "offers are not filtered by it"),
+    NotYet(
+        "resources.image_id", "setup and run start on this machine, in no container", _is_container, _LOCAL
+    ),
+    NotYet("resources.image_id", "machines run what they run", _is_machine_image, _OWN),
+    NotYet("resources.labels", "there is nothing to label", clouds=_LOCAL),
     NotYet("resources.accelerator_args", "the cloud's defaults are used"),
     NotYet("resources.volumes", "no volume is attached"),
     NotYet("resources.autostop", "a service ends with `serve down`"),
     NotYet("resources.priority", _SKYPILOT_ONLY),
     NotYet("resources.priority_class", _SKYPILOT_ONLY),
     NotYet("workdir", "a git repository is not checked out; clone it in setup", _is_git),
-    NotYet("file_mounts", "nothing is mounted or copied; fetch the files in setup"),
+    NotYet("file_mounts.*", "no bucket is made; the files are copied to each machine", _fills_a_bucket),
+    NotYet("file_mounts.*", "files are copied, not mounted: what is written there stays there", _is_mounted),
+    NotYet("file_mounts.*.type", _SKYPILOT_ONLY),
+    NotYet("file_mounts.*.mount_options", "files are copied, not mounted"),
+    NotYet("file_mounts.*.config", "files are copied, not mounted"),
     NotYet("volumes", "no volume is mounted"),
     NotYet("managed_secrets", "replicas do not get them; name them in secrets"),
     NotYet("config", _SKYPILOT_ONLY),
@@ -57,20 +88,43 @@ NOT_YET: tuple[NotYet, ...] = (
 )
 
 
-def not_yet_warnings(tree: Mapping[str, Any]) -> list[SpecWarning]:
-    """One warning for each thing in the file that nothing acts on."""
-    rows = {row.path: row for row in NOT_YET}
+def not_yet_warnings(tree: Mapping[str, Any], enabled: Sequence[str]) -> list[SpecWarning]:
+    """One warning for each thing in the file that nothing acts on. `enabled` are the clouds that "any" means."""
     warnings = []
     for loc, value in _walk(tree, ()):
-        row = rows.get(_row_path(loc))
-        if row is not None and row.applies(value):
-            warnings.append(SpecWarning(dotted(loc), f"not acted on yet: {row.meanwhile}"))
+        for row in NOT_YET:
+            if row.path != _row_path(loc) or not row.applies(value):
+                continue
+            if not row.clouds:
+                warnings.append(SpecWarning(dotted(loc), f"not acted on yet: {row.meanwhile}"))
+            elif here := [cloud for cloud in row.clouds if cloud in _clouds_at(tree, loc, enabled)]:
+                where = " and ".join(here)
+                warnings.append(SpecWarning(dotted(loc), f"not acted on by {where}: {row.meanwhile}"))
     return warnings
 
 
+def _clouds_at(tree: Mapping[str, Any], loc: Loc, enabled: Sequence[str]) -> set[str]:
+    """Where the alternatives may be that the key is about. This machine is meant by "any" only if there is no other."""
+    base = tree.get("resources") or {}
+    alternatives = base.get("any_of") or base.get("ordered") or [base]
+    meant = [alternatives[loc[2]]] if _is_in_alternative(loc) and isinstance(loc[2], int) else alternatives
+    remote = {cloud for cloud in enabled if cloud != "local"}
+    clouds: set[str] = set()
+    for one in meant:
+        said = (one.get("infra"), one.get("cloud"), base.get("infra"), base.get("cloud"))
+        cloud = str(next((word for word in said if word), "*")).partition("/")[0].lower()
+        clouds |= (remote or set(enabled)) if cloud == "*" else {cloud}
+    return clouds
+
+
+def _is_in_alternative(loc: Loc) -> bool:
+    return loc[0] == "resources" and len(loc) > 2 and loc[1] in ("any_of", "ordered")
+
+
 def _row_path(loc: Loc) -> str:
-    in_alternative = loc[0] == "resources" and len(loc) > 2 and loc[1] in ("any_of", "ordered")
-    return dotted((loc[0], *loc[3:]) if in_alternative else loc)
+    if loc[0] == "file_mounts" and len(loc) > 1:
+        return ".".join(("file_mounts", "*", *map(str, loc[2:])))
+    return dotted((loc[0], *loc[3:]) if _is_in_alternative(loc) else loc)
 
 
 def _walk(value: object, loc: Loc) -> Iterator[tuple[Loc, object]]:

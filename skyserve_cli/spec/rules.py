@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from policies.model import AcceleratorQps
 from skyserve_cli.spec.candidates import Candidates
 from skyserve_cli.spec.check import Sound
-from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
+from skyserve_cli.spec.model import EVERYWHERE, ResourceChoice, ServiceSpec
 from skyserve_cli.spec.problems import Problem, SpecWarning, shown
+from skyserve_cli.spec.regional import AT, is_ambiguous
 from skyserve_cli.spec.schema import ReplicaPolicySection, ServiceFile, ServiceSection
 
 _POLICY = "service.replica_policy"
@@ -33,6 +34,7 @@ def spot_knob(policy: ReplicaPolicySection | None) -> str | None:
 def problems(file: ServiceFile, candidates: Candidates, sound: Sound) -> Iterator[Problem]:
     if file.run is None and sound("run"):
         yield Problem("run", "is missing: the commands that start the server")
+    yield from _images(candidates)
     if file.service is None:
         if sound("service"):
             hint = "write `service: {}` to take every default"
@@ -42,9 +44,28 @@ def problems(file: ServiceFile, candidates: Candidates, sound: Sound) -> Iterato
     yield from _placement(file.service.replica_policy, sound)
     yield from _load_balancing(file.service, sound)
     yield from _pushing(file.service, sound)
+    yield from _regional(file.service, sound)
     yield from _update(file.service, sound)
     if sound.everywhere("ports"):
         yield from _ports(file.service.ports, candidates)
+
+
+def _images(candidates: Candidates) -> Iterator[Problem]:
+    """A machine's image belongs to a cloud, on AWS to a region; a container's runs anywhere."""
+    for choice, origin in candidates.origins.items():
+        path = origin["image_id"]
+        if not choice.places():
+            where = "/".join(filter(None, (choice.cloud, choice.region)))
+            yield Problem(path, f"has no image for {where}", dict(choice.images))
+        for place, image in choice.images:
+            if image.startswith("docker:"):
+                continue
+            if place == EVERYWHERE and choice.cloud is None:
+                hint = "name the cloud in infra, or an image for each: {aws: …, gcp: …}"
+                yield Problem(path, f"is an image of one cloud (got {shown(image)})", image, hint)
+            elif place in (EVERYWHERE, "aws") and choice.region is None and image.startswith("ami-"):
+                hint = "name the region in infra, or an image for each: {us-east-1: ami-…}"
+                yield Problem(path, f"is an image of one region (got {shown(image)})", image, hint)
 
 
 def _size(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
@@ -125,6 +146,18 @@ def _pushing(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
         )
         path = f"{_BALANCER}.circuit_breaker.max_timeout_seconds"
         yield Problem(path, message, breaker.max_timeout_seconds)
+
+
+def _regional(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
+    section = service.load_balancers
+    if section is None or not sound("service", "load_balancers"):
+        return
+    if is_ambiguous(section):
+        clouds = sorted({place.cloud for place in section.regions})
+        hint = f"write {{{', '.join(f'{cloud}: …' for cloud in clouds)}}}"
+        yield Problem(
+            f"{AT}.instance_type", f"must be by cloud: regions are on {' and '.join(clouds)}", hint=hint
+        )
 
 
 def _update(service: ServiceSection, sound: Sound) -> Iterator[Problem]:

@@ -42,6 +42,7 @@ from skyserve_cli.spec.fields import (
     UpdateMode,
     WindowSeconds,
 )
+from skyserve_cli.spec.regional import LoadBalancersSection
 from skyserve_cli.spec.section import Section, Shorthand, Words, word_as
 
 
@@ -122,7 +123,7 @@ class TlsSection(Section):
 
 class ServiceSection(Section):
     refused: ClassVar[Words] = {
-        "external_load_balancers": "a service has one load balancer; load_balancer says where it listens",
+        "external_load_balancers": "load_balancers puts load balancers of ours into regions",
         "pool": "pools are not offered: they run batch jobs, this runs services",
         "workers": "pools are not offered: they run batch jobs, this runs services",
     }
@@ -142,6 +143,8 @@ class ServiceSection(Section):
     """How a request finds its replica."""
     load_balancer: LoadBalancerSection = LoadBalancerSection()
     """What the endpoint does with requests, and where it listens."""
+    load_balancers: LoadBalancersSection | None = None
+    """Load balancers on machines of their own. Default: one, beside the controller."""
     ports: Port | None = None
     """The main port, when resources.ports opens several."""
     tls: TlsSection | None = None

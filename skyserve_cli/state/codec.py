@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Zone
+from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Role, Zone
 
 
 def replica_to_row(service: str, replica: Replica) -> dict[str, Any]:
@@ -33,6 +33,7 @@ def replica_to_row(service: str, replica: Replica) -> dict[str, Any]:
         "preempt_at": replica.preempt_at,
         "ended_at": replica.ended_at,
         "end_reason": None if replica.end_reason is None else replica.end_reason.value,
+        "role": replica.role.value,
         "message": replica.message,
     }
 
@@ -62,6 +63,7 @@ def replica_from_row(row: Any) -> Replica:
         preempt_at=row.preempt_at,
         ended_at=row.ended_at,
         end_reason=None if row.end_reason is None else EndReason(row.end_reason),
+        role=Role(row.role),
         message=row.message,
     )
 
@@ -71,6 +73,7 @@ def memory_to_json(memory: Memory) -> dict[str, Any]:
         "placement": dict(memory.placement),
         "scaling": dict(memory.scaling),
         "rollout": dict(memory.rollout),
+        "balancers": dict(memory.balancers),
     }
 
 
@@ -80,4 +83,5 @@ def memory_from_json(json: dict[str, Any], next_replica_id: int) -> Memory:
         placement=json.get("placement", {}),
         scaling=json.get("scaling", {}),
         rollout=json.get("rollout", {}),
+        balancers=json.get("balancers", {}),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from policies.model import ReplicaState
+from policies.model import ReplicaState, Role
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.codec import replica_from_row
 from skyserve_cli.state.values import Change, History
@@ -19,7 +19,7 @@ def read_history(c: Connection, name: str, since: float, most: int) -> History:
     complete_from = since
     r, e = t.replicas.c, t.events.c
     ended_at = sa.func.coalesce(r.ended_at, _FOR_EVER)
-    lived = sa.select(t.replicas).where(r.service == name, ended_at >= since)
+    lived = sa.select(t.replicas).where(r.service == name, r.role == Role.REPLICA.value, ended_at >= since)
     rows = c.execute(lived.order_by(ended_at.desc(), r.id.desc()).limit(most + 1)).all()
     if len(rows) > most:
         complete_from = max(complete_from, rows[most].ended_at or complete_from)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from policies.model import Memory, Replica, ReplicaState
+from policies.model import Memory, Replica, ReplicaState, Role
 from skyserve_cli.state.values import ServiceRow
 
 
@@ -31,17 +31,18 @@ class Photograph:
         row = self.rows.get(name)
         if count != self.count + 1 or row is None:
             return
-        live = {replica.id: replica for replica in row.replicas}
+        live = {one.id: one for one in row.attempts}
         live |= {replica.id: replica for replica in changed}
         gone = {replica.id for replica in changed if replica.state is ReplicaState.GONE}
-        replicas = tuple(live[number] for number in sorted(live) if number not in gone)
+        attempts = [live[number] for number in sorted(live) if number not in gone]
         self.count = count
-        if row.down and not replicas:
+        if row.down and not attempts:
             del self.rows[name]
             return
         self.rows[name] = replace(
             row,
-            replicas=replicas,
+            replicas=tuple(one for one in attempts if one.role is Role.REPLICA),
+            balancers=tuple(one for one in attempts if one.role is Role.LOAD_BALANCER),
             memory=row.memory if memory is None else memory,
             wanted=row.wanted if wanted is None else wanted,
             target=target,

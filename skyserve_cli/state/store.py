@@ -21,7 +21,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.engine import URL, Connection, make_url
 
-from policies.model import Memory, Replica, ReplicaState, UpdateMode
+from policies.model import Memory, Replica, ReplicaState, Role, UpdateMode
 from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.codec import (
@@ -198,7 +198,7 @@ class Store:
             return str(found)
 
     def services(self, *, down: bool = False) -> list[ServiceRow]:
-        """The photograph: every service that is up or still has live replicas (`down`: also the others)."""
+        """The photograph: every service that is up or of which something lives (`down`: also the others)."""
         if self._alone and self._photograph is not None and not down:
             return list(self._photograph.rows.values())
         with self._reader.connect() as c, self._lock:
@@ -243,7 +243,8 @@ class Store:
                 memory=memory_from_json(row.memory, row.next_replica_id),
                 lb_port=row.lb_port,
                 killed=frozenset(kills.get(row.name, ())),
-                replicas=tuple(live.get(row.name, ())),
+                replicas=_of_role(live.get(row.name, ()), Role.REPLICA),
+                balancers=_of_role(live.get(row.name, ()), Role.LOAD_BALANCER),
             )
             for row in shown
         ]
@@ -284,6 +285,11 @@ class Store:
         with self._lock:
             if self._photograph is not None:
                 self._photograph.follow(count, name, changed, memory, wanted, target, notes)
+
+    def tell(self, story: Story, *, now: float) -> None:
+        """A line of the story that is about no service."""
+        with self._writer.begin() as c:
+            self._tell(c, "", now, [story])
 
     def fold(self, *, before: float, keep: int = 200) -> int:
         """Drop GONE replicas that ended before `before`, but the newest `keep` of each service; their cost is
@@ -407,6 +413,10 @@ class Store:
         with self._writer.begin() as connection:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+
+
+def _of_role(attempts: Iterable[Replica], role: Role) -> tuple[Replica, ...]:
+    return tuple(one for one in attempts if one.role is role)
 
 
 def _spent_columns(now: float) -> tuple[sa.ColumnElement[float], sa.ColumnElement[float]]:

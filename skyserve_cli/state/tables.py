@@ -83,6 +83,7 @@ replicas = sa.Table(
     sa.Column("preempt_at", sa.Float),
     sa.Column("ended_at", sa.Float),
     sa.Column("end_reason", sa.String(16)),
+    sa.Column("role", sa.String(16), nullable=False, server_default="replica"),
     sa.Column("message", sa.Text, nullable=False),
     sa.Index("ix_replicas_state", "state"),
 )

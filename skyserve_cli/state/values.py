@@ -8,10 +8,14 @@ from typing import Any, NamedTuple
 
 from policies.model import Memory, Replica, UpdateMode
 
+#: With this the kind of a story begins that is about a load balancer agent.
+AGENT_WORD = "Agent"
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceRow:
-    """One service as stored, with its live replicas and the memory of its policies."""
+    """One service as stored, with its live replicas, its load balancer agents on machines of their own that live, and
+    the memory of its policies."""
 
     name: str
     incarnation: str
@@ -28,6 +32,12 @@ class ServiceRow:
     lb_port: int
     killed: frozenset[int]
     replicas: tuple[Replica, ...]
+    balancers: tuple[Replica, ...] = ()
+
+    @property
+    def attempts(self) -> tuple[Replica, ...]:
+        """All that has, or may have, an instance."""
+        return (*self.replicas, *self.balancers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,15 @@ from policies.model import CapacityType, Zone
 from provisioners.base import InstanceState, LaunchOrder
 from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
 from provisioners.fleet import HostReport
-from provisioners.machines import Finding, Leftover, Machine, MachineOrder, MachineState, machine_token
+from provisioners.machines import (
+    Finding,
+    Leftover,
+    Machine,
+    MachineOrder,
+    MachineState,
+    Silent,
+    machine_token,
+)
 
 CLOUD = "memory"
 ZONES = (Zone(CLOUD, "us", "us-a"), Zone(CLOUD, "us", "us-b"), Zone(CLOUD, "eu", "eu-a"))
@@ -39,6 +47,8 @@ class MemoryMachines:
     before: Callable[[str, str], None] = lambda call, token: None
     after: Callable[[str, str], None] = lambda call, token: None
     kept: dict[str, _Kept] = field(default_factory=dict)
+    left: list[Leftover] = field(default_factory=list)  # belongs to no machine
+    common: list[Leftover] = field(default_factory=list)  # what machines share
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def create(self, order: MachineOrder) -> Machine:
@@ -52,7 +62,7 @@ class MemoryMachines:
         self.after("create", order.token)
         return made
 
-    def machines(self, owner: str) -> Sequence[Machine]:
+    def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
         with self.lock:
             mine = [one for one in self.kept.values() if one.order.owner == owner]
             return [self._machine(one) for one in mine if self.now() >= one.launched_at + self.late_s]
@@ -61,20 +71,31 @@ class MemoryMachines:
         self.before("destroy", machine.token)
         with self.lock:
             kept = self.kept.get(machine.token)
-            if kept is not None and kept.end is None and kept.id == machine.id:
+            is_left = kept is not None and (kept.end is None or kept.end[0] is MachineState.FAILED)
+            if kept is not None and is_left and kept.id == machine.id:
                 kept.end = MachineState.TERMINATED, ""
         self.after("destroy", machine.token)
 
     def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
         return {}
 
-    def leftovers(self, owner: str) -> Sequence[Leftover]:
-        return ()
+    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        return list(self.left)
 
     def remove(self, leftover: Leftover) -> None:
-        """There are none."""
+        self.before("remove", leftover.id)
+        with self.lock:
+            self.left = [one for one in self.left if one != leftover]
+        self.after("remove", leftover.id)
+
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+        return list(self.common)
 
     def forget(self, owner: str) -> Sequence[str]:
+        self.before("forget", owner)
+        with self.lock:
+            self.common.clear()
+        self.after("forget", owner)
         return ()
 
     def check(self) -> Sequence[Finding]:

@@ -1,44 +1,51 @@
-"""The clouds under the contract: how to make each, how to empty a zone, how to lose an answer."""
+"""The clouds under the contract: how to make each, how to empty a zone, how to lose an answer.
+
+Here are those that are in memory or on this machine; `contract_rented` has those behind an official SDK, `contract_ssh`
+real hosts.
+"""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from time import sleep
+from typing import TypeVar
 
 import pytest
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import Candidate, Instance, LaunchOrder, Provisioner, Requirements
-from provisioners.candidates import offers_of
-from provisioners.catalog import Catalog, packaged
-from provisioners.errors import TransientError
+from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Provisioner, Requirements
+from provisioners.errors import QuotaError, TransientError
 from provisioners.fake import DEFAULT_PRICES, FakeProvisioner
 from provisioners.fleet import FleetProvisioner
 from provisioners.local import controls as local_controls
 from provisioners.local import process as local_process
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.local.store import LocalStore
-from provisioners.machines import machine_token
+from provisioners.machines import MachineState, machine_token
 from provisioners.offering import ZonePrices, offers_for
-from provisioners.rented import Rent
-from provisioners.rented import order_of as rented_order_of
-from tests.clouds.aws.aws_bench import aws_bench
 from tests.clouds.memory_machines import CLOUD, ZONES, MemoryHosts, MemoryMachines, Trouble, lost, order_of
 
+T = TypeVar("T")
 SPOT = Candidate(use_spot=True)
 ON_DEMAND = Candidate(use_spot=False)
+LIVE_STATES = {
+    InstanceState.PENDING,
+    InstanceState.UNATTENDED,
+    InstanceState.SETUP,
+    InstanceState.RUNNING,
+}
 
 
 class Subject(ABC):
-    """One cloud under the contract."""
+    """One cloud under the contract. What it cannot show skips the test, and says why."""
 
     cloud: Provisioner
-    accelerator_count = 2.0  # of L4, in one machine
+    accelerator = "L4"
+    accelerator_count = 2.0  # of it, in one machine
+    markets: tuple[Candidate, ...] = (SPOT, ON_DEMAND)  # that it has, the usual one first
 
     @abstractmethod
     def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
@@ -52,9 +59,9 @@ class Subject(ABC):
     def lose_node(self, token: str, rank: int) -> None:
         """The cloud takes one node of an instance."""
 
-    @abstractmethod
     def warn_node(self, token: str, rank: int) -> None:
-        """The cloud says that it will take one node of an instance, long before it does."""
+        """The cloud, or the machine's own metadata, says that one node of an instance will be taken, long before."""
+        pytest.skip("nobody takes its machines")
 
     @abstractmethod
     def lose_answer(self, order: LaunchOrder) -> None:
@@ -68,6 +75,55 @@ class Subject(ABC):
     def close(self) -> None:
         """Check and remove what is left."""
 
+    # --- What not every cloud can show
+
+    def restarted(self) -> Provisioner:
+        """Another controller of the same cloud, which remembers nothing."""
+        return self.cloud
+
+    def exhaust_quota(self, offer: Offer) -> str:
+        """The account may not have what is offered any more, nowhere in the region; answers the quota's name."""
+        pytest.skip("it has no quotas")
+
+    def refuse_us(self) -> None:
+        """The cloud does not know our credentials any more."""
+        pytest.skip("it asks for no credentials")
+
+    def know_us_again(self) -> None:
+        """The end of `refuse_us`."""
+        raise NotImplementedError
+
+    def throttle(self) -> None:
+        """The cloud refuses our next few calls for their number."""
+        pytest.skip("it takes calls as they come")
+
+    def launch_to_fail(self, order: LaunchOrder) -> None:
+        """The cloud accepts the order, and fails it a moment later."""
+        pytest.skip("what it accepts it has")
+
+    def list_late(self, seconds: float) -> None:
+        """From now on a new machine is missing from the cloud's lists for so long."""
+        pytest.skip("its lists are never late")
+
+    # --- For tests
+
+    @property
+    def usual(self) -> Candidate:
+        return self.markets[0]
+
+    def needs(self, candidate: Candidate) -> None:
+        if candidate not in self.markets:
+            pytest.skip("it has no such market")
+
+    def insist(self, act: Callable[[], T]) -> T:
+        """As a controller does: the same again after a transient error, a bounded number of times."""
+        for _ in range(20):
+            try:
+                return act()
+            except TransientError:
+                self.pass_time()
+        return act()
+
     def eventually(self, holds: Callable[[], bool]) -> bool:
         for _ in range(200):
             if holds():
@@ -75,8 +131,8 @@ class Subject(ABC):
             self.pass_time()
         return False
 
-    def offer(self, candidate: Candidate = SPOT) -> Offer:
-        return self.cloud.offers(Requirements((candidate,)))[0]
+    def offer(self, candidate: Candidate | None = None) -> Offer:
+        return self.cloud.offers(Requirements((candidate or self.usual,)))[0]
 
     def order(
         self,
@@ -101,6 +157,10 @@ class Subject(ABC):
     def listed(self, owner: str = "owner-1", service: str | None = None) -> dict[str, Instance]:
         return {instance.token: instance for instance in self.cloud.instances(owner, service)}
 
+    def living(self) -> set[str]:
+        """The tokens of what is listed and not gone."""
+        return {token for token, instance in self.listed().items() if not instance.state.is_gone}
+
 
 class FakeSubject(Subject):
     def __init__(self, _home: Path) -> None:
@@ -120,6 +180,14 @@ class FakeSubject(Subject):
         self.cloud.fail_next_launch(TransientError("lost", cloud="fake"), after_creation=True)
         with pytest.raises(TransientError):
             self.cloud.launch(order)
+
+    def exhaust_quota(self, offer: Offer) -> str:
+        error = QuotaError("the quota 'GPUS' is used up", cloud="fake", zone=offer.zone)
+        self.cloud.fail_next_launch(error)
+        return "GPUS"
+
+    def throttle(self) -> None:
+        self.cloud.fail_next_launch(TransientError("too many calls", cloud="fake"))
 
     def pass_time(self) -> None:
         self.time += 10.0
@@ -155,6 +223,9 @@ class LocalSubject(Subject):
                 os._exit(0)
         os.waitpid(launcher, 0)
 
+    def restarted(self) -> Provisioner:
+        return LocalProvisioner(self.home)
+
     def pass_time(self) -> None:
         sleep(0.02)
 
@@ -171,17 +242,15 @@ class MemoryFleet(FleetProvisioner):
     name = CLOUD
 
 
-class AwsFleet(FleetProvisioner):
-    name = "aws"
-
-
 class FleetSubject(Subject):
     """The fleet over machines in memory."""
 
     def __init__(self, _home: Path) -> None:
         self.time = 1000.0
         self.machines = MemoryMachines(lambda: self.time)
-        hosts = MemoryHosts(lambda: self.time)
+        self.cloud = self.restarted()
+
+    def restarted(self) -> MemoryFleet:
         prices = [
             ZonePrices(zone, one.spot_usd_hour, one.on_demand_usd_hour)
             for zone, one in zip(ZONES, DEFAULT_PRICES, strict=True)
@@ -190,7 +259,8 @@ class FleetSubject(Subject):
         def offer(need: Requirements) -> list[Offer]:
             return offers_for(need, prices, instance_type=CLOUD)
 
-        self.cloud = MemoryFleet(self.machines, hosts, order_of, offer, lambda: self.time)
+        hosts = MemoryHosts(lambda: self.time)
+        return MemoryFleet(self.machines, hosts, order_of, offer, lambda: self.time)
 
     def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
         self.machines.room[zone.name, capacity_type] = count
@@ -206,75 +276,23 @@ class FleetSubject(Subject):
         with pytest.raises(TransientError):
             self.cloud.launch(order)
 
+    def exhaust_quota(self, offer: Offer) -> str:
+        error = QuotaError("the quota 'GPUS' is used up", cloud=CLOUD, zone=offer.zone)
+        self.machines.before = Trouble(0, lambda: error)
+        return "GPUS"
+
+    def throttle(self) -> None:
+        self.machines.before = Trouble(0, lambda: TransientError("too many calls", cloud=CLOUD))
+
+    def launch_to_fail(self, order: LaunchOrder) -> None:
+        self.cloud.launch(order)
+        self.machines.kept[order.token].end = (MachineState.FAILED, "it could not be allocated")
+
+    def list_late(self, seconds: float) -> None:
+        self.machines.late_s = seconds
+
     def pass_time(self) -> None:
         self.time += 10.0
 
     def close(self) -> None:
         """It was all in memory."""
-
-
-class AwsSubject(Subject):
-    """The fleet over EC2, by the official SDK; hosts in memory. Where nothing is said of accelerators, L4 is meant: only of
-    machines with them do we know spot prices."""
-
-    accelerator_count = 4.0
-
-    def __init__(self, _home: Path) -> None:
-        self.stack = ExitStack()
-        self.bench = self.stack.enter_context(
-            aws_bench(self.stack.enter_context(pytest.MonkeyPatch.context()))
-        )
-        self.world, now = self.bench.world, self.bench.time.now
-        self.machines = self.bench.fresh(regions=("us-east-1", "us-west-2"))
-        regions = ("us-east-1", "us-west-2")
-        catalog = Catalog(tuple(one for one in packaged().of("aws").listings if one.region in regions))
-
-        def accelerated(candidate: Candidate) -> Candidate:
-            return candidate if candidate.accelerator else replace(candidate, accelerator="L4")
-
-        def machine_order(order: LaunchOrder, rank: int) -> object:
-            return rented_order_of(order, rank, bytes(32), Rent())
-
-        self.cloud = AwsFleet(
-            self.machines,
-            MemoryHosts(now),
-            machine_order,  # type: ignore[arg-type]
-            lambda need: offers_of(
-                replace(need, candidates=tuple(map(accelerated, need.candidates))), catalog
-            ),
-            now,
-        )
-
-    def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
-        taken = len(self.world.live(skyserve_capacity=capacity_type.value))
-        market = "spot" if capacity_type is CapacityType.SPOT else "on-demand"
-        instance_type = self.offer(Candidate(use_spot=capacity_type is CapacityType.SPOT)).instance_type
-        self.world.room[zone.name, instance_type, market] = max(0, count - taken)
-
-    def lose_node(self, token: str, rank: int) -> None:
-        (instance,) = self.world.live(skyserve_token=machine_token(token, rank))
-        self.world.preempt(instance)
-
-    def warn_node(self, token: str, rank: int) -> None:
-        (instance,) = self.world.live(skyserve_token=machine_token(token, rank))
-        self.world.warn(instance)
-
-    def lose_answer(self, order: LaunchOrder) -> None:
-        self.world.cut("RunInstances", times=50, after=True)
-        with pytest.raises(TransientError):
-            self.cloud.launch(order)
-        self.world.calm()
-
-    def pass_time(self) -> None:
-        self.bench.time.sleep(10.0)
-
-    def close(self) -> None:
-        self.stack.close()
-
-
-SUBJECTS: dict[str, Callable[[Path], Subject]] = {
-    "aws": AwsSubject,
-    "fake": FakeSubject,
-    "fleet": FleetSubject,
-    "local": LocalSubject,
-}

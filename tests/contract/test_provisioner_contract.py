@@ -1,39 +1,20 @@
 """What `provisioners.base` promises, checked on every cloud.
 
-A cloud joins by adding a `Subject` to SUBJECTS: how to make it, how to empty a zone, how to lose an answer.
+A cloud joins by adding a `Subject` to `conftest`: how to make it, how to empty a zone, how to lose an answer.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from policies.model import CapacityType, FailureKind, Zone
 from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError
-from tests.contract.contract_subjects import ON_DEMAND, SPOT, SUBJECTS, Subject
-
-LIVE_STATES = {
-    InstanceState.PENDING,
-    InstanceState.UNATTENDED,
-    InstanceState.SETUP,
-    InstanceState.RUNNING,
-}
-
-
-@pytest.fixture(params=sorted(SUBJECTS))
-def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
-    if request.param == "local" and not sys.platform.startswith("linux"):
-        pytest.skip("the local cloud needs Linux")
-    made = SUBJECTS[request.param](tmp_path)
-    yield made
-    made.close()
-
+from tests.contract.contract_subjects import LIVE_STATES, ON_DEMAND, SPOT, Subject
 
 # --- launch -------------------------------------------------------------------------------------------------
 
@@ -99,6 +80,7 @@ def test_after_a_lost_answer_the_instance_is_listed_and_its_token_returns_it(sub
 def test_a_zone_without_room_is_a_capacity_error_and_leaves_nothing(
     subject: Subject, candidate: Candidate
 ) -> None:
+    subject.needs(candidate)
     offer = subject.offer(candidate)
     subject.empty(offer.zone, offer.capacity_type)
     with pytest.raises(CapacityError) as caught:
@@ -109,6 +91,7 @@ def test_a_zone_without_room_is_a_capacity_error_and_leaves_nothing(
 
 
 def test_no_room_for_spot_says_nothing_about_on_demand(subject: Subject) -> None:
+    subject.needs(SPOT)
     subject.empty(subject.offer(SPOT).zone, CapacityType.SPOT)
     on_demand = replace(subject.offer(ON_DEMAND), zone=subject.offer(SPOT).zone)
     assert subject.cloud.launch(subject.order(offer=on_demand)).state in LIVE_STATES
@@ -199,7 +182,7 @@ def test_terminating_one_spares_the_others(subject: Subject) -> None:
 
 
 def test_a_terminated_instance_gives_its_place_back(subject: Subject) -> None:
-    offer = subject.offer(SPOT)
+    offer = subject.offer()
     launched = [subject.cloud.launch(subject.order(replica_id, offer=offer)) for replica_id in (1, 2)]
     subject.cloud.terminate(launched[0])
     assert subject.eventually(lambda: subject.listed()[launched[0].token].state.is_gone)
@@ -228,17 +211,18 @@ def test_all_nodes_of_a_replica_are_one_instance(subject: Subject) -> None:
 def test_a_zone_with_room_for_some_of_the_nodes_has_no_room_and_none_is_left(
     subject: Subject, candidate: Candidate
 ) -> None:
+    subject.needs(candidate)
     offer = subject.offer(candidate)
     subject.set_room(offer.zone, offer.capacity_type, 2)
     with pytest.raises(CapacityError) as caught:
         subject.cloud.launch(subject.order(1, offer=offer, num_nodes=3))
     assert caught.value.zone == offer.zone
-    assert all(one.state.is_gone for one in subject.listed().values())
+    assert subject.eventually(lambda: subject.living() == set())
     assert subject.cloud.launch(subject.order(2, offer=offer, num_nodes=2)).state in LIVE_STATES
 
 
 def test_every_node_takes_a_place_and_gives_it_back(subject: Subject) -> None:
-    offer = subject.offer(SPOT)
+    offer = subject.offer()
     subject.set_room(offer.zone, offer.capacity_type, 3)
     gang = subject.cloud.launch(subject.order(1, offer=offer, num_nodes=2))
     subject.cloud.launch(subject.order(2, offer=offer))
@@ -262,6 +246,7 @@ def test_a_replica_that_lost_a_node_is_broken_until_it_is_terminated(subject: Su
 
 
 def test_a_replica_that_lost_every_node_was_preempted(subject: Subject) -> None:
+    subject.needs(SPOT)
     gang = subject.cloud.launch(subject.order(num_nodes=2))
     for rank in (0, 1):
         subject.lose_node(gang.token, rank)
@@ -287,58 +272,64 @@ def test_after_a_lost_answer_all_nodes_are_there(subject: Subject) -> None:
 # --- offers -------------------------------------------------------------------------------------------------
 
 
+def market_of(candidate: Candidate) -> CapacityType:
+    return CapacityType.SPOT if candidate.use_spot else CapacityType.ON_DEMAND
+
+
 def test_the_cheapest_offer_comes_first(subject: Subject) -> None:
-    offers = subject.cloud.offers(Requirements((SPOT, ON_DEMAND)))
+    offers = subject.cloud.offers(Requirements(subject.markets))
     assert [offer.price_usd_hour for offer in offers] == sorted(offer.price_usd_hour for offer in offers)
-    assert {offer.capacity_type for offer in offers} == set(CapacityType)
+    assert {offer.capacity_type for offer in offers} == {market_of(one) for one in subject.markets}
 
 
 def test_ordered_candidates_keep_their_order_whatever_they_cost(subject: Subject) -> None:
+    subject.needs(SPOT)
     offers = subject.cloud.offers(Requirements((ON_DEMAND, SPOT), ordered=True))
     kinds = [offer.capacity_type for offer in offers]
     assert kinds == sorted(kinds, key=[CapacityType.ON_DEMAND, CapacityType.SPOT].index)
 
 
 def test_the_same_offer_of_two_candidates_is_offered_once(subject: Subject) -> None:
-    offers = subject.cloud.offers(Requirements((SPOT, SPOT)))
+    offers = subject.cloud.offers(Requirements((subject.usual, subject.usual)))
     assert len(offers) == len(set(offers)) > 0
 
 
 @pytest.mark.parametrize("field", ["cloud", "region", "zone"])
 def test_a_candidate_is_offered_where_it_asks_to_be(subject: Subject, field: str) -> None:
-    zone = subject.cloud.offers(Requirements((SPOT,)))[-1].zone
+    zone = subject.cloud.offers(Requirements((subject.usual,)))[-1].zone
     has = {"cloud": zone.cloud, "region": zone.region, "zone": zone.name}
-    offers = subject.cloud.offers(Requirements((replace(SPOT, **{field: has[field]}),)))
+    offers = subject.cloud.offers(Requirements((replace(subject.usual, **{field: has[field]}),)))
     places = [{"cloud": o.zone.cloud, "region": o.zone.region, "zone": o.zone.name}[field] for o in offers]
     assert set(places) == {has[field]}
 
 
 @pytest.mark.parametrize("field", ["cloud", "region", "zone", "instance_type"])
 def test_a_star_is_any(subject: Subject, field: str) -> None:
-    starred = subject.cloud.offers(Requirements((replace(SPOT, **{field: "*"}),)))
-    assert list(starred) == list(subject.cloud.offers(Requirements((SPOT,))))
+    starred = subject.cloud.offers(Requirements((replace(subject.usual, **{field: "*"}),)))
+    assert list(starred) == list(subject.cloud.offers(Requirements((subject.usual,))))
 
 
 @pytest.mark.parametrize("field", ["cloud", "region", "zone"])
 def test_a_place_nobody_knows_has_no_offers(subject: Subject, field: str) -> None:
-    assert not subject.cloud.offers(Requirements((replace(SPOT, **{field: "atlantis-1"}),)))
+    assert not subject.cloud.offers(Requirements((replace(subject.usual, **{field: "atlantis-1"}),)))
 
 
 def test_nothing_dearer_than_the_limit_is_offered(subject: Subject) -> None:
-    offers = subject.cloud.offers(Requirements((SPOT,)))
+    offers = subject.cloud.offers(Requirements((subject.usual,)))
     limit = offers[1].price_usd_hour
-    capped = subject.cloud.offers(Requirements((replace(SPOT, max_hourly_cost=limit),)))
+    capped = subject.cloud.offers(Requirements((replace(subject.usual, max_hourly_cost=limit),)))
     assert list(capped) == [offer for offer in offers if offer.price_usd_hour <= limit]
 
 
 def test_spot_is_never_dearer_than_on_demand(subject: Subject) -> None:
+    subject.needs(SPOT)
     for offer in subject.cloud.offers(Requirements((SPOT,))):
         assert offer.on_demand_usd_hour is not None
         assert offer.price_usd_hour <= offer.on_demand_usd_hour
 
 
 def test_an_offer_is_priced_for_all_nodes(subject: Subject) -> None:
-    one, three = (subject.cloud.offers(Requirements((SPOT,), num_nodes=count)) for count in (1, 3))
+    one, three = (subject.cloud.offers(Requirements((subject.usual,), num_nodes=count)) for count in (1, 3))
     assert [offer.zone for offer in three] == [offer.zone for offer in one]
     for of_three, of_one in zip(three, one, strict=True):
         assert of_three.price_usd_hour == pytest.approx(3 * of_one.price_usd_hour)
@@ -346,6 +337,8 @@ def test_an_offer_is_priced_for_all_nodes(subject: Subject) -> None:
 
 
 def test_an_accelerator_is_offered_as_asked(subject: Subject) -> None:
-    asked = replace(SPOT, accelerator="L4", accelerator_count=subject.accelerator_count)
+    asked = replace(
+        subject.usual, accelerator=subject.accelerator, accelerator_count=subject.accelerator_count
+    )
     offer = subject.offer(asked)
-    assert (offer.accelerator, offer.accelerator_count) == ("L4", subject.accelerator_count)
+    assert (offer.accelerator, offer.accelerator_count) == (subject.accelerator, subject.accelerator_count)

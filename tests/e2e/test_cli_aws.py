@@ -44,6 +44,10 @@ class Cloud:
     def live(self) -> list[str]:
         return [name for name, vm in self.vms.vms.items() if vm.is_running]
 
+    def left(self) -> list[str]:
+        """All that anybody pays for, or has to clean up: of the account as it was handed out there is nothing in it."""
+        return [*self.live(), *self.aws.live(), *self.aws.belongings("us-east-1")]
+
 
 @pytest.fixture
 def cloud(serve: Serve) -> Iterator[Cloud]:
@@ -139,5 +143,19 @@ def test_spot_instances_from_up_over_preemptions_and_a_dead_controller_to_down(
     assert client.failed == []
     assert len(cloud.live()) == 2
 
-    serve.ok("down", "web", "-y")
-    assert cloud.live() == []
+    assert {thing.partition("-")[0] for thing in cloud.left()} >= {"i", "vol", "eni", "sg", "skyserve"}
+    cloud.aws.denied = {"DeleteSecurityGroup"}
+    said = serve("down", "web", "-y")
+    (group,) = cloud.left()  # and nothing else
+    assert (said.code, f"security-group {group} in us-east-1 is left" in said.err) == (1, True)
+    assert "ec2:DeleteSecurityGroup" in said.err
+    assert "serve gc" in said.err
+    cloud.aws.denied = set()
+    serve.ok("gc", "-y")
+    assert cloud.left() == []
+
+    # And all that was removed is made anew, even by one who does not wait.
+    serve.ok("up", file, "-y", "--name", "web")
+    serve.eventually(lambda: len(ready()) == 2)
+    serve.ok("down", "--all", "-y")
+    assert cloud.left() == []

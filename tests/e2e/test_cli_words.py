@@ -177,8 +177,8 @@ def test_a_plan_is_shown_before_anything_is_asked_and_a_dry_run_ends_there(serve
     assert (nobody.code, nobody.out) == (2, "")
     assert "pass -y" in nobody.err
     nowhere = serve("up", HELLO, "--set", "resources.infra=local/mars", "-y")
-    assert (nowhere.code, nowhere.out) == (1, "")
-    assert "no enabled cloud offers" in nowhere.err
+    assert (nowhere.code, nowhere.out) == (2, "")
+    assert "resources.infra: local has no region 'mars'; it has asia, eu, us" in nowhere.err
     assert serve.ok("status", "-o", "json").json() == []
 
 

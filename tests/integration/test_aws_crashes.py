@@ -14,9 +14,9 @@ from provisioners.aws.machines import AwsMachines
 from provisioners.errors import CapacityError, ProvisionError, QuotaError, TransientError
 from provisioners.machines import MachineOrder
 from tests.clouds.aws.aws_bench import EAST, ORDER, AwsBench, Killed, aws_bench
+from tests.clouds.schedules import by_decades
 
 _LAUNCH_CALLS = 12  # more than a first launch makes
-_SCHEDULES = 200
 
 
 @pytest.fixture
@@ -63,11 +63,11 @@ def test_killed_at_any_call_of_an_end(bench: AwsBench, after: bool) -> None:
         assert not [group for group in bench.groups() if owner in group["GroupName"]]
 
 
-@pytest.mark.parametrize("decade", range(10))
-def test_any_trouble_in_any_order(bench: AwsBench, decade: int) -> None:
+@by_decades
+def test_any_trouble_in_any_order(bench: AwsBench, seeds: range) -> None:
     """Random schedules, by seed: what EC2 does wrong, when the controller dies, and what it does next."""
     bystander = bench.fresh().create(replace(ORDER, owner="other", token="other-chat-1"))
-    for seed in range(decade * _SCHEDULES // 10, (decade + 1) * _SCHEDULES // 10):
+    for seed in seeds:
         _Schedule(bench, seed).play()
         assert bench.world.live() == [bystander.id], f"seed {seed}"
         bench.world.forget_the_dead()

@@ -135,7 +135,7 @@ def test_a_dead_network_is_transient(bench: AwsBench, monkeypatch: pytest.Monkey
 
 
 def test_a_throttling_storm_is_weathered(bench: AwsBench) -> None:
-    bench.world.rates = {"RunInstances": (5, 1.0), "DescribeInstances": (2, 1.0)}
+    bench.world.limits.rates = {"RunInstances": (5, 1.0), "DescribeInstances": (2, 1.0)}
     machines = bench.fresh()
     orders = [replace(ORDER, token=f"own-chat-{number}", replica_id=number) for number in range(40)]
     with ThreadPoolExecutor(8) as pool:

@@ -22,7 +22,10 @@ from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import Config, LoadBalancerConfig
 from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.books import SpecBook
+from skyserve_cli.controller.last_words import LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
+from skyserve_cli.controller.lb_regional import RegionalFleet
+from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.office import Office
 from skyserve_cli.controller.seal import Seal
 from skyserve_cli.home import Home
@@ -43,6 +46,10 @@ ROUTES = [
     ("GET", "/v1/logs/controller"),
     ("GET", "/v1/logs/load_balancer/chat"),
     ("GET", "/v1/logs/replica/chat/1"),
+    ("POST", "/v1/tidy"),
+    ("GET", "/v1/leaks/local"),
+    ("POST", "/v1/leaks/local/remove"),
+    ("POST", "/v1/leaks/local/forget"),
     ("POST", "/v1/stop"),
     ("GET", "/v1/nothing"),
 ]
@@ -59,15 +66,21 @@ class Controller:
         seal = Seal(home.sealing_key())
         settings = LoadBalancerConfig(first_port=ports.start, last_port=ports.stop - 1)
         self.specs = SpecBook(self.store, seal)
+        clouds = Clouds(home, Config(load_balancer=settings))
+        loop = asyncio.get_running_loop()
         office = Office(
             store=self.store,
             specs=self.specs,
             seal=seal,
-            clouds=Clouds(home, Config(load_balancer=settings)),
+            clouds=clouds,
             fleet=fleet,
+            regional=RegionalFleet(clouds.get, home.machine_secret(), self, loop, self._wake),
+            names=ThreadNames(clouds.names, clouds.name_region, "own", self, self._wake),
             clock=self,
             owner=self.store.owner(),
             wake=self._wake,
+            sighted=lambda cloud: (),
+            last_words=LastWords(home.last_words),
             load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
         )
         self.server = TestServer(Api(office, TOKEN, home.controller_log, self._stop).app())
@@ -280,6 +293,16 @@ async def test_a_cloud_that_is_not_enabled(controller: Controller) -> None:
 # --- ports -----------------------------------------------------------------------------------------------------
 
 
+async def test_a_region_where_no_load_balancer_can_stand(controller: Controller) -> None:
+    yaml = YAML.replace("replicas: 2", "replicas: 2, load_balancers: {regions: aws/us-east-1}")
+    status, answer = await controller.up(yaml)
+    assert status == 422
+    assert answer["error"].startswith(
+        "service.load_balancers.regions: aws/us-east-1: aws is not enabled here"
+    )
+    assert controller.store.services() == []
+
+
 async def test_every_service_has_a_port_of_its_own_and_keeps_it(controller: Controller) -> None:
     await asyncio.gather(*[controller.up(name=f"s{number}") for number in range(8)])
     ports = {row.name: row.lb_port for row in controller.store.services()}
@@ -429,9 +452,22 @@ async def test_logs_that_are_not_there(controller: Controller) -> None:
     assert (await controller.raw("GET", "/v1/logs/load_balancer/ghost"))[:2] == (200, b"")
     assert (await controller.call("GET", "/v1/logs/replica/chat/1"))[0] == 404
     await controller.up()
-    controller.has(a_replica(controller))
-    status, answer = await controller.call("GET", "/v1/logs/replica/chat/1")
+    controller.has(
+        a_replica(controller), replace(a_replica(controller, 2), state=ReplicaState.GONE, ended_at=2.0)
+    )
+    assert (await controller.raw("GET", "/v1/logs/replica/chat/1"))[:2] == (200, b"")  # not yet: it lives
+    status, answer = await controller.call("GET", "/v1/logs/replica/chat/2")
     assert (status, "no log" in answer["error"]) == (404, True)
+
+
+async def test_the_end_of_a_log_that_outlived_its_machine(controller: Controller) -> None:
+    await controller.up()
+    controller.has(replace(a_replica(controller), state=ReplicaState.GONE, ended_at=2.0))
+    controller.home.last_words.mkdir(parents=True)
+    (controller.home.last_words / "chat.1.0.100.log").write_bytes(b"no wheel\n")
+    for asked, said, then in (("0", b"no wheel\n", "109"), ("103", b"wheel\n", "109"), ("109", b"", "109")):
+        status, content, headers = await controller.raw("GET", f"/v1/logs/replica/chat/1?offset={asked}")
+        assert (status, content, headers["X-Next-Offset"]) == (200, said, then)
 
 
 @pytest.mark.parametrize(
@@ -460,6 +496,26 @@ async def test_history_of_nobody_and_of_no_time(controller: Controller) -> None:
     await controller.up()
     for query in ("since=x", "since=nan", "since=inf", "most=x"):
         assert (await controller.call("GET", f"/v1/services/chat/history?{query}"))[0] == 400
+
+
+async def test_what_belongs_to_nothing(controller: Controller) -> None:
+    nothing = {"strays": [], "unlisted": []}
+    assert await controller.call("GET", "/v1/leaks/local") == (200, nothing)
+    key = {"kind": "instance", "id": "i-gone", "region": "us-east"}
+    assert await controller.call("POST", "/v1/leaks/local/remove", key) == (200, {"why": "", "passes": False})
+    assert await controller.call("POST", "/v1/leaks/local/forget") == (200, {"problems": []})
+    assert (await controller.call("POST", "/v1/leaks/local/remove", {"kind": "instance"}))[0] == 400
+    status, answer = await controller.call("GET", "/v1/leaks/loocal")
+    assert (status, "did you mean 'local'" in answer["error"]) == (422, True)
+
+
+async def test_tidying_after_a_service(controller: Controller) -> None:
+    await controller.up()
+    controller.has(replace(a_replica(controller), state=ReplicaState.GONE, ended_at=1400.0))
+    nothing = {"removed": [], "waiting": [], "problems": []}
+    for services in (["chat"], ["ghost"], []):
+        assert await controller.call("POST", "/v1/tidy", {"services": services}) == (200, nothing)
+    assert (await controller.call("POST", "/v1/tidy", {}))[0] == 400
 
 
 async def test_stop(controller: Controller) -> None:

@@ -15,6 +15,7 @@ from provisioners.machines import MachineState
 from tests.clouds.gcp.gcp_controller import ZONE, Controller, controller, eventually, order_of
 from tests.clouds.gcp.gcp_parts import Fault
 from tests.clouds.gcp.gcp_world import World
+from tests.clouds.schedules import by_decades
 
 S = MachineState
 ORDER = order_of("chat-1")
@@ -124,9 +125,9 @@ STOCK_OUT = ("ZONE_RESOURCE_POOL_EXHAUSTED", "none left", 503)
 OOPS = ("INTERNAL_ERROR", "oops", 500)
 
 
-@pytest.mark.parametrize("first_seed", range(0, 200, 10))
-def test_whatever_happens_there_is_one_machine_per_order_and_none_is_lost(first_seed: int) -> None:
-    for seed in range(first_seed, first_seed + 10):
+@by_decades
+def test_whatever_happens_there_is_one_machine_per_order_and_none_is_lost(seeds: range) -> None:
+    for seed in seeds:
         with controller(
             World(operation_s=seed % 7 * 4.0, hidden_s=seed % 3 * 2.0, list_lag_s=seed % 5 * 1.0)
         ) as gcp:

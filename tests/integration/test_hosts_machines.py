@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,6 +140,21 @@ def test_a_file_is_written_whole_and_read_in_parts(shared: Vm) -> None:
         assert shell.run("stat -c %a some/folder/file; ls some/folder").out == b"640\nfile\n"
 
 
+def test_many_may_write_a_file_at_once(shared: Vm) -> None:
+    data = os.urandom(50_000)
+    with connect(login(shared)) as shell:
+
+        def put(_: int) -> None:
+            shell.put("together/file", data)
+
+        with ThreadPoolExecutor(
+            4
+        ) as pool:  # an sshd opens ten sessions of a connection, and is slow to close
+            list(pool.map(put, range(4)))
+        assert shell.read("together/file") == data
+        assert shell.run("ls together").out == b"file\n"
+
+
 def test_a_full_disk_has_its_own_error(world: VmWorld) -> None:
     vm = boot(world, "tiny", disk_mb=8)
     until(lambda: _lets_in(vm), "the login")
@@ -254,7 +270,7 @@ def test_scripts_run_in_a_container_where_an_image_is_asked_for(world: VmWorld) 
     order = launch_order(
         "docked", setup="touch made", run="ls; echo $TOKEN; exec sleep 1000", secrets={"TOKEN": "hf_secret"}
     )
-    host = bring_up(vm, order, replace(node_of(order), image="docker:vllm/vllm-openai"))
+    host = bring_up(vm, order, replace(node_of(order), image="vllm/vllm-openai"))
     until(lambda: whole_log(host).endswith("made\nhf_secret\n"), "the log")
     calls = host.shell.read("docker-calls").decode()
     assert [line.split()[0] for line in calls.splitlines()] == [

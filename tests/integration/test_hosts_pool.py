@@ -17,6 +17,7 @@ from provisioners.keys import Keys
 from provisioners.machines import Machine, MachineOrder, MachineState
 from provisioners.shell import connect
 from provisioners.ssh.machines import SshMachines
+from provisioners.ssh.memory import SeenClaims
 from provisioners.ssh.pool import Pools, load_pools
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import KEYS, launch_order, until
@@ -37,10 +38,12 @@ class Rack:
     raw: dict[str, Any]
     home: Path
 
-    def machines(self, change: Callable[[dict[str, Any]], object] = lambda raw: None) -> SshMachines:
+    def machines(
+        self, change: Callable[[dict[str, Any]], object] = lambda raw: None, seen: SeenClaims | None = None
+    ) -> SshMachines:
         """A controller's, of its own."""
         change(self.raw)
-        return SshMachines(self.pools(), dial=lambda login: connect(login, timeout_s=2.0))
+        return SshMachines(self.pools(), dial=lambda login: connect(login, timeout_s=2.0), seen=seen)
 
     def pools(self) -> Pools:
         return load_pools(self.raw)
@@ -192,10 +195,81 @@ def test_a_host_with_another_key_is_not_used(rack: Rack, verb: str) -> None:
     assert type(caught.value) is kind
 
 
-def test_a_login_that_is_refused_is_the_users_to_mend(rack: Rack) -> None:
-    (rack.home / "id").write_text(ANOTHER.private)
-    with pytest.raises(AuthError, match=r"h1 .* refuses the login of 'me'"):
+def test_a_host_that_refuses_the_login_is_not_used(rack: Rack) -> None:
+    rack.vms["h1"].run("rm /home/me/.ssh/authorized_keys")
+    machines = rack.machines(lambda raw: raw["rack"]["hosts"][1].update(zone="h2"))
+    with pytest.raises(CapacityError, match=r"h1 .* refuses the login of 'me'"):
+        machines.create(wish(1))
+    assert machines.create(wish(1, zone="h2")).id.startswith("h2/")
+
+
+def test_without_an_identity_file_there_is_no_login_at_all(rack: Rack) -> None:
+    (rack.home / "id").unlink()
+    with pytest.raises(
+        AuthError, match=r"the identity file \S+ for h1 cannot be read: No such file or directory"
+    ):
         rack.machines().create(wish(1))
+
+
+def test_in_a_zone_of_several_hosts_the_next_one_takes_what_a_silent_one_cannot(rack: Rack) -> None:
+    rack.vms["h1"].kill()
+    seen = SeenClaims(rack.home / "seen")
+    machines = rack.machines(seen=seen)
+    assert machines.create(wish(1, 2)).id.startswith("h2/")
+    rack.vms["h2"].kill()
+    with pytest.raises(
+        CapacityError, match=r"no room in ssh/rack/row-1: h1 .* cannot be reached.*; h2 .* cannot"
+    ):
+        machines.create(wish(2, 2))
+
+
+def test_what_a_silent_host_had_is_remembered_over_a_restart(rack: Rack) -> None:
+    folder = rack.home / "seen"
+    made = rack.machines(seen=SeenClaims(folder)).create(wish(1, 2))
+    rack.vms["h1"].kill()
+    (known,) = rack.machines(seen=SeenClaims(folder)).machines("owner-1")
+    assert (known.id, known.state) == (made.id, MachineState.RUNNING)
+    assert "cannot be reached" in known.message
+
+
+_CUT_OFF = r"""
+PATH=/usr/local/bin:/usr/bin:/bin  # where a login looks
+p=$(command -v python3); mv $p $p.real; cat >$p <<'E'
+#!/bin/sh
+case "$*" in *" claim "*) said=$($0.real "$@"); pkill -9 -u me sshd; exit 1;; esac
+exec $0.real "$@"
+E
+chmod 755 $p
+"""
+
+
+def test_a_host_that_was_never_met_keeps_nobody_from_going(rack: Rack) -> None:
+    """There can be nothing of ours on it; of one that was met nobody knows."""
+    seen = SeenClaims(rack.home / "seen")
+    rack.vms["h1"].kill()
+    machines = rack.machines(
+        lambda raw: [host.update(zone=host["name"]) for host in raw["rack"]["hosts"]], seen
+    )
+    made = machines.create(wish(1, zone="h2"))
+    machines.destroy(made)
+    assert machines.leftovers("owner-1") == []
+    rack.vms["h2"].run("touch /run/no-sshd; pkill -9 sshd; true")
+    with pytest.raises(TransientError, match="h2"):
+        machines.leftovers("owner-1")
+
+
+def test_a_claim_whose_answer_was_lost_is_not_given_up(rack: Rack) -> None:
+    """The host has heard it: to go elsewhere would be to have two."""
+    machines = rack.machines(lambda raw: [host.update(zone=host["name"]) for host in raw["rack"]["hosts"]])
+    rack.vms["h1"].run(_CUT_OFF)
+    with pytest.raises(TransientError, match="h1"):
+        machines.create(wish(1, zone="h1"))
+    assert rack.vms["h1"].run("ls /home/me/.skyserve/claims") == f"{wish(1).token}.json\n"
+    rack.vms["h1"].run("touch /run/no-sshd; pkill -9 -x sshd; true")
+    with pytest.raises(TransientError, match=r"h1 .* cannot be reached"):
+        machines.create(wish(1, zone="h1"))
+    with pytest.raises(CapacityError, match=r"h1 .* cannot be reached"):
+        machines.create(wish(2, zone="h1"))
 
 
 def test_a_full_disk_is_no_room(rack: Rack) -> None:

@@ -234,7 +234,9 @@ def test_a_work_directory_may_contain_our_home(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file_mounts", "says"),
     [
-        pytest.param({"data": "s3://bucket/data"}, "s3://bucket/data is not a file", id="a bucket"),
+        pytest.param(
+            {"data": "s3://bucket/data"}, "copies files and folders of this machine only", id="a bucket"
+        ),
         pytest.param({"/data": "/etc/hostname"}, "use a relative path", id="an absolute path"),
         pytest.param({"~/data": "/etc/hostname"}, "use a relative path", id="a path in the home"),
         pytest.param({"../data": "/etc/hostname"}, "use a relative path", id="a path that climbs out"),

@@ -127,8 +127,8 @@ def test_what_is_not_supported_depends_on_what_was_asked(asked: Context, kind: F
             "UnauthorizedOperation",
             403,
             "User: x is not authorized to perform: ec2:CreateTags on resource: *",
-            "aws ec2:CreateTags in us-east-1: not allowed (UnauthorizedOperation: User: x is not authorized to "
-            "perform: ec2:CreateTags on resource: *)",
+            "aws ec2:CreateTags in us-east-1: not allowed; add it to the policy of this user or role (`serve check` "
+            "tries the others, too) (UnauthorizedOperation: User: x is not authorized to perform: ec2:CreateTags on resource: *)",
             id="permission-named",
         ),
     ],

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from policies.model import CapacityType, Zone
-from provisioners.aws.api import TokenBucket
 from provisioners.aws.image import is_graviton, parameter_of
 from provisioners.aws.machine import machine_of, state_of
 from provisioners.aws.machines import client_token
@@ -158,26 +157,6 @@ def test_arm_is_told_by_the_name(instance_type: str, is_arm: bool) -> None:
 )
 def test_the_image_fits_the_type(instance_type: str, has_accelerator: bool, part: str) -> None:
     assert part in parameter_of(instance_type, has_accelerator)
-
-
-def test_a_bucket_lets_a_burst_through_and_then_so_many_a_second() -> None:
-    bucket = TokenBucket(burst=3, per_s=2)
-    assert [bucket.take(10.0) for _ in range(5)] == [0.0, 0.0, 0.0, 0.5, 1.0]
-    assert bucket.take(11.0) == 0.5
-    assert bucket.take(100.0) == 0.0
-
-
-def test_a_drained_bucket_starts_from_nothing() -> None:
-    bucket = TokenBucket(burst=3, per_s=2)
-    bucket.take(10.0)
-    bucket.drain()
-    assert bucket.take(10.0) == 0.5
-
-
-def test_a_clock_that_is_set_back_does_no_harm() -> None:
-    bucket = TokenBucket(burst=1, per_s=1)
-    assert bucket.take(100.0) == 0.0
-    assert bucket.take(10.0) == 1.0
 
 
 def test_the_sdk_is_not_loaded_before_the_cloud_is_used() -> None:

@@ -166,9 +166,9 @@ def test_an_offer_of_two_candidates_is_one_offer() -> None:
     ],
 )
 def test_accelerators_are_weighed_by_their_work(qps: dict[str, float], first: str) -> None:
-    need = Requirements((Candidate(accelerator="A100"), Candidate(accelerator="T4", cloud="gcp")))
-    work = [AcceleratorQps(name, None, rate) for name, rate in qps.items()]
-    assert offers_of(need, CATALOG, work=work)[0].accelerator == first
+    work = tuple(AcceleratorQps(name, None, rate) for name, rate in qps.items())
+    need = Requirements((Candidate(accelerator="A100"), Candidate(accelerator="T4", cloud="gcp")), work=work)
+    assert offers_of(need, CATALOG)[0].accelerator == first
 
 
 def test_live_prices_go_before_the_catalogs() -> None:
@@ -187,7 +187,7 @@ def test_the_limit_is_held_against_live_prices() -> None:
     candidate = Candidate(accelerator="L4", use_spot=True, max_hourly_cost=0.6)
     assert _offers(candidate, account=account) == []
     assert str(why_nothing(candidate, CATALOG, account)) == (
-        "L4:1 costs 0.7 USD per hour or more; max_hourly_cost is 0.6"
+        "L4:1 costs 0.7 USD per hour or more (g6.xlarge in aws/euw1-az1); max_hourly_cost is 0.6"
     )
 
 
@@ -221,7 +221,7 @@ def test_the_accounts_own_names_of_zones_are_understood() -> None:
         pytest.param(Candidate(accelerator="L4", cpus="5"), "cpus", "L4:1 does not come with 5 CPUs; it comes with 4, 16", id="not with so many CPUs"),
         pytest.param(Candidate(memory="512+"), "memory", "a machine without accelerators does not come with 512+ GB of memory; it comes with 8, 16", id="not with so much memory"),
         pytest.param(Candidate(use_spot=True), "use_spot", "no spot price of a machine without accelerators is known there; `serve catalog refresh` asks the clouds for prices", id="no spot price"),
-        pytest.param(Candidate(accelerator="L4", max_hourly_cost=0.1), "max_hourly_cost", "L4:1 costs 0.8 USD per hour or more; max_hourly_cost is 0.1", id="too dear"),
+        pytest.param(Candidate(accelerator="L4", max_hourly_cost=0.1), "max_hourly_cost", "L4:1 costs 0.8 USD per hour or more (g6.xlarge in aws/use1-az1); max_hourly_cost is 0.1", id="too dear"),
     ],
 )  # fmt: skip
 def test_why_there_is_nothing(candidate: Candidate, field: str, sentence: str) -> None:

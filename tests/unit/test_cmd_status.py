@@ -19,12 +19,17 @@ def replica(replica_id: int, kind: str, state: str = "READY", **more: Any) -> di
 
 
 def service(
-    *replicas: dict[str, Any], wanted: int = 2, target: int = 3, notes: str = "", **cost: float
+    *replicas: dict[str, Any],
+    wanted: int = 2,
+    target: int = 3,
+    notes: str = "",
+    agents: list[dict[str, Any]] | None = None,
+    **cost: float,
 ) -> dict[str, Any]:
     return {
         "name": "chat", "version": 1, "status": "READY", "wanted": wanted, "target": target,
         "ready": sum(each["state"] == "READY" for each in replicas), "created_at": 0.0, "endpoint": "http://127.0.0.1:12345",
-        "notes": notes, "failed_versions": [], "replicas": list(replicas), "load": {"requests_per_s": None},
+        "notes": notes, "failed_versions": [], "last_failure": None, "replicas": list(replicas), "load_balancers": agents or [], "load": {"requests_per_s": None},
         "cost": {"usd_per_hour": 1.0, "usd_per_hour_wanted_on_demand": 2.0} | cost,
     }  # fmt: skip
 
@@ -62,6 +67,18 @@ def test_the_line_of_a_service(view: dict[str, Any], line: str) -> None:
     assert words(shown(view)[1]) == line
 
 
+def test_load_balancers_in_regions_have_a_table_of_their_own() -> None:
+    agent = {
+        **replica(7, "on_demand"), "endpoint": "http://192.0.2.1:8000", "agent_version": "4610500197bd", "newest": False,
+        "message": "",
+    }  # fmt: skip
+    lines = [words(line) for line in shown(service(agents=[agent]))]
+    (title, line) = lines[-2:]
+    assert title == "LOAD BALANCER STATE ZONE ENDPOINT CODE $/H AGE MESSAGE"
+    assert line.startswith("chat/7 READY")
+    assert "http://192.0.2.1:8000 4610500197bd (old)" in line
+
+
 def test_on_eighty_columns_nothing_is_missing() -> None:
     lines = shown(
         service(replica(1, "on_demand"), replica(2, "spot", "STARTING"), notes="spot is out"), width=80
@@ -71,6 +88,19 @@ def test_on_eighty_columns_nothing_is_missing() -> None:
         "chat: spot is out",
         "chat: 1 on-demand replica stands in for spot; spot ready: 0 (1 coming)",
     ]
+
+
+def test_a_service_that_is_not_well_says_why() -> None:
+    why = {
+        "replica_id": 7,
+        "cloud": "sky",
+        "region": "east",
+        "zone": "east-a",
+        "reason": "QUOTA",
+        "message": "no more",
+    }
+    lines = shown(service(replica(8, "spot", "REQUESTED")) | {"last_failure": why})
+    assert lines[2] == "chat: replica 7 in sky/east/east-a ended: QUOTA, no more"
 
 
 def test_a_replica_that_stands_in_says_so_unless_it_has_more_to_say() -> None:

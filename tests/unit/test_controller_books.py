@@ -13,13 +13,13 @@ from cryptography.fernet import Fernet
 
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
 from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Provisioner, Requirements
-from provisioners.errors import AuthError
+from provisioners.errors import AuthError, ProvisionError, TransientError
 from provisioners.fake import FakeProvisioner
 from skyserve_cli.controller.books import OfferBook, SpecBook, all_offers
 from skyserve_cli.controller.orders import requirements_of, token_of
 from skyserve_cli.controller.ports import Call, CallKind, Sighting
 from skyserve_cli.controller.seal import CannotUnsealError, Seal
-from skyserve_cli.controller.witness import ThreadWitness
+from skyserve_cli.controller.witness import PATIENCE, ThreadWitness
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import Probe, ServiceSpec
 from skyserve_cli.state.store import Store
@@ -78,7 +78,7 @@ def test_offers_of_all_clouds_come_cheapest_first() -> None:
 
 
 def test_an_order_of_preference_is_kept() -> None:
-    assert prices(all_offers([Shop(3.0), Shop(1.0)], replace(NEED, ordered=True))) == [3.0, 1.0]
+    assert prices(all_offers([Shop(3.0), Shop(1.0)], replace(NEED, ordered=True))) == [1.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -180,12 +180,13 @@ class Sky:
     def __init__(self) -> None:
         self.listed: list[Instance] = []
         self.error: Exception | None = None
-        self.times = 0
+        self.times = self.refused = 0
 
     def instances(self, owner: str, service: str | None = None) -> Sequence[Instance]:
         self.times += 1
         assert owner == "me"
         if self.error is not None:
+            self.refused += 1
             raise self.error
         return list(self.listed)
 
@@ -259,6 +260,28 @@ def test_a_cloud_that_cannot_be_listed_gives_no_sighting_and_is_asked_again(
     assert {one.cloud for one in looking.sightings} == {"sea"}
     sky.error = None
     looking.sees(lambda: any(one.cloud == "sky" for one in looking.sightings))
+
+
+@pytest.mark.parametrize(
+    ("error", "times"),
+    [
+        pytest.param(AuthError("renew the login", cloud="sky"), 1, id="a login does not mend itself"),
+        pytest.param(TransientError("no answer", cloud="sky"), PATIENCE, id="what may pass is waited for"),
+    ],
+)
+def test_what_keeps_a_cloud_from_being_listed_is_told_until_it_is_mended(
+    looking: Looking, error: ProvisionError, times: int
+) -> None:
+    sky = looking.clouds["sky"]
+    looking.witness.watch(frozenset({"sky"}))
+    looking.sees(lambda: bool(looking.sightings))
+    sky.error = error
+    eventually(lambda: bool(looking.witness.trouble()))
+    assert sky.refused >= times
+    assert looking.witness.trouble() == {"sky": error.message}
+    sky.error = None
+    eventually(lambda: looking.witness.trouble() == {})
+    eventually(lambda: looking.woken == 3)  # the first listing, the trouble, its end
 
 
 def test_a_cloud_that_is_not_watched_any_more_is_not_asked(looking: Looking) -> None:

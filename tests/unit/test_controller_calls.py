@@ -18,6 +18,7 @@ from policies.model import (
     Launched,
     LaunchFailed,
     Offer,
+    Progressed,
     Replica,
     ReplicaState,
     Terminated,
@@ -311,6 +312,20 @@ def test_no_more_calls_at_once_than_threads(gated: Gated) -> None:
     assert len(hands.answers(5)) == 5
 
 
+def test_a_cloud_that_does_not_answer_keeps_nobody_from_the_others(gated: Gated) -> None:
+    other = FakeProvisioner(lambda: 0.0)
+    runner_of = {"fake": gated, "elsewhere": other}
+    hands = Hands(gated, threads=2)
+    hands.runner._provisioners = runner_of.__getitem__
+    hands.runner.ensure([a_call(L, number) for number in range(5)])
+    eventually(lambda: len(gated.waiting) == 2)
+    call = a_call(T, 9, "i-9")
+    there = replace(call.replica.offer, zone=Zone("elsewhere", "r", "z"))
+    hands.runner.ensure([call._replace(replica=replace(call.replica, offer=there))])
+    assert [type(event) for event in hands.answers(1)] == [Terminated]
+    gated.gate.set()
+
+
 def test_a_thread_is_made_again_use_of(gated: Gated) -> None:
     gated.gate.set()
     hands = Hands(gated, threads=1)
@@ -350,7 +365,7 @@ def test_a_retry_is_made_with_the_same_token(cloud: FakeProvisioner) -> None:
     cloud.fail_next_launch(TransientError("lost", cloud="fake", retry_after_s=9.0), after_creation=True)
     hands.runner.ensure([call])
     eventually(hands.woken.is_set)
-    assert hands.runner.drain() == []
+    assert hands.runner.drain() == [("chat", Progressed(1, "trying again: lost"))]
     hands.runner.ensure([call])
     assert len(cloud.calls) == 1
     hands.time = 9.0

@@ -10,8 +10,9 @@ import pytest
 from cryptography.fernet import Fernet
 
 from provisioners.base import Candidate, Requirements
+from provisioners.rented import RentedProvisioner
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
-from skyserve_cli.config import CloudConfig, Config, ConfigError, load_config
+from skyserve_cli.config import CloudConfig, Config, ConfigError, GcpConfig, load_config
 from skyserve_cli.controller.seal import CannotUnsealError, Seal
 from skyserve_cli.home import Home
 
@@ -107,17 +108,33 @@ def test_settings_are_read(home: Home) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("controller: {tick_second: 1}", "controller.tick_second"),
+        (
+            "controller: {tick_second: 1}",
+            'controller.tick_second: there is no such setting; did you mean "tick_seconds"?',
+        ),
         ("controller: {tick_seconds: 0}", "controller.tick_seconds"),
         ("controller: {tick_seconds: .nan}", "controller.tick_seconds"),
         ("controller: {tick_seconds: soon}", "controller.tick_seconds"),
+        ("controller: {sweep_minutes: 0}", "controller.sweep_minutes"),
         ("load_balancer: {first_port: 80}", "load_balancer.first_port"),
         ("load_balancer: {first_port: 5000, last_port: 4000}", "last_port must not be below first_port"),
         ("load_balancer: {first_port: 40000}", "last_port must not be below first_port"),
         ("clouds: {local: {enabled: perhaps}}", "clouds.local.enabled"),
         ("clouds: {local: {pools: {}}}", "clouds.local.pools: local has no such setting"),
         ("clouds: {aws: {pools: {}, vpc: v}, ssh: {vpc: v}}", "clouds.aws.pools: aws has no such setting"),
-        ("clouds: {ssh: {}}", "clouds.ssh.pools: must name your hosts"),
+        ("clouds: {ssh: {}}", "clouds.ssh.pools: is missing"),
+        (
+            "clouds: {aws: {region: [x]}}",
+            'clouds.aws.region: aws has no such setting; did you mean "regions"?',
+        ),
+        ("clouds: {azure: {}}", "clouds.azure.subscription_id: is missing"),
+        ("clouds: {gcp: {sources: [10.0.0.0/33]}}", "clouds.gcp.sources: '10.0.0.0/33' does not appear"),
+        ("clouds: {gcp: {labels: {a: 1}}}", "clouds.gcp.labels.a"),
+        ("clouds: {aws: {dead_man_minutes: -1}}", "clouds.aws.dead_man_minutes"),
+        (
+            "clouds: {local: {dead_man_minutes: 5}}",
+            "clouds.local.dead_man_minutes: local has no such setting",
+        ),
         ("clouds: [local]", "clouds"),
         ("colour: blue", "colour"),
         ("[]", "config.yaml: Input should be"),
@@ -187,6 +204,47 @@ def test_nothing_left_is_an_error_that_says_what_to_do(home: Home, asked: str | 
         clouds.resolve(a_need(asked))
     assert str(home.config) in str(raised.value)
     assert (asked or "no cloud") in str(raised.value)
+
+
+CLOUDS_THAT_RENT = {
+    "aws": "aws: {regions: [us-east-1]}",
+    "gcp": "gcp: {project: p, regions: [us-central1]}",
+    "azure": "azure: {subscription_id: s, regions: [eastus]}",
+}
+
+
+@pytest.mark.parametrize("name", CLOUDS_THAT_RENT)
+def test_a_cloud_that_rents_is_made_of_its_section_and_asks_nobody(home: Home, name: str) -> None:
+    """Neither credentials nor a network are there."""
+    home.config.write_text(f"clouds:\n  {CLOUDS_THAT_RENT[name]}\n")
+    cloud = Clouds(home, load_config(home.config)).get(name)
+    assert isinstance(cloud, RentedProvisioner)
+    assert (cloud.name, cloud.machines.name) == (name, name)
+
+
+@pytest.mark.parametrize("name", CLOUDS_THAT_RENT)
+def test_a_region_that_is_none_is_told_by_its_path(home: Home, name: str) -> None:
+    home.config.write_text(
+        f"clouds:\n  {CLOUDS_THAT_RENT[name].replace('us-', 'su-').replace('eastus', 'eatsus')}\n"
+    )
+    with pytest.raises(ConfigError, match=rf"clouds\.{name}\.regions: {name} has no region .*did you mean"):
+        Clouds(home, load_config(home.config)).get(name)
+
+
+def test_a_cloud_nobody_knows_is_told_with_the_file(home: Home) -> None:
+    home.config.write_text("clouds: {asure: {}}\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml: there is no cloud 'asure' .*did you mean 'azure'"):
+        Clouds(home, load_config(home.config)).get("asure")
+
+
+def test_a_section_without_settings_has_the_defaults(home: Home) -> None:
+    home.config.write_text("clouds:\n  gcp:\n")
+    assert load_config(home.config).clouds == {"gcp": GcpConfig()}
+
+
+def test_a_key_is_not_shown(home: Home) -> None:
+    home.config.write_text("clouds: {gcp: {billing_api_key: hunter2}}\n")
+    assert "hunter2" not in repr(load_config(home.config))
 
 
 def test_a_cloud_is_made_once(home: Home) -> None:

@@ -84,7 +84,12 @@ class World:
             fleet=_Fleet(self),
             enabled_clouds=frozenset({"sky"}),
             lb_host="127.0.0.1",
+            **self.more_hands(),
         )
+
+    def more_hands(self) -> dict[str, Any]:
+        """Those that only some worlds have."""
+        return {}
 
     def now(self) -> float:
         return self.time
@@ -175,6 +180,9 @@ class _Runner(_Hand):
 
 
 class _Witness(_Hand):
+    def trouble(self) -> Mapping[str, str]:
+        return {}
+
     def watch(self, clouds: frozenset[str]) -> None:
         self.world.told("watch")
         self.world.watched = clouds

@@ -15,6 +15,7 @@ from policies.model import (
     Offer,
     Preempted,
     PreemptionNotice,
+    Progressed,
     Replica,
     ReplicaState,
     RunExited,
@@ -137,6 +138,20 @@ def test_events_carry_what_the_cloud_said() -> None:
     assert seen(a_replica(S.PROVISIONING), failed) == [BootstrapFailed(1, "setup: exit 1")]
     exited = an_instance(I.RUN_EXITED, message="exit 9")
     assert seen(a_replica(S.READY), exited) == [RunExited(1, "exit 9")]
+
+
+@pytest.mark.parametrize("instance", [I.PENDING, I.SETUP], ids=lambda i: i.value)
+@pytest.mark.parametrize(
+    ("state", "known", "told"),
+    [
+        pytest.param(S.PROVISIONING, "waiting for ssh", True, id="news"),
+        pytest.param(S.PROVISIONING, "running setup", False, id="known"),
+        pytest.param(S.READY, "", False, id="too late to matter"),
+    ],
+)
+def test_progress_is_told_once(state: ReplicaState, known: str, told: bool, instance: InstanceState) -> None:
+    events = seen(a_replica(state, message=known), an_instance(instance, message="running setup"))
+    assert events == [Progressed(1, "running setup")] * told
 
 
 def test_running_without_an_address_is_not_set_up_yet() -> None:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from policies.model import CapacityType, Load, Memory, Offer, Replica, ReplicaState, UpdateMode, Zone
+from policies.model import (
+    CapacityType,
+    EndReason,
+    Load,
+    Memory,
+    Offer,
+    Replica,
+    ReplicaState,
+    UpdateMode,
+    Zone,
+)
 from skyserve_cli.controller.lb_fleet import AgentView
 from skyserve_cli.controller.orders import goal_of
-from skyserve_cli.controller.view import service_view
+from skyserve_cli.controller.view import failure_view, last_failure, service_view
 from skyserve_cli.spec import load_text
 from skyserve_cli.state.values import ServiceRow, Spent
 
@@ -36,15 +47,19 @@ def _replica(replica_id: int, state: S, kind: CapacityType, price: float) -> Rep
     return Replica(replica_id, 1, offer, state, 0.0, 0.0, launched_at=None if state is S.REQUESTED else 0.0)
 
 
-def view(policy: str, *replicas: Replica) -> dict[str, Any]:
-    spec = load_text(YAML.format(policy=policy)).spec
-    row = ServiceRow(
+def a_row(*replicas: Replica) -> ServiceRow:
+    return ServiceRow(
         name="chat", incarnation="abcd", created_at=0.0, version=1, same_replicas=frozenset(),
         update_mode=UpdateMode.ROLLING, down=False, purge=False, wanted=2, target=3, notes="", memory=Memory(),
         lb_port=30001, killed=frozenset(), replicas=replicas,
     )  # fmt: skip
+
+
+def view(policy: str, *replicas: Replica) -> dict[str, Any]:
+    spec = load_text(YAML.format(policy=policy)).spec
+    row = a_row(*replicas)
     return service_view(
-        row, spec, goal_of(row, spec), agent=AgentView(True, True, 2, 0), load=Load(), spent=Spent(0.0, 0.0),
+        row, spec, goal_of(row, spec), beside=AgentView(True, True, 2, 0), agents={}, load=Load(), spent=Spent(0.0, 0.0),
         host="127.0.0.1", ended=(), num_nodes={1: 1}, now=10.0,
     )  # fmt: skip
 
@@ -80,3 +95,39 @@ def test_what_it_costs_now_and_on_demand(
     cost = view(FALLBACK, *replicas)["cost"]
     assert (cost["usd_per_hour"], cost["usd_per_hour_on_demand"]) == (now, same_on_demand)
     assert cost["usd_per_hour_wanted_on_demand"] == wanted_on_demand
+
+
+CAPACITY, SETUP, PREEMPTED = EndReason.CAPACITY, EndReason.SETUP_FAILED, EndReason.PREEMPTED
+
+
+def ended(replica_id: int, reason: EndReason) -> Replica:
+    return replace(spot(replica_id, S.GONE), ended_at=5.0, end_reason=reason, message="why")
+
+
+@pytest.mark.parametrize(
+    ("live", "gone", "failed", "told"),
+    [
+        pytest.param([spot(4), spot(5)], [ended(3, CAPACITY)], [], None, id="it is well again"),
+        pytest.param([spot(4)], [ended(5, CAPACITY), ended(6, CAPACITY)], [], 6, id="the last to fail"),
+        pytest.param([spot(4)], [ended(3, CAPACITY)], [], None, id="not what has been overcome since"),
+        pytest.param([], [ended(3, PREEMPTED)], [], None, id="a preemption is no failure"),
+        pytest.param([ended(4, SETUP)], [ended(3, SETUP)], [], 4, id="while its machine is given back"),
+        pytest.param([spot(4), spot(5)], [ended(3, SETUP)], [1], 3, id="the version was given up"),
+    ],
+)
+def test_why_a_service_is_not_well(
+    live: list[Replica], gone: list[Replica], failed: list[int], told: int | None
+) -> None:
+    row = a_row(*live)
+    row = replace(row, memory=replace(row.memory, rollout={"failed": failed}))
+    failure = last_failure(row, gone)
+    assert (None if failure is None else failure.id) == told
+
+
+def test_a_failure_is_for_programs_and_for_people() -> None:
+    shown = view("", ended(3, SETUP))["replicas"][0]
+    assert (shown["end_reason"], shown["message"], shown["kept_log"]) == ("SETUP_FAILED", "why", None)
+    assert failure_view(ended(3, SETUP)) == {
+        "replica_id": 3, "version": 1, "at": 5.0, "cloud": "sky", "region": "east", "zone": "east-a",
+        "reason": "SETUP_FAILED", "message": "why",
+    }  # fmt: skip

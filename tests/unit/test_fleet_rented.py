@@ -22,6 +22,7 @@ from provisioners.rented import (
     login_of,
     offer,
     order_of,
+    within,
     zones_of,
 )
 from tests.clouds.memory_machines import MemoryMachines
@@ -46,6 +47,12 @@ def test_the_machines_of_a_replica_have_tokens_and_host_keys_of_their_own() -> N
     assert (head.token, other.token) == ("own-chat-1-abc", "own-chat-1-abc-n1")
     assert head.user_data != other.user_data
     assert head.public_key == other.public_key
+
+
+def test_the_dead_mans_switch_is_the_users() -> None:
+    never, soon = (order_of(an_order(), 0, SECRET, Rent(dead_man_s=after_s)) for after_s in (0, 600))
+    assert "shutdown" not in never.user_data
+    assert "[ $n -lt 30 ] || shutdown -h now" in soon.user_data
 
 
 def test_user_data_is_small_and_has_no_secret_but_the_machines_own_key() -> None:
@@ -138,3 +145,15 @@ def test_prices_are_asked_for_now_and_then(clock: Clock) -> None:
 
 def test_every_zone_of_a_cloud_is_known() -> None:
     assert ZONE in zones_of(packaged().of("aws"))
+
+
+def test_the_catalog_of_some_regions_has_no_other() -> None:
+    some = within(packaged().of("aws"), ["us-east-1", "us-west-2"], "aws")
+    assert {row.zone.region for row in some.rows} == {"us-east-1", "us-west-2"}
+
+
+def test_a_region_that_is_none_is_told_with_what_may_be_meant() -> None:
+    with pytest.raises(
+        ValueError, match=r"clouds\.gcp\.regions: .*'us-centrall1'; did you mean 'us-central1'"
+    ):
+        within(packaged().of("gcp"), ["us-centrall1"], "gcp")

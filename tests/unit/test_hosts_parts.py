@@ -18,13 +18,13 @@ import pytest
 
 from policies.model import CapacityType, Offer, Zone
 from provisioners.base import Candidate, LaunchOrder, Requirements
-from provisioners.bootstrap import Node, missing_sources, steps_for, task_for
+from provisioners.bootstrap import Content, Node, missing_sources, steps_for, task_for
 from provisioners.host_agent import claims, notices
 from provisioners.host_agent.bundle import agent_bundle
 from provisioners.host_agent.log import log_window, pump, read_log
 from provisioners.host_agent.notices import Answer
 from provisioners.host_agent.scripts import container_command, exec_command
-from provisioners.keys import MAX_USER_DATA_BYTES, Keys, user_data
+from provisioners.keys import DEAD_MAN_S, MAX_USER_DATA_BYTES, Keys, user_data
 from provisioners.machines import MAX_TOKEN, MachineOrder
 from provisioners.packing import PackingError, pack
 from provisioners.ssh.pool import PoolError, load_pools, offers_of
@@ -100,12 +100,19 @@ def test_a_user_name_that_is_none_is_refused() -> None:
         pytest.param(1800, 60, 30, id="half an hour is counted in minutes"),
         pytest.param(90, 3, 30, id="short leases are counted in thirtieths"),
         pytest.param(1, 1, 2, id="one miss is never the end"),
+        pytest.param(DEAD_MAN_S, 60, 720, id="unless it is set: a night"),
     ],
 )
 def test_the_dead_mans_switch_counts(lease_s: int, every_s: int, missed: int) -> None:
     script = user_data(machine_order(), KEYS.host("t"), lease_s)
     assert f"while sleep {every_s}; do" in script
     assert f"[ $n -lt {missed} ]" in script
+
+
+def test_without_a_lease_no_machine_ends_itself() -> None:
+    script = user_data(machine_order(), KEYS.host("t"), 0)
+    assert "shutdown" not in script
+    assert user_data(machine_order(), KEYS.host("t")).startswith(script)
 
 
 # --- steps
@@ -149,8 +156,7 @@ NODE = Node("t-1-n1", 1, ("10.0.0.1", "10.0.0.2"), 8080)
             ["mount-0", "mount-1", "order", "start"],
             id="with mounts",
         ),
-        pytest.param({}, "docker:vllm", ["image", "order", "start"], id="in a container"),
-        pytest.param({}, "ami-123", ["order", "start"], id="on a machine image"),
+        pytest.param({}, "vllm", ["image", "order", "start"], id="in a container"),
         pytest.param(
             {"secrets": {"A": "b"}},
             None,
@@ -172,7 +178,7 @@ def test_every_script_can_be_read_by_sh_and_has_no_secret_in_it() -> None:
         file_mounts={"~/a b": "/x", "/m": "gs://b/p/", "c": "az://account/container/path", "d": "s3://it's"},
         secrets={"TOKEN": "hf_secret"},
     )
-    for step in steps_for(facts, Node("t-1", 0, ("10.0.0.1",), 8000, "docker:it's")):
+    for step in steps_for(facts, Node("t-1", 0, ("10.0.0.1",), 8000, "it's")):
         assert subprocess.run(["sh", "-n"], input=step.script, text=True).returncode == 0, step.name
         assert "hf_secret" not in repr(step)
     assert "hf_secret" not in json.dumps(task_for(facts, NODE))
@@ -201,6 +207,11 @@ def test_nodes_are_told_who_they_are() -> None:
         pytest.param("s3://bucket/model", "aws s3 cp --only-show-errors s3://bucket/model /m", id="s3"),
         pytest.param("gs://bucket/model/", "gcloud storage cp gs://bucket/model /m", id="gs"),
         pytest.param("az://account/box/model", "--account-name account --auth-mode login", id="az"),
+        pytest.param(
+            "https://account.blob.core.windows.net/box/model/",
+            "--account-name account --auth-mode login --output none --container-name box --name model",
+            id="a blob's URL",
+        ),
     ],
 )
 def test_buckets_are_fetched_by_their_vendors_program_which_must_be_there(source: str, said: str) -> None:
@@ -213,6 +224,40 @@ def test_buckets_are_fetched_by_their_vendors_program_which_must_be_there(source
     assert "which this machine's image does not have" in missing.stderr
 
 
+@pytest.mark.parametrize(
+    ("source", "program", "given", "seen"),
+    [
+        pytest.param("s3://b/m", "aws", {"AWS_SECRET_ACCESS_KEY": "it's"}, {"AWS_SECRET_ACCESS_KEY": "it's"}, id="s3"),
+        pytest.param(
+            "gs://b/m", "gcloud", {"CLOUDSDK_AUTH_ACCESS_TOKEN": "t", "AWS_PROFILE": "p"},
+            {"CLOUDSDK_AUTH_ACCESS_TOKEN": "t"}, id="gs, and nobody else's",
+        ),
+        pytest.param("az://a/box/m", "az", {"AZURE_STORAGE_KEY": "a b$c"}, {"AZURE_STORAGE_KEY": "a b$c"}, id="az"),
+        pytest.param("s3://b/m", "aws", {"HF_TOKEN": "hf"}, {}, id="none of them"),
+    ],
+)  # fmt: skip
+def test_a_vendors_program_gets_its_credentials_by_its_environment(
+    tmp_path: Path, source: str, program: str, given: dict[str, str], seen: dict[str, str]
+) -> None:
+    (step, *_) = steps_for(order(file_mounts={"m/model": source}, secrets=given), NODE)
+    assert not any(value in step.script for value in given.values() if len(value) > 1)
+    fake = tmp_path / "bin" / program
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\nenv >seen\necho "$*" >said\n')
+    fake.chmod(0o755)
+    content = step.sends.data if isinstance(step.sends, Content) else b""
+    done = subprocess.run(
+        ["/bin/sh", "-c", step.script],
+        input=content,
+        env={"PATH": f"{fake.parent}:/usr/bin:/bin"},
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0
+    environment = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines())
+    assert {key: environment[key] for key in given if key in environment} == seen
+    assert ("--auth-mode login" in (tmp_path / "said").read_text()) == (program == "az" and not seen)
+
+
 def test_sources_that_are_not_there_are_named_all_at_once(tmp_path: Path) -> None:
     wrong = order(
         workdir="/nowhere", file_mounts={"a": str(tmp_path), "b": "/none", "c": "ftp://x", "d": "s3://y"}
@@ -220,7 +265,7 @@ def test_sources_that_are_not_there_are_named_all_at_once(tmp_path: Path) -> Non
     assert missing_sources(wrong) == [
         "workdir /nowhere is not a folder of this machine",
         "file_mounts: b: /none is not a file or folder of this machine",
-        "file_mounts: c: ftp://x is no bucket we know (s3://, gs://, az://ACCOUNT/CONTAINER)",
+        "file_mounts: c: ftp://x is no bucket we know (s3://, gs://, https://ACCOUNT.blob.core.windows.net/CONTAINER)",
     ]
 
 

@@ -78,7 +78,9 @@ def blocked(key: str) -> dict[str, Any]:
             fleet(A2, A2, B1), {}, ["a1"], id="one that has too many keeps them, one that lacks waits"
         ),
         pytest.param(fleet(A2, A2, B1, B1), {}, [], id="nobody is moved"),
-        pytest.param((), {"memory": blocked("c/a/*|spot")}, ["b1"], id="a quota reached: no move elsewhere"),
+        pytest.param(
+            (), {"memory": blocked("c/a/*|spot|L4")}, ["b1"], id="a quota reached: no move elsewhere"
+        ),
     ],
 )
 def test_even_spread(live: tuple[Replica, ...], options: dict[str, Any], chosen: list[str]) -> None:
@@ -93,7 +95,7 @@ def test_even_spread(live: tuple[Replica, ...], options: dict[str, Any], chosen:
         pytest.param(fleet(A1, A2, B1), {"last": "c/b/b1"}, ["a1"], "c/a/a1", id="whatever is where"),
         pytest.param((), {"last": "c/z/gone"}, ["a1", "a2", "b1", "a1"], "c/a/a1", id="the last zone is gone"),
         pytest.param(fleet(A1, A1, A1, A1), {"last": "c/a/a1"}, [], "c/a/a1", id="no launch, no step"),
-        pytest.param((), blocked("c/a/*|spot"), ["b1", "b1", "b1", "b1"], "c/b/b1", id="past those out of quota"),
+        pytest.param((), blocked("c/a/*|spot|L4"), ["b1", "b1", "b1", "b1"], "c/b/b1", id="past those out of quota"),
     ],
 )  # fmt: skip
 def test_round_robin(live: tuple[Replica, ...], memory: dict[str, Any], chosen: list[str], last: str) -> None:
@@ -133,7 +135,7 @@ def test_one_place_stays_the_place(name: str, chosen: list[str], home: str) -> N
         pytest.param(
             (), {"home": "c/a", "failed": ["c/a/a1", "c/a/a2"]}, ["a1", "a2"] * 2, id="all failed: all again"
         ),
-        pytest.param((), {"home": "c/a", **blocked("c/a/*|spot")}, [], id="no quota: not elsewhere"),
+        pytest.param((), {"home": "c/a", **blocked("c/a/*|spot|L4")}, [], id="no quota: not elsewhere"),
     ],
 )
 def test_single_region(live: tuple[Replica, ...], memory: dict[str, Any], chosen: list[str]) -> None:
@@ -214,7 +216,7 @@ def test_a_quota_is_respected_until_its_time(name: str) -> None:
 @pytest.mark.parametrize("name", ["even_spread", "single_zone"])
 def test_who_waits_for_one_zone_wakes_when_it_opens(name: str) -> None:
     """Other zones are open, but they are not for this policy."""
-    memory = {"home": "c/a/a1", **blocked("c/a/*|spot")}
+    memory = {"home": "c/a/a1", **blocked("c/a/*|spot|L4")}
     decided = decide(name, fleet(B1), memory, wanted=3)
     assert list(decided.launches) == []
     assert decided.wake_at == NOW + 60.0

@@ -145,9 +145,9 @@ zone_names = [str(offer.zone) for offer in OFFERS[: len(ZONES)]]
 memories = st.fixed_dictionaries(
     {},
     optional={
-        "preempting": st.lists(st.sampled_from(zone_names), unique=True),
+        "preempting": st.lists(st.sampled_from([f"{zone} L4:1" for zone in zone_names]), unique=True),
         "blocks": st.dictionaries(
-            st.sampled_from([*(f"{zone}|spot" for zone in zone_names), "c/a/*|spot", "c/*/*", "c/b/*|on_demand"]),
+            st.sampled_from([*(f"{zone}|spot|L4:1" for zone in zone_names), "c/a/*|spot|L4", "c/*/*", "c/b/*|on_demand|L4", "c/b/*|spot"]),
             st.builds(lambda until: {"until": until, "failures": 1}, st.sampled_from([50.0, 110.0, 400.0])),
         ),
         "last": st.sampled_from(zone_names),

@@ -69,7 +69,7 @@ def zones(decided: Decision) -> list[str]:
 
 
 def blocked(*zones: str, until: float = NOW + 60.0, kind: str = "spot") -> dict[str, Any]:
-    return {"blocks": {f"{zone}|{kind}": {"until": until, "failures": 1} for zone in zones}}
+    return {"blocks": {f"{zone}|{kind}|L4:1": {"until": until, "failures": 1} for zone in zones}}
 
 
 def stand_ins(*states: ReplicaState) -> tuple[Replica, ...]:
@@ -189,22 +189,22 @@ def test_target_is_what_should_serve() -> None:
         pytest.param(replicas(READY), {}, ["b1", "u1", "a1", "b1"], id="zones without one first"),
         pytest.param(stand_ins(READY), {}, ["a1", "b1", "u1", "a1", "b1"], id="only spot replicas crowd a zone"),
         pytest.param(replicas(ASKED), {}, ["b1", "u1", "a1", "b1"], id="one asked for counts"),
-        pytest.param((), {"preempting": ["c/a/a1"]}, ["b1", "u1", "b1", "u1", "b1"], id="not where it preempts"),
+        pytest.param((), {"preempting": ["c/a/a1 L4:1"]}, ["b1", "u1", "b1", "u1", "b1"], id="not where it preempts"),
         pytest.param((), blocked("c/a/a1"), ["b1", "u1", "b1", "u1", "b1"], id="not where it just refused"),
         pytest.param(
             (), blocked("c/a/a1", until=NOW), ["a1", "b1", "u1", "a1", "b1"], id="but again when the wait is over"
         ),
         pytest.param(
-            (), {"preempting": ["c/a/a1"], **blocked("c/b/b1", "x/u/u1")}, ["a1"] * 5,
+            (), {"preempting": ["c/a/a1 L4:1"], **blocked("c/b/b1", "x/u/u1")}, ["a1"] * 5,
             id="where it preempts, if all others wait",
         ),
         pytest.param((), blocked("c/a/a1", "c/b/b1", "x/u/u1"), [], id="nowhere, if all wait"),
         pytest.param(
-            (), {"preempting": ["c/a/a1", "c/b/b1", "x/u/u1"]}, ["a1", "b1", "u1", "a1", "b1"],
+            (), {"preempting": ["c/a/a1 L4:1", "c/b/b1 L4:1", "x/u/u1 L4:1"]}, ["a1", "b1", "u1", "a1", "b1"],
             id="no zone left: all are available again",
         ),
         pytest.param(
-            (), {"preempting": ["c/a/a1", "c/z/gone"]}, ["b1", "u1", "b1", "u1", "b1"],
+            (), {"preempting": ["c/a/a1 L4:1", "c/z/gone L4:1"]}, ["b1", "u1", "b1", "u1", "b1"],
             id="a zone no longer on offer is no matter",
         ),
     ],
@@ -322,9 +322,9 @@ def learned(*events: Event, state: ReplicaState = READY, memory: Any = None, off
 @pytest.mark.parametrize(
     ("event", "state", "preempting"),
     [
-        pytest.param(Preempted(1), READY, ["c/a/a1"], id="a preemption"),
-        pytest.param(PreemptionNotice(1, NOW + 30.0), READY, ["c/a/a1"], id="its notice"),
-        pytest.param(LaunchFailed(1, FailureKind.CAPACITY), ASKED, ["c/a/a1"], id="no room"),
+        pytest.param(Preempted(1), READY, ["c/a/a1 L4:1"], id="a preemption"),
+        pytest.param(PreemptionNotice(1, NOW + 30.0), READY, ["c/a/a1 L4:1"], id="its notice"),
+        pytest.param(LaunchFailed(1, FailureKind.CAPACITY), ASKED, ["c/a/a1 L4:1"], id="no room"),
         pytest.param(LaunchFailed(1, FailureKind.QUOTA), ASKED, [], id="a quota says nothing about the zone"),
         pytest.param(LaunchFailed(1, FailureKind.AUTH), ASKED, [], id="nor does a permission"),
         pytest.param(ProbePassed(1), STARTING, [], id="a replica that became ready"),
@@ -335,43 +335,43 @@ def test_what_moves_a_zone(event: Event, state: ReplicaState, preempting: list[s
 
 
 def test_a_ready_replica_brings_its_zone_back() -> None:
-    memory = {"preempting": ["c/a/a1", "c/b/b1"]}
-    assert learned(ProbePassed(1), state=STARTING, memory=memory) == ["c/b/b1"]
-    assert learned(ProbePassed(1), state=NOT_READY, memory=memory) == ["c/a/a1", "c/b/b1"]
+    memory = {"preempting": ["c/a/a1 L4:1", "c/b/b1 L4:1"]}
+    assert learned(ProbePassed(1), state=STARTING, memory=memory) == ["c/b/b1 L4:1"]
+    assert learned(ProbePassed(1), state=NOT_READY, memory=memory) == ["c/a/a1 L4:1", "c/b/b1 L4:1"]
 
 
 def test_on_demand_replicas_say_nothing_about_spot() -> None:
     solid = OFFERS[3]
     assert learned(LaunchFailed(1, FailureKind.CAPACITY), state=ASKED, offer=solid) == []
     assert learned(Preempted(1, lost=True), offer=solid) == []
-    memory = {"preempting": ["c/a/a1"]}
-    assert learned(ProbePassed(1), state=STARTING, memory=memory, offer=solid) == ["c/a/a1"]
+    memory = {"preempting": ["c/a/a1 L4:1"]}
+    assert learned(ProbePassed(1), state=STARTING, memory=memory, offer=solid) == ["c/a/a1 L4:1"]
 
 
 @pytest.mark.parametrize(
     ("policy", "preempting"),
     [
-        pytest.param(SpotHedge(), ["c/a/a1", "c/b/b1"], id="mended: when none is left"),
+        pytest.param(SpotHedge(), ["c/a/a1 L4:1", "c/b/b1 L4:1"], id="mended: when none is left"),
         pytest.param(as_printed(), [], id="as printed: when one is left"),
     ],
 )
 def test_when_preempting_zones_are_available_again(policy: SpotHedge, preempting: list[str]) -> None:
-    memory = {"preempting": ["c/a/a1", "c/b/b1"]}
+    memory = {"preempting": ["c/a/a1 L4:1", "c/b/b1 L4:1"]}
     assert decide(memory=memory, policy=policy).memory.get("preempting", []) == preempting
 
 
 def test_a_loss_that_nobody_replaces_is_settled_at_once() -> None:
     """Not at some later tick on which nothing happens, which would be a write for nothing."""
-    assert decide(memory={"preempting": ["c/a/a1"]}, wanted=0, offers=both("c/a/a1")).memory == {}
+    assert decide(memory={"preempting": ["c/a/a1 L4:1"]}, wanted=0, offers=both("c/a/a1")).memory == {}
 
 
 def test_a_zone_that_fails_as_the_last_one_is_the_first_of_the_next_round() -> None:
     """Z_P is emptied between the two failures of one moment, as if they had come one after the other."""
-    memory = {"preempting": ["c/b/b1", "x/u/u1"]}
+    memory = {"preempting": ["c/b/b1 L4:1", "x/u/u1 L4:1"]}
     before = {n: Replica(n, 1, A1, ASKED, 0.0, 0.0) for n in (1, 2)}
     failures = [LaunchFailed(n, FailureKind.CAPACITY) for n in before]
     after = SpotHedge().learn(memory, failures, before, NOW)
-    assert decide(memory=after).memory["preempting"] == ["c/a/a1"]
+    assert decide(memory=after).memory["preempting"] == ["c/a/a1 L4:1"]
 
 
 def test_only_the_mended_one_waits_before_it_asks_again() -> None:
@@ -380,7 +380,7 @@ def test_only_the_mended_one_waits_before_it_asks_again() -> None:
     assert "blocks" in SpotHedge().learn({}, failure, before, NOW)
     assert "blocks" not in as_printed().learn({}, failure, before, NOW)
     quota = [LaunchFailed(1, FailureKind.QUOTA)]
-    assert list(as_printed().learn({}, quota, before, NOW)["blocks"]) == ["c/a/*|spot"]
+    assert list(as_printed().learn({}, quota, before, NOW)["blocks"]) == ["c/a/*|spot|L4"]
 
 
 # --- over time ------------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def test_the_story_of_figure_7() -> None:
     world.run(9)
     assert world.zones() == {"z1": 2, "z3": 2}, "zone 2 has no room and is a preempting zone"
     assert world.zones(ON_DEMAND) == {}, "the stand-ins are gone once spot replicas serve"
-    assert world.memory.placement["preempting"] == ["c/r2/z2"]
+    assert world.memory.placement["preempting"] == ["c/r2/z2 L4:1"]
 
     room["z3"] = 0
     world.run(12)

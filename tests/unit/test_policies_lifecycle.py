@@ -30,6 +30,7 @@ from policies.model import (
     PreemptionNotice,
     ProbeFailed,
     ProbePassed,
+    Progressed,
     Replica,
     ReplicaState,
     RunExited,
@@ -45,6 +46,7 @@ OFFER = Offer(Zone("c", "r", "z"), "m", "L4", 1.0, CapacityType.SPOT, 0.3, 1.0)
 CAUSES: dict[type, Event | Drain | Terminate] = {
     Launched: Launched(7, "i-7"),
     LaunchFailed: LaunchFailed(7, FailureKind.CAPACITY, "no room"),
+    Progressed: Progressed(7, "running setup"),
     Bootstrapped: Bootstrapped(7, "http://h:1"),
     BootstrapFailed: BootstrapFailed(7, "setup: exit 1"),
     RunExited: RunExited(7, "exit 1"),
@@ -64,6 +66,7 @@ CAUSES: dict[type, Event | Drain | Terminate] = {
 EXPECTED = """
 Launched          REQUESTED>PROVISIONING TERMINATING>TERMINATING
 LaunchFailed      REQUESTED>GONE TERMINATING>GONE
+Progressed        REQUESTED>REQUESTED PROVISIONING>PROVISIONING TERMINATING>TERMINATING
 Bootstrapped      PROVISIONING>STARTING TERMINATING>TERMINATING
 BootstrapFailed   PROVISIONING>TERMINATING TERMINATING>TERMINATING
 RunExited         PROVISIONING>TERMINATING STARTING>TERMINATING READY>TERMINATING NOT_READY>TERMINATING
@@ -169,6 +172,19 @@ def test_where_an_instance_exists_its_loss_ends_the_replica(state: ReplicaState)
 def test_terminate_is_accepted_wherever_an_instance_may_exist(state: ReplicaState) -> None:
     after = apply(a_replica(state), Terminate(7, EndReason.USER, "asked for"), NOW, 120.0)
     assert (after.state, after.end_reason, after.message) == (S.TERMINATING, EndReason.USER, "asked for")
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        pytest.param(S.REQUESTED, "running setup", id="while it is asked for"),
+        pytest.param(S.PROVISIONING, "running setup", id="while it is brought up"),
+        pytest.param(S.TERMINATING, "the disk is full", id="not over why it ends"),
+    ],
+)
+def test_progress_is_the_message(state: ReplicaState, message: str) -> None:
+    replica = a_replica(state, message="the disk is full")
+    assert apply(replica, CAUSES[Progressed], NOW, 120.0) == replace(replica, message=message)  # type: ignore[arg-type]
 
 
 def test_gone_answers_nothing() -> None:

@@ -15,6 +15,7 @@ from policies.model import (
     Event,
     FailureKind,
     GaveUp,
+    Launched,
     LaunchFailed,
     NodeLost,
     Offer,
@@ -99,6 +100,34 @@ NO_ROOM = LaunchFailed(1, FailureKind.CAPACITY)
 )
 def test_spread_over_zones_then_regions_then_by_price(live: tuple[Replica, ...], zones: list[str]) -> None:
     assert place(4, live=live) == zones
+
+
+DENIED = LaunchFailed(1, FailureKind.AUTH)
+
+
+@pytest.mark.parametrize(
+    ("events", "until"),
+    [
+        pytest.param([(100.0, DENIED)], 115.0, id="once: somebody may be mending it"),
+        pytest.param([(100.0, DENIED), (100.5, DENIED)], 115.0, id="two of one moment are one"),
+        pytest.param(
+            [(100.0, DENIED), (115.0, DENIED), (150.0, DENIED)], 210.0, id="again and again: doubled"
+        ),
+        pytest.param(
+            [(1000.0 * n, DENIED) for n in range(1, 12)], 11900.0, id="for ever: a quarter of an hour"
+        ),
+        pytest.param([(100.0, DENIED), (115.0, Launched(1, "i-1"))], None, id="mended"),
+    ],
+)
+def test_how_long_a_cloud_that_denies_us_is_left_alone(
+    events: list[tuple[float, Event]], until: float | None
+) -> None:
+    memory: Any = {}
+    for at, event in events:
+        memory = learn(event, memory=memory, now=at)
+    now = events[-1][0]
+    assert next_opening(OFFERS, memory, now) == until
+    assert (set(place(3, memory, now=now)) == {"u1"}) is (until is not None)
 
 
 def test_ten_replicas_over_four_zones_differ_by_one_at_most() -> None:

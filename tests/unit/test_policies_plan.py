@@ -159,7 +159,7 @@ def test_down_without_patience_cuts_running_drains_short() -> None:
         pytest.param(
             Memory(placement={"blocks": {"c/*/*": {"until": NOW + 1, "failures": 1}}}),
             OFFERS,
-            "1 more wanted, but every zone was out of room",
+            "1 more wanted, but every zone refused when last asked",
             id="everything is blocked",
         ),
     ],
@@ -192,7 +192,7 @@ def test_events_teach_both_where_and_what() -> None:
     events = (LaunchFailed(1, FailureKind.CAPACITY), ProbePassed(2), RunExited(3))
     observation = Observation(NOW, a_goal(), (), (), events=events)
     memory = learn(observation, before, Memory(), policies_for(a_goal()))
-    assert set(memory.placement["blocks"]) == {"c/a/a2|spot"}
+    assert set(memory.placement["blocks"]) == {"c/a/a2|spot|L4:1"}
     assert (memory.rollout["good"], memory.rollout["failures"]) == (1, 1)
 
 
@@ -268,7 +268,7 @@ memories = st.builds(
             "failing": st.integers(1, 3),
         },
     ),
-    placement=st.sampled_from([{}, {"blocks": {"c/a/*|spot": {"until": NOW + 9, "failures": 1}}}]),
+    placement=st.sampled_from([{}, {"blocks": {"c/a/*|spot|L4": {"until": NOW + 9, "failures": 1}}}]),
 )
 loads = st.builds(
     Load, requests=st.integers(0, 600), queued=st.integers(0, 3), known=st.booleans(), window_s=st.just(60.0)

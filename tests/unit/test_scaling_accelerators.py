@@ -22,7 +22,8 @@ from policies.model import (
     ScalingGoal,
     Zone,
 )
-from policies.scaling.accelerator_rate import AcceleratorRate, qps_of
+from policies.scaling.accelerator_rate import AcceleratorRate
+from policies.work import qps_of
 
 MAP = (AcceleratorQps("L4", None, 1.0), AcceleratorQps("A100", 1.0, 4.0), AcceleratorQps("h100", 8.0, 50.0))
 GOAL = ScalingGoal(1, 40, 1.0, upscale_delay_s=300.0, downscale_delay_s=1200.0, target_qps_by_accelerator=MAP)
@@ -87,13 +88,17 @@ class Scaled:
     ],
 )
 def test_what_a_replica_carries(name: str | None, count: float, qps: float) -> None:
-    assert qps_of(replace(an_offer("x", count), accelerator=name), GOAL) == qps
+    assert qps_of(replace(an_offer("x", count), accelerator=name), GOAL.target_qps_by_accelerator) == qps
 
 
 def test_the_exact_count_goes_before_any_count() -> None:
     both = (AcceleratorQps("L4", None, 1.0), AcceleratorQps("L4", 2.0, 1.5))
     goal = replace(GOAL, target_qps_by_accelerator=both)
-    assert [qps_of(an_offer("L", count), goal) for count in (1.0, 2.0, 4.0)] == [1.0, 1.5, 1.0]
+    assert [qps_of(an_offer("L", count), goal.target_qps_by_accelerator) for count in (1.0, 2.0, 4.0)] == [
+        1.0,
+        1.5,
+        1.0,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,15 @@ from textwrap import dedent
 
 import pytest
 
-from skyserve_cli.spec import AcceleratorQps, GitSource, ResourceChoice, ServiceSpec, Tls, load_text
+from skyserve_cli.spec import (
+    AcceleratorQps,
+    GitSource,
+    ResourceChoice,
+    ServiceSpec,
+    SpecError,
+    Tls,
+    load_text,
+)
 
 # Listing 1 of the SkyServe paper (arXiv 2411.01438) without its comments. `setup` and `run` stand under
 # `resources` there, there is no `min_replicas`, and `use_spot` is not said.
@@ -484,20 +492,101 @@ NOT_ACTED_ON = {
     "inputs: {a: 1}": "inputs",
     "outputs: {a: 1}": "outputs",
     "managed_secrets: [A]": "managed_secrets",
-    "file_mounts: {/a: b}": "file_mounts",
+    "file_mounts: {/a: {name: b, mode: mount}}": 'file_mounts["/a"]',
+    "file_mounts: {/a: {name: b, source: c, mode: copy}}": 'file_mounts["/a"]',
+    "file_mounts: {/a: {source: c, mount_options: x}}": 'file_mounts["/a"].mount_options',
     "workdir: {url: 'https://example.com'}": "workdir",
-    "resources: {labels: {a: b}}": "resources.labels",
+    "resources: {infra: local, labels: {a: b}}": "resources.labels",
+    "resources: {infra: ssh/rack, cpus: 4+}": "resources.cpus",
+    "resources: {infra: local, image_id: 'docker:x'}": "resources.image_id",
+    "resources: {infra: ssh, image_id: x}": "resources.image_id",
+    "resources: {infra: local, any_of: [{disk_size: 9}, {cloud: aws}]}": "resources.any_of[0].disk_size",
     "resources: {autostop: 5}": "resources.autostop",
     "resources: {any_of: [{}, {memory: 16+}]}": "resources.any_of[1].memory",
 }
 
 
-@pytest.mark.parametrize(("text", "path"), NOT_ACTED_ON.items(), ids=NOT_ACTED_ON.values())
+@pytest.mark.parametrize(("text", "path"), NOT_ACTED_ON.items(), ids=NOT_ACTED_ON.keys())
 def test_what_is_not_acted_on_is_said(text: str, path: str) -> None:
     text = text if "service:" in text else f"service: {{}}\n{text}"
     (warning,) = load_text(f"{text}\nrun: x").warnings
     assert warning.path == path
-    assert warning.message.startswith("not acted on yet: ")
+    assert warning.message.startswith("not acted on ")
+
+
+ACTED_ON = {
+    "sizes on a cloud": "resources: {infra: aws, cpus: 4+, memory: 4x, disk_size: 100, instance_type: g6.xlarge}",
+    "an image by cloud": "resources: {image_id: {aws: /ssm/name, gcp: project/family}}",
+    "a container on a host": "resources: {infra: ssh, image_id: 'docker:vllm/vllm-openai'}",
+    "labels on a cloud": "resources: {cloud: gcp, labels: {a: b}}",
+    "a price": "resources: {infra: local, max_hourly_cost: 2}",
+    "copies": "file_mounts: {/a: b, /c: 's3://d', /e: {source: [f, g]}}",
+    "sizes in an alternative that is on a cloud": "resources: {infra: ssh, any_of: [{}, {infra: aws, cpus: 4}]}",
+}
+
+
+@pytest.mark.parametrize("text", ACTED_ON.values(), ids=ACTED_ON.keys())
+def test_what_is_acted_on_is_not_warned_about(text: str) -> None:
+    assert load_text(f"service: {{}}\n{text}\nrun: x").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("enabled", "said"),
+    [
+        pytest.param(["local"], "not acted on by local", id="only this machine"),
+        pytest.param(["local", "aws"], None, id="any cloud is not this machine"),
+        pytest.param(["local", "aws", "ssh"], "not acted on by ssh", id="hosts may be meant"),
+    ],
+)
+def test_any_cloud_means_those_that_are_enabled(enabled: list[str], said: str | None) -> None:
+    warnings = load_text("service: {}\nrun: x\nresources: {memory: 16+}", enabled=enabled).warnings
+    assert [warning.message.partition(":")[0] for warning in warnings] == [said] * (said is not None)
+
+
+IMAGES = {
+    "of no cloud": ("{image_id: ami-1}", "is an image of one cloud"),
+    "of no region": ("{infra: aws, image_id: ami-1}", "is an image of one region"),
+    "of no region, by cloud": ("{image_id: {aws: ami-1}}", "is an image of one region"),
+    "not for this cloud": ("{infra: gcp, image_id: {aws: /ssm/name}}", "has no image for gcp"),
+    "not for this region": (
+        "{infra: aws/eu-west-1, image_id: {us-east-1: ami-1}}",
+        "has no image for aws/eu-west-1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), IMAGES.values(), ids=IMAGES.keys())
+def test_an_image_of_a_machine_belongs_somewhere(text: str, said: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        load_text(f"service: {{}}\nrun: x\nresources: {text}")
+    (problem,) = raised.value.problems
+    assert (problem.path, said in problem.message) == ("resources.image_id", True)
+
+
+def test_alternatives_remember_which_key_says_what() -> None:
+    loaded = load_text(
+        """
+        service: {}
+        run: x
+        resources:
+          accelerators: {L4: 1, T4: 1}
+          cpus: 4+
+          any_of: [{infra: aws}, {cloud: gcp, accelerators: A100, max_hourly_cost: 2}]
+        """
+    )
+    paths = [
+        tuple(
+            loaded.path_of(index, name)
+            for name in ("cloud", "accelerator", "cpus", "max_hourly_cost", "memory")
+        )
+        for index in range(len(loaded.spec.resources))
+    ]
+    first, second = "resources.any_of[0]", "resources.any_of[1]"
+    assert paths == [
+        (f"{first}.infra", "resources.accelerators", "resources.cpus", first, first),
+        (f"{first}.infra", "resources.accelerators", "resources.cpus", first, first),
+        (f"{second}.cloud", f"{second}.accelerators", "resources.cpus", f"{second}.max_hourly_cost", second),
+    ]
 
 
 def test_a_file_that_is_acted_on_whole_gives_no_warning() -> None:

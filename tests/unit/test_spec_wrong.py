@@ -262,7 +262,34 @@ WRONG = {
     "load balancers in several regions": (
         "service: {external_load_balancers: [{resources: {cloud: aws}}]}",
         "service.external_load_balancers",
-        "one load balancer",
+        "load_balancers puts load balancers of ours into regions",
+    ),
+    "a load balancer on this machine": (
+        "service: {load_balancers: {regions: local/a}}", "service.load_balancers.regions[0]", "is this machine",
+    ),
+    "a load balancer in no region": (
+        "service: {load_balancers: {regions: [aws]}}", "service.load_balancers.regions[0]", "must be cloud/region",
+    ),
+    "a load balancer on a cloud nobody knows": (
+        "service: {load_balancers: {regions: [asw/us-east-1]}}", "service.load_balancers.regions[0]", "did you mean",
+    ),
+    "a region that is there twice": (
+        "service: {load_balancers: {regions: [aws/a, aws/b, aws/a]}}",
+        "service.load_balancers.regions[2]",
+        "count says how many",
+    ),
+    "load balancers nowhere": (
+        "service: {load_balancers: {count: 2}}", "service.load_balancers.regions", "is required here",
+    ),
+    "one instance type for two clouds": (
+        "service: {load_balancers: {regions: [aws/a, gcp/b], instance_type: c6i.large}}",
+        "service.load_balancers.instance_type",
+        "must be by cloud",
+    ),
+    "a name that is none": (
+        "service: {load_balancers: {regions: aws/a, dns: {zone: example.com, name: a b}}}",
+        "service.load_balancers.dns.name",
+        "must be a domain name",
     ),
     "a name with a space": ("name: my service", "name", "letters, digits and dashes"),
     "a name that begins with a digit": ("name: 3d", "name", "begin with a letter"),

@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.tables import metadata
 from skyserve_cli.state.values import Change, Story
+from tests.unit.databases import KINDS, empty_database
 
 S = ReplicaState
-POSTGRES = "SKYSERVE_TEST_POSTGRES_URL"
 SPOT = Offer(Zone("local", "r1", "r1-a"), "m", "L4", 1.0, CapacityType.SPOT, 0.25, 1.0)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    url = f"sqlite:///{tmp_path / 'state.db'}" if request.param == "sqlite" else _empty_postgres()
-    store = Store(url)
+    store = Store(empty_database(request.param, tmp_path))
     for name in ("chat", "other"):
         store.put_service(
             name, {"run": "x"}, replica_hash="h", sealed_secrets=b"", lb_port=1, target=2, mode=None, now=0.0
         )  # fmt: skip
     yield store
     store.close()
-
-
-def _empty_postgres() -> str:
-    url = os.environ.get(POSTGRES)
-    if not url:
-        pytest.skip(f"{POSTGRES} is not set")
-    engine = sa.create_engine(url)
-    with engine.begin() as c:
-        metadata.drop_all(c)
-        c.execute(sa.text("DROP TABLE IF EXISTS alembic_version"))
-    engine.dispose()
-    return url
 
 
 def happens(

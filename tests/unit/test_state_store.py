@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -28,28 +27,16 @@ from skyserve_cli.state.values import (
     StillGoingDownError,
     Story,
 )
+from tests.unit.databases import KINDS, empty_database
 
 S = ReplicaState
-POSTGRES = "SKYSERVE_TEST_POSTGRES_URL"
 SPOT = Offer(Zone("local", "r1", "r1-a"), "m", "L4", 0.5, CapacityType.SPOT, 0.25, 1.0)
 ON_DEMAND = replace(SPOT, capacity_type=CapacityType.ON_DEMAND, price_usd_hour=1.0)
 
 
-def _empty_postgres() -> str:
-    url = os.environ.get(POSTGRES)
-    if not url:
-        pytest.skip(f"{POSTGRES} is not set")
-    engine = sa.create_engine(url)
-    with engine.begin() as c:
-        metadata.drop_all(c)
-        c.execute(sa.text("DROP TABLE IF EXISTS alembic_version"))
-    engine.dispose()
-    return url
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=KINDS)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'state.db'}" if request.param == "sqlite" else _empty_postgres()
+    return empty_database(request.param, tmp_path)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import count
 from threading import RLock
 from typing import Any
@@ -123,6 +124,22 @@ class AwsAccount:
                 for instance_id, life in self._lives.items()
                 if life.ended is None and wanted.items() <= dict(life.tags).items()
             ]
+
+    def belongings(self, region: str) -> list[str]:
+        """The truth: ids of all volumes, network cards, security groups and key pairs that did not come with the account."""
+        with self.lock:
+            backend = self._backend(region)
+            groups = [group for of_vpc in backend.groups.values() for group in of_vpc.values()]
+            return [
+                *backend.volumes,
+                *backend.enis,
+                *(group.id for group in groups if group.name != "default"),
+                *backend.key_pairs,
+            ]
+
+    def backdate_volume(self, region: str, volume_id: str, age_s: float) -> None:
+        with self.lock:
+            self._backend(region).volumes[volume_id].create_time -= timedelta(seconds=age_s)
 
     def forget_instance(self, instance_id: str) -> None:
         """EC2 lists dead instances for about an hour."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from werkzeug.serving import WSGIRequestHandler, make_server
 
+from tests.clouds.api_limits import Limits
 from tests.clouds.aws.aws_account import ACCOUNT
 from tests.clouds.aws.aws_ec2 import StrictEc2
 from tests.clouds.aws.aws_wire import Call, Refusal, call_of, refused
@@ -47,12 +48,16 @@ class AwsWorld(StrictEc2):
     """The controls are the account's and these; `calls` is what was asked, in order."""
 
     denied: set[str] = field(default_factory=set)  # actions that the policy does not allow
-    rates: dict[str, tuple[float, float]] = field(default_factory=dict)  # action: (burst, per second)
+    limits: Limits = field(
+        init=False
+    )  # by action, region by region; "Describe" is of all that have none of their own
     calls: list[Call] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)  # of our own: a world with any is broken
     url: str = ""
     _faults: list[Fault] = field(default_factory=list)
-    _buckets: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.limits = Limits(self.now)
 
     @contextmanager
     def running(self) -> Iterator[AwsWorld]:
@@ -90,7 +95,7 @@ class AwsWorld(StrictEc2):
         """No trouble, and room for everybody."""
         self._faults.clear()
         self.denied.clear()
-        self.rates.clear()
+        self.limits.rates = {}
         self.room.clear()
         self.quota_vcpus.clear()
 
@@ -102,12 +107,15 @@ class AwsWorld(StrictEc2):
         call = call_of(environ, body)
         self.calls.append(call)
         try:
-            self._trouble(call, after=False)
-            with self.lock:
-                response, hooks = self.answer(call, environ)
-            for hook in hooks:
-                hook()
-            self._trouble(call, after=True)
+            with self.limits.call(self._group(call), call.region) as is_let_in:
+                self._trouble(call, after=False)
+                if not is_let_in:
+                    raise Refusal("RequestLimitExceeded", "Request limit exceeded.")
+                with self.lock:
+                    response, hooks = self.answer(call, environ)
+                for hook in hooks:
+                    hook()
+                self._trouble(call, after=True)
             call.answered = "ok" if response.status_code < 400 else "refused"
         except Refusal as refusal:
             if not refusal.code:
@@ -130,8 +138,6 @@ class AwsWorld(StrictEc2):
                     raise Refusal(fault.code, fault.message)
             if after:
                 return
-            if call.action in self.rates:
-                self._throttle(call.action)
             if call.action in self.denied:
                 raise Refusal(
                     "AccessDeniedException" if call.is_json else "UnauthorizedOperation",
@@ -141,13 +147,10 @@ class AwsWorld(StrictEc2):
             if call.params.get("DryRun") == "true":
                 raise Refusal("DryRunOperation", "Request would have succeeded, but DryRun flag is set.")
 
-    def _throttle(self, action: str) -> None:
-        burst, per_s = self.rates[action]
-        left, told_at = self._buckets.get(action, (burst, self.now()))
-        left = min(burst, left + (self.now() - told_at) * per_s)
-        self._buckets[action] = (left - 1 if left >= 1 else left, self.now())
-        if left < 1:
-            raise Refusal("RequestLimitExceeded", "Request limit exceeded.")
+    def _group(self, call: Call) -> str:
+        """EC2 counts each action by itself."""
+        is_read = call.action.startswith("Describe") and call.action not in self.limits.rates
+        return "Describe" if is_read else call.action
 
 
 class _Quiet(WSGIRequestHandler):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import ssl
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.clouds.api_limits import Limits
 from tests.clouds.azure.azure_contract import TYPES, answer_problems
 from tests.clouds.azure.azure_world import GROUP, SIZES, VM, Body, Refusal, World
 
@@ -47,14 +49,18 @@ class Fault:
 
 
 class AzureServer:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: the SDK as users have it sends no token without."""
         self.world = world
         self.calls: list[Call] = []
         self.faults: list[Fault] = []
+        self.limits = Limits(world.clock.now)  # by "GET", "PUT" and "DELETE"
         self._lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"server_of": self}))
         self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        if tls is not None:
+            self._http.socket = tls.wrap_socket(self._http.socket, server_side=True)
+        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self._http.server_port}"
 
     @contextmanager
     def running(self) -> Iterator[AzureServer]:
@@ -238,6 +244,10 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def _serve(self) -> None:
+        with self.server_of.limits.call(self.command) as is_let_in:
+            self._obey(is_let_in)
+
+    def _obey(self, is_let_in: bool) -> None:
         server = self.server_of
         url = urllib.parse.urlsplit(self.path)
         query = {key: values[-1] for key, values in urllib.parse.parse_qs(url.query).items()}
@@ -248,6 +258,8 @@ class _Handler(BaseHTTPRequestHandler):
         status, answer, headers = 0, None, {}
         if fault is None or fault.is_after:
             try:
+                if not is_let_in:
+                    raise Refusal(429, "TooManyRequests", "Too many requests.", {"Retry-After": "5"})
                 status, answer = server.answer(
                     self.command, path, query, body, self.headers.get("Authorization", "")
                 )

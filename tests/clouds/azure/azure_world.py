@@ -89,6 +89,7 @@ class Resource:
     failure: tuple[str, str] | None = None  # code and message of a creation that failed
     facts: Facts | None = None
     serial: int = 0
+    place: tuple[str, str, bool] | None = None  # whose room the machine takes, and gives back
 
     @property
     def name(self) -> str:
@@ -120,7 +121,7 @@ class World:
     subscription: str = "00000000-aaaa-bbbb-cccc-000000000005"
     token: str = "good-token"
 
-    # Controls. Keys of `room`: (zone name or region, size, is_spot); no entry is any number. How a machine for which
+    # Controls. Keys of `room`: (zone name or region, size, is_spot), room for so many more; no entry is any number. How a machine for which
     # there is no room fails: at once, or after it was accepted, as "Failed" or by vanishing.
     room: dict[tuple[str, str, bool], int] = field(default_factory=dict)
     failing: str = "at once"  # | "later" | "vanishes"
@@ -340,6 +341,7 @@ class World:
         if room:
             self.room[key] = room - 1
         _, vm = self._store(id_, VM, body, None, "Creating")
+        vm.place = key if room else None
         now = datetime.datetime.fromtimestamp(self.clock.now(), datetime.UTC)
         vm.body["properties"] |= {
             "vmId": f"vm-{vm.serial}",
@@ -441,6 +443,8 @@ class World:
         """With whatever was ordered to go with it."""
         if self.resources.pop(vm.id.lower(), None) is None:
             return
+        if vm.place is not None and vm.place in self.room:
+            self.room[vm.place] += 1
         properties = vm.body["properties"]
         for reference in properties["networkProfile"]["networkInterfaces"]:
             if reference["properties"]["deleteOption"] == "Delete":

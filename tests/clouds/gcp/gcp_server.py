@@ -56,6 +56,14 @@ class _Handler(BaseHTTPRequestHandler):
         if call is None or api is None:
             self._answer(404, Refusal(404, "notFound", wrong[0]).body)
             return
+        with self.world.limits.call(_group(self.command, call.id)) as is_let_in:
+            if is_let_in:
+                self._obey(call, method, api, wrong)
+            else:
+                refusal = Refusal(403, "rateLimitExceeded", "Rate Limit Exceeded")
+                self._answer(refusal.status, refusal.body)
+
+    def _obey(self, call: gcp_discovery.Call, method: Any, api: Any, wrong: list[str]) -> None:
         world = self.world
         entered = world.enter(call)
         if entered is None:
@@ -102,3 +110,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _break_off(self) -> None:
         self.close_connection = True
+
+
+def _group(verb: str, method: str) -> str:
+    """In which rate quota a call counts."""
+    last = method.rpartition(".")[2]
+    if last == "wait":
+        return "wait"
+    if last in ("list", "aggregatedList"):
+        return "list"
+    return "read" if verb == "GET" else "write"

@@ -12,6 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.clouds.api_limits import Limits
 from tests.clouds.gcp.gcp_discovery import Call
 from tests.clouds.gcp.gcp_ground import PROJECT
 from tests.clouds.gcp.gcp_instances import Instances
@@ -32,6 +33,10 @@ class World(Instances):
     calls: list[Call] = field(default_factory=list)
     refused: list[tuple[str, list[str]]] = field(default_factory=list)  # requests that are none
     violations: list[str] = field(default_factory=list)  # our own answers that are none
+    limits: Limits = field(init=False)  # by "read", "list", "wait" and "write"
+
+    def __post_init__(self) -> None:
+        self.limits = Limits(self.clock.now)
 
     # --- for tests ------------------------------------------------------------------------------------------
 

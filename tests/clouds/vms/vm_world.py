@@ -29,7 +29,7 @@ from threading import RLock
 from tests.clouds.vms.vm_metadata import Metadata
 
 _ROOT = Path(tempfile.gettempdir()) / "skyserve-vms"
-_NETWORKS = [IPv4Network(f"10.213.{number}.0/24") for number in range(64)]
+_NETWORKS = [IPv4Network(f"10.215.{number}.0/24") for number in range(64)]
 _PREFIX = "skv"
 _WAIT_S = 300.0
 
@@ -215,8 +215,10 @@ class VmWorld:
         user_data_after_s: float = 0.0,
         disk_mb: int = 512,
         gpus: int = 0,
+        libraries: Sequence[str] = (),
     ) -> Vm:
-        """Boot a machine; returns at once. `logins` are the users that its cloud makes, with their public keys."""
+        """Boot a machine; returns at once. `logins` are the users that its cloud makes, with their public keys.
+        `libraries` are folders that its Python finds modules in beside its own."""
         addresses = list(addresses) or [self.allocate()]
         with self._guard:
             number = len(self.vms)
@@ -225,6 +227,10 @@ class VmWorld:
             files = folder / "files"
             (folder / "disk").mkdir(parents=True)
             self._write(files, user_data, logins or {}, gpus, boot_s, user_data_after_s)
+            if libraries:
+                site = files / python_site()
+                site.mkdir(parents=True)
+                (site / "image.pth").write_text("".join(f"{path}\n" for path in libraries))
             _ip(
                 f"netns add {namespace}\n"
                 f"link add {namespace} type veth peer name eth0 netns {namespace}\n"
@@ -291,6 +297,24 @@ class VmWorld:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text)
             target.chmod(0o755)
+
+
+@cache
+def python_site() -> str:
+    """Where the machine's Python looks for modules that its administrator has installed."""
+    script = "import sysconfig; print(sysconfig.get_path('purelib', 'posix_local'))"
+    python = "/usr/bin/python3"
+    done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True)
+    return done.stdout.strip().lstrip("/").replace("site-packages", "dist-packages")
+
+
+@cache
+def can_import(module: str, folder: str) -> bool:
+    """Whether a machine's Python finds it there."""
+    done = subprocess.run(
+        ["/usr/bin/python3", "-c", f"import {module}"], env={"PYTHONPATH": folder}, capture_output=True
+    )
+    return done.returncode == 0
 
 
 def _take(networks: Sequence[IPv4Network]) -> tuple[IPv4Network, int]:

@@ -1,0 +1,198 @@
+"""Which load balancer agents should stand on machines of their own, in which regions. Pure.
+
+`count` agents are kept in each wanted region: small on-demand machines, each an attempt in one zone like a replica
+(`lifecycle`), in another zone than its fellows where there is one. A region that refuses is asked again as a zone is for
+replicas (`placement.blocks`), and an agent that dies soon after its launch is followed by the next one ever later.
+
+Agents serve clients, so nothing that serves ends before what takes its place: an agent in a region that is no longer
+wanted, or of another shape than is wanted now, ends when every wanted one is ready, and drains first, which is the time
+that names need to forget its address. When the service goes down they go last, after the last replica.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from policies.model import (
+    Action,
+    BootstrapFailed,
+    Drain,
+    EndReason,
+    Event,
+    FailureKind,
+    GaveUp,
+    Goal,
+    Json,
+    Launch,
+    LaunchFailed,
+    Offer,
+    ProbePassed,
+    Replica,
+    ReplicaState,
+    Role,
+    RunExited,
+    Terminate,
+)
+from policies.placement import blocks
+
+FAREWELL_S = 60.0
+"""How long an agent that serves goes on when its end is decided: two lives of a DNS record."""
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 300.0
+_DOUBLINGS = 10
+
+_S = ReplicaState
+_COUNTED = (_S.REQUESTED, _S.PROVISIONING, _S.STARTING, _S.READY, _S.NOT_READY)
+_SERVING = (_S.READY, _S.NOT_READY)
+
+
+class Place(NamedTuple):
+    """Where agents may be wanted."""
+
+    cloud: str
+    region: str
+
+    def __str__(self) -> str:
+        return f"{self.cloud}/{self.region}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What is wanted, and what there is. `agents` are the live ones, `fitting` those of them that are of the wanted
+    shape; `is_needed`: though the service goes down, something of it is left that comes before them."""
+
+    places: tuple[Place, ...]
+    count: int
+    agents: tuple[Replica, ...]
+    fitting: frozenset[int]
+    is_needed: bool = False
+
+
+class Decision(NamedTuple):
+    actions: tuple[Action, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def learn(memory: Json, events: Sequence[Event], before: Mapping[int, Replica], now: float) -> Json:
+    """The memory after this tick's events: {"blocks": see `placement.blocks`, "pauses": {place: {"until", "failures"}}}.
+    `before` are the agents as they were when the events came."""
+    if not events:
+        return memory
+    closed = blocks.learn(memory.get("blocks", {}), events, before, now)
+    pauses: dict[str, dict[str, float]] = {
+        place: pause
+        for place, pause in memory.get("pauses", {}).items()
+        if pause["until"] + blocks.FORGET_AFTER_S > now
+    }
+    for event in events:
+        agent = before.get(event.replica_id)
+        if agent is None:
+            continue
+        place = str(place_of(agent))
+        if isinstance(event, ProbePassed):
+            pauses.pop(place, None)
+        elif _is_failure(event):
+            failures = int(pauses.get(place, {"failures": 0})["failures"]) + 1
+            wait_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures - 1, _DOUBLINGS))
+            pauses[place] = {"until": now + wait_s, "failures": failures}
+    learned: dict[str, Any] = {"blocks": closed, "pauses": pauses}
+    return {key: value for key, value in learned.items() if value}
+
+
+def decide(
+    fleet: Fleet, offers: Sequence[Offer], goal: Goal, memory: Json, next_id: int, now: float
+) -> Decision:
+    """What to do now. Running it again on its own outcome gives no action. New agents get ids from `next_id` on."""
+    if goal.down:
+        return Decision() if fleet.is_needed else Decision(_farewells(fleet))
+    killed = [agent for agent in fleet.agents if agent.id in goal.killed and agent.state in _COUNTED]
+    actions: list[Action] = [_end(agent, EndReason.USER, "asked for by id", now) for agent in killed]
+    counted = [agent for agent in fleet.agents if agent.state in _COUNTED and agent not in killed]
+    kept = {place: _kept(place, counted, fleet) for place in fleet.places}
+    notes: list[str] = []
+    for place, agents in kept.items():
+        missing = fleet.count - len(agents)
+        launches = (
+            _launches(place, missing, counted, offers, goal, memory, next_id, now) if missing > 0 else []
+        )
+        next_id += len(launches)
+        actions += launches
+        if missing > len(launches):
+            notes.append(_why_missing(place, missing - len(launches), offers, memory))
+    chosen = {agent.id for agents in kept.values() for agent in agents}
+    ready = sum(agent.state is _S.READY for agents in kept.values() for agent in agents)
+    is_complete = ready == fleet.count * len(fleet.places)
+    for agent in counted:
+        if agent.id not in chosen and (is_complete or agent.state not in _SERVING):
+            actions.append(
+                _end(agent, EndReason.REPLACED, f"no agent of {place_of(agent)} is wanted in its place", now)
+            )
+    return Decision(tuple(actions), tuple(notes))
+
+
+def place_of(agent: Replica) -> Place:
+    return Place(agent.zone.cloud, agent.zone.region)
+
+
+def _kept(place: Place, counted: Sequence[Replica], fleet: Fleet) -> list[Replica]:
+    """The agents that are to stay there: those that serve before those that come up, the older first."""
+    here = [agent for agent in counted if place_of(agent) == place and agent.id in fleet.fitting]
+    return sorted(here, key=lambda agent: (agent.state is not _S.READY, agent.id))[: fleet.count]
+
+
+def _launches(
+    place: Place,
+    missing: int,
+    counted: Sequence[Replica],
+    offers: Sequence[Offer],
+    goal: Goal,
+    memory: Json,
+    first_id: int,
+    now: float,
+) -> list[Launch]:
+    if memory.get("pauses", {}).get(str(place), {"until": now})["until"] > now:
+        return []
+    here = [offer for offer in offers if (offer.zone.cloud, offer.zone.region) == place]
+    usable = blocks.open_offers(here, memory.get("blocks", {}), now)
+    taken = Counter(agent.zone for agent in counted)
+    launches = []
+    for number in range(missing if usable else 0):
+        offer = min(usable, key=lambda one: (taken[one.zone], one.price_usd_hour, one.zone))
+        taken[offer.zone] += 1
+        why = f"load balancer agent of {place}"
+        launches.append(Launch(first_id + number, offer, goal.version, why, Role.LOAD_BALANCER))
+    return launches
+
+
+def _why_missing(place: Place, missing: int, offers: Sequence[Offer], memory: Json) -> str:
+    what = "agent" if missing == 1 else "agents"
+    if not any((offer.zone.cloud, offer.zone.region) == place for offer in offers):
+        return f"{missing} load balancer {what} missing in {place}: nothing is on offer there"
+    if str(place) in memory.get("pauses", {}):
+        return f"{missing} load balancer {what} missing in {place}: the last one failed; trying again soon"
+    return f"{missing} load balancer {what} missing in {place}: it had no room when last asked; trying again soon"
+
+
+def _farewells(fleet: Fleet) -> tuple[Action, ...]:
+    """The service goes down, and nothing is left to be served."""
+    ending = (*_COUNTED, _S.DRAINING)
+    why = "the service goes down"
+    return tuple(
+        Terminate(agent.id, EndReason.SERVICE_DOWN, why) for agent in fleet.agents if agent.state in ending
+    )
+
+
+def _end(agent: Replica, reason: EndReason, why: str, now: float) -> Drain | Terminate:
+    if agent.state in _SERVING:
+        return Drain(agent.id, reason, why, now + FAREWELL_S)
+    return Terminate(agent.id, reason, why)
+
+
+def _is_failure(event: Event) -> bool:
+    """Whether the next one may well fare no better. What a full zone says is `blocks`' business."""
+    if isinstance(event, LaunchFailed):
+        return event.kind is FailureKind.CONFIG
+    return isinstance(event, (BootstrapFailed, RunExited, GaveUp))

@@ -1,0 +1,66 @@
+"""What is on EC2 with the owner's tag and belongs to no machine: volumes, network cards, spot requests.
+
+Machines take theirs with them, so there should be none. A volume that is new may be on its way to its instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from provisioners.aws.api import AwsApi, Reply
+from provisioners.aws.machine import tags_of
+from provisioners.machines import OWNER_TAG, TOKEN_TAG, Leftover
+
+_YOUNG_S = 60.0
+
+# "Amazon EBS pricing", us-east-1; other regions cost up to twice that.
+_USD_GB_MONTH: Mapping[str, float] = MappingProxyType(
+    {"gp3": 0.08, "gp2": 0.1, "io1": 0.125, "io2": 0.125, "st1": 0.045, "sc1": 0.015, "standard": 0.05}
+)
+_REMOVALS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
+    {  # the call, its parameter, the code of what is gone already
+        "volume": ("DeleteVolume", "VolumeId", "InvalidVolume.NotFound"),
+        "network-interface": (
+            "DeleteNetworkInterface",
+            "NetworkInterfaceId",
+            "InvalidNetworkInterfaceID.NotFound",
+        ),
+        "spot-request": (
+            "CancelSpotInstanceRequests",
+            "SpotInstanceRequestIds",
+            "InvalidSpotInstanceRequestID.NotFound",
+        ),
+    }
+)
+
+
+def leftovers_in(api: AwsApi, region: str, owner: str, now: float) -> Iterator[Leftover]:
+    """Those that are attached to nothing, whosever they were: the caller knows which machines live."""
+
+    def listed(action: str, items: str, state: str, *states: str) -> Iterator[Reply]:
+        filters = [{"Name": f"tag:{OWNER_TAG}", "Values": [owner]}, {"Name": state, "Values": [*states]}]
+        return api.pages(region, action, items, {"Filters": filters})
+
+    for volume in listed("DescribeVolumes", "Volumes", "status", "available", "error"):
+        born = volume["CreateTime"].timestamp()
+        if born < now - _YOUNG_S:
+            usd_month = _USD_GB_MONTH.get(volume["VolumeType"], 0.1) * volume["Size"]
+            yield Leftover("volume", volume["VolumeId"], region, _token_of(volume), born, usd_month)
+    for card in listed("DescribeNetworkInterfaces", "NetworkInterfaces", "status", "available"):
+        token = _token_of({"Tags": card["TagSet"]})
+        yield Leftover("network-interface", card["NetworkInterfaceId"], region, token, usd_month=0.0)
+    for request in listed("DescribeSpotInstanceRequests", "SpotInstanceRequests", "state", "open", "active"):
+        request_id, token = request["SpotInstanceRequestId"], _token_of(request)
+        yield Leftover("spot-request", request_id, region, token, usd_month=0.0)
+
+
+def remove(api: AwsApi, leftover: Leftover) -> None:
+    """Already gone is success. EC2 refuses to delete what is attached to an instance, so a wrong guess does no harm."""
+    action, parameter, gone = _REMOVALS[leftover.kind]
+    value = [leftover.id] if parameter.endswith("Ids") else leftover.id
+    api.call(leftover.region, action, {parameter: value}, unless=(gone,))
+
+
+def _token_of(described: Reply) -> str:
+    return tags_of(described).get(TOKEN_TAG, "")

@@ -1,0 +1,35 @@
+"""The `gcp` cloud: a provisioner over Compute Engine instances."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from provisioners import rented
+from provisioners.catalog.model import Catalog
+from provisioners.gcp.machines import GcpMachines
+
+
+class Section(rented.Section, Protocol):
+    """What config.yaml says about `gcp`."""
+
+    project: str | None
+    network: str | None
+    endpoint: str | None
+    billing_api_key: str | None
+
+
+class GcpProvisioner(rented.RentedProvisioner):
+    """Credentials are the application default ones: `gcloud auth application-default login`, a key file, the service
+    account of the instance."""
+
+    name: ClassVar[str] = "gcp"
+
+    def __init__(self, section: Section, catalog: Catalog, secret: bytes) -> None:
+        machines = GcpMachines(
+            section.project,
+            endpoint=section.endpoint,
+            network=section.network,
+            use_private_ip=section.use_private_ip,
+            billing_api_key=section.billing_api_key,
+        )
+        super().__init__(machines, section, catalog, secret)

@@ -1,0 +1,67 @@
+"""The ends of the logs of replicas that failed, kept in the home: their machines are given back, and their logs with them.
+
+One file per node, NAME.REPLICA.NODE.OFFSET.log, whose offset is that of its first byte in the whole log: whoever reads a
+log while the machine is given back goes on in the file without a gap.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from policies.model import EndReason, Replica
+from provisioners.base import Instance, LogSource, Provisioner
+from provisioners.errors import ProvisionError
+
+log = logging.getLogger(__name__)
+
+KEPT_BYTES = 64 * 1024
+KEPT_FILES = 200
+
+#: Ends whose cause the replica itself may have printed.
+TELLING = frozenset(
+    {EndReason.SETUP_FAILED, EndReason.RUN_EXITED, EndReason.START_TIMEOUT, EndReason.PROBE_FAILED}
+)
+
+
+class LastWords:
+    """Thread-safe, as its files are written whole and once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def keep(
+        self, service: str, replica: Replica, instance: Instance, cloud: Provisioner, num_nodes: int = 1
+    ) -> None:
+        """Fetch what a replica that failed has printed last, unless that was done. Takes as long as its machine does to
+        answer; one that does not answer has said nothing. Raises nothing that would keep the machine."""
+        if replica.end_reason not in TELLING or not isinstance(cloud, LogSource):
+            return
+        try:
+            for node in range(num_nodes):
+                if self.find(service, replica.id, node) is None:
+                    offset, tail = _tail(cloud, instance, node)
+                    if tail:
+                        self._write(f"{service}.{replica.id}.{node}.{offset}.log", tail)
+        except (ProvisionError, OSError) as error:
+            log.warning("the log of %s replica %d is not kept: %s", service, replica.id, error)
+
+    def find(self, service: str, replica_id: int, node: int = 0) -> tuple[Path, int] | None:
+        """Where it is kept, and the offset of its first byte."""
+        found = next(self._folder.glob(f"{service}.{replica_id}.{node}.*.log"), None)
+        return None if found is None else (found, int(found.name.split(".")[-2]))
+
+    def _write(self, name: str, tail: bytes) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = self._folder / f".{name}"
+        draft.write_bytes(tail)
+        draft.replace(self._folder / name)
+        kept = sorted(self._folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
+        for path in kept[:-KEPT_FILES]:
+            path.unlink(missing_ok=True)
+
+
+def _tail(source: LogSource, instance: Instance, node: int) -> tuple[int, bytes]:
+    first, end = source.log_window(instance, node)
+    first = max(first, end - KEPT_BYTES)
+    return first, source.read_log(instance, first, end - first, node) if end > first else b""

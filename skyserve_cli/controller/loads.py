@@ -1,0 +1,45 @@
+"""One load of the loads that several agents of a service have seen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lb.wire import Stats, Table, TargetState
+from policies.model import Load
+
+SHORTEST_WINDOW_S = 10.0
+
+
+def load_of(stats: Stats, table: Table | None) -> Load:
+    """What one agent tells, of the `table` that it has."""
+    draining = {t.id for t in table.targets if t.state is TargetState.DRAINING} if table else set()
+    busy = {target.id for target in stats.targets if target.in_flight > 0}
+    return Load(
+        # An agent that has just been started cannot tell of more than it has seen.
+        window_s=min(stats.window_s, max(SHORTEST_WINDOW_S, stats.uptime_s)),
+        requests=stats.requests,
+        in_flight=stats.in_flight,
+        queued=stats.queued,
+        ongoing=stats.ongoing,
+        empty=frozenset(int(name) for name in draining - busy),
+        known=True,
+    )
+
+
+def merged(loads: Sequence[Load]) -> Load:
+    """The sum. A replica is empty when every agent says so; one that has not said anything has not."""
+    if len(loads) == 1:
+        return loads[0]
+    known = [load for load in loads if load.known]
+    if not known:
+        return Load()
+    window_s = max(load.window_s for load in known)
+    return Load(
+        window_s=window_s,
+        requests=round(sum(load.requests * window_s / load.window_s for load in known)),
+        in_flight=sum(load.in_flight for load in known),
+        queued=sum(load.queued for load in known),
+        ongoing=sum(load.ongoing for load in known),
+        empty=frozenset.intersection(*(load.empty for load in loads)),
+        known=True,
+    )

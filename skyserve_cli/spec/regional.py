@@ -1,0 +1,115 @@
+"""The section `service.load_balancers`: agents on machines of their own, near the users."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+
+from skyserve_cli.spec.fields import Port, not_bool, refuse
+from skyserve_cli.spec.infra import CLOUDS, cloud_refusal
+from skyserve_cli.spec.model import AgentPlace, DnsName, Pairs, RegionalAgents
+from skyserve_cli.spec.section import Section
+
+AT = "service.load_balancers"
+_ANY_CLOUD = "*"
+_CLOUDS = [cloud for cloud in CLOUDS if cloud != "local"]
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_LONGEST_NAME = 253
+
+
+def _places(value: object) -> tuple[AgentPlace, ...]:
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list) or not given:
+        raise refuse("must be a list of regions, like [aws/us-east-1, gcp/europe-west4]", value)
+    places = [_place(one, index) for index, one in enumerate(given)]
+    for index, place in enumerate(places):
+        if place in places[:index]:
+            raise refuse("is there twice; count says how many agents a region has", given[index], at=(index,))
+    return tuple(places)
+
+
+def _place(value: object, index: int) -> AgentPlace:
+    cloud, slash, region = value.partition("/") if isinstance(value, str) else ("", "", "")
+    cloud = cloud.lower()
+    if cloud == "local":
+        message = "is this machine; without load_balancers the load balancer stands here"
+        raise refuse(message, value, at=(index,))
+    if not slash or not region or "/" in region or _ANY_CLOUD in region:
+        raise refuse("must be cloud/region", value, at=(index,))
+    refusal = cloud_refusal(cloud, cloud, "")
+    if refusal is not None:
+        raise refuse(refusal.problem.message, at=(index,), hint=refusal.problem.hint)
+    return AgentPlace(cloud, region)
+
+
+def _instance_types(value: object) -> Pairs:
+    if isinstance(value, str) and value:
+        return ((_ANY_CLOUD, value),)
+    if not isinstance(value, Mapping) or not all(isinstance(one, str) and one for one in value.values()):
+        raise refuse("must be an instance type, or a mapping from cloud to instance type", value)
+    strange = next((cloud for cloud in value if cloud not in _CLOUDS), None)
+    if strange is not None:
+        raise refuse(f"must be one of {', '.join(_CLOUDS)}", strange)
+    return tuple((str(cloud), str(name)) for cloud, name in value.items())
+
+
+def _domain(value: object) -> str:
+    """With the dot at its end, as DNS has it."""
+    name = value.removesuffix(".") if isinstance(value, str) else ""
+    if len(name) > _LONGEST_NAME or not all(_LABEL.fullmatch(label) for label in name.split(".")):
+        raise refuse("must be a domain name", value)
+    return f"{name.lower()}."
+
+
+def _name(value: object) -> str:
+    """Empty for the zone itself, which DNS people write as @."""
+    return "" if value == "@" else _domain(value).removesuffix(".")
+
+
+Places = Annotated[
+    tuple[AgentPlace, ...],
+    PlainValidator(_places),
+    WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}, "minItems": 1}),
+]
+InstanceTypes = Annotated[
+    Pairs,
+    PlainValidator(_instance_types),
+    WithJsonSchema({"type": ["string", "object"], "additionalProperties": {"type": "string"}}),
+]
+Domain = Annotated[str, PlainValidator(_domain), WithJsonSchema({"type": "string"})]
+Name = Annotated[str, PlainValidator(_name), WithJsonSchema({"type": "string"})]
+AgentCount = Annotated[int, BeforeValidator(not_bool), Field(ge=1, le=16)]
+
+
+class DnsSection(Section):
+    zone: Domain
+    """The hosted zone in Route 53, like example.com."""
+    name: Name
+    """The name in it, like chat for chat.example.com; @ for the zone's own."""
+
+
+class LoadBalancersSection(Section):
+    regions: Places
+    """Where agents stand: cloud/region, one or a list."""
+    count: AgentCount = 1
+    """How many agents each region has."""
+    instance_type: InstanceTypes | None = None
+    """Machines they stand on, by cloud if there are several. Default: a small one."""
+    port: Port | None = None
+    """Port they listen on. Default: 8000, or a free one on a host that is shared."""
+    dns: DnsSection | None = None
+    """One name for all of them; clients are led to the nearest region."""
+
+
+def regional_agents(section: LoadBalancersSection | None) -> RegionalAgents:
+    if section is None:
+        return RegionalAgents()
+    dns = None if section.dns is None else DnsName(section.dns.zone, section.dns.name)
+    return RegionalAgents(section.regions, section.count, section.instance_type or (), section.port, dns)
+
+
+def is_ambiguous(section: LoadBalancersSection) -> bool:
+    """Whether one instance type is named for several clouds, which have no type in common."""
+    types = dict(section.instance_type or ())
+    return _ANY_CLOUD in types and len({place.cloud for place in section.regions}) > 1

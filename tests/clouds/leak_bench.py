@@ -1,0 +1,79 @@
+"""A janitor over any cloud's machines: what the controller would use, with rows that the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from provisioners.fleet import FleetProvisioner
+from provisioners.machines import Machines
+from skyserve_cli.controller.janitor import Janitor, Tidied
+from skyserve_cli.controller.leaks import Known, Part
+from skyserve_cli.state.values import Story
+from tests.clouds.memory_machines import MemoryHosts, order_of
+
+
+@dataclass
+class LeakBench:
+    """One controller of one owner, and what it knows. Made anew it is a controller that has just started."""
+
+    machines: Machines
+    owner: str
+    now: Callable[[], float]
+    tokens: set[str] = field(default_factory=set)
+    clouds: set[str] = field(default_factory=set)
+    story: list[Story] = field(default_factory=list)
+    fleet: FleetProvisioner = field(init=False)
+    janitor: Janitor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fleet = fleet_of(self.machines, self.now)
+        self.janitor = Janitor(
+            lambda name: self.fleet,
+            self.owner,
+            lambda: Known(frozenset(self.tokens), frozenset(self.clouds)),
+            _Clock(self.now),
+            self.story.append,
+        )
+
+    @property
+    def cloud(self) -> str:
+        return self.machines.name
+
+    def strays(self, part: Part | None = None) -> list[str]:
+        """The ids of what is found, in order."""
+        look = self.janitor.look(self.cloud)
+        assert look.unlisted == ()
+        return [stray.id for stray in look.strays if part in (None, stray.part)]
+
+    def tidy(self, services: Iterable[str] | None = None) -> Tidied:
+        return self.janitor.tidy(self.cloud, services)
+
+    def end_strays(self) -> None:
+        """What the tick does with instances that have no row."""
+        for stray in self.janitor.look(self.cloud).of(Part.INSTANCE):
+            assert self.janitor.remove(stray.key).why == ""
+
+    def settle(self, sleep: Callable[[float], object]) -> Tidied:
+        """Tidy until nothing is waited for, in virtual time; all that was removed, and the problems of the last step."""
+        done = self.tidy()
+        for _ in range(100):
+            if not done.waiting:
+                return done
+            sleep(15.0)
+            step = self.tidy()
+            done = Tidied(done.removed + step.removed, step.waiting, step.problems)
+        raise AssertionError(done)
+
+
+class _Clock:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+
+
+def fleet_of(machines: Machines, now: Callable[[], float]) -> FleetProvisioner:
+    class Fleet(FleetProvisioner):
+        name: ClassVar[str] = machines.name
+
+    return Fleet(machines, MemoryHosts(now), order_of, lambda need: (), now)

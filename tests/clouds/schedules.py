@@ -1,0 +1,19 @@
+"""How much trouble each cloud is put through: SKYSERVE_SCHEDULES random schedules, or few enough for every run of the
+tests. With 200 or more of them, a controller that cleans up dies at each of its calls; else at every third."""
+
+import os
+
+import pytest
+
+_SCHEDULES = int(os.environ.get("SKYSERVE_SCHEDULES", "20"))
+_AT_ONCE = 10
+_IS_LONG = _SCHEDULES >= 200
+CALL_STEP = 1 if _IS_LONG else 3
+
+only_long = pytest.mark.skipif(not _IS_LONG, reason="SKYSERVE_SCHEDULES=200 plays it")
+
+by_decades = pytest.mark.parametrize(
+    "seeds",
+    [range(first, min(first + _AT_ONCE, _SCHEDULES)) for first in range(0, _SCHEDULES, _AT_ONCE)],
+    ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}",
+)

@@ -1,0 +1,278 @@
+"""The clouds that rent machines under the contract: the fleet over each cloud's machines, by the unmodified official SDK,
+against servers that are as strict as the clouds. Hosts are in memory."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from policies.model import CapacityType, Offer, Zone
+from provisioners.base import Candidate, InstanceState, LaunchOrder
+from provisioners.candidates import offers_of
+from provisioners.catalog import Catalog, packaged
+from provisioners.errors import TransientError
+from provisioners.fleet import FleetProvisioner, HostReport
+from provisioners.machines import Machines, machine_token
+from provisioners.rented import Rent, order_of, within
+from tests.clouds.aws.aws_bench import aws_bench
+from tests.clouds.azure.azure_harness import azure
+from tests.clouds.azure.azure_server import AzureServer
+from tests.clouds.azure.azure_world import VM
+from tests.clouds.azure.azure_world import World as AzureWorld
+from tests.clouds.gcp.gcp_controller import controller
+from tests.clouds.gcp.gcp_parts import Fault
+from tests.clouds.memory_machines import MemoryHosts
+from tests.contract.contract_subjects import Subject
+
+
+@dataclass(frozen=True)
+class SmallCatalog:
+    """What a world has of a cloud's packaged catalog: these regions, and of them these zones (None: all)."""
+
+    cloud: str
+    regions: tuple[str, ...]
+    zones: tuple[str, ...] | None = None
+
+    def read(self) -> Catalog:
+        listings = within(packaged().of(self.cloud), self.regions, self.cloud).listings
+        if self.zones is None:
+            return Catalog(listings)
+        kept = [
+            replace(one, spot={zone: price for zone, price in one.spot.items() if zone in self.zones})
+            for one in listings
+        ]
+        return Catalog(tuple(one for one in kept if one.spot))
+
+
+class RentedSubject(Subject):
+    """Where nothing is said of accelerators, the subject's own is meant: only of machines with some do we know spot
+    prices."""
+
+    catalog: ClassVar[SmallCatalog]
+    now: Callable[[], float]
+    sleep: Callable[[float], None]
+
+    def __init__(self, _home: Path) -> None:
+        self.stack = ExitStack()
+        self.open()
+        self.cloud = self.restarted()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Make the world; set `now` and `sleep`."""
+
+    @abstractmethod
+    def machines(self) -> Machines:
+        """As after a restart: nothing is remembered."""
+
+    def restarted(self) -> FleetProvisioner:
+        catalog = self.catalog.read()
+        self.hosts = MemoryHosts(self.now)
+
+        class Fleet(FleetProvisioner):
+            name: ClassVar[str] = self.catalog.cloud
+
+        def accelerated(candidate: Candidate) -> Candidate:
+            return candidate if candidate.accelerator else replace(candidate, accelerator=self.accelerator)
+
+        return Fleet(
+            self.machines(),
+            self.hosts,
+            lambda order, rank: order_of(order, rank, bytes(32), Rent()),
+            lambda need: offers_of(
+                replace(need, candidates=tuple(map(accelerated, need.candidates))), catalog
+            ),
+            self.now,
+        )
+
+    def warn_node(self, token: str, rank: int) -> None:
+        """By the machine's own metadata service; hosts watch it."""
+        report = HostReport(InstanceState.RUNNING, 8000, preempt_at=self.now() + 1e6)
+        self.hosts.told[machine_token(token, rank)] = report
+
+    def lose_answer(self, order: LaunchOrder) -> None:
+        self.cut_answers()
+        with pytest.raises(TransientError):
+            self.cloud.launch(order)
+        self.calm()
+
+    @abstractmethod
+    def cut_answers(self) -> None:
+        """Launches are done, and nobody hears of it, until `calm`."""
+
+    @abstractmethod
+    def calm(self) -> None: ...
+
+    def know_us_again(self) -> None:
+        self.calm()
+
+    def pass_time(self) -> None:
+        self.sleep(10.0)
+
+    def close(self) -> None:
+        self.stack.close()
+
+
+class AwsSubject(RentedSubject):
+    catalog = SmallCatalog("aws", ("us-east-1", "us-west-2"))
+    accelerator_count = 4.0
+
+    def open(self) -> None:
+        self.bench = self.stack.enter_context(
+            aws_bench(self.stack.enter_context(pytest.MonkeyPatch.context()))
+        )
+        self.world, self.now, self.sleep = self.bench.world, self.bench.time.now, self.bench.time.sleep
+
+    def machines(self) -> Machines:
+        return self.bench.fresh(regions=self.catalog.regions)
+
+    def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
+        taken = len(self.world.live(skyserve_capacity=capacity_type.value))
+        market = "spot" if capacity_type is CapacityType.SPOT else "on-demand"
+        instance_type = self.offer(Candidate(use_spot=capacity_type is CapacityType.SPOT)).instance_type
+        self.world.room[zone.name, instance_type, market] = max(0, count - taken)
+
+    def lose_node(self, token: str, rank: int) -> None:
+        (instance,) = self.world.live(skyserve_token=machine_token(token, rank))
+        self.world.preempt(instance)
+
+    def warn_node(self, token: str, rank: int) -> None:
+        """EC2's own lists tell, too."""
+        (instance,) = self.world.live(skyserve_token=machine_token(token, rank))
+        self.world.warn(instance)
+
+    def cut_answers(self) -> None:
+        self.world.cut("RunInstances", times=50, after=True)
+
+    def calm(self) -> None:
+        self.world.calm()
+
+    def exhaust_quota(self, offer: Offer) -> str:
+        self.world.quota_vcpus[offer.zone.region, "L-3819A6DF"] = 0
+        return "L-3819A6DF"
+
+    def refuse_us(self) -> None:
+        self.world.fail("*", "AuthFailure", times=1000)
+
+    def throttle(self) -> None:
+        self.world.fail("RunInstances", "RequestLimitExceeded", times=8)
+
+    def launch_to_fail(self, order: LaunchOrder) -> None:
+        instance = self.cloud.launch(order)
+        self.world.end(instance.id, "Server.InternalError", "Server.InternalError: Internal error on launch")
+
+    def list_late(self, seconds: float) -> None:
+        self.world.listed_after_s = seconds
+
+
+class GcpSubject(RentedSubject):
+    catalog = SmallCatalog(
+        "gcp",
+        ("us-central1", "us-east1", "europe-west4"),
+        ("us-central1-a", "us-central1-b", "us-central1-c", "us-east1-b", "europe-west4-a"),
+    )
+
+    def open(self) -> None:
+        self.controller = self.stack.enter_context(controller())
+        self.world = self.controller.world
+        self.now, self.sleep = self.world.clock.now, self.world.advance
+
+    def machines(self) -> Machines:
+        return self.controller.another()
+
+    def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
+        self.world.room[zone.name, capacity_type is CapacityType.SPOT] = count
+
+    def lose_node(self, token: str, rank: int) -> None:
+        name = machine_token(token, rank)
+        (zone,) = [zone for zone, found in self.world.instances if found == name]
+        self.world.preempt(zone, name)
+
+    def cut_answers(self) -> None:
+        self.world.faults.append(Fault("compute.instances.insert", after=True, times=50))
+
+    def calm(self) -> None:
+        self.world.faults.clear()
+        self.world.dead_token = False
+
+    def exhaust_quota(self, offer: Offer) -> str:
+        self.world.quotas[offer.zone.region, "PREEMPTIBLE_NVIDIA_L4_GPUS"] = 0.0
+        return "PREEMPTIBLE_NVIDIA_L4_GPUS"
+
+    def refuse_us(self) -> None:
+        self.world.dead_token = True
+
+    def throttle(self) -> None:
+        self.world.faults.append(Fault("compute.instances.insert", 429, "rateLimitExceeded", times=3))
+
+    def launch_to_fail(self, order: LaunchOrder) -> None:
+        self.cloud.launch(replace(order, token=f"{order.token}-before"))  # the network is there after this
+        self.world.operation_s = 150.0  # longer than anybody waits for it
+        self.empty(order.offer.zone, order.offer.capacity_type)
+        self.cloud.launch(order)
+
+    def list_late(self, seconds: float) -> None:
+        self.world.list_lag_s = seconds
+
+
+class AzureSubject(RentedSubject):
+    catalog = SmallCatalog("azure", ("eastus", "westeurope"))
+    accelerator = "T4"
+    accelerator_count = 4.0
+
+    def open(self) -> None:
+        self.world = AzureWorld()
+        self.server = self.stack.enter_context(AzureServer(self.world).running())
+        self.now, self.sleep = self.world.clock.now, self.world.pass_time
+
+    def machines(self) -> Machines:
+        return azure(self.server)
+
+    def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
+        is_spot = capacity_type is CapacityType.SPOT
+        size = self.offer(Candidate(use_spot=is_spot)).instance_type
+        living = [
+            vm
+            for vm in self.world.resources.values()
+            if vm.kind == VM and (vm.body["properties"].get("priority") == "Spot") is is_spot
+        ]
+        self.world.room[zone.name, size, is_spot] = max(0, count - len(living))
+
+    def lose_node(self, token: str, rank: int) -> None:
+        self.world.preempt(machine_token(token, rank))
+
+    def cut_answers(self) -> None:
+        self.server.fail("PUT", "/virtualMachines/", 0, is_after=True, times=50)
+
+    def calm(self) -> None:
+        self.server.faults.clear()
+        self.world.token = "good-token"
+
+    def exhaust_quota(self, offer: Offer) -> str:
+        self.world.quota[offer.zone.region, "lowPriorityCores"] = 0
+        return "LowPriorityCores"
+
+    def refuse_us(self) -> None:
+        self.world.token = "another"
+
+    def throttle(self) -> None:
+        wait = {"Retry-After": "17"}
+        self.server.fail("PUT", "/virtualMachines/", 429, "TooManyRequests", "slow", headers=wait, times=8)
+
+    def launch_to_fail(self, order: LaunchOrder) -> None:
+        self.world.failing, self.world.allocate_s = "later", 300.0  # longer than anybody waits for it
+        self.empty(order.offer.zone, order.offer.capacity_type)
+        self.cloud.launch(order)
+
+    def list_late(self, seconds: float) -> None:
+        self.world.unseen_s = seconds
+
+    def close(self) -> None:
+        super().close()
+        assert self.world.violations == []

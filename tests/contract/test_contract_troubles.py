@@ -1,0 +1,90 @@
+"""What `provisioners.base` and `provisioners.errors` promise when a cloud is not at its best: every kind of error, lost
+memory, late lists, and orders that are accepted and then fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.model import FailureKind
+from provisioners.base import InstanceState
+from provisioners.errors import AuthError, QuotaError
+from tests.contract.contract_subjects import LIVE_STATES, Subject
+
+
+def test_a_quota_error_names_the_quota_and_leaves_nothing(subject: Subject) -> None:
+    offer = subject.offer()
+    name = subject.exhaust_quota(offer)
+    with pytest.raises(QuotaError) as caught:
+        subject.cloud.launch(subject.order(offer=offer))
+    assert caught.value.kind is FailureKind.QUOTA
+    assert name in caught.value.message
+    assert caught.value.zone == offer.zone
+    assert subject.living() == set()
+
+
+def test_without_valid_credentials_it_is_said_so_and_nothing_is_launched(subject: Subject) -> None:
+    order = subject.order()
+    subject.refuse_us()
+    with pytest.raises(AuthError) as caught:
+        subject.cloud.launch(order)
+    assert caught.value.kind is FailureKind.AUTH
+    subject.know_us_again()
+    assert subject.living() == set()
+    assert subject.cloud.launch(order).state in LIVE_STATES
+
+
+def test_a_throttled_order_goes_through_in_the_end_and_once(subject: Subject) -> None:
+    order = subject.order()
+    subject.throttle()
+    launched = subject.insist(lambda: subject.cloud.launch(order))
+    assert launched.state in LIVE_STATES
+    assert subject.living() == {order.token}
+    assert subject.cloud.launch(order).id == launched.id
+
+
+def test_what_is_accepted_and_fails_later_is_seen_to_fail_and_can_be_removed(subject: Subject) -> None:
+    order = subject.order()
+    subject.launch_to_fail(order)
+    assert subject.eventually(lambda: subject.listed()[order.token].state not in LIVE_STATES)
+    failed = subject.listed()[order.token]
+    assert failed.state in (InstanceState.BROKEN, InstanceState.STOPPING) or failed.state.is_gone
+    subject.cloud.terminate(failed)
+    assert subject.eventually(lambda: order.token not in subject.living())
+
+
+def test_what_the_cloud_does_not_list_yet_is_listed_all_the_same(subject: Subject) -> None:
+    subject.list_late(15.0)
+    launched = subject.cloud.launch(subject.order())
+    for _ in range(4):
+        assert subject.living() == {launched.token}
+        subject.pass_time()
+
+
+def test_what_the_cloud_does_not_list_yet_can_be_terminated(subject: Subject) -> None:
+    subject.list_late(15.0)
+    launched = subject.cloud.launch(subject.order())
+    subject.cloud.terminate(launched)
+    for _ in range(4):
+        subject.pass_time()
+    assert subject.living() == set()
+
+
+def test_who_remembers_nothing_finds_what_there_is_and_can_end_it(subject: Subject) -> None:
+    order = subject.order(num_nodes=2)
+    launched = subject.cloud.launch(order)
+    subject.cloud = subject.restarted()
+    assert {token: one.id for token, one in subject.listed().items()} == {launched.token: launched.id}
+    assert subject.cloud.launch(order).id == launched.id
+    subject.cloud.terminate(subject.listed()[launched.token])
+    assert subject.eventually(lambda: subject.living() == set())
+
+
+def test_who_remembers_nothing_and_sees_nothing_yet_launches_nothing_twice(subject: Subject) -> None:
+    order = subject.order()
+    launched = subject.cloud.launch(order)
+    subject.list_late(15.0)
+    subject.cloud = subject.restarted()
+    assert subject.cloud.launch(order).id == launched.id
+    for _ in range(4):
+        subject.pass_time()
+    assert subject.living() == {order.token}

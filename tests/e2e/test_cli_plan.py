@@ -1,0 +1,229 @@
+"""`serve plan` over three clouds without credentials, and what is said where no cloud has what is asked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import ROOT, Serve
+
+CLOUDS = (
+    "clouds: {aws: {}, gcp: {}, azure: {subscription_id: 00000000-0000-0000-0000-000000000000}, local: {}}\n"
+)
+SERVICE = """
+service:
+  replica_policy: {min_replicas: 2, spot_placer: dynamic_fallback}
+resources: {accelerators: {A100: 1, A100-80GB: 1, L4: 1, H100: 8}}
+run: serve
+"""
+SDKS = ("boto3", "botocore", "google", "azure", "paramiko", "aiohttp", "sqlalchemy", "numpy", "scipy")
+LOADED = f"""
+import sys
+import urllib.request
+{{}}
+print([name for name in {SDKS!r} if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def planner(tmp_path: Path) -> Serve:
+    """A home in which three clouds are enabled and none can be used. Nothing is started there."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.yaml").write_text(CLOUDS)
+    serve = Serve(home)
+    nobody = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/nowhere", "HOME": str(tmp_path)}
+    known = {k: v for k, v in serve.environment.items() if not k.startswith(("AWS_", "GOOGLE_", "AZURE_"))}
+    serve.environment = {**known, **nobody}
+    return serve
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "chat.yaml"
+    path.write_text(SERVICE)
+    return path
+
+
+def test_zones_of_three_clouds_are_listed_by_price_without_credentials(planner: Serve, file: Path) -> None:
+    plan = planner.ok("plan", file, "-o", "json").json()
+    candidates = plan["candidates"]
+    prices = [each["price_usd_hour"] for each in candidates]
+    assert prices == sorted(prices)
+    assert {each["cloud"] for each in candidates} == {"aws", "gcp", "azure"}
+    assert {each["accelerator"] for each in candidates} == {"A100", "A100-80GB", "L4", "H100"}
+    assert plan["offers"] == len(candidates) > 50
+    assert (plan["placement"], plan["load_balancing_policy"]) == ("spothedge", "gorgo")
+    assert {launch["zone"] for launch in plan["launches"]} <= {each["zone"] for each in candidates[:5]}
+    assert planner.processes() == [], "nothing was started"
+
+
+@pytest.mark.parametrize(("flags", "rows"), [((), 10), (("--limit", "3"), 3), (("--limit", "0"), 0)])
+def test_a_table_shows_the_best_of_them(
+    planner: Serve, file: Path, flags: tuple[str, ...], rows: int
+) -> None:
+    said = planner.ok("plan", file, *flags).out.splitlines()
+    assert said[-1] == "Placement: spothedge. Load balancing: gorgo."
+    total = next(place for place, line in enumerate(said) if line.startswith("2 replicas for $"))
+    listed = said[total + 1 : -1]
+    assert len(listed) == (rows + 2 if rows else 0)
+    assert not rows or f"the first {rows} of" in listed[0]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param("import skyserve_cli", id="import"),
+        pytest.param("from skyserve_cli.app import run; assert run(['plan', sys.argv[1]]) == 0", id="plan"),
+    ],
+)
+def test_no_sdk_is_loaded(planner: Serve, file: Path, what: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED.format(what), str(file)],
+        env={**planner.environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (0, ["[]"])
+
+
+def override(**resources: object) -> tuple[str, ...]:
+    return tuple(f"--set=resources.{key}={json.dumps(value)}" for key, value in resources.items())
+
+
+@pytest.mark.parametrize(
+    ("asked", "path", "said"),
+    [
+        ({"accelerators": "A10O"}, "resources.accelerators", "the catalog has no accelerator 'A10O'; did you mean"),
+        ({"accelerators": "L4:3"}, "resources.accelerators", "no machine has 3 of L4; there are machines with 1, 2,"),
+        ({"accelerators": "H100:16"}, "resources.accelerators", "no machine has 16 of H100"),
+        ({"accelerators": "H100:8", "infra": "gcp/us-east9"}, "resources.infra", "no region 'us-east9' on gcp"),
+        ({"accelerators": "H100:8", "infra": "aws/eu-south-2"}, "resources.infra", "is not in eu-south-2"),
+        ({"accelerators": "L4", "max_hourly_cost": 0.01}, "resources.max_hourly_cost", "USD per hour or more (g"),
+        ({"accelerators": "L4", "cpus": 7}, "resources.cpus", "L4:1 does not come with 7 CPUs; it comes with 4, 8"),
+        ({"accelerators": "L4", "memory": "9999+"}, "resources.memory", "does not come with 9999+ GB of memory"),
+        ({"instance_type": "g6.xlargo", "infra": "aws"}, "resources.instance_type", "did you mean 'g6.xlarge'?"),
+        ({"infra": "local/mars"}, "resources.infra", "local has no region 'mars'; it has asia, eu, us"),
+        ({"infra": "local/us/us-z"}, "resources.infra", "local has no zone 'us-z'"),
+        ({"infra": "local", "max_hourly_cost": 0.01}, "resources.max_hourly_cost", "the cheapest node on local costs"),
+        (
+            {"any_of": [{"accelerators": "L4:3"}, {"infra": "local/mars"}]},
+            "resources.any_of[0].accelerators",
+            "resources.any_of[1].infra",
+        ),
+    ],
+    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_what_nobody_has_is_refused_with_the_key_that_asks_for_it(
+    planner: Serve, file: Path, asked: dict[str, Any], path: str, said: str
+) -> None:
+    refused = planner("plan", file, *override(**asked))
+    assert (refused.code, refused.out) == (2, "")
+    assert any(line.startswith(f"{path}: ") for line in refused.err.splitlines())
+    assert said in refused.err
+
+
+def test_an_alternative_that_has_nothing_is_told_and_the_others_are_planned_with(
+    planner: Serve, file: Path
+) -> None:
+    said = planner.ok(
+        "plan", file, *override(any_of=[{"infra": "aws/atlantis-1"}, {"infra": "gcp"}]), "-o", "json"
+    )
+    assert {each["cloud"] for each in said.json()["candidates"]} == {"gcp"}
+    assert "warning: resources.any_of[0].infra: the catalog has no region 'atlantis-1' on aws" in said.err
+
+
+def test_your_own_hosts_say_what_they_lack(planner: Serve, file: Path) -> None:
+    hosts = "[{name: one, address: 192.0.2.1, accelerators: {L4: 2}}]"
+    (planner.home / "config.yaml").write_text(
+        f"clouds: {{ssh: {{pools: {{rack: {{user: me, identity_file: /k, hosts: {hosts}}}}}}}}}\n"
+    )
+    plain = ("--set=service.replica_policy={}", "--set=resources.infra=ssh")
+    (found,) = planner.ok("plan", file, *plain, *override(accelerators="L4"), "-o", "json").json()[
+        "candidates"
+    ]
+    assert (found["region"], found["zone"]) == ("rack", "one")
+    for asked, path, sentence in (
+        ({"accelerators": "H100"}, "accelerators", "no host of yours has H100; they have L4"),
+        ({"accelerators": "L4:4"}, "accelerators", "no host of yours has L4:4; the most that one has is 2"),
+        ({"accelerators": "L4", "infra": "ssh/shelf"}, "infra", "config.yaml has no region 'shelf' of hosts"),
+        ({"accelerators": "L4", "use_spot": True}, "use_spot", "hosts of yours are no spot machines"),
+    ):
+        refused = planner("plan", file, *plain, *override(**asked))
+        assert refused.code == 2
+        assert f"resources.{path}: {sentence}" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("mount", "said"),
+    [("{/data: /etc/hostname}", "use a relative path"), ("{data: 's3://b'}", "of this machine only")],
+    ids=["an absolute path", "a bucket"],
+)
+def test_what_this_machine_cannot_copy_is_said_where_there_is_no_other(
+    planner: Serve, file: Path, mount: str, said: str
+) -> None:
+    here = planner("plan", file, f"--set=file_mounts={mount}", *override(infra="local"))
+    assert (here.code, said in here.err) == (2, True)
+    assert said not in planner.ok("plan", file, f"--set=file_mounts={mount}", *override(infra="aws")).err
+
+
+def test_an_update_that_can_run_nowhere_changes_nothing(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text("service: {}\nrun: exec python3 -m http.server $SKYSERVE_REPLICA_PORT\n")
+    serve.ok("up", file, "-y")
+    refused = serve("update", "web", file, "-y", "--set", "resources.infra=local/mars")
+    assert (refused.code, refused.out) == (2, "")
+    assert "resources.infra: local has no region 'mars'" in refused.err
+    assert serve.view("web")["version"] == 1
+
+
+def test_files_are_copied_before_setup_and_their_bytes_make_a_version(serve: Serve, tmp_path: Path) -> None:
+    source, folder = tmp_path / "note.txt", tmp_path / "folder"
+    folder.mkdir()
+    source.write_text("one")
+    (folder / "inside.txt").write_text("inside")
+    file = tmp_path / "files.yaml"
+    file.write_text(
+        f"""
+service: {{}}
+file_mounts: {{data/note.txt: {source}, data/many: {{source: [{source}, {folder}]}}}}
+setup: cat data/note.txt data/many/note.txt data/many/folder/inside.txt >index.html
+run: exec python3 -m http.server $SKYSERVE_REPLICA_PORT
+"""
+    )
+
+    def served(endpoint: str) -> str:
+        with urllib.request.urlopen(endpoint, timeout=30) as answer:
+            return answer.read().decode()
+
+    endpoint = serve.ok("up", file, "-y").out.strip().splitlines()[-1]
+    assert served(endpoint) == "oneoneinside"
+    assert "its replicas are kept" in serve.ok("update", "files", file, "-y").err
+    source.write_text("two")
+    assert "its replicas are replaced" in serve.ok("update", "files", file, "-y").err
+    assert served(endpoint) == "twotwoinside"
+    source.unlink()
+    missing = serve("update", "files", file, "-y")
+    assert missing.code == 2
+    assert f'file_mounts["data/note.txt"]: {source} is not a file or folder of this machine' in missing.err
+
+
+@pytest.mark.parametrize(
+    ("mount", "said"),
+    [
+        ("ftp://x/y", "ftp://x/y is no bucket we know"),
+        ("{store: r2, name: weights}", "a bucket in r2 needs its URL as source"),
+        ("{mode: copy}", "has neither a source nor the name of a bucket"),
+    ],
+    ids=["a URL of nobody", "a bucket that a name does not find", "nothing"],
+)
+def test_what_cannot_be_copied_is_said_before_anything_is_launched(
+    planner: Serve, file: Path, mount: str, said: str
+) -> None:
+    refused = planner("plan", file, f"--set=file_mounts={{/data: {mount}}}")
+    assert refused.code == 2
+    assert f'file_mounts["/data"]: {said}' in refused.err

@@ -1,0 +1,230 @@
+"""Load balancer agents on machines of their own, in another region than the replicas: `serve` on AWS, whose instances really
+boot, as network namespaces."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import yaml
+from moto.server import ThreadedMotoServer
+
+from tests.clouds.aws.aws_account import Launched
+from tests.clouds.aws.aws_world import AwsWorld
+from tests.clouds.vms import vm_world
+from tests.clouds.vms.vm_world import Vm, VmWorld
+from tests.e2e.conftest import ROOT, Serve
+from tests.e2e.regions_client import Client
+
+LIBRARIES = sysconfig.get_path("purelib")
+pytestmark = [
+    pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not())),
+    pytest.mark.skipif(
+        vm_world.why_not() is None and not vm_world.can_import("uvloop", LIBRARIES),
+        reason="the machine's Python is another than ours",
+    ),
+]
+
+SERVICE = """
+service:
+  readiness_probe: {path: /, initial_delay_seconds: 120}
+  replicas: 1
+  load_balancers: {regions: aws/us-west-2, dns: {zone: example.com, name: chat}}
+resources:
+  infra: aws/us-east-1
+  accelerators: L4:1
+setup: echo "I am $SKYSERVE_ZONE" >index.html
+run: exec python3 -m http.server --bind 0.0.0.0 $SKYSERVE_REPLICA_PORT
+"""
+
+
+@dataclass
+class Cloud:
+    aws: AwsWorld
+    vms: VmWorld
+    roles: dict[str, str]  # by instance id
+    names: Any  # the client of Route 53
+    zone_id: str
+
+    def live(self, role: str) -> list[str]:
+        return [name for name, vm in self.vms.vms.items() if vm.is_running and self.roles[name] == role]
+
+    def name(self) -> dict[str, list[str]]:
+        """What chat.example.com means, by region."""
+        records = self.names.list_resource_record_sets(HostedZoneId=self.zone_id)["ResourceRecordSets"]
+        return {
+            one["Region"]: [each["Value"] for each in one["ResourceRecords"]]
+            for one in records
+            if "Region" in one
+        }
+
+    def agent(self) -> Vm:
+        (name,) = self.live("load_balancer")
+        return self.vms.vms[name]
+
+
+@pytest.fixture
+def cloud(serve: Serve) -> Iterator[Cloud]:
+    with ExitStack() as stack:
+        vms = stack.enter_context(VmWorld("172.31.0.0/16"))
+        aws = AwsWorld(time.time)
+        dns = stack.enter_context(route53())
+        keys = {"aws_access_key_id": "AKIATESTTESTTESTTEST", "aws_secret_access_key": "of-nobody"}
+        names = boto3.client("route53", endpoint_url=dns, region_name="us-east-1", **keys)
+        zone_id = names.create_hosted_zone(Name="example.com.", CallerReference="test")["HostedZone"]["Id"]
+        made = Cloud(aws, vms, {}, names, zone_id)
+
+        def boot(launched: Launched) -> None:
+            made.roles[launched.id] = launched.tags["skyserve-role"]
+            vms.boot(
+                launched.id,
+                addresses=[launched.private_ip],
+                user_data=launched.user_data,
+                gpus=int(launched.region == "us-east-1"),
+                libraries=[LIBRARIES],
+            )
+
+        aws.on_launch = boot
+        aws.on_gone = lambda instance_id: vms.vms[instance_id].kill()
+        stack.enter_context(aws.running())
+        serve.environment |= {
+            "AWS_ENDPOINT_URL": aws.url,
+            "AWS_ENDPOINT_URL_ROUTE_53": dns,
+            **{name.upper(): value for name, value in keys.items()},
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        config = yaml.safe_load((serve.home / "config.yaml").read_text())
+        config["clouds"] = {
+            "aws": {"poll_seconds": 0.5, "use_private_ip": True, "regions": ["us-east-1", "us-west-2"]}
+        }
+        (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+        yield made
+        serve("controller", "start")
+        serve("down", "--all", "--purge", "-y", "--timeout", "60")
+        assert made.live("replica") == made.live("load_balancer") == []
+        assert aws.errors == []
+
+
+@contextmanager
+def route53() -> Iterator[str]:
+    """The URL of moto's server, for names only."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+def agents(serve: Serve) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = serve.view("web")["load_balancers"]
+    return found
+
+
+def the_agent(serve: Serve) -> dict[str, Any]:
+    """The only one; nothing while there is another number of them, or it is not ready."""
+    found = agents(serve)
+    return found[0] if len(found) == 1 and found[0]["alive"] and found[0]["synced"] else {}
+
+
+def pid_of_agent(vm: Vm) -> str:
+    return vm.run("pgrep -f '[-]m lb ' || true").strip()
+
+
+def test_an_agent_in_another_region_from_up_over_every_loss_to_down(
+    serve: Serve, cloud: Cloud, tmp_path: Path
+) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text(SERVICE)
+    said = serve.ok("up", file, "-y", "--name", "web")
+    assert "1 load balancer in aws/us-west-2 for $0.0850 more" in said.err
+    printed = said.out.strip().splitlines()[-1]
+    vm = cloud.agent()
+    endpoint = f"http://{vm.address}:8000"
+    assert printed == "http://chat.example.com:8000"
+    assert serve.view("web")["endpoints"] == [printed, endpoint]
+    serve.eventually(lambda: cloud.name() == {"us-west-2": [vm.address]})
+    agent = the_agent(serve)
+    assert (agent["region"], agent["endpoint"], agent["ready_targets"]) == ("us-west-2", endpoint, 1)
+    assert not (serve.home / "lb" / "web").exists(), "there is none beside the controller"
+
+    with Client(endpoint, b"I am use1-az") as client:
+        serve.eventually(lambda: client.answered > 20)
+
+        # The controller dies: nobody notices.
+        pid = serve.ok("controller", "status", "-o", "json").json()["pid"]
+        os.kill(pid, signal.SIGKILL)
+        before = client.answered
+        serve.eventually(lambda: client.answered > before + 20)
+        serve.ok("controller", "start")
+        serve.eventually(lambda: the_agent(serve))
+
+        # New code takes over in place, and not one connection is refused.
+        old_version, old_pid = the_agent(serve)["agent_version"], pid_of_agent(vm)
+        with new_code(serve, tmp_path):
+            serve.ok("controller", "stop")
+            serve.ok("controller", "start")
+            serve.eventually(lambda: the_agent(serve).get("agent_version") not in (None, old_version))
+            assert the_agent(serve)["newest"]
+            before = client.answered
+            serve.eventually(lambda: client.answered > before + 20)
+            serve.eventually(lambda: pid_of_agent(vm) not in ("", old_pid))
+            serve.ok("controller", "stop")
+        serve.ok("controller", "start")
+        serve.eventually(lambda: the_agent(serve).get("agent_version") == old_version)
+    assert client.failed == []
+    assert cloud.agent() is vm
+
+    # The process dies: the keeper starts it again, on the same machine, at the same address.
+    vm.run("pkill -9 -f '[-]m lb '")
+    serve.eventually(lambda: the_agent(serve) and Client.asks(endpoint))
+    assert cloud.agent() is vm
+
+    # The machine is lost: another one takes its place.
+    lost = agent["instance_id"]
+    cloud.aws.end(lost, "Server.InternalError", "Server.InternalError: Internal error on launch")
+    serve.eventually(lambda: the_agent(serve).get("instance_id") not in (None, lost))
+    assert Client.asks(the_agent(serve)["endpoint"])
+    serve.eventually(lambda: cloud.name() == {"us-west-2": [cloud.agent().address]})
+    assert serve.ok("status", "web", "--endpoint").out.strip() == printed
+    assert "load balancer" in serve.ok("status").out.lower()
+    assert "start with table_file" in serve.ok("logs", "web", "--load-balancer").out
+
+    serve.ok("down", "web", "-y")
+    assert cloud.name() == {}
+    assert cloud.live("replica") == cloud.live("load_balancer") == []
+
+
+class new_code:
+    """A copy of the program, with a change in the agent's code."""
+
+    def __init__(self, serve: Serve, folder: Path) -> None:
+        self._serve = serve
+        self._folder = folder / "code"
+
+    def __enter__(self) -> None:
+        for package in ("lb", "policies", "provisioners", "skyserve_cli"):
+            shutil.copytree(
+                ROOT / package, self._folder / package, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        with (self._folder / "lb" / "usage.py").open("a") as code:
+            code.write("\n# another release\n")
+        self._before = self._serve.environment.get("PYTHONPATH")
+        self._serve.environment["PYTHONPATH"] = str(self._folder)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is None:
+            del self._serve.environment["PYTHONPATH"]
+        else:
+            self._serve.environment["PYTHONPATH"] = self._before

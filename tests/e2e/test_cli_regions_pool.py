@@ -1,0 +1,104 @@
+"""A load balancer agent on a host of the user's own pool, beside a replica."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from provisioners.keys import Keys
+from tests.clouds.vms import vm_world
+from tests.clouds.vms.vm_bench import until
+from tests.clouds.vms.vm_world import Vm, VmWorld
+from tests.e2e.conftest import Serve
+from tests.e2e.regions_client import Client
+
+LIBRARIES = sysconfig.get_path("purelib")
+pytestmark = [
+    pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not())),
+    pytest.mark.skipif(
+        vm_world.why_not() is None and not vm_world.can_import("uvloop", LIBRARIES),
+        reason="the machine's Python is another than ours",
+    ),
+]
+
+LOGIN = Keys(bytes(range(32)), "the user").login()
+SERVICE = """
+service:
+  readiness_probe: {path: /, initial_delay_seconds: 120}
+  replicas: 1
+  load_balancers: {regions: ssh/rack}
+resources:
+  infra: ssh
+  accelerators: L4:1
+setup: echo "I am $SKYSERVE_ZONE" >index.html
+run: exec python3 -m http.server --bind 0.0.0.0 $SKYSERVE_REPLICA_PORT
+"""
+
+
+@pytest.fixture
+def host(serve: Serve, tmp_path: Path) -> Iterator[Vm]:
+    """One host with a GPU, and a config.yaml that names it."""
+    (tmp_path / "id").write_text(LOGIN.private)
+    with VmWorld() as world:
+        vm = world.boot("h1", logins={"me": LOGIN.public}, gpus=1, libraries=[LIBRARIES])
+        until(lambda: "Server listening" in vm.console(), "sshd")
+        kind, key, *_ = vm.run("cat /etc/ssh/ssh_host_ed25519_key.pub").split()
+        (tmp_path / "known_hosts").write_text(f"{vm.address} {kind} {key}\n")
+        pool = {
+            "user": "me",
+            "identity_file": str(tmp_path / "id"),
+            "known_hosts": str(tmp_path / "known_hosts"),
+            "hosts": [{"name": "h1", "address": vm.address, "accelerators": {"L4": 1}}],
+        }
+        config = yaml.safe_load((serve.home / "config.yaml").read_text())
+        config["clouds"] = {"ssh": {"poll_seconds": 0.5, "pools": {"rack": pool}}}
+        (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+        yield vm
+        serve("down", "--all", "--purge", "-y", "--timeout", "60")
+        assert running(vm) == []
+
+
+def running(vm: Vm) -> list[str]:
+    """What runs on the host for a service."""
+    return vm.run("pgrep -fa '[h]ttp.server|[k]eeper.py|[-]m lb ' || true").splitlines()
+
+
+def the_agent(serve: Serve) -> dict[str, Any]:
+    found = serve.view("web")["load_balancers"]
+    return found[0] if len(found) == 1 and found[0]["alive"] and found[0]["synced"] else {}
+
+
+def test_an_agent_shares_a_host_with_a_replica_and_is_found_again(
+    serve: Serve, host: Vm, tmp_path: Path
+) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text(SERVICE)
+    endpoint = serve.ok("up", file, "-y", "--name", "web").out.strip().splitlines()[-1]
+    assert endpoint.startswith(f"http://{host.address}:")
+    assert Client.asks(endpoint) == b"I am h1\n"
+    assert len(running(host)) == 3
+    agent = the_agent(serve)
+
+    # Every connection of ours breaks: it is made again, and the agent with its machine stays.
+    host.run("pkill -f '^sshd: me' || true")
+    pid = serve.ok("controller", "status", "-o", "json").json()["pid"]
+    os.kill(pid, signal.SIGKILL)
+    serve.ok("controller", "start")
+    serve.eventually(lambda: the_agent(serve).get("instance_id") == agent["instance_id"])
+    host.run("pkill -f '^sshd: me' || true")
+
+    # A new table arrives there: a second version of the service with a policy of another name.
+    file.write_text(SERVICE.replace("replicas: 1", "replicas: 1\n  load_balancing_policy: round_robin"))
+    serve.ok("update", "web", file, "-y")
+    serve.eventually(lambda: the_agent(serve).get("instance_id") == agent["instance_id"])
+    assert Client.asks(endpoint) == b"I am h1\n"
+
+    serve.ok("down", "web", "-y")
+    assert running(host) == []

@@ -1,0 +1,207 @@
+"""Load balancer agents on machines of their own: what is ordered for them, and what is told of them. The pure parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lb.wire import Table, Target
+from policies.model import CapacityType, Load, Memory, Offer, Replica, ReplicaState, Role, UpdateMode, Zone
+from skyserve_cli.controller.loads import merged
+from skyserve_cli.controller.orders import (
+    agent_fleet_of,
+    agent_order_of,
+    agent_requirements_of,
+    name_orders_of,
+    stands_beside,
+)
+from skyserve_cli.controller.ports import NameOrder
+from skyserve_cli.controller.tables import without_loopback
+from skyserve_cli.controller.view import endpoints_of
+from skyserve_cli.spec import load_text
+from skyserve_cli.spec.model import ServiceSpec
+from skyserve_cli.state.values import ServiceRow
+
+S = ReplicaState
+
+
+def spec(balancers: str = "", service: str = "") -> ServiceSpec:
+    section = f"load_balancers: {balancers}" if balancers else ""
+    return load_text(f"service: {{{', '.join(filter(None, [section, service]))}}}\nrun: x", name="chat").spec
+
+
+def agent(
+    id: int, region: str = "east", state: ReplicaState = S.READY, version: int = 1, kind: str = "small"
+) -> Replica:
+    offer = Offer(Zone("aws", region, f"{region}1"), kind, None, 0.0, CapacityType.ON_DEMAND, 0.1)
+    return Replica(
+        id, version, offer, state, 0.0, 0.0, f"i-{id}", f"http://192.0.2.{id}:8000", role=Role.LOAD_BALANCER
+    )
+
+
+def row(*agents: Replica, version: int = 1, down: bool = False) -> ServiceRow:
+    return ServiceRow(
+        name="chat", incarnation="abcd", created_at=0.0, version=version, same_replicas=frozenset(),
+        update_mode=UpdateMode.ROLLING, down=down, purge=False, wanted=1, target=1, notes="", memory=Memory(),
+        lb_port=30001, killed=frozenset(), replicas=(), balancers=agents,
+    )  # fmt: skip
+
+
+EAST_WEST = "{regions: [aws/east, aws/west]}"
+NAMED = "{regions: [aws/east, aws/west], dns: {zone: Example.com, name: chat}}"
+
+
+@pytest.mark.parametrize(
+    ("balancers", "found", "beside"),
+    [
+        pytest.param("", row(), True, id="no regions"),
+        pytest.param(EAST_WEST, row(), False, id="a new service waits for its regions"),
+        pytest.param(EAST_WEST, row(version=2), True, id="an updated one keeps what it had"),
+        pytest.param(
+            EAST_WEST, row(agent(1, state=S.STARTING), version=2), True, id="until an agent is ready"
+        ),
+        pytest.param(EAST_WEST, row(agent(1), version=2), False, id="and then no longer"),
+        pytest.param(EAST_WEST, row(version=2, down=True), False, id="one that goes down needs none"),
+    ],
+)
+def test_who_has_an_agent_beside_the_controller(balancers: str, found: ServiceRow, beside: bool) -> None:
+    assert stands_beside(found, spec(balancers)) is beside
+
+
+def test_the_machine_of_an_agent_gets_its_keeper_and_a_token_and_nothing_else_of_the_service() -> None:
+    wanted = spec("{regions: aws/east, port: 443}", "readiness_probe: /health")
+    order = agent_order_of("own", "chat", "abcd", agent(7), wanted, "hush")
+    assert (order.role, order.port, order.num_nodes) == (Role.LOAD_BALANCER, 443, 1)
+    assert order.secrets == {"SKYSERVE_LB_TOKEN": "hush"}
+    assert list(order.file_mounts) == ["keeper.py"]
+    assert "hush" not in f"{order.run}{order.setup}{order.env}{order!r}"
+    assert "ip_unprivileged_port_start=443" in (order.setup or "")
+    assert order == agent_order_of("own", "chat", "abcd", agent(7), wanted, "hush")
+
+
+@pytest.mark.parametrize("balancers", ["{regions: aws/east}", "{regions: aws/east, port: 8443}"])
+def test_a_port_that_is_anybodys_needs_no_setup(balancers: str) -> None:
+    assert agent_order_of("own", "chat", "abcd", agent(7), spec(balancers), "").setup is None
+
+
+def test_what_is_asked_of_the_clouds() -> None:
+    regional = spec("{regions: [aws/east, gcp/west], instance_type: {gcp: e2-medium}}").regional
+    need = agent_requirements_of(regional)
+    assert need.role is Role.LOAD_BALANCER
+    asked = [
+        (one.cloud, one.region, one.instance_type, one.accelerator, one.use_spot) for one in need.candidates
+    ]
+    assert asked == [("aws", "east", None, None, False), ("gcp", "west", "e2-medium", None, False)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        pytest.param("{regions: aws/east}", True, id="any type will do"),
+        pytest.param("{regions: aws/east, instance_type: small}", True, id="the type it has"),
+        pytest.param("{regions: aws/east, instance_type: large}", False, id="another type"),
+        pytest.param("{regions: aws/east, port: 80}", False, id="another port"),
+    ],
+)
+def test_which_agents_fit(wanted: str, fits: bool) -> None:
+    specs = {1: spec("{regions: aws/east}"), 2: spec(wanted)}
+    fleet = agent_fleet_of(row(agent(5), version=2), [agent(5)], specs.__getitem__)
+    assert (5 in fleet.fitting) is fits
+
+
+def test_a_name_means_the_agents_that_may_answer() -> None:
+    agents = [agent(1), agent(2, "west", S.NOT_READY), agent(3, state=S.DRAINING), agent(4, state=S.STARTING)]
+    (order,) = name_orders_of(row(*agents), agents, lambda version: spec(NAMED))
+    assert order == NameOrder(
+        "chat",
+        "example.com.",
+        "chat.example.com.",
+        (("aws", "east", "192.0.2.1"), ("aws", "west", "192.0.2.2")),
+    )
+
+
+def test_a_name_of_before_and_the_name_of_a_service_that_goes_down_mean_nothing() -> None:
+    versions = {
+        1: spec(NAMED),
+        2: spec("{regions: aws/east, dns: {zone: example.com, name: talk}}"),
+        3: spec(),
+    }
+    nothing = NameOrder("chat", "example.com.", "chat.example.com.")
+    assert name_orders_of(row(version=2), [agent(1)], versions.__getitem__)[1:] == [nothing]
+    assert name_orders_of(row(down=True), [agent(1)], versions.__getitem__) == [nothing]
+    assert name_orders_of(row(version=3), [], versions.__getitem__) == [
+        NameOrder("chat", "example.com.", "talk.example.com.")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("balancers", "agents", "beside", "endpoints"),
+    [
+        pytest.param("", [], True, ["http://127.0.0.1:30001"], id="beside the controller"),
+        pytest.param(EAST_WEST, [], False, [], id="none is ready yet"),
+        pytest.param(
+            EAST_WEST,
+            [agent(1, "west"), agent(2, "east"), agent(3, "east", S.DRAINING)],
+            False,
+            ["http://192.0.2.2:8000", "http://192.0.2.1:8000"],
+            id="in the order of the file",
+        ),
+        pytest.param(
+            NAMED,
+            [agent(1, "west")],
+            False,
+            ["http://chat.example.com:8000", "http://192.0.2.1:8000"],
+            id="the name before all",
+        ),
+    ],
+)
+def test_where_a_service_answers(
+    balancers: str, agents: list[Replica], beside: bool, endpoints: list[str]
+) -> None:
+    assert endpoints_of(row(*agents), spec(balancers), "127.0.0.1", is_beside=beside) == endpoints
+
+
+def load(**values: Any) -> Load:
+    return Load(**{"known": True, **values})
+
+
+@pytest.mark.parametrize(
+    ("loads", "whole"),
+    [
+        pytest.param([], Load(), id="nobody to ask"),
+        pytest.param([load(requests=5)], load(requests=5), id="one agent"),
+        pytest.param([Load(), Load()], Load(), id="nobody has said anything"),
+        pytest.param(
+            [load(requests=60, in_flight=1, queued=2), load(requests=30, in_flight=3, ongoing=1.5)],
+            load(requests=90, in_flight=4, queued=2, ongoing=1.5),
+            id="two agents",
+        ),
+        pytest.param(
+            [load(window_s=60.0, requests=60), load(window_s=10.0, requests=20)],
+            load(window_s=60.0, requests=180),
+            id="windows of different length: the rates add up",
+        ),
+        pytest.param(
+            [load(empty=frozenset({1, 2})), load(empty=frozenset({2, 3}))],
+            load(empty=frozenset({2})),
+            id="empty for all is empty",
+        ),
+        pytest.param([load(empty=frozenset({1})), Load()], load(), id="who is silent has not said empty"),
+    ],
+)
+def test_the_load_of_all_agents(loads: list[Load], whole: Load) -> None:
+    assert merged(loads) == whole
+
+
+def test_an_agent_elsewhere_is_not_told_of_replicas_on_this_machine() -> None:
+    here = [
+        Target(str(i), url)
+        for i, url in enumerate(("http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1"))
+    ]
+    there = Target("9", "http://192.0.2.9:8000")
+    table = Table("chat", "7", (*here, there))
+    assert without_loopback(table).targets == (there,)
+    assert without_loopback(table).revision != table.revision
+    plain = Table("chat", "7", (there,))
+    assert without_loopback(plain) is plain
