@@ -12,7 +12,8 @@ the fleet costs, per hour,
 2.  On demand: the o of the least cost beside the spot replicas that were accepted, at the rates of this moment. Spot
     replicas that are starting count, since a new on-demand one would not be ready sooner; one that will is kept.
 3.  On spot: the cheapest fleet among the near ones, at the rates of the next two hours (`risk_search`). A zone that
-    had no room when last asked gets one replica on trial.
+    may have no room must save the more, the likelier it refuses; one that had none when last asked gets one replica
+    on trial.
 4.  A zone without room is asked again when that has lasted as long again, after 10 min to 4 h, or after 40 min to
     16 h where we hold replicas: the longer an outage has lasted, the longer it will.
 5.  mu, what an hour below N_tar is worth, is steered: mu = 0.1 * price_od * N_tar / (1 - target) * e^b, where b is by
@@ -57,6 +58,7 @@ DETECTION_S = 30.0
 MOST_EXTRA = 4  # spot replicas beyond the wanted number
 MARGIN = 0.1  # what a change must save, as a share of the price of a spot replica
 MOVE_MARGIN = 0.2
+REFUSAL_H = 0.5  # a refused launch is as bad as the price of a spot replica for so many hours
 ANSWER_S = 60.0  # so long an answer is waited for before other zones are asked
 LOOK_AGAIN_S = 300.0
 USUAL_RATIO = 3.0  # of on-demand to spot prices, where no on-demand price is known
@@ -164,7 +166,7 @@ class _Look:
             for zone, at in zip(self.zones, self.retry_at, strict=True)
         ]
         self.sites = [
-            Site(known[zone].price_usd_hour, offer is not None)
+            _site(known[zone].price_usd_hour, offer is not None, market.refusals(zone))
             for zone, offer in zip(self.zones, self.usable, strict=True)
         ]
         opens = [
@@ -322,6 +324,11 @@ def _terms(view: View, overdrawn: float, on_demand: int) -> Terms:
     least = min(goal.base_ondemand_fallback_replicas, wanted)
     most = (wanted if prices else min(wanted, on_demand)) if goal.dynamic_ondemand_fallback else least
     return Terms(wanted, mu_share * usd_hour * wanted, usd_hour, least, max(least, most))
+
+
+def _site(usd_hour: float, is_open: bool, refusals: float) -> Site:
+    """`refusals` are those to be expected for one replica; over the horizon they must be earned back."""
+    return Site(usd_hour, is_open, usd_hour * refusals * REFUSAL_H / HORIZON_H)
 
 
 def _by_zone(offers: Sequence[Offer]) -> dict[Zone, Offer]:

@@ -64,6 +64,7 @@ HELD_PATIENCE = 4.0  # so much longer are both where we have replicas: more of t
 
 USUAL_START_S = 180.0
 _START_WEIGHT = 0.3
+_HARDLY = 1e-3  # the least chance of room
 
 #: States in which the cloud has accepted a replica and nobody ends it.
 HELD = (ReplicaState.PROVISIONING, ReplicaState.STARTING, ReplicaState.NOT_READY, ReplicaState.READY)
@@ -125,8 +126,11 @@ def _after_launch(record: Json, now: float) -> dict[str, float]:
 
 
 def _after_leaving(record: Json, now: float) -> dict[str, float]:
-    """We left of our own will: the zone had room when last seen, and had had for as long as is known."""
-    after = {key: record[key] for key in record if key not in ("held_from", "empty_from", "empty_at")}
+    """We left of our own will: the zone had room for us when last seen, and had had for as long as is known.
+
+    If it had none for one more, that stands. Else a zone with room for one would be asked for four, give one, be left
+    because one is of no use, and be asked for four again a moment later, for ever."""
+    after = {key: record[key] for key in record if key != "held_from"}
     return {**after, "due": record.get("due", 0.0) + _exposure(record, now), "left_at": now}
 
 
@@ -195,6 +199,21 @@ class Market:
         patience = HELD_PATIENCE if "held_from" in record else 1.0
         wait_s = min(patience * LONGEST_RETRY_S, max(patience * FIRST_RETRY_S, RETRY_SHARE * lasted_s))
         return float(record["empty_at"] + wait_s)
+
+    def refusals(self, zone: Zone) -> float:
+        """How many a zone that is asked for one more replica is expected to give before it takes one. What was last
+        seen of it becomes less certain with time, down to what is known of a zone nobody asked."""
+        record = self._record(zone)
+        if "empty_at" in record:
+            room = 1.0 - self._still(RECOVERY_H, record["empty_from"], record["empty_at"])
+            room *= 1.0 - UNKNOWN_DOWN
+        elif "held_from" in record:
+            room = 1.0
+        elif "left_at" in record:
+            room = 1.0 - UNKNOWN_DOWN * (1.0 - self._still(YOUNG_H, record["since"], record["left_at"]))
+        else:
+            room = 1.0 - UNKNOWN_DOWN
+        return 1.0 / max(_HARDLY, room) - 1.0
 
     def hazards(self, zones: Sequence[Zone], window_h: float, horizon_h: float) -> list[Hazard]:
         """For each zone, averaged over the next `window_h` and `horizon_h`."""

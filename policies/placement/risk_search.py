@@ -2,6 +2,11 @@
 
 Adding is looked at several steps ahead, because a second zone is often of no use until it holds enough to stand in
 for the first. Every change must be worth a margin, so that a change is not undone by a little more age.
+
+Where the answer may be no, a change must also be worth the refusals to be expected, each at a fixed cost: boxes of
+uncertain content that cost something to open are best opened in the order of gain - cost / chance (Weitzman,
+Econometrica 1979). So zones that we are in come before zones that may be empty, and an empty one is asked the sooner,
+the more it would save. A zone answers once, however many are to go there.
 """
 
 from __future__ import annotations
@@ -17,10 +22,12 @@ _STEPS = 8  # large services grow in larger steps
 
 
 class Site(NamedTuple):
-    """A zone: the price of a spot replica there, and whether one can be asked for now."""
+    """A zone: the price of a spot replica there, whether one can be asked for now, and what its answer must be worth
+    because it may be no."""
 
     usd_hour: float
     open: bool
+    asking_usd_hour: float = 0.0
 
 
 def grown(odds: Odds, have: Fleet, sites: Sequence[Site], room: int, margin: float) -> Fleet | None:
@@ -35,16 +42,14 @@ def grown(odds: Odds, have: Fleet, sites: Sequence[Site], room: int, margin: flo
         step = max(1, min(room, odds.terms.wanted // _STEPS))
         room -= step
         tried = [_with(fleet, zone, step) for zone in open_sites]
-        costs = [
-            odds.hedge(after).usd_hour + step * sites[zone].usd_hour
-            for after, zone in zip(tried, open_sites, strict=True)
-        ]
+        prices = [_asked(sites[zone], step, fleet[zone] > have[zone]) for zone in open_sites]
+        costs = [odds.hedge(after).usd_hour + price for after, price in zip(tried, prices, strict=True)]
         least = min(costs)
         # Of equals the zone with fewest: what fails there takes less along.
         equals = [i for i, cost in enumerate(costs) if cost <= least + 1e-9]
         pick = min(equals, key=lambda i: fleet[open_sites[i]])
         fleet = tried[pick]
-        paid += step * sites[open_sites[pick]].usd_hour
+        paid += prices[pick]
         gain = start - odds.hedge(fleet).usd_hour - paid
         if gain > saved + 1e-9:
             saved, best = gain, fleet
@@ -61,15 +66,16 @@ def moved(odds: Odds, have: Fleet, sites: Sequence[Site], room: int, margin: flo
     fleet, best, paid = have, None, 0.0
     for _ in range(min(room, _MOST_MOVES)):
         moves = [
-            (odds.hedge(_with(_with(fleet, old, -1), new, 1)).usd_hour + sites[new].usd_hour - sites[old].usd_hour, old, new)
+            (odds.hedge(_with(_with(fleet, old, -1), new, 1)).usd_hour + price, price, old, new)
             for old, count in enumerate(fleet) if count
             for new in open_sites if new != old
+            for price in (_asked(sites[new], 1, fleet[new] > have[new]) - sites[old].usd_hour,)
         ]  # fmt: skip
         if not moves:
             break
-        _, old, new = min(moves)
+        _, price, old, new = min(moves)
         fleet = _with(_with(fleet, old, -1), new, 1)
-        paid += sites[new].usd_hour - sites[old].usd_hour
+        paid += price
         gain = start - odds.hedge(fleet).usd_hour - paid
         if gain > saved:
             saved, best = gain, fleet
@@ -93,6 +99,11 @@ def shrunk(odds: Odds, have: Fleet, sites: Sequence[Site], least: int, margin: f
         fleet = _with(fleet, zone, -1)
         smaller.append(fleet)
     return smaller
+
+
+def _asked(site: Site, count: int, asked_already: bool) -> float:
+    """What so many more replicas of a zone cost, the asking among it."""
+    return count * site.usd_hour + (0.0 if asked_already else site.asking_usd_hour)
 
 
 def _cheapest(sites: Sequence[Site]) -> float:

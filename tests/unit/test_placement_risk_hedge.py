@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.model import (
+    Drained,
     Event,
     FailureKind,
     Launched,
@@ -352,6 +353,27 @@ def test_leaving_a_zone_closes_its_account_and_says_nothing_against_it() -> None
     assert again["zones"][ZONES[0]]["since"] == NOW - 4 * HOUR, "as old as it was known to be"
 
 
+@pytest.mark.parametrize(
+    ("record", "wait_s"),
+    [
+        pytest.param(held(5.0), None, id="it had room: it may be asked at once"),
+        pytest.param(
+            held(5.0, empty_from=NOW - 60.0, empty_at=NOW - 60.0), FIRST_RETRY_S - 60.0, id="it was full"
+        ),
+        pytest.param(
+            held(5.0, empty_from=NOW - 2 * HOUR, empty_at=NOW), 2 * HOUR, id="it had been full for long"
+        ),
+    ],
+)
+def test_a_zone_that_is_left_has_no_more_room_than_it_had(
+    record: dict[str, float], wait_s: float | None
+) -> None:
+    leaving = [replace(r, state=S.DRAINING) for r in replicas(READY)]
+    after = learned(knowing(record), Drained(1), live=leaving)
+    retry_at = Market(after, NOW).retry_at(A1.zone)
+    assert retry_at == (None if wait_s is None else NOW + wait_s)
+
+
 def test_the_start_time_is_learned_from_what_becomes_ready() -> None:
     live = replicas(STARTING, since=NOW - 400.0)
     assert learned({}, ProbePassed(1), live=live)["start_s"] == 400.0
@@ -512,6 +534,48 @@ def test_the_search_looks_beyond_a_step_that_gains_nothing() -> None:
     assert one_more > odds.hedge((4, 0)).usd_hour
     assert risk_search.grown(odds, (4, 0), sites, 4, 0.1) == (4, 4)
     assert risk_search.grown(odds, (4, 0), sites, 3, 0.1) is None
+
+
+@pytest.mark.parametrize(
+    ("asking_usd_hour", "expected"),
+    [
+        pytest.param((0.0, 0.0), (2, 1), id="of two sure zones the safer one"),
+        pytest.param((0.0, 0.9), (2, 1), id="the sure zone before a doubtful one"),
+        pytest.param((0.9, 0.0), (1, 2), id="a riskier one that is sure before a safer one that is not"),
+        pytest.param((9.0, 9.0), None, id="none where no gain is worth so many refusals"),
+    ],
+)
+def test_the_search_weighs_what_a_zone_saves_against_its_refusals(
+    asking_usd_hour: tuple[float, float], expected: tuple[int, int] | None
+) -> None:
+    """Both are held, and one replica more is worth about twice its price."""
+    odds = Odds([0, 1], [0.020, 0.021], 0.5, Terms(2, 100.0, 3.0, 0, 2))
+    sites = [Site(1.0, True, asking) for asking in asking_usd_hour]
+    assert risk_search.grown(odds, (1, 1), sites, 1, 0.1) == expected
+
+
+def test_a_zone_is_charged_once_for_its_answer_however_many_go_there() -> None:
+    odds = Odds([0], [0.001], 0.5, Terms(4, 100.0, 3.0, 0, 4))
+    for asking_usd_hour, expected in ((7.0, (4,)), (9.0, None)):  # four replicas save 4 * (3 - 1) = 8 USD/h
+        assert risk_search.grown(odds, (0,), [Site(1.0, True, asking_usd_hour)], 4, 0.1) == expected
+
+
+@pytest.mark.parametrize(
+    ("record", "least", "most"),
+    [
+        pytest.param(held(5.0), 0.0, 0.0, id="we are in it: none"),
+        pytest.param(held(5.0, empty_from=NOW - 600.0, empty_at=NOW - 600.0), 3.0, 9.0, id="full of us"),
+        pytest.param(None, 0.6, 0.7, id="never asked"),
+        pytest.param(empty(3.0, asked_h_ago=0.1), 30.0, 90.0, id="empty for long: hopeless for a while"),
+        pytest.param(empty(9.0, asked_h_ago=9.0), 0.6, 1.0, id="who knows after so long"),
+        pytest.param({"since": NOW - 9 * HOUR, "left_at": NOW - 60.0}, 0.0, 0.01, id="just left"),
+        pytest.param({"since": NOW - 9 * HOUR, "left_at": NOW - 8 * HOUR}, 0.4, 0.6, id="left long ago"),
+    ],
+)
+def test_refusals_are_expected_from_what_was_last_seen(
+    record: dict[str, float] | None, least: float, most: float
+) -> None:
+    assert least <= Market(knowing(record), NOW).refusals(A1.zone) <= most
 
 
 def test_the_search_moves_replicas_to_an_older_zone() -> None:
