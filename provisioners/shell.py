@@ -21,10 +21,12 @@ import io
 import select
 import shlex
 import socket
+import time
 from base64 import b64decode
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from threading import BoundedSemaphore
 from types import TracebackType
 from typing import BinaryIO, cast
 
@@ -38,6 +40,8 @@ _KEEP_ALIVE_S = 10
 _MOST_OUTPUT_BYTES = 4 * 1024 * 1024
 _TAIL_CHARS = 2000
 _QUIET_S = 0.5
+_SESSIONS = 8  # at once; an sshd refuses the eleventh
+_SESSION_AGAIN_S = 0.05
 _FULL = b"No space left on device"
 
 
@@ -112,6 +116,7 @@ class Shell:
     def __init__(self, client: paramiko.SSHClient, login: Login, now: Callable[[], float] = unix_now) -> None:
         self._client = client
         self._now = now
+        self._sessions = BoundedSemaphore(_SESSIONS)
         self.login = login
 
     def run(
@@ -126,7 +131,7 @@ class Shell:
         script = command if isinstance(command, str) else shlex.join(command)
         ends_at = self._now() + timeout_s
         try:
-            with self._open(timeout_s) as channel:
+            with self._session(timeout_s), self._open(timeout_s) as channel:
                 channel.exec_command(f"exec env LC_ALL=C /bin/sh -c {shlex.quote(script)}")
                 broken = self._feed(channel, stdin)
                 output = self._gather(channel, ends_at)
@@ -192,13 +197,33 @@ class Shell:
     ) -> None:
         self.close()
 
+    @contextmanager
+    def _session(self, timeout_s: float) -> Iterator[None]:
+        if not self._sessions.acquire(timeout=timeout_s):
+            raise TimeoutError
+        try:
+            yield
+        finally:
+            self._sessions.release()
+
     def _open(self, timeout_s: float) -> paramiko.Channel:
         transport = self._client.get_transport()
         if transport is None:
             raise EOFError("closed")
-        channel = transport.open_session(timeout=min(timeout_s, CONNECT_TIMEOUT_S))
-        channel.settimeout(timeout_s)
-        return channel
+        patience_s = min(timeout_s, CONNECT_TIMEOUT_S)
+        until = self._now() + patience_s
+        while True:
+            try:
+                channel = transport.open_session(timeout=patience_s)
+            except paramiko.SSHException:
+                # The connection may be well: an sshd has ten sessions for each, and is slow to forget one. Of several
+                # that are refused at once paramiko tells only one why.
+                if self._now() >= until or not transport.is_active():
+                    raise
+                time.sleep(_SESSION_AGAIN_S)
+            else:
+                channel.settimeout(timeout_s)
+                return channel
 
     def _feed(self, channel: paramiko.Channel, stdin: bytes | Feed) -> OSError | None:
         """Write the standard input; the error if the program did not want all of it, which is its right."""
