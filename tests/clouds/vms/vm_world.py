@@ -319,9 +319,11 @@ def python_site() -> str:
 def why_no_venv() -> str | None:
     """Why a machine's Python cannot make the environment that this process runs in, or None."""
     script = "import ensurepip, sys; print(sys.version_info[:2])"
-    done = subprocess.run(["/usr/bin/python3", "-c", script], capture_output=True, text=True)
+    done = subprocess.run(
+        ["sh", "-c", 'exec /usr/bin/python3 -c "$0"', script], capture_output=True, text=True
+    )
     if done.returncode != 0:
-        return "/usr/bin/python3 has no venv (python3-venv)"
+        return "/usr/bin/python3 is not there, or has no venv (python3-venv)"
     if done.stdout.strip() != str(sys.version_info[:2]):
         return "the machine's Python is another than ours"
     return None
