@@ -267,7 +267,7 @@ def test_another_place_has_it(world: Ground, row: Row) -> None:
 
 def test_a_permission_is_named_and_the_cloud_left_alone_until_it_is_there(world: Ground) -> None:
     world.aws.denied.add("RunInstances")
-    said = world.up("denied", "--timeout", "4", resources={**SERVICE["resources"], "infra": f"aws/{EAST}"})
+    said = world.up("denied", "--timeout", "8", resources={**SERVICE["resources"], "infra": f"aws/{EAST}"})
     sentence = "aws ec2:RunInstances in us-east-1: not allowed; add it to the policy of this user or role"
     assert sentence in said.err
     failure = world.serve.view("denied")["last_failure"]
@@ -288,7 +288,7 @@ def test_credentials_that_expire_are_told_of_and_nothing_is_lost(world: Ground) 
     sentence = r"aws cannot be listed: aws ec2:DescribeInstances in us-east-1: the credentials are not accepted; renew"
     world.serve.eventually(lambda: re.search(sentence, world.serve.view("expires")["notes"]))
     assert re.search(sentence, " ".join(world.serve.ok("status", "expires").out.split()))
-    said = world.up("expired", "--timeout", "3", resources={**SERVICE["resources"], "infra": f"aws/{EAST}"})
+    said = world.up("expired", "--timeout", "8", resources={**SERVICE["resources"], "infra": f"aws/{EAST}"})
     assert "the credentials are not accepted; renew them (`aws sso login`, `aws configure`)" in said.err
     world.aws.calm()
     world.serve.eventually(lambda: "cannot be listed" not in world.serve.view("expires")["notes"])
