@@ -26,6 +26,7 @@ from lb.wire import Stats, Table
 from policies.routing.registry import make_policy
 
 _log = logging.getLogger("lb.agent")
+_FOLLOW_EVERY_S = 0.5
 
 
 class WrongServiceError(ValueError):
@@ -119,6 +120,9 @@ class Agent:
         make_policy(table.policy)
         if self._table_file is not None and table != self.table:
             tablefile.save(self._table_file, table)
+        return self._act_on(table)
+
+    def _act_on(self, table: Table) -> Changes:
         changes = self.targets.apply(table, self._clock())
         self.metrics.use_policy(table.policy)
         self._fetcher.retain({target.url for target in table.targets})
@@ -126,6 +130,28 @@ class Agent:
         if changes.added or changes.removed:
             _log.info("apply revision=%s added=%s removed=%s", table.revision, changes.added, changes.removed)
         return changes
+
+    async def follow(self) -> None:
+        """Take each table from the file, where a successor puts those it gets, until cancelled: whoever is still held
+        here finds the targets that have come since, and a stream that breaks is continued on one that is left."""
+        if self._table_file is None:
+            return
+        seen = None
+        while True:
+            try:
+                stamp = self._table_file.stat()
+                if seen != (stamp.st_ino, stamp.st_mtime_ns):
+                    seen = stamp.st_ino, stamp.st_mtime_ns
+                    table = tablefile.load(self._table_file)
+                    if table is not None and table != self.table and table.service == self.table.service:
+                        make_policy(table.policy)
+                        self._act_on(table)
+            except (
+                OSError,
+                ValueError,
+            ) as error:  # a successor of another release may know more than this one
+                _log.warning("cannot follow table_file=%s why=%r", self._table_file, str(error))
+            await asyncio.sleep(_FOLLOW_EVERY_S)
 
     def ready(self) -> bool:
         """Whether a request that came now would find a target in good standing."""

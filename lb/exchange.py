@@ -179,7 +179,7 @@ class Exchange:
 
     def _hold(self, now: float) -> None:
         proxy = self.proxy
-        if proxy.closing:
+        if not proxy.holding:
             self._turn_away()
             return
         ticket = proxy.dispatcher.hold(self, now)

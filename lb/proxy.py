@@ -82,7 +82,8 @@ class Proxy:
         self.metrics = metrics
         self.clock = clock
         self.kind_of = kind_of
-        self.closing = False
+        self.closing = False  # no connection is kept alive any longer
+        self.holding = True  # may a request wait for a target?
         self.clients: set[ClientConnection] = set()
         self.heads = Reader()
         self.queue: HoldQueue[Exchange] = HoldQueue(lambda ticket: ticket.item.pushed_out(clock()))
@@ -434,14 +435,19 @@ class Proxy:
             elif relay.silent_s > limits.stall_timeout_s and relay.may_continue():
                 exchange.broke(Failure.STALLED, "no event within the stall timeout")
 
-    def close(self, lame_s: float = 0.0) -> None:
-        """Hold nobody any longer, and keep no connection alive: who waits for a target is turned away. Idle connections
-        may send a last request for `lame_s`."""
+    def retire(self, lame_s: float) -> None:
+        """Keep no connection alive; what is here already is served to its end. Idle connections may send a last request
+        for `lame_s`."""
         self.closing = True
-        for ticket in self.queue.expire(float("inf")):
-            ticket.item.expired(self.clock())
         for client in list(self.clients):
             client.close_soon(lame_s)
+
+    def close(self) -> None:
+        """As `retire`, but nobody waits for a target any longer: who does is turned away."""
+        self.holding = False
+        for ticket in self.queue.clear():
+            ticket.item.expired(self.clock())
+        self.retire(0.0)
 
 
 def _estimate(exchange: Exchange) -> int:

@@ -1,7 +1,8 @@
 """Listening, until told to stop: the data port, the admin port and the signals.
 
 SIGTERM and SIGINT stop the accepting, turn away who is held, let what runs go on for at most `shutdown_grace_s`,
-and end with exit code 0. A second signal ends at once.
+and end with exit code 0. A second signal ends at once. An agent with a successor (`lb.handover`) retires first: it accepts
+nothing either, but who is held goes on waiting for a target, and what runs has `_RETIRED_S`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _LOOK_EVERY_S = 0.05
 # For whom a successor serves: what was accepted by us, but has not said what it wants yet, is ours to answer. A busy
 # connection has a request in this time, and is told with its answer that it is the last one.
 _LAME_S = 2.0
+_RETIRED_S = 3600.0  # longer than any answer; held requests have a limit of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     """Serve until a signal. `announce` gets one line of JSON when both ports listen. Raises OSError (a port
     cannot be had, a file cannot be read) or ssl.SSLError before it."""
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
+    stop, succeeded = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
 
@@ -110,7 +112,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     offer = None
     if options.handover_socket is not None:
         listening = [data_socket] if admin_socket is None else [data_socket, admin_socket]
-        offer = handover.Offer(loop, options.handover_socket, listening, stop.set)
+        offer = handover.Offer(loop, options.handover_socket, listening, succeeded.set)
     if options.ready_file is not None:
         _write_ready(options.ready_file, line)
     announce(line)
@@ -122,21 +124,24 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
 
-    stopped = loop.create_task(stop.wait())
-    await asyncio.wait((stopped, running), return_when=asyncio.FIRST_COMPLETED)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(number)
+    stopped, leaving = loop.create_task(stop.wait()), loop.create_task(succeeded.wait())
+    await asyncio.wait((stopped, leaving, running), return_when=asyncio.FIRST_COMPLETED)
     if offer is not None:
         offer.close()
     data.close()
-    lame_s = _LAME_S if offer is not None and offer.gone else 0.0
-    agent.proxy.close(lame_s)
-    if lame_s and admin is not None:  # whoever asks for a change of the table must find the successor
-        await admin.cleanup()
-    await asyncio.sleep(lame_s)  # TLS handshakes are under way which the proxy does not know of yet
+    if succeeded.is_set():
+        retired = loop.create_task(_retire(agent))
+        if admin is not None:  # whoever asks for a change of the table must find the successor
+            await admin.cleanup()
+        await asyncio.wait((retired, stopped, running), return_when=asyncio.FIRST_COMPLETED)
+        retired.cancel()
+        await asyncio.gather(retired, return_exceptions=True)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+    agent.proxy.close()
     await _drained(agent, options.shutdown_grace_s)
-    stopped.cancel()
-    running.cancel()
+    for task in (stopped, leaving, running):
+        task.cancel()
     outcomes = await asyncio.gather(running, return_exceptions=True)
     if admin is not None:
         await admin.cleanup()
@@ -148,12 +153,28 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
             raise outcome
 
 
-async def _drained(agent: Agent, grace_s: float) -> None:
-    """Wait for the running answers, at most `grace_s`; then break off what is left."""
+async def _retire(agent: Agent) -> None:
+    """Serve what has come, at most `_RETIRED_S`, by the tables that the successor gets."""
+    following = asyncio.get_running_loop().create_task(agent.follow())
+    try:
+        agent.proxy.retire(_LAME_S)
+        await asyncio.sleep(_LAME_S)  # TLS handshakes are under way which the proxy does not know of yet
+        await _nobody(agent, _RETIRED_S)
+    finally:
+        following.cancel()
+
+
+async def _nobody(agent: Agent, patience_s: float) -> None:
+    """Wait until all clients have gone, at most `patience_s`."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + grace_s
+    deadline = loop.time() + patience_s
     while agent.proxy.clients and loop.time() < deadline:  # noqa: ASYNC110 (once in the life of a process)
         await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def _drained(agent: Agent, grace_s: float) -> None:
+    """Wait for the running answers, at most `grace_s`; then break off what is left."""
+    await _nobody(agent, grace_s)
     for client in list(agent.proxy.clients):
         client.transport.abort()
     await asyncio.sleep(0)

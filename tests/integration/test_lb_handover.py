@@ -33,7 +33,9 @@ async def test_no_connection_is_refused_and_no_stream_cut_while_agents_follow_ea
         await seen.send(b"0\r\n\r\n")
 
     target = await w.target("target", behave)
-    flags = ("--target", target.url, "--handover-socket", str(tmp_path / "handover"))
+    socket = str(tmp_path / "handover")
+    # A stream may take longer than what an agent that is told to stop gives it.
+    flags = ("--target", target.url, "--handover-socket", socket, "--shutdown-grace", "0")
     first = await w.agent(*flags)
     over = asyncio.Event()
     answers: list[int] = []
@@ -94,6 +96,48 @@ async def test_connections_without_a_request_under_way_may_send_one_to_the_prede
         answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
         assert answer.startswith(b"HTTP/1.1 200 ")
         writer.close()
+    assert await asyncio.wait_for(first.process.wait(), 20) == 0
+
+
+async def test_who_is_held_gets_a_target_that_only_the_successor_is_told_of(w: World, tmp_path: Path) -> None:
+    target = await w.target("late")
+    flags = ("--handover-socket", str(tmp_path / "handover"), "--table-file", str(tmp_path / "table.json"))
+    first = await w.agent(*flags)
+    await first.push()
+    asking = asyncio.create_task(first.text())
+
+    async def held() -> bool:
+        return (await first.stats())["queued"] == 1
+
+    await until(held)
+    successor = await w.agent(*flags)
+    assert not asking.done()
+    await successor.push(target.json, revision="r2")
+    assert await asyncio.wait_for(asking, 20) == (200, "late")
+    assert await asyncio.wait_for(first.process.wait(), 20) == 0
+
+
+async def test_a_retired_agent_that_is_told_to_stop_turns_the_held_away(w: World, tmp_path: Path) -> None:
+    flags = ("--handover-socket", str(tmp_path / "handover"), "--table-file", str(tmp_path / "table.json"))
+    first = await w.agent(*flags)
+    await first.push()
+    asking = asyncio.create_task(first.text())
+
+    async def held() -> bool:
+        return (await first.stats())["queued"] == 1
+
+    await until(held)
+    await w.agent(*flags)
+    (tmp_path / "table.json").write_text("{")  # what cannot be read changes nothing
+
+    async def told_so() -> bool:
+        return "cannot follow" in first.log.read_text()
+
+    await until(told_so)
+    assert not asking.done()
+    first.process.send_signal(signal.SIGTERM)
+    status, text = await asyncio.wait_for(asking, 20)
+    assert (status, "no_target_ready" in text) == (503, True)
     assert await asyncio.wait_for(first.process.wait(), 20) == 0
 
 
