@@ -5,7 +5,8 @@ begun four times because its targets die. An attempt whose connection could not 
 counted. A target that has not failed the request always goes before one that has.
 
 *All requests.* Retries are at most a share of the requests of late, plus a floor for the quiet hours (a retry budget,
-as Finagle's and Envoy's have it): when everything fails, retries must not multiply the load.
+as Finagle's and Envoy's have it): when everything fails, retries must not multiply the load. Whoever was on a target
+that died goes elsewhere outside of it, once: a replica takes hundreds with it in one moment, and they are no new load.
 
 SGLang's router bounds `max_worker_retries` on one worker and `max_total_retries` in all; both are here by these
 names. It tries the same worker again before others; we go elsewhere first, because a spot instance that failed is
@@ -43,13 +44,14 @@ class Story(NamedTuple):
     """What has become of a request so far, the attempt that has just failed included.
 
     `begun` attempts may have begun to run, the longest for `longest_s` seconds. `on_target` were made on the target
-    that has just failed; `reached` is false if no connection to it could be made.
+    that has just failed; `reached` is false if no connection to it could be made, `died` true if the one there was ended.
     """
 
     begun: int
     on_target: int
     reached: bool
     longest_s: float
+    died: bool = False
 
 
 def may_retry(story: Story, rules: Retries, others: bool) -> Verdict:
@@ -66,8 +68,9 @@ def may_retry(story: Story, rules: Retries, others: bool) -> Verdict:
 
 
 def is_free(story: Story) -> bool:
-    """A retry after a refused connection is outside the budget: nobody has worked for the attempt before it."""
-    return not story.reached
+    """Whether it is outside the budget: after a refused connection, for nobody has worked for that attempt, and the
+    first time that a target dies."""
+    return not story.reached or (story.died and story.begun <= 1)
 
 
 def backoff_s(rules: Retries, retry: int, rng: random.Random) -> float:

@@ -408,6 +408,7 @@ class Exchange:
         """Go on with a stream on another target, or end it as an error."""
         if relay.resume(why):
             self.executions = 0
+            self.longest_s = 0.0
             self.wait_left_s = self.proxy.limits.time_to_first_byte_s
             self.hold_left_s = self.proxy.limits.hold_s
             self.place()
@@ -496,7 +497,13 @@ class Exchange:
                 return
         self.longest_s = max(self.longest_s, ran_s)
         tried = self.tried.get(booking.life, 0)
-        told = Story(self.executions, tried, failure is not Failure.UNREACHABLE, self.longest_s)
+        told = Story(
+            self.executions,
+            tried,
+            failure is not Failure.UNREACHABLE,
+            self.longest_s,
+            failure in (Failure.DIED, Failure.STALE),
+        )
         delay = proxy.retry_after(self, told, booking.life, now)
         if failure is Failure.MALFORMED and not proxy.table.anybody(now, self.tried):
             delay = None  # whoever comes later would be like this one

@@ -84,11 +84,12 @@ class Retries(_Options):
 
     `max_worker_retries` bounds further attempts on one target (SGLang's rule; after a failure others always go
     first, so it matters only when nobody else is left), `max_total_retries` those of a request that may have begun
-    to run; a target that could not be reached is not counted. All retries together are at most `budget_ratio` of the requests of
-    the last ten seconds plus `budget_floor_per_s` a second, so that they cannot multiply an overload; a retry after a refused
-    connection is free. The first retry is immediate, later ones wait `backoff_s` doubling up to `max_backoff_s`,
-    each shortened by a random share up to `jitter`. An attempt that has been running for `slow_after_s` when its
-    target died may have cost the engine much: such a request is begun twice at most, never three times.
+    to run; a target that could not be reached is not counted. All retries together are at most `budget_ratio` of the
+    requests of the last ten seconds plus `budget_floor_per_s` a second, so that they cannot multiply an overload; a retry
+    after a refused connection is free, and so is the first one after the death of a target. The first retry is
+    immediate, later ones wait `backoff_s` doubling up to `max_backoff_s`, each shortened by a random share up to
+    `jitter`. An attempt that has been running for `slow_after_s` when its target died may have cost the engine much: such
+    a request is begun twice at most, never three times.
     """
 
     max_worker_retries: int = _number(0, 0, 100)

@@ -491,6 +491,27 @@ async def test_a_burst_over_a_target_killed_in_its_midst_fails_nowhere(w: World)
     assert {status for status, _ in answers} == {200}
 
 
+async def test_all_who_were_on_a_target_that_died_go_elsewhere_whatever_the_budget(w: World) -> None:
+    full, well = await w.targets("full", "well")
+
+    async def never(seen: Seen) -> None:
+        await seen.gone()
+
+    full.behave = never
+    rules = {"retries": {"budget_ratio": 0.0, "budget_floor_per_s": 0.0}, "pushing": {"mode": "blind"}}
+    agent = await w.agent()
+    await agent.push(full.json, **rules)
+    asking = asyncio.create_task(many(agent, 40, at_once=40))
+
+    async def all_there() -> bool:
+        return len(full.seen) == 40
+
+    await until(all_there)
+    await agent.push(full.json, well.json, revision="r2", **rules)
+    await full.stop()
+    assert await asyncio.wait_for(asking, 20) == {(200, "well"): 40}
+
+
 def slowly(target: ToyTarget):
     async def behave(seen: Seen) -> None:
         await asyncio.sleep(0.02)

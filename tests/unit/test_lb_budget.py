@@ -64,6 +64,20 @@ def test_may_it_be_tried_again(
     assert is_free(story) is not reached
 
 
+@pytest.mark.parametrize(
+    ("begun", "reached", "died", "free"),
+    [
+        pytest.param(0, False, False, True, id="no connection"),
+        pytest.param(2, False, False, True, id="no connection, after others"),
+        pytest.param(1, True, False, False, id="an answer of no use"),
+        pytest.param(1, True, True, True, id="its target died"),
+        pytest.param(2, True, True, False, id="a second one died"),
+    ],
+)
+def test_what_is_outside_the_budget(begun: int, reached: bool, died: bool, free: bool) -> None:
+    assert is_free(Story(begun, 1, reached, 0.1, died)) is free
+
+
 def test_which_verdicts_go_on() -> None:
     assert {verdict for verdict in Verdict if verdict.goes_on} == {
         Verdict.ELSEWHERE,
