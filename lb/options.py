@@ -51,7 +51,9 @@ class _Options:
 class Limits(_Options):
     """How long and how much. All of them act on requests that arrive after the push.
 
-    `time_to_first_byte_s` is for a whole request over all its attempts; the time it is held does not count.
+    `time_to_first_byte_s` is for a whole request over all its attempts; the time it is held does not count. An answer that
+    is no stream begins when it is whole, and a model that thinks takes minutes for it: the default is the time for which
+    OpenAI's clients wait.
     `idle_timeout_s` is between two bytes of an answer. A request that no target can take is held up to `hold_s`, and
     at most `max_held` of them. A target that owes an answer and has been silent for `suspect_after_s` is asked for
     a sign of life and has `probe_timeout_s` to give it. `stall_timeout_s` is between two data events of a stream
@@ -62,7 +64,7 @@ class Limits(_Options):
     passed on as they come, and have one attempt.
     """
 
-    time_to_first_byte_s: float = _number(120.0, 0.001, 86_400.0)
+    time_to_first_byte_s: float = _number(600.0, 0.001, 86_400.0)
     idle_timeout_s: float = _number(120.0, 0.001, 86_400.0)
     connect_timeout_s: float = _number(2.0, 0.001, 600.0)
     max_body_bytes: int = _number(64 * _MIB, 0, 4096 * _MIB)

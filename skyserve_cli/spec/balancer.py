@@ -149,8 +149,8 @@ class LoadBalancerSection(Section):
         _limits.stall_timeout_s
     )
     """A stream without a word for this long is continued on another replica, if it can be."""
-    time_to_first_byte_seconds: SomeSeconds = 120.0
-    """A replica that has not begun to answer after this long is left for another one."""
+    time_to_first_byte_seconds: SomeSeconds = _limits.time_to_first_byte_s
+    """A request that no replica has begun to answer after this long is told 504. What is no stream begins when it is whole."""
     max_body_mb: Annotated[int, _NUMBER, _within(Limits, "max_body_bytes", MIB)] = (
         _limits.max_body_bytes // MIB
     )

@@ -95,8 +95,8 @@ class LoadBalancerSpec:
 
     stream_timeout_s: float = 120.0
     """An answer that sends nothing for this long is given up."""
-    time_to_first_byte_s: float = 120.0
-    """A target that has not begun to answer after this long is left for another one."""
+    time_to_first_byte_s: float = Limits().time_to_first_byte_s
+    """A request that no target has begun to answer after this long is given up."""
     host: str | None = None
     port: int | None = None
     stall_timeout_s: float = Limits().stall_timeout_s
