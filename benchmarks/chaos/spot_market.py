@@ -5,8 +5,9 @@ times every zone is empty. The placer keeps the wanted number with on-demand rep
 `--kill-every` the controller is killed (SIGKILL) again and again meanwhile; its keeper starts it again.
 
 Not everything is compressed: an engine starts in about two seconds and the placers' back-offs (10 s to 5 min, with
-RiskHedge from 2 min on) are what they are, so the market here is harsher to the placers than the same one at its own
-speed.
+RiskHedge 10 min and more) are what they are, so the market here is harsher to the placers than the same one at its own
+speed. To RiskHedge it is one in which zones are lost every minute: it buys on demand, and asks for spot again when the
+outages have lasted as long again.
 
 Claims:
 * no request fails
@@ -39,9 +40,11 @@ from skyserve_cli.sim import synthetic, trace
 
 NAME = "hedged"
 REPLICAS, EXTRA = 2, 1
-PLACERS = ("dynamic_fallback", "risk_hedge")
 SPOT_USD_HOUR, ON_DEMAND_USD_HOUR = 0.30, 1.00
-CALM_PATIENCE_S = 400.0  # the longest back-off of a zone, and a start
+CALM_PATIENCE_S = {
+    "dynamic_fallback": 400.0,
+    "risk_hedge": 1500.0,
+}  # the longest back-off of a zone by then, and a start
 SLOW_S = 1.0
 
 
@@ -176,7 +179,7 @@ def main() -> int:
     parser.add_argument("--speed", type=float, default=72.0, help="times as fast")
     parser.add_argument("--minutes", type=float, default=5.0, help="of ours")
     parser.add_argument("--rate", type=float, default=5.0, help="requests per second")
-    parser.add_argument("--placer", choices=PLACERS, default="dynamic_fallback")
+    parser.add_argument("--placer", choices=tuple(CALM_PATIENCE_S), default="dynamic_fallback")
     parser.add_argument("--kill-every", type=float, help="seconds between kills of the controller")
     parser.add_argument("--out", type=Path, help="the report: .html or .png")
     given = parser.parse_args()
@@ -209,7 +212,7 @@ def calm_again(stack: Stack, placer: str) -> list[str]:
     """Wait for the fleet of a calm market; what is wrong with it, if it does not come."""
     begun = time.monotonic()
     try:
-        until(lambda: fleet(stack).calm(placer), "", CALM_PATIENCE_S)
+        until(lambda: fleet(stack).calm(placer), "", CALM_PATIENCE_S[placer])
     except Stuck:
         return [f"the market is calm, and the fleet is {fleet(stack)}"]
     print(f"back on spot {time.monotonic() - begun:.0f} s after the market was calm: {fleet(stack)}")
