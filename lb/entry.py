@@ -46,7 +46,7 @@ class Standing(str, Enum):
 
 
 class Outlook(str, Enum):
-    """What an attempt without its first byte may hope for."""
+    """What an attempt that hears nothing may hope for."""
 
     FINE = "fine"
     DOUBTFUL = (
@@ -172,7 +172,7 @@ class Entry:
         return Standing.GOOD
 
     def outlook(self, now: float) -> Outlook:
-        """Of an attempt on it that waits for its first byte."""
+        """Of an attempt on it that waits for its first byte, or for the next."""
         if self.target.state is TargetState.DRAINING:
             return Outlook.FINE
         if self.departed:

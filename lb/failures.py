@@ -23,7 +23,7 @@ class Failure(str, Enum):
     SHORT = "short"  # a stream that ends in good order before its answer does
     EMPTY = "empty"  # 200, and nothing, where a model has to say something
     REFUSED = "refused"  # it says 502, 503 or 504
-    SILENT = "silent"  # no answer within the time to first byte
+    SILENT = "silent"  # no answer within the time to first byte, or no more of it and no sign of life
 
 
 BLAME = {

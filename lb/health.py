@@ -1,10 +1,10 @@
 """Signs of life: probing targets only when there is a reason to.
 
-*Frozen targets.* A stopped process still accepts connections, so a request on it waits for ever, and nothing
-fails. A target that owes a first byte and has sent no byte to anybody for `suspect_after_s` is under suspicion
-and is asked for a sign of life. Answered: it is slow but alive, and is left alone until it has been silent as
-long again. Unanswered twice: it is ejected, and its waiting requests go elsewhere. In calm times nobody is
-probed; readiness is the controller's business.
+*Frozen targets, and vanished ones.* A stopped process still accepts connections, and a machine that is taken away closes
+none: whatever is there waits for ever, and nothing fails. A target that has something to answer and has sent no byte to
+anybody for `suspect_after_s` is under suspicion and is asked for a sign of life. Answered: it is slow but alive, and is
+left alone until it has been silent as long again. Unanswered twice: it is ejected, its waiting requests go elsewhere, and
+its streams are continued there (`lb.proxy`). In calm times nobody is probed; readiness is the controller's business.
 
 *Ejected targets.* Shortly before the trial of an ejected target is due it is probed, so that no user's request
 is spent on finding out that it is still dead; while requests are held, it is probed once a second, so that they

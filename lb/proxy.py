@@ -409,7 +409,8 @@ class Proxy:
                 if booking in owners:
                     owners[booking].hand_over()
         limits = self.limits
-        least = min(limits.idle_timeout_s, limits.stall_timeout_s)
+        # A stream that flows must be seen to flow before its target falls under suspicion.
+        least = min(limits.idle_timeout_s, limits.stall_timeout_s, 1.5 * limits.suspect_after_s)
         elapsed = now - self._round_at
         if elapsed >= min(LONGEST_ROUND_S, least / 3):
             self._round_at = now
@@ -434,6 +435,12 @@ class Proxy:
                 exchange.broke(Failure.IDLE, "no byte within the idle timeout")
             elif relay.silent_s > limits.stall_timeout_s and relay.may_continue():
                 exchange.broke(Failure.STALLED, "no event within the stall timeout")
+            elif (
+                relay.silent_s > limits.suspect_after_s
+                and self.table.outlook(booking, now) is not Outlook.FINE
+                and relay.may_continue()
+            ):
+                exchange.broke(Failure.SILENT, "no byte, and no sign of life from its target")
 
     def retire(self, lame_s: float) -> None:
         """Keep no connection alive; what is here already is served to its end. Idle connections may send a last request

@@ -1,8 +1,9 @@
 """Streams of models that outlive their target: the relay that can change engines under a running answer.
 
-While all is well the chunks go through a lane of the pump (`lb.pump`), where there is one; without it a chunk of an engine, which is one write and one whole event, passes as it came; what it costs beyond
-that is a look at its ends and a place in the journal. Only when something is unusual (events cut in two, several chunks
-at once, token ids that the client did not ask for) are bodies unframed and framed anew.
+While all is well the chunks go through a lane of the pump (`lb.pump`), where there is one; without it a chunk of an
+engine, which is one write and one whole event, passes as it came; what it costs beyond that is a look at its ends and a
+place in the journal. Only when something is unusual (events cut in two, several chunks at once, token ids that the
+client did not ask for) are bodies unframed and framed anew.
 
 When the target dies, stalls, gives up or is about to be taken away, the journal says how far the stream has come
 (`lb.journal`), `lb.continuation` makes the request that goes on from there, the exchange finds a target for it like for
@@ -26,6 +27,7 @@ from lb.refusals import Reason
 from lb.relay import begin_answer
 from lb.sse import Gate, error_event, is_data, is_readable
 from lb.stitch import Stitcher, closing, stripper
+from lb.targets import Standing
 from lb.usage import Tokens, usage_of
 
 if TYPE_CHECKING:
@@ -319,14 +321,19 @@ class EventRelay:
 
     def may_continue(self) -> bool:
         exchange = self._exchange
-        proxy = exchange.proxy
-        now = proxy.clock()
-        _, others = proxy.table.candidates(now, exchange.tried)
+        proxy, booking = exchange.proxy, exchange.booking
+        if booking is None:
+            return False
+        others = {
+            target.id
+            for target, standing, _ in proxy.table.rows(proxy.clock())
+            if standing is Standing.GOOD and target.id != booking.key.id
+        }
         if not others:
             return False
         sofar = self._sofar()
         return any(
-            self._keeper.could_resume(sofar, kind) for kind in {proxy.kind_of_id(view.id) for view in others}
+            self._keeper.could_resume(sofar, kind) for kind in {proxy.kind_of_id(one) for one in others}
         )
 
     def resume(self, why: str) -> bool:

@@ -306,14 +306,17 @@ class TargetTable:
         return max(booking.since, booking.entry.heard_at)
 
     def suspects(self, now: float, after_s: float) -> list[tuple[Key, Target]]:
-        """Targets of the table that owe a first byte and have been silent for longer than `after_s`."""
+        """Targets of the table that have something to answer, or to go on answering, and have been silent for longer than
+        `after_s`."""
         quiet = {
-            entry for entry in self._entries.values() if entry.view.waiting and now - entry.heard_at > after_s
+            entry
+            for entry in self._entries.values()
+            if entry.view.in_flight and now - entry.heard_at > after_s
         }
         owing = {
             booking.entry
             for booking in (self._open if quiet else ())
-            if not booking.answered and booking.entry in quiet and now - booking.since > after_s
+            if booking.entry in quiet and now - booking.since > after_s
         }
         return [(entry.key, entry.target) for entry in self._entries.values() if entry in owing]
 

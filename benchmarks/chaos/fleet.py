@@ -89,6 +89,11 @@ class Engine:
             env=environment(), start_new_session=True,
         )  # fmt: skip
 
+    def stop(self) -> None:
+        """SIGSTOP: its connections stay open, and nothing comes."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGSTOP)
+
     async def kill(self) -> None:
         """SIGKILL, at once."""
         if self._process is not None and self._process.returncode is None:

@@ -1,4 +1,5 @@
-"""Streams whose target is killed: 200 at once, SIGKILL in mid-stream, ten times.
+"""Streams whose target is killed: 200 at once, SIGKILL in mid-stream, ten times. Or it vanishes (`--vanish`): it is stopped,
+so that no connection is closed and no byte comes, as when a machine is taken away.
 
 Engine processes that say the same (`--kinds`: ours, the shapes of vLLM, SGLang, llama.cpp and TGI over sockets, and
 llama.cpp's own server with a tiny random model, where `llama-server` is on the path or in SKYSERVE_LLAMA_SERVER) stand
@@ -12,7 +13,7 @@ most of them is killed at a random moment and started again on its port. Claims:
 Told: how much longer than usual the client waited for the next token where its engine was killed (the seam: from the
 last event before it to the next one, less the stream's median gap).
 
-    python -m benchmarks.chaos.streams [--streams 200] [--kills 10] [--kinds skyserve,vllm] [--modes auto,text]
+    python -m benchmarks.chaos.streams [--streams 200] [--kills 10] [--kinds skyserve,vllm] [--modes auto,text] [--vanish]
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,7 @@ class Plan:
     tokens: int = 60
     pace_s: float = 0.1
     seed: int = 1
+    vanish: bool = False
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -271,6 +274,10 @@ async def _kills(plan: Plan, fleet: Fleet, balancer: Balancer, rng: random.Rando
         name = max(in_flight, key=lambda one: in_flight[one])
         return next(engine for engine in fleet.engines if engine.name == name)
 
+    async def left(name: str) -> bool:
+        """Nothing waits for it."""
+        return not any(one["in_flight"] for one in (await balancer.stats())["targets"] if one["id"] == name)
+
     for _ in range(plan.kills):
         await until(busiest, "the engines do not get well again")
         await asyncio.sleep(rng.uniform(0.2, 2.0))
@@ -278,6 +285,9 @@ async def _kills(plan: Plan, fleet: Fleet, balancer: Balancer, rng: random.Rando
         assert engine is not None
         in_flight = {one["id"]: one["in_flight"] for one in (await balancer.stats())["targets"]}
         report.killed.append(in_flight[engine.name])
+        if plan.vanish:
+            engine.stop()
+            await until(partial(left, engine.name), "streams wait for an engine that has vanished")
         await engine.kill()
         await asyncio.sleep(rng.uniform(0.2, 1.0))
         await engine.start()
@@ -321,6 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=60, help=f"of a stream ({LLAMA}: 10 times as many)")
     parser.add_argument("--pace", type=float, default=0.1, help="seconds between two tokens")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--vanish", action="store_true", help="no connection is closed when a target dies")
     given = parser.parse_args(arguments)
     kinds = given.kinds.split(",")
     if unknown := set(kinds) - set(KINDS):
@@ -335,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind in kinds:
         for mode in given.modes.split(","):
             tokens = given.tokens * (10 if kind == LLAMA else 1)
-            plan = Plan(kind, mode, given.streams, given.kills, tokens, given.pace, given.seed)
+            plan = Plan(kind, mode, given.streams, given.kills, tokens, given.pace, given.seed, given.vanish)
             try:
                 report = uvloop.run(run(plan))
             except KeyboardInterrupt:

@@ -258,6 +258,46 @@ async def test_a_stream_whose_last_words_are_lost_is_closed_without_another_engi
     assert (one.text, one.finish, one.done, one.errors) == ("Hi", ["stop"], 1, [])
 
 
+@pytest.mark.parametrize("told_by", ["probes", "table"])
+async def test_a_stream_is_continued_when_its_machine_vanishes_without_a_word(w: World, told_by: str) -> None:
+    """No connection is closed: only probes tell, or the controller, long before it counts as a stall."""
+    begun = asyncio.Event()
+
+    async def speak(seen: Seen) -> None:
+        asked = json.loads(seen.body)
+        await seen.begin_stream()
+        if asked["prompt"] == "The sea":
+            await seen.chunk(event("one "))
+            begun.set()
+            await seen.gone()
+            return
+        assert asked["prompt"] == "The seaone "
+        await seen.chunk(event("two", "stop"))
+        await seen.chunk(b"data: [DONE]\n\n")
+        await seen.send(b"0\r\n\r\n")
+
+    targets = [await w.target("a", speak), await w.target("b", speak)]
+    agent = await w.agent()
+    limits = {"suspect_after_s": 0.2, "probe_timeout_s": 0.2 if told_by == "probes" else 20.0}
+    await agent.push(*(one.json for one in targets), limits=limits)
+    telling = asyncio.create_task(told(agent.http, agent.url, PATHS[1], stream_options=None))
+    await begun.wait()
+    (there,) = (one for one in targets if one.seen)
+    there.frozen = True
+    if told_by == "table":
+        left = [one.json for one in targets if one is not there]
+        await agent.push(*left, revision="r2", limits=limits)
+    one = await asyncio.wait_for(telling, 20)
+    assert (one.text, one.finish, one.done, one.errors) == ("one two", ["stop"], 1, [])
+    assert re.search(r"skyserve_lb_stalled_streams_total\{.*\} 0\.0", await agent.ask("GET", "/-/metrics"))
+
+
+def event(text: str, finish: str | None = None) -> bytes:
+    envelope = {"id": "c1", "object": "text_completion", "created": 1, "model": "m"}
+    choice = {"index": 0, "text": text, "finish_reason": finish}
+    return b"data: " + json.dumps(envelope | {"choices": [choice]}).encode() + b"\n\n"
+
+
 async def test_a_stream_that_stalls_is_continued_although_comments_keep_coming(w: World) -> None:
     async def stall(seen: Seen) -> None:
         await seen.begin_stream()

@@ -252,7 +252,10 @@ def test_silence_is_suspicious_only_while_an_answer_is_owed() -> None:
     assert it.suspects(104.0, 2.0) == []
     assert [key.id for key, _ in it.suspects(104.2, 2.0)] == ["a"]
     it.answered(booking, 104.2)
-    assert it.suspects(200.0, 2.0) == []
+    assert it.suspects(106.0, 2.0) == []
+    assert [key.id for key, _ in it.suspects(106.3, 2.0)] == ["a"]  # the rest of its answer
+    it.release(booking, 200.0)
+    assert it.suspects(300.0, 2.0) == []
 
 
 def test_a_booking_is_released_exactly_once() -> None:
