@@ -409,8 +409,10 @@ class Exchange:
         if relay.resume(why):
             self.executions = 0
             self.longest_s = 0.0
-            self.wait_left_s = self.proxy.limits.time_to_first_byte_s
-            self.hold_left_s = self.proxy.limits.hold_s
+            limits = self.proxy.limits
+            self.wait_left_s = limits.time_to_first_byte_s
+            # Whoever has half of an answer waits for the rest as long as for an engine that is silent.
+            self.hold_left_s = max(limits.hold_s, limits.idle_timeout_s) if limits.hold_s else 0.0
             self.place()
 
     def cut(self, why: str) -> None:

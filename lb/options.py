@@ -55,8 +55,8 @@ class Limits(_Options):
     is no stream begins when it is whole, and a model that thinks takes minutes for it: the default is the time for which
     OpenAI's clients wait.
     `idle_timeout_s` is between two bytes of an answer. A request that no target can take is held up to `hold_s`, and
-    at most `max_held` of them. A target that owes an answer and has been silent for `suspect_after_s` is asked for
-    a sign of life and has `probe_timeout_s` to give it. `stall_timeout_s` is between two data events of a stream
+    at most `max_held` of them; a stream that was interrupted waits as long as `idle_timeout_s`, if that is longer. A
+    target that owes an answer, or the rest of one, and has been silent for `suspect_after_s` is asked for a sign of life and has `probe_timeout_s` to give it. `stall_timeout_s` is between two data events of a stream
     (comments are no sign of life); then it is continued elsewhere, if it can be.
 
     Of clients: `head_timeout_s` for a whole head, `keepalive_s` between two requests, `max_head_bytes` and

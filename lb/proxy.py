@@ -438,7 +438,7 @@ class Proxy:
             elif (
                 relay.silent_s > limits.suspect_after_s
                 and self.table.outlook(booking, now) is not Outlook.FINE
-                and relay.may_continue()
+                and relay.may_continue(now_or_later=True)
             ):
                 exchange.broke(Failure.SILENT, "no byte, and no sign of life from its target")
 

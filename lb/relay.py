@@ -48,8 +48,9 @@ class Relay(Protocol):
         """The target's connection has ended; False if the body had not."""
         ...
 
-    def may_continue(self) -> bool:
-        """Whether the answer could go on from another target."""
+    def may_continue(self, *, now_or_later: bool = False) -> bool:
+        """Whether the answer could go on from another target: from one that has room, or (`now_or_later`) from any that
+        is well."""
         ...
 
     def resume(self, why: str) -> bool:
@@ -147,7 +148,7 @@ class PlainRelay:
 
     def halt(self) -> None: ...
 
-    def may_continue(self) -> bool:
+    def may_continue(self, *, now_or_later: bool = False) -> bool:
         return False
 
     def resume(self, why: str) -> bool:

@@ -319,16 +319,17 @@ class EventRelay:
 
     # --- when it is not
 
-    def may_continue(self) -> bool:
+    def may_continue(self, *, now_or_later: bool = False) -> bool:
         exchange = self._exchange
         proxy, booking = exchange.proxy, exchange.booking
         if booking is None:
             return False
-        others = {
-            target.id
-            for target, standing, _ in proxy.table.rows(proxy.clock())
-            if standing is Standing.GOOD and target.id != booking.key.id
-        }
+        now = proxy.clock()
+        if now_or_later:
+            well = (target.id for target, standing, _ in proxy.table.rows(now) if standing is Standing.GOOD)
+            others = {one for one in well if one != booking.key.id}
+        else:
+            others = {view.id for view in proxy.table.candidates(now, exchange.tried)[1]}
         if not others:
             return False
         sofar = self._sofar()

@@ -292,6 +292,38 @@ async def test_a_stream_is_continued_when_its_machine_vanishes_without_a_word(w:
     assert re.search(r"skyserve_lb_stalled_streams_total\{.*\} 0\.0", await agent.ask("GET", "/-/metrics"))
 
 
+async def test_half_an_answer_waits_longer_for_a_target_than_a_request_that_has_none(w: World) -> None:
+    async def begin(seen: Seen) -> None:
+        await seen.begin_stream()
+        await seen.chunk(event("one "))
+        seen.die()
+
+    async def finish(seen: Seen) -> None:
+        await seen.begin_stream()
+        await seen.chunk(event("two", "stop"))
+        await seen.chunk(b"data: [DONE]\n\n")
+        await seen.send(b"0\r\n\r\n")
+
+    first, last = await w.target("first", begin), await w.target("last", finish)
+    limits = {"hold_s": 0.2}
+    agent = await w.agent()
+    await agent.push(first.json, limits=limits)
+    telling = asyncio.create_task(told(agent.http, agent.url, PATHS[1], stream_options=None))
+
+    async def held() -> bool:
+        return (await agent.stats())["queued"] == 1
+
+    await first.arrived.wait()
+    await agent.push(revision="r2", limits=limits)
+    await until(held)
+    status, _ = await agent.text()  # comes later, and is turned away sooner
+    assert status == 503
+    assert not telling.done()
+    await agent.push(last.json, revision="r3", limits=limits)
+    one = await asyncio.wait_for(telling, 20)
+    assert (one.text, one.finish, one.done, one.errors) == ("one two", ["stop"], 1, [])
+
+
 def event(text: str, finish: str | None = None) -> bytes:
     envelope = {"id": "c1", "object": "text_completion", "created": 1, "model": "m"}
     choice = {"index": 0, "text": text, "finish_reason": finish}
