@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from provisioners.host_agent.files import is_locked, lock, uptime_s
+from provisioners.host_agent.files import lock, uptime_s
 
 SEGMENT_BYTES = 32 * 1024 * 1024  # two are kept: at least 32 MiB of log, at most 64
 LOCK = "log.lock"
@@ -48,10 +48,11 @@ def pump(folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
 
 
 def drain(folder: Path, patience_s: float) -> None:
-    """Wait until the pump has moved what is in the pipe: last words are there to be read."""
+    """Wait until the pump, which may only be about to start, has moved what is in the pipe: last words are there to be
+    read."""
     pipe = pipe_of(folder)
     until, empty = uptime_s() + patience_s, 0
-    while is_locked(folder / LOCK) and empty < 2 and uptime_s() < until:
+    while empty < 2 and uptime_s() < until:
         waiting = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
         empty = (
             empty + 1 if waiting == bytes(4) else 0

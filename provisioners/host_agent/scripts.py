@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from provisioners.host_agent.files import is_locked, lock, read_json, write_text
-from provisioners.host_agent.log import last_line, pipe_of
+from provisioners.host_agent.log import drain, last_line, pipe_of
 
 MARK = "SKYSERVE_MACHINE"  # in the environment of all that belongs to the machine's replica
 PORT_VARIABLE = "SKYSERVE_REPLICA_PORT"
 NAMES = ("setup", "run")
 _PR_SET_CHILD_SUBREAPER = 36
+_LAST_WORDS_S = 2.0
 
 
 def watch_script(folder: Path, name: str) -> None:
@@ -151,5 +152,6 @@ def obituary(folder: Path, name: str) -> str:
         return f"`{name}` was killed together with the program that watched it; the machine may have been rebooted"
     verb = "ended" if name == "run" else "failed"
     how = f"with exit code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
+    drain(folder, _LAST_WORDS_S)  # how it ended is known at once, what it said comes through the pipe
     last = last_line(folder)
     return f"`{name}` {verb} {how}" + (f": {last}" if last else "")

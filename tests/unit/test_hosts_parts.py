@@ -21,9 +21,9 @@ from provisioners.base import Candidate, LaunchOrder, Requirements
 from provisioners.bootstrap import Content, Node, missing_sources, steps_for, task_for
 from provisioners.host_agent import claims, notices
 from provisioners.host_agent.bundle import agent_bundle
-from provisioners.host_agent.log import log_window, pump, read_log
+from provisioners.host_agent.log import log_window, pipe_of, pump, read_log
 from provisioners.host_agent.notices import Answer
-from provisioners.host_agent.scripts import container_command, exec_command
+from provisioners.host_agent.scripts import container_command, exec_command, obituary
 from provisioners.keys import DEAD_MAN_S, MAX_USER_DATA_BYTES, Keys, user_data
 from provisioners.machines import MAX_TOKEN, MachineOrder
 from provisioners.packing import PackingError, pack
@@ -611,6 +611,15 @@ def test_a_log_is_bounded_and_its_offsets_stay_true(tmp_path: Path) -> None:
     assert read_log(tmp_path, 490, 100) == b"line 0049\n"
     assert read_log(tmp_path, 500, 100) == b""
     os.close(writer)
+
+
+def test_how_a_script_ended_is_told_with_its_last_words_although_they_come_later(tmp_path: Path) -> None:
+    (tmp_path / "setup.exit").write_text("3")
+    pipe = pipe_of(tmp_path)
+    os.write(pipe, b"step one\nno space\n")
+    threading.Timer(0.3, threading.Thread(target=pump, args=(tmp_path,), daemon=True).start).start()
+    assert obituary(tmp_path, "setup") == "`setup` failed with exit code 3: no space"
+    os.close(pipe)
 
 
 def test_a_container_gets_its_gpus_and_no_secret_on_its_command_line() -> None:
