@@ -22,13 +22,16 @@ from policies.routing.base import Choice, RequestView
 
 class Waiter(Protocol):
     """A request that looks for a target. `tried` are the lives (see `lb.entry`) that have failed it, `policy` the name
-    of the policy it asks for, None for the table's own."""
+    of the policy it asks for, None for the table's own, `senior` whether it comes back, having lost its target."""
 
     @property
     def view(self) -> RequestView: ...
 
     @property
     def tried(self) -> Collection[int]: ...
+
+    @property
+    def senior(self) -> bool: ...
 
     @property
     def hold_left_s(self) -> float: ...
@@ -64,7 +67,9 @@ class Dispatcher(Generic[W]):
     def hold(self, waiter: W, now: float) -> Ticket[W] | None:
         """A place in the queue; None if there is none, or no time left to wait."""
         limit = self._table.table.limits.max_held
-        return self._queue.join(waiter, now, waiter.hold_left_s, limit, waiter.tenant, waiter.weight)
+        return self._queue.join(
+            waiter, now, waiter.hold_left_s, limit, waiter.tenant, waiter.weight, waiter.senior
+        )
 
     def let_in(self, now: float) -> Iterator[tuple[W, Choice]]:
         """Whoever may go now, one at a time and out of the queue: book it before you ask for the next."""

@@ -61,7 +61,6 @@ class Exchange:
         "failed",
         "first_at",
         "head",
-        "held_since",
         "hold_left_s",
         "keeper",
         "last_target",
@@ -82,6 +81,7 @@ class Exchange:
         "tried",
         "view",
         "wait_left_s",
+        "was_held",
         "weight",
     )
 
@@ -127,7 +127,7 @@ class Exchange:
         self.status = 0  # what the client was sent
         self.first_at: float | None = None
         self.queued_s = 0.0
-        self.held_since = 0.0
+        self.was_held = False
         self.ticket: Ticket[Exchange] | None = None
         self.attempt: Attempt | None = None
         self.relay: Relay | None = None
@@ -140,6 +140,11 @@ class Exchange:
     def booking(self) -> Booking | None:
         """Of the present attempt."""
         return self.attempt.booking if self.attempt is not None else None
+
+    @property
+    def senior(self) -> bool:
+        """Whether it has been held before, or with a target that may have begun to run it."""
+        return self.was_held or self.executions > 0 or self.relay is not None
 
     # --- being placed
 
@@ -187,7 +192,7 @@ class Exchange:
             self._turn_away(full=len(proxy.queue) >= proxy.limits.max_held > 0)
             return
         self.ticket = ticket
-        self.held_since = now
+        self.was_held = True
         proxy.metrics.counts.held_total += 1
         self.story.note(now, "held", why="no target can take it")
 
@@ -207,7 +212,8 @@ class Exchange:
         self._turn_away(full=True)
 
     def _left_queue(self, now: float) -> None:
-        waited = now - self.held_since
+        assert self.ticket is not None  # noqa: S101 (for the type checker)
+        waited = now - self.ticket.joined_at
         self.ticket = None
         self.queued_s += waited
         self.hold_left_s = max(0.0, self.hold_left_s - waited)

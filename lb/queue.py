@@ -6,6 +6,9 @@ the older one among equals; the virtual time becomes that tag, and the tenant's 
 tenant that comes anew begins at the virtual time: having been away earns nothing. Tags belong to heads of lines
 and not to tickets, so whoever leaves or cannot go now costs its tenant nothing. One tenant alone is plain FCFS.
 
+*Seniors.* Whoever comes back, having lost its target, came before all of its line: it goes first, has had its turn paid
+for, and finds a place in a full room, which has as many again for such.
+
 *Room.* One tenant may fill the whole room. If another comes then, it takes the place of the youngest ticket of the
 tenant that has the most for its weight (drop from the longest queue, McKenney 1990), until the places are shared
 by weight. Any fixed limit per tenant would either refuse requests while places are free, or keep newcomers out.
@@ -19,6 +22,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import chain
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -29,34 +33,47 @@ _SPARE_TIMERS = 64
 class Ticket(Generic[T]):
     """One waiting request: `item` is the owner's, `deadline` an instant on the owner's clock."""
 
-    __slots__ = ("deadline", "item", "joined_at", "number", "tenant", "waits")
+    __slots__ = ("deadline", "item", "joined_at", "number", "senior", "tenant", "waits")
 
-    def __init__(self, item: T, joined_at: float, deadline: float, number: int, tenant: str) -> None:
+    def __init__(
+        self, item: T, joined_at: float, deadline: float, number: int, tenant: str, senior: bool
+    ) -> None:
         self.item = item
         self.joined_at = joined_at
         self.deadline = deadline
         self.number = number  # in the order of joining
         self.tenant = tenant
+        self.senior = senior
         self.waits = True
 
 
 class _Line(Generic[T]):
-    """The tickets of one tenant, oldest first, and where it stands in virtual time."""
+    """The tickets of one tenant, each kind oldest first, and where it stands in virtual time."""
 
-    __slots__ = ("tag", "tickets", "weight")
+    __slots__ = ("seniors", "tag", "tickets", "weight")
 
     def __init__(self, tag: float, weight: float) -> None:
         self.tag = tag
         self.weight = weight
-        self.tickets: OrderedDict[Ticket[T], None] = OrderedDict()  # the first is found in constant time
+        self.seniors: OrderedDict[Ticket[T], None] = OrderedDict()  # the first is found in constant time
+        self.tickets: OrderedDict[Ticket[T], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.seniors) + len(self.tickets)
+
+    def __iter__(self) -> Iterator[Ticket[T]]:
+        return chain(self.seniors, self.tickets)
+
+    def of(self, ticket: Ticket[T]) -> OrderedDict[Ticket[T], None]:
+        return self.seniors if ticket.senior else self.tickets
 
     def walk(self) -> Iterator[Ticket[T]]:
         """Each ticket once; the line may change under way."""
-        while self.tickets:
-            head = next(iter(self.tickets))
+        while len(self):
+            head = next(iter(self))
             yield head
             if head.waits:  # it cannot go: on to those behind it
-                yield from [ticket for ticket in self.tickets if ticket is not head]
+                yield from [ticket for ticket in self if ticket is not head]
                 return
 
 
@@ -77,20 +94,31 @@ class HoldQueue(Generic[T]):
         return self._length
 
     def join(
-        self, item: T, now: float, hold_s: float, limit: int, tenant: str = "", weight: float = 1.0
+        self,
+        item: T,
+        now: float,
+        hold_s: float,
+        limit: int,
+        tenant: str = "",
+        weight: float = 1.0,
+        senior: bool = False,
     ) -> Ticket[T] | None:
-        """A ticket at the end of the tenant's line; None if the room is full or there is no time to wait."""
-        if hold_s <= 0 or (self._length >= limit and not self._make_room(tenant, weight, limit)):
+        """A ticket at the end of the tenant's line, or of the seniors before it; None if the room is full or there is no
+        time to wait."""
+        if hold_s <= 0:
+            return None
+        finds_a_place = senior and self._length < 2 * limit
+        if self._length >= limit and not finds_a_place and not self._make_room(tenant, weight, limit):
             return None
         line = self._lines.get(tenant)
         if line is None:
             line = self._lines[tenant] = _Line(self._now, weight)
-        elif not line.tickets:
+        elif not len(line):
             line.tag = max(line.tag, self._now)
         line.weight = weight
         self.joined += 1
-        ticket = Ticket(item, now, now + hold_s, self.joined, tenant)
-        line.tickets[ticket] = None
+        ticket = Ticket(item, now, now + hold_s, self.joined, tenant, senior)
+        line.of(ticket)[ticket] = None
         self._length += 1
         heappush(self._timers, (ticket.deadline, ticket.number, ticket))
         return ticket
@@ -101,15 +129,15 @@ class HoldQueue(Generic[T]):
         for line in self._lines.values():
             tickets = line.walk()
             for head in tickets:
-                heap.append((line.tag, head.number, head, line, tickets))
+                heap.append((line.tag, not head.senior, head.number, head, line, tickets))
                 break
         heapify(heap)
         while heap:
-            _, _, ticket, line, tickets = heappop(heap)
+            _, _, _, ticket, line, tickets = heappop(heap)
             if ticket.waits:
                 yield ticket
             for following in tickets:
-                heappush(heap, (line.tag, following.number, following, line, tickets))
+                heappush(heap, (line.tag, not following.senior, following.number, following, line, tickets))
                 break
 
     def take(self, ticket: Ticket[T]) -> bool:
@@ -118,7 +146,8 @@ class HoldQueue(Generic[T]):
         if line is None:
             return False
         self._now = max(self._now, line.tag)
-        line.tag += 1.0 / line.weight
+        if not ticket.senior:
+            line.tag += 1.0 / line.weight
         self._drop(ticket)
         return True
 
@@ -141,7 +170,7 @@ class HoldQueue(Generic[T]):
 
     def clear(self) -> list[Ticket[T]]:
         """Take out everybody, oldest first."""
-        everybody = sorted((one for line in self._lines.values() for one in line.tickets), key=_number)
+        everybody = sorted((one for line in self._lines.values() for one in line), key=_number)
         for ticket in everybody:
             self._drop(ticket)
         return everybody
@@ -152,7 +181,7 @@ class HoldQueue(Generic[T]):
         return self._timers[0][0] if self._timers else None
 
     def held_by_tenant(self) -> dict[str, int]:
-        return {tenant: len(line.tickets) for tenant, line in self._lines.items() if line.tickets}
+        return {tenant: len(line) for tenant, line in self._lines.items() if len(line)}
 
     # --- inside
 
@@ -162,7 +191,8 @@ class HoldQueue(Generic[T]):
             return False
         greedy = max(self._lines.values(), key=_tickets_per_weight)
         own = self._lines.get(tenant)
-        if _tickets_per_weight(greedy) <= ((len(own.tickets) if own else 0) + 1) / weight:
+        held = len(own.tickets) if own is not None else 0
+        if not greedy.tickets or _tickets_per_weight(greedy) <= (held + 1) / weight:
             return False
         youngest = next(reversed(greedy.tickets))
         self._drop(youngest)
@@ -172,7 +202,7 @@ class HoldQueue(Generic[T]):
     def _drop(self, ticket: Ticket[T]) -> None:
         ticket.waits = False
         line = self._lines[ticket.tenant]
-        del line.tickets[ticket]
+        del line.of(ticket)[ticket]
         self._length -= 1
         if not self._length:  # a busy period is over, and with it the memory of who had how much
             self._lines.clear()

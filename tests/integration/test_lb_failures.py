@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
@@ -489,6 +489,35 @@ async def test_a_burst_over_a_target_killed_in_its_midst_fails_nowhere(w: World)
     await targets[0].stop()
     answers = await burst
     assert {status for status, _ in answers} == {200}
+
+
+async def test_who_has_lost_its_target_goes_before_those_who_came_later(w: World) -> None:
+    first, second = await w.targets("first", "second")
+
+    async def never(seen: Seen) -> None:
+        await seen.gone()
+
+    first.behave = never
+    rules = {"pushing": {"mode": "fixed_cap", "cap": 1}, "limits": {"max_held": 2}}
+    agent = await w.agent()
+    await agent.push(first.json, **rules)
+
+    def held(count: int) -> Callable[[], Awaitable[bool]]:
+        async def look() -> bool:
+            return (await agent.stats())["queued"] == count
+
+        return look
+
+    asking = [asyncio.create_task(agent.text("/0"))]
+    await first.arrived.wait()
+    for number in (1, 2):
+        asking.append(asyncio.create_task(agent.text(f"/{number}")))
+        await until(held(number))
+    await first.stop()
+    await until(held(3))  # the room has two places, and as many again for who comes back
+    await agent.push(second.json, revision="r2", **rules)
+    assert await asyncio.wait_for(asyncio.gather(*asking), 20) == [(200, "second")] * 3
+    assert [seen.path for seen in second.seen] == ["/0", "/1", "/2"]
 
 
 async def test_all_who_were_on_a_target_that_died_go_elsewhere_whatever_the_budget(w: World) -> None:

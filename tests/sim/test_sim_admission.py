@@ -33,6 +33,7 @@ class Flight:
     arrived_at: float
     booking: Booking | None = None
     answered: bool = False
+    senior: bool = False
     hold_left_s: float = 1e6
     tenant: str = ""
     weight: float = 1.0

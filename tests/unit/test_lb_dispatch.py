@@ -23,6 +23,7 @@ from policies.routing.registry import UnknownPolicyError
 class Request:
     view: RequestView
     tried: set[int] = field(default_factory=set)
+    senior: bool = False
     hold_left_s: float = 1e6
     tenant: str = ""
     weight: float = 1.0

@@ -61,6 +61,47 @@ def test_the_order_between_tenants(joined: str, weights: dict[str, float], order
     assert len(queue) == 0
 
 
+def test_seniors_go_first_and_are_not_charged_again() -> None:
+    queue = room_of("aaabb")
+    for name in ("a-first", "a-second"):
+        queue.join(name, 9.0, 1e6, ROOM, "a", senior=True)
+    assert served(queue) == ["a-first", "a-second", "a0", "b3", "a1", "b4", "a2"]
+
+
+def test_a_senior_of_another_tenant_goes_first_among_equals() -> None:
+    queue = room_of("ab")
+    queue.join("b-senior", 9.0, 1e6, ROOM, "b", senior=True)
+    assert served(queue) == ["b-senior", "a0", "b1"]
+
+
+def test_a_senior_that_cannot_go_keeps_nobody_waiting() -> None:
+    queue = room_of("aa")
+    queue.join("senior", 9.0, 1e6, ROOM, "a", senior=True)
+    met = []
+    for ticket in queue.walk():
+        met.append(ticket.item)
+        if ticket.item == "a0":
+            queue.take(ticket)
+    assert met == ["senior", "a0", "a1"]
+    assert served(queue) == ["senior", "a1"]
+
+
+def test_a_full_room_has_a_place_for_a_senior_and_does_not_push_it_out() -> None:
+    pushed_out: list[str] = []
+    queue: HoldQueue[str] = HoldQueue(lambda ticket: pushed_out.append(ticket.item))
+    for name in ("a0", "a1"):
+        queue.join(name, 0.0, 9.0, 2, "a")
+    assert queue.join("senior", 0.0, 9.0, 2, "a", senior=True) is not None
+    assert len(queue) == 3
+    assert queue.join("b0", 0.0, 9.0, 2, "b") is None, "while it is more than full nobody new comes in"
+    assert queue.join("senior too", 0.0, 9.0, 2, "a", senior=True) is not None
+    assert queue.join("one too many", 0.0, 9.0, 2, "a", senior=True) is None
+    only: HoldQueue[str] = HoldQueue(lambda ticket: pushed_out.append(ticket.item))
+    only.join("senior", 0.0, 9.0, 1, "a", senior=True)
+    assert only.join("b0", 0.0, 9.0, 1, "b") is None
+    assert pushed_out == []
+
+
 def test_being_away_earns_nothing() -> None:
     queue = room_of("aaaaaaaab")
     assert tenants(served(queue, 6)) == "abaaaa"
@@ -114,6 +155,8 @@ def test_no_ticket_without_room_or_time(hold_s: float, limit: int) -> None:
     queue: HoldQueue[str] = HoldQueue()
     queue.join("first", 0.0, 10.0, limit=9)
     assert queue.join("second", 0.0, hold_s, limit) is None
+    if limit != 1:
+        assert queue.join("senior", 0.0, hold_s, limit, senior=True) is None, "nor for a senior"
     assert len(queue) == 1
 
 
@@ -217,10 +260,11 @@ class Room(RuleBasedStateMachine):
         weight=st.sampled_from([0.5, 1.0, 4.0]),
         hold_s=st.floats(0.1, 9.0),
         limit=st.integers(3, 6),
+        senior=st.booleans(),
     )
-    def join(self, tenant: str, weight: float, hold_s: float, limit: int) -> None:
+    def join(self, tenant: str, weight: float, hold_s: float, limit: int, senior: bool) -> None:
         self.number += 1
-        ticket = self.queue.join(self.number, self.now, hold_s, limit, tenant, weight)
+        ticket = self.queue.join(self.number, self.now, hold_s, limit, tenant, weight, senior)
         if ticket is not None:
             self.inside.append(ticket)
 
@@ -239,7 +283,7 @@ class Room(RuleBasedStateMachine):
             if ticket.tenant in tenants and count:
                 count -= 1
                 own = [other for other in self.inside if other.tenant == ticket.tenant]
-                assert ticket is own[0]
+                assert ticket is min(own, key=lambda other: not other.senior)
                 assert self.queue.take(ticket)
                 assert not self.queue.take(ticket)
                 self.inside.remove(ticket)
@@ -254,6 +298,7 @@ class Room(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
+        assert len(self.inside) <= 2 * 6
         assert len(self.queue) == len(self.inside) == sum(self.queue.held_by_tenant().values())
         assert self.queue.next_deadline() == min((ticket.deadline for ticket in self.inside), default=None)
 

@@ -79,7 +79,7 @@ class _Flight:
 
     __slots__ = (
         "arrived_at", "booking", "cached_tokens", "call", "first_at", "hold_left_s", "matched_bytes", "policy",
-        "pushed_at", "tenant", "tried", "view", "weight",
+        "pushed_at", "senior", "tenant", "tried", "view", "weight",
     )  # fmt: skip
 
     def __init__(self, call: Call, view: RequestView, now: float, hold_s: float) -> None:
@@ -87,6 +87,7 @@ class _Flight:
         self.view = view
         self.arrived_at = now
         self.tried: tuple[int, ...] = ()
+        self.senior = False  # engines do not die here
         self.hold_left_s = hold_s
         self.tenant = ""
         self.weight = 1.0
