@@ -8,7 +8,8 @@ its id, method and path without query.
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
 from typing import Any
 
 from policies.routing.base import Choice
@@ -19,13 +20,14 @@ KEPT_REQUESTS = 1000
 class Explanation:
     """The story of one request, in seconds since its arrival."""
 
-    __slots__ = ("_arrived_at", "_steps", "method", "path", "request_id")
+    __slots__ = ("_arrived_at", "_steps", "method", "number", "path", "request_id")
 
     def __init__(self, request_id: str, method: str, path: str, arrived_at: float) -> None:
         self.request_id = request_id
         self.method = method
         self.path = path
         self._arrived_at = arrived_at
+        self.number = 0  # in the ring
         self._steps: list[tuple[float, str, str, str, Choice | None]] = []
 
     def note(
@@ -53,19 +55,36 @@ class Explanation:
 
 
 class Explanations:
-    """The last `kept` stories; of a repeated id the latest is found. A story is found while it goes on, too."""
+    """The last `kept` stories, by their beginning or by their end; of a repeated id the latest is found. A story is found
+    while it goes on, too: `running` are those, for the reader."""
 
-    def __init__(self, kept: int = KEPT_REQUESTS) -> None:
+    def __init__(
+        self, kept: int = KEPT_REQUESTS, running: Callable[[], Iterable[Explanation]] = tuple
+    ) -> None:
         self._ring: deque[Explanation] = deque(maxlen=kept)
+        self._kept = kept
+        self._count = 0  # that ever came into it
+        self._running = running
 
     def begin(self, request_id: str, method: str, path: str, now: float) -> Explanation:
         story = Explanation(request_id, method, path, now)
-        self._ring.append(story)
+        self._keep(story)
         return story
 
+    def ended(self, story: Explanation) -> None:
+        """A long one has been pushed out of the ring by those that came later, and belongs to the last ones again."""
+        if story.number <= self._count - self._kept:
+            self._keep(story)
+
+    def _keep(self, story: Explanation) -> None:
+        self._count += 1
+        story.number = self._count
+        self._ring.append(story)
+
     def find(self, request_id: str) -> Explanation | None:
-        """A search through the ring: an index would cost every request what only a reader needs."""
-        return next((story for story in reversed(self._ring) if story.request_id == request_id), None)
+        """A search through all there is: an index would cost every request what only a reader needs."""
+        stories = chain(reversed(self._ring), self._running())
+        return next((story for story in stories if story.request_id == request_id), None)
 
     def latest(self, limit: int) -> list[Explanation]:
         """At most `limit` stories, the latest first."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from lb import answers, prompt
@@ -22,7 +23,7 @@ from lb.dispatch import Dispatcher
 from lb.engines import EngineKind
 from lb.entry import Entry
 from lb.exchange import Exchange
-from lb.explain import Explanations
+from lb.explain import Explanation, Explanations
 from lb.facts import RequestFacts
 from lb.failures import Failure
 from lb.heads import Reader, RequestHead
@@ -90,7 +91,7 @@ class Proxy:
         self.dispatcher: Dispatcher[Exchange] = Dispatcher(table, self.queue)
         self.waiting: dict[Exchange, None] = {}  # with an attempt that has no first byte yet
         self.relays: dict[Exchange, None] = {}  # with an answer under way
-        self.explanations = Explanations()
+        self.explanations = Explanations(running=self._stories)
         self.arrivals = WindowCounter()
         self.rejections = WindowCounter()
         self.ongoing = WindowMean(clock())  # in flight or held
@@ -295,6 +296,7 @@ class Proxy:
     def finished(self, exchange: Exchange, now: float, tokens: Tokens | None) -> None:
         """The client has got all it will get."""
         self.ongoing.step(now, -1)
+        self.explanations.ended(exchange.story)
         counts = self.metrics.counts
         if exchange.status:
             counts.responses[exchange.status // 100] += 1
@@ -330,6 +332,10 @@ class Proxy:
             span=exchange.span,
             error=exchange.error,
         )
+
+    def _stories(self) -> Iterator[Explanation]:
+        held = (ticket.item for ticket in self.queue.walk())
+        return (exchange.story for exchange in chain(self.relays, self.waiting, held))
 
     # --- the queue and the table
 

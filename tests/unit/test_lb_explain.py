@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lb.explain import Explanations
+from lb.explain import Explanation, Explanations
 from policies.routing.base import Choice
 
 CHOICE = Choice(
@@ -54,6 +54,23 @@ def test_a_choice_without_terms_has_candidates_without_them() -> None:
     assert step["candidates"] == [
         {"target": "a", "cost": 0.0, "terms": {}}, {"target": "b", "cost": 1.0, "terms": {}},
     ]  # fmt: skip
+
+
+def test_a_long_one_is_found_while_it_runs_and_after_its_end() -> None:
+    running: list[Explanation] = []
+    explanations = Explanations(kept=2, running=lambda: running)
+    long = explanations.begin("long", "POST", "/", 0.0)
+    running.append(long)
+    for number in range(3):
+        short = explanations.begin(f"r{number}", "GET", "/", 1.0)
+        explanations.ended(short)
+    assert explanations.find("long") is long
+    running.clear()
+    assert explanations.find("long") is None
+    explanations.ended(long)
+    explanations.ended(long)
+    assert explanations.find("long") is long
+    assert [story.request_id for story in explanations.latest(9)] == ["long", "r2"]
 
 
 def test_only_the_last_ones_are_kept() -> None:
