@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.lb_harness import Seen, World, until, world
+from tests.integration.lb_harness import RunningAgent, Seen, World, until, world
 
 
 @pytest.fixture
@@ -99,17 +99,23 @@ async def test_connections_without_a_request_under_way_may_send_one_to_the_prede
     assert await asyncio.wait_for(first.process.wait(), 20) == 0
 
 
+async def one_held(agent: RunningAgent) -> asyncio.Task[tuple[int, str]]:
+    """A request that waits in the agent."""
+    asking = asyncio.create_task(agent.text())
+
+    async def held() -> bool:
+        return (await agent.stats())["queued"] == 1
+
+    await until(held)
+    return asking
+
+
 async def test_who_is_held_gets_a_target_that_only_the_successor_is_told_of(w: World, tmp_path: Path) -> None:
     target = await w.target("late")
     flags = ("--handover-socket", str(tmp_path / "handover"), "--table-file", str(tmp_path / "table.json"))
     first = await w.agent(*flags)
     await first.push()
-    asking = asyncio.create_task(first.text())
-
-    async def held() -> bool:
-        return (await first.stats())["queued"] == 1
-
-    await until(held)
+    asking = await one_held(first)
     successor = await w.agent(*flags)
     assert not asking.done()
     await successor.push(target.json, revision="r2")
@@ -121,12 +127,7 @@ async def test_a_retired_agent_that_is_told_to_stop_turns_the_held_away(w: World
     flags = ("--handover-socket", str(tmp_path / "handover"), "--table-file", str(tmp_path / "table.json"))
     first = await w.agent(*flags)
     await first.push()
-    asking = asyncio.create_task(first.text())
-
-    async def held() -> bool:
-        return (await first.stats())["queued"] == 1
-
-    await until(held)
+    asking = await one_held(first)
     await w.agent(*flags)
     (tmp_path / "table.json").write_text("{")  # what cannot be read changes nothing
 
