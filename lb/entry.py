@@ -46,7 +46,7 @@ class Standing(str, Enum):
 
 
 class Outlook(str, Enum):
-    """What an attempt that hears nothing may hope for."""
+    """What an attempt without its first byte may hope for."""
 
     FINE = "fine"
     DOUBTFUL = (
@@ -172,13 +172,17 @@ class Entry:
         return Standing.GOOD
 
     def outlook(self, now: float) -> Outlook:
-        """Of an attempt on it that waits for its first byte, or for the next."""
+        """Of an attempt on it that waits for its first byte."""
         if self.target.state is TargetState.DRAINING:
             return Outlook.FINE
         if self.departed:
             return Outlook.LOST
-        out = self.doubted and self.ejected_until is not None and now < self.ejected_until
-        return Outlook.DOUBTFUL if out or self.target.state is TargetState.UNHEALTHY else Outlook.FINE
+        unwell = self.target.state is TargetState.UNHEALTHY
+        return Outlook.DOUBTFUL if unwell or self.in_doubt(now) else Outlook.FINE
+
+    def in_doubt(self, now: float) -> bool:
+        """Whether it cannot be reached, or gives no sign of life."""
+        return self.doubted and self.ejected_until is not None and now < self.ejected_until
 
     def admits(self) -> bool:
         return self.view.in_flight < self.gate.cap

@@ -443,7 +443,7 @@ class Proxy:
                 exchange.broke(Failure.STALLED, "no event within the stall timeout")
             elif (
                 relay.silent_s > limits.suspect_after_s
-                and self.table.outlook(booking, now) is not Outlook.FINE
+                and self.table.missing(booking, now)
                 and relay.may_continue(now_or_later=True)
             ):
                 exchange.broke(Failure.SILENT, "no byte, and no sign of life from its target")

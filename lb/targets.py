@@ -288,6 +288,12 @@ class TargetTable:
         """Whether the booking's target can still be expected to answer."""
         return booking.entry.outlook(now)
 
+    def missing(self, booking: Booking, now: float) -> bool:
+        """Whether a stream that is silent had better go on elsewhere: its target has left without having been drained, or
+        gives no sign of life. That the controller finds it unwell is not enough. An engine with too much to do is unwell
+        and silent, too, and its streams would make the next one so."""
+        return booking.entry.in_doubt(now) or booking.entry.outlook(now) is Outlook.LOST
+
     def handovers(self, now: float, handover_s: float) -> list[Booking]:
         """What runs on draining targets of which no more than `handover_s` seconds are left; each one once."""
         due = {

@@ -242,6 +242,20 @@ def test_a_sign_of_life_ends_the_doubt_and_not_the_ejection() -> None:
     assert it.standing(waiting.key, 0.7) is Standing.EJECTED
 
 
+def test_a_silent_stream_is_better_off_elsewhere_if_its_target_is_gone_and_not_if_it_is_only_unwell() -> None:
+    it = of("a", "b")
+    there, gone = it.book(REQUEST, "a", 0.0), it.book(REQUEST, "b", 0.0)
+    assert not it.missing(there, 0.5)
+    it.apply(table(target("a", state=TargetState.UNHEALTHY)), 0.5)
+    assert it.outlook(there, 0.6) is Outlook.DOUBTFUL
+    assert not it.missing(there, 0.6)
+    assert it.missing(gone, 0.6)
+    it.eject(there.key, 0.7)
+    assert it.missing(there, 0.8)
+    assert it.renew(there.key)
+    assert not it.missing(there, 0.9)
+
+
 def test_silence_is_suspicious_only_while_an_answer_is_owed() -> None:
     it = of("a", "b")
     assert it.suspects(100.0, 2.0) == []
