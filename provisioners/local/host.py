@@ -234,8 +234,11 @@ class Host:
         if preempt_at is not None and (
             self._status.preempt_at is None or preempt_at < self._status.preempt_at
         ):
-            self._tell(Status(self._status.state, self._status.since, self._status.message, preempt_at))
-        if self._status.preempt_at is not None and now >= self._status.preempt_at:
+            if preempt_at > now:  # else there is no notice to be told
+                self._tell(Status(self._status.state, self._status.since, self._status.message, preempt_at))
+        else:
+            preempt_at = self._status.preempt_at
+        if preempt_at is not None and now >= preempt_at:
             raise _End(InstanceState.PREEMPTED, "the spot market took it", grace_s=0.0)
 
     def _enter(self, state: InstanceState, message: str = "") -> None:

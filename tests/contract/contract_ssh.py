@@ -39,7 +39,8 @@ class Rack:
     def forget_all(self) -> None:
         """Nothing that runs, no claim, and none that was ever there."""
         for vm in self.vms.values():
-            assert vm.run("pgrep -fa '[s]leep 1000' || true; rm -f ~me/.skyserve/claims/*.json") == ""
+            left = vm.run("pgrep -fa '[s]leep 1000' || true; rm -f ~me/.skyserve/claims/*.json")
+            assert left == "", left
 
 
 @contextmanager
