@@ -115,12 +115,15 @@ class Agent:
     def apply(self, table: Table) -> Changes:
         """Store the table, then act on it. Raises WrongServiceError, UnknownPolicyError or OSError; then
         nothing has changed."""
-        if table.service != self.table.service:
-            raise WrongServiceError(f"this agent serves {self.table.service!r}, not {table.service!r}")
-        make_policy(table.policy)
+        self._check(table)
         if self._table_file is not None and table != self.table:
             tablefile.save(self._table_file, table)
         return self._act_on(table)
+
+    def _check(self, table: Table) -> None:
+        if table.service != self.table.service:
+            raise WrongServiceError(f"this agent serves {self.table.service!r}, not {table.service!r}")
+        make_policy(table.policy)
 
     def _act_on(self, table: Table) -> Changes:
         changes = self.targets.apply(table, self._clock())
@@ -143,13 +146,11 @@ class Agent:
                 if seen != (stamp.st_ino, stamp.st_mtime_ns):
                     seen = stamp.st_ino, stamp.st_mtime_ns
                     table = tablefile.load(self._table_file)
-                    if table is not None and table != self.table and table.service == self.table.service:
-                        make_policy(table.policy)
+                    if table is not None and table != self.table:
+                        self._check(table)
                         self._act_on(table)
-            except (
-                OSError,
-                ValueError,
-            ) as error:  # a successor of another release may know more than this one
+            except (OSError, ValueError) as error:
+                # A successor of another release may know more than this one.
                 _log.warning("cannot follow table_file=%s why=%r", self._table_file, str(error))
             await asyncio.sleep(_FOLLOW_EVERY_S)
 

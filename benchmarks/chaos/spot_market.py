@@ -41,10 +41,8 @@ from skyserve_cli.sim import synthetic, trace
 NAME = "hedged"
 REPLICAS, EXTRA = 2, 1
 SPOT_USD_HOUR, ON_DEMAND_USD_HOUR = 0.30, 1.00
-CALM_PATIENCE_S = {
-    "dynamic_fallback": 400.0,
-    "risk_hedge": 1500.0,
-}  # the longest back-off of a zone by then, and a start
+# The longest back-off of a zone by then, and a start.
+CALM_PATIENCE_S = {"dynamic_fallback": 400.0, "risk_hedge": 1500.0}
 SLOW_S = 1.0
 
 
