@@ -21,7 +21,14 @@ from provisioners.host_agent.files import is_locked, lock, read_json
 from provisioners.host_agent.log import LOCK as LOG_LOCK
 from provisioners.host_agent.log import pipe_of
 from provisioners.host_agent.notices import watch
-from provisioners.host_agent.scripts import MARK, container_name, exit_code, is_watched, was_started
+from provisioners.host_agent.scripts import (
+    MARK,
+    container_name,
+    exit_code,
+    is_released,
+    is_watched,
+    was_started,
+)
 
 LOCK = "daemon.lock"
 _LOOK_EVERY_S = 0.2
@@ -37,7 +44,7 @@ def live(folder: Path) -> None:
     (folder / "work").mkdir(exist_ok=True)
     pipe_of(folder)  # kept open: scripts outlive a pump that was killed
     threading.Thread(target=watch, args=(folder, order["cloud"]), daemon=True).start()
-    while not (folder / "stop").exists():
+    while not ((folder / "stop").exists() or is_released(order)):
         if not is_locked(folder / LOG_LOCK):
             _spawn(folder, "pump")
         due = next_script(folder, order)
@@ -58,7 +65,7 @@ def next_script(folder: Path, order: dict[str, Any]) -> str | None:
 def start(folder: Path) -> None:
     """Start the daemon, unless it runs, so that it outlives the login."""
     order = read_json(folder / "order.json")
-    if order is None or is_locked(folder / LOCK) or (folder / "stop").exists():
+    if order is None or is_locked(folder / LOCK) or (folder / "stop").exists() or is_released(order):
         return
     if _SYSTEMD.is_dir():
         # Or logind removes the user's shared memory when the last login ends: the secrets, and what engines share.

@@ -86,6 +86,13 @@ def claim_of(order: dict[str, Any]) -> Any:
     return read_json(Path(order["claim_path"]).expanduser())
 
 
+def is_released(order: dict[str, Any]) -> bool:
+    """Its claim on a shared host has ended, or is ending: nothing of it starts any more. A controller that does not know
+    yet may still be bringing it up, in a folder made anew."""
+    claim = claim_of(order)
+    return claim is not None and bool(claim["ending"])
+
+
 def claimed_port(order: dict[str, Any] | None) -> int | None:
     """The port that a shared host has found for a replica that takes any."""
     claim = None if order is None or order["has_port"] else claim_of(order)

@@ -218,14 +218,15 @@ class InstanceFolder:
         return max(gone) if len(gone) == len(ends) else None
 
     def node(self) -> Instance | None:
-        """This node alone as the cloud tells it, or None if its host never came up."""
+        """This node alone as the cloud tells it, or None if its host never came up. One that was told to stop had: it may
+        have died of that before it said a word."""
         record = self.record()
         if record is None:
             return None
         # In this order: a host writes its last status before it lets go of the lock.
         host_alive = self.is_host_alive()
         status = self.status()
-        if status is None and not host_alive and not self.host_error():
+        if status is None and not (host_alive or self.is_asked_to_stop() or self.host_error()):
             return None
         state, message = self._state(status, host_alive)
         preempt_at = None if status is None or state.is_gone else status.preempt_at

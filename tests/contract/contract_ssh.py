@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -68,10 +69,13 @@ class SshSubject(Subject):
         self.rack = rack
         self.cutting = False
         self.has_dialled = False
+        self.life = 0
         self.cloud = self.restarted()
 
     def restarted(self) -> SshProvisioner:
-        return _Pool(self.rack.pools, KEYS.secret, dial=self._dial)
+        """The one before is dead: its threads are still here, and reach no host any more."""
+        self.life += 1
+        return _Pool(self.rack.pools, KEYS.secret, dial=partial(self._dial, self.life))
 
     def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
         """A neighbour, who shares the hosts with us, has the rest of the GPUs."""
@@ -125,10 +129,13 @@ class SshSubject(Subject):
         left = [one for owner in OWNERS for one in self.cloud.instances(owner) if not one.state.is_gone]
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(self.cloud.terminate, left))
+        self.life += 1
         self.rack.forget_all()
 
-    def _dial(self, login: Login) -> Shell:
+    def _dial(self, life: int, login: Login) -> Shell:
         self.has_dialled = True
+        if life != self.life:
+            raise UnreachableError(f"{login.name}: this controller has died")
         return _Line(connect(login), login, self)
 
 
@@ -144,8 +151,11 @@ class _Line(Shell):
     def __init__(self, shell: Shell, login: Login, subject: SshSubject) -> None:
         super().__init__(shell._client, login)
         self._subject = subject
+        self._life = subject.life
 
     def run(self, command: str | Sequence[str], **how: Any) -> Output:
+        if self._life != self._subject.life:
+            raise UnreachableError(f"{self.login.name}: this controller has died")
         output = super().run(command, **how)
         if self._subject.cutting and "claim" in command:
             self.close()

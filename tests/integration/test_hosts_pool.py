@@ -11,7 +11,9 @@ import pytest
 
 from policies.model import CapacityType, Zone
 from provisioners.base import InstanceState
+from provisioners.bootstrap import Node, steps_for
 from provisioners.errors import AuthError, CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.host import Host
 from provisioners.hosts import SshHosts
 from provisioners.keys import Keys
 from provisioners.machines import Machine, MachineOrder, MachineState
@@ -333,3 +335,24 @@ def test_what_is_left_without_a_claim_is_found_and_removed(rack: Rack) -> None:
     machines.remove(found)
     assert machines.leftovers("owner-1") == []
     assert rack.vms["h1"].run("pgrep -f '[s]leep 1000' || echo none") == "none\n"
+
+
+def test_nothing_starts_for_a_claim_that_has_ended(rack: Rack) -> None:
+    """A controller that was replaced may still be bringing up what the other one has ended."""
+    machines = rack.machines()
+    made = machines.create(wish(1))
+    machines.destroy(made)
+    order = replace(
+        launch_order(made.token, run="exec sleep 1000", accelerator="L4", count=1), owner=made.owner
+    )
+    node = Node(made.token, 0, (str(made.private_address),), 8000)
+    with connect(machines.login(made)) as shell:
+        host = Host(shell, node.folder)
+        host.install()
+        for step in steps_for(order, node):
+            host.do(step, 30.0)
+    on_host = rack.vms["h1"].run
+    until(lambda: on_host("pgrep -fa '[p]yz daemon' || true") == "", "the end of any daemon")
+    assert on_host("pgrep -fa '[s]leep 1000' || true") == ""
+    (left,) = machines.leftovers("owner-1")
+    machines.remove(left)

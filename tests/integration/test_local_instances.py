@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import signal
@@ -342,6 +343,11 @@ def die_here(_folder: InstanceFolder, _order: HostOrder) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def hold_the_lock(folder: InstanceFolder, _order: HostOrder) -> None:
+    """As a host does that has not read its order yet."""
+    fcntl.flock(os.open(folder.alive_path, os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_EX)
+
+
 def launch_and_die(lab: Lab, order: LaunchOrder) -> int:
     """The exit code of a launcher that is killed when it is about to start the host."""
     launcher = os.fork()
@@ -366,6 +372,21 @@ def test_what_a_killed_launcher_left_is_gone_after_the_next_launch(lab: Lab) -> 
     assert launch_and_die(lab, lab.order(replica_id=1)) == -signal.SIGKILL
     kept = lab.cloud.launch(lab.order(replica_id=2))
     assert [folder.token for folder in LocalStore(lab.home).folders()] == [kept.token]
+
+
+def test_an_instance_that_is_ended_before_its_host_spoke_is_remembered(lab: Lab) -> None:
+    """Else the next launch takes it for one that was cut short, and removes it."""
+    kept = lab.order(replica_id=1)
+    mute = LocalProvisioner(lab.home, spawn=hold_the_lock)
+    mute.launch(kept)
+    folder = LocalStore(lab.home).folder(kept.token)
+    folder.ask_to_stop()
+    folder.alive_path.unlink()  # what was held is another file now: nobody is alive
+    lab.cloud.launch(lab.order(replica_id=2))
+    assert folder.record() is not None
+    (ended,) = (one for one in lab.cloud.instances(OWNER) if one.token == kept.token)
+    assert ended.state is InstanceState.TERMINATED
+    assert lab.cloud.launch(kept).state is InstanceState.TERMINATED
 
 
 def test_a_host_that_gets_half_an_order_leaves_without_a_trace(lab: Lab) -> None:
