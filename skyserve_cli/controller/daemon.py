@@ -52,6 +52,7 @@ log = logging.getLogger("skyserve.controller")
 BETWEEN_TICKS_S = 0.02
 FOLD_EVERY_S = 3600.0
 KEEP_ENDED_S = 7 * 86400.0
+KEEP_STORY_S = 30 * 86400.0
 
 
 class Ticker(threading.Thread):
@@ -90,6 +91,7 @@ class Ticker(threading.Thread):
         if now - self._folded_at > FOLD_EVERY_S:
             self._folded_at = now
             self._store.fold(before=now - KEEP_ENDED_S)
+            self._store.drop_story(before=now - KEEP_STORY_S)
 
 
 class _ResolvedOffers:

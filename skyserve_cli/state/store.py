@@ -31,7 +31,7 @@ from skyserve_cli.state.codec import (
     replica_to_row,
 )
 from skyserve_cli.state.connect import connected
-from skyserve_cli.state.history import read_history
+from skyserve_cli.state.history import drop_story, read_history
 from skyserve_cli.state.photograph import Photograph
 from skyserve_cli.state.values import (
     History,
@@ -318,6 +318,12 @@ class Store:
                 )
                 dropped += c.execute(t.replicas.delete().where(old)).rowcount
         return dropped
+
+    def drop_story(self, *, before: float, keep: int = 1000) -> int:
+        """Drop lines of the story from before `before`, but the newest `keep` of each service, those about replicas
+        that are not folded, and what `history` needs to know. Answers how many were dropped."""
+        with self._writer.begin() as c:
+            return drop_story(c, before, keep)
 
     # --- reading ------------------------------------------------------------------------------------------
 

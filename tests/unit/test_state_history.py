@@ -81,6 +81,41 @@ def test_rows_that_were_folded_away_are_missed(store: Store) -> None:
     assert store.history("chat", since=85.0, most=10).complete_from == 85.0, "those ended before"
 
 
+WANTED = (2.0, None)
+LATER = ((61.0, None), (5.0, 3), (200.0, 3), (201.0, 9))
+
+
+@pytest.mark.parametrize(
+    ("before", "keep", "left"),
+    [
+        pytest.param(1e9, 0, [WANTED, (60.0, 1), *LATER[:-1]], id="all that nothing needs"),
+        pytest.param(1e9, 4, [WANTED, (60.0, 1), *LATER], id="but the newest four"),
+        pytest.param(55.0, 0, [WANTED, (50.0, 2), (5.0, 1), (60.0, 1), *LATER], id="the oldest"),
+        pytest.param(1e9, 99, None, id="nothing"),
+    ],
+)
+def test_of_the_story_stays_what_is_new_or_needed(
+    store: Store, before: float, keep: int, left: list[tuple[float, int | None]] | None
+) -> None:
+    happens(store, 2.0, wanted=2)
+    lives(store, 2, 50.0)
+    lives(store, 1, 60.0)
+    happens(store, 61.0, wanted=1)
+    lives(store, 3, 200.0)
+    store.fold(before=100.0, keep=0)
+    note = Story("note", "of a replica that is folded", 9)
+    store.commit("chat", now=201.0, changed=(), memory=None, target=2, notes="", story=[note])
+    history = store.history("chat", since=55.0, most=10)
+    told = [(line.at, line.story.replica_id) for line in store.events("chat")]
+    number = len(store.events(None))
+    dropped = store.drop_story(before=before, keep=keep)
+    assert dropped == number - len(store.events(None))
+    kept = [(line.at, line.story.replica_id) for line in store.events("chat")]
+    assert kept == (told if left is None else left)
+    assert store.drop_story(before=before, keep=keep) == 0
+    assert store.history("chat", since=55.0, most=10) == history
+
+
 def test_of_too_many_the_last_to_end_are_told(store: Store) -> None:
     happens(store, 2.0, a_replica(1))
     for number, ended_at in enumerate((50.0, 80.0, 60.0, 90.0), start=2):
