@@ -49,7 +49,7 @@ class Relay(Protocol):
         ...
 
     def may_continue(self, *, now_or_later: bool = False) -> bool:
-        """Whether the answer could go on from another target: from one that has room, or (`now_or_later`) from any that
+        """Whether the answer could go on without its target: from another that has room, or (`now_or_later`) from any that
         is well."""
         ...
 

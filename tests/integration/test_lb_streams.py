@@ -242,7 +242,12 @@ async def test_what_must_not_be_continued_ends_with_an_error_event(
         assert one.done == 0
 
 
-async def test_a_stream_whose_last_words_are_lost_is_closed_without_another_engine(w: World) -> None:
+@pytest.mark.parametrize("how", ["it dies", "its machine vanishes"])
+async def test_a_stream_whose_last_words_are_lost_is_closed_without_another_engine(
+    w: World, how: str
+) -> None:
+    said = asyncio.Event()
+
     async def nearly(seen: Seen) -> None:
         await seen.begin_stream()
         envelope = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -251,10 +256,19 @@ async def test_a_stream_whose_last_words_are_lost_is_closed_without_another_engi
             {"index": 0, "delta": {}, "finish_reason": "stop"},
         ):
             await seen.chunk(b"data: " + json.dumps(envelope | {"choices": [choice]}).encode() + b"\n\n")
-        seen.die()
+        said.set()
+        if how == "it dies":
+            seen.die()
+        else:
+            await seen.gone()
 
-    agent = await w.agent("--target", (await w.target("only", nearly)).url)
-    one = await told(agent.http, agent.url, PATHS[0], stream_options=None)
+    target = await w.target("only", nearly)
+    agent = await w.agent()
+    await agent.push(target.json, limits={"suspect_after_s": 0.2, "probe_timeout_s": 0.2})
+    telling = asyncio.create_task(told(agent.http, agent.url, PATHS[0], stream_options=None))
+    await said.wait()
+    target.frozen = how != "it dies"
+    one = await asyncio.wait_for(telling, 20)
     assert (one.text, one.finish, one.done, one.errors) == ("Hi", ["stop"], 1, [])
 
 
