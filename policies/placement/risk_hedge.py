@@ -58,9 +58,7 @@ DETECTION_S = 30.0
 MOST_EXTRA = 4  # spot replicas beyond the wanted number
 MARGIN = 0.1  # what a change must save, as a share of the price of a spot replica
 MOVE_MARGIN = 0.2
-#: A refused launch is as bad as the price of a spot replica for so many hours. Three hours for one would bring 8 a day
-#: instead of 17 on six seeds of synthetic-wide at 99.5 %, for 3 points more of what all on demand costs.
-REFUSAL_H = 0.5
+REFUSAL_H = 0.5  # a refused launch is as bad as the price of a spot replica for so many hours
 ANSWER_S = 60.0  # so long an answer is waited for before other zones are asked
 LOOK_AGAIN_S = 300.0
 USUAL_RATIO = 3.0  # of on-demand to spot prices, where no on-demand price is known
