@@ -1,4 +1,4 @@
-"""From a begun answer to the client: bytes pass as they come, with back-pressure, until either side ends it.
+"""From a begun response to the client: bytes pass as they come, with back-pressure, until either side ends it.
 
 A write that the client has no room for pauses the target's connection, so a slow client slows its engine and not the agent.
 Nothing is copied, parsed or timed per chunk beyond what finds the end of the body.
@@ -6,8 +6,9 @@ Nothing is copied, parsed or timed per chunk beyond what finds the end of the bo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from lb.core.failures import Failure
 from lb.http.body_framing import (
     LAST_CHUNK,
     BodyDecoder,
@@ -18,14 +19,12 @@ from lb.http.body_framing import (
     chunk,
 )
 from lb.http.messages import ResponseHead, response_bytes
+from lb.proxy.ports import RelayHost
 from lb.stream.token_usage import Tokens
-
-if TYPE_CHECKING:
-    from lb.proxy.request import ProxiedRequest
 
 
 class Relay(Protocol):
-    """What an exchange and the patrol know of the way an answer goes. The first byte has been there when it is made."""
+    """What an request and the patrol know of the way a response goes. The first byte has been there when it is made."""
 
     blocked: bool  # the client has no room
     silent_s: float  # for how long nothing has come, as far as the patrol knows
@@ -33,7 +32,7 @@ class Relay(Protocol):
     sent_bytes: int  # of the body
 
     def tokens(self) -> Tokens | None:
-        """How long prompt and answer were, if the answer told."""
+        """How long prompt and response were, if the response told."""
         ...
 
     def data(self, data: bytes) -> None:
@@ -49,7 +48,7 @@ class Relay(Protocol):
         ...
 
     def collected(self, body: bytes) -> None:
-        """The beginning of the body, without framing: the walker has walked over it already."""
+        """The beginning of the body, without framing: the decoder has walked over it already."""
         ...
 
     def ended(self) -> bool:
@@ -57,28 +56,28 @@ class Relay(Protocol):
         ...
 
     def may_continue(self, *, now_or_later: bool = False) -> bool:
-        """Whether the answer could go on without its target: from another that has room, or (`now_or_later`) from any that
+        """Whether the response could go on without its target: from another that has room, or (`now_or_later`) from any that
         is well."""
         ...
 
     def resume(self, why: str) -> bool:
-        """Prepare the exchange for going on elsewhere; False if the answer is over instead, one way or another."""
+        """Prepare the request for going on elsewhere; False if the response is over instead, one way or another."""
         ...
 
     def fail(self, code: str, message: str) -> None:
-        """End the answer as an error."""
+        """End the response as an error."""
         ...
 
 
 class PlainRelay:
-    """Any answer, as it is."""
+    """Any response, as it is."""
 
     __slots__ = (
         "_chunks",
-        "_exchange",
+        "_decoder",
         "_frame",
         "_heard",
-        "_walker",
+        "_request",
         "_write",
         "blocked",
         "chunks",
@@ -87,29 +86,29 @@ class PlainRelay:
     )
 
     def __init__(
-        self, exchange: ProxiedRequest, answer: ResponseHead, walker: BodyDecoder, length: int | None = None
+        self, request: RelayHost, response: ResponseHead, decoder: BodyDecoder, length: int | None = None
     ) -> None:
-        self._exchange = exchange
-        self._walker = walker
+        self._request = request
+        self._decoder = decoder
         self._heard = True
         self.blocked = False
         self.silent_s = 0.0
         self.chunks = 0
         self.sent_bytes = 0
-        self._frame = begin_answer(exchange, answer, walker, length)
+        self._frame = begin_response(request, response, decoder, length)
         self._chunks = self._frame and not isinstance(
-            walker, ChunkedDecoder
+            decoder, ChunkedDecoder
         )  # the client gets chunks of ours
-        self._write = exchange.client.transport.write
+        self._write = request.client.transport.write
 
     def data(self, data: bytes) -> None:
         self._heard = True
         self.chunks += 1
-        walker = self._walker
+        decoder = self._decoder
         try:
-            end = walker.feed(data)
+            end = decoder.feed(data)
         except FramingError as error:
-            self._exchange.broke_framing(str(error))
+            self._request.broke(Failure.MALFORMED, str(error))
             return
         body = data if end < 0 or end == len(data) else data[:end]
         self.sent_bytes += len(body)
@@ -120,12 +119,12 @@ class PlainRelay:
         if end >= 0:
             if self._chunks:
                 self._write(LAST_CHUNK)
-            self._exchange.relayed(rest=end < len(data))
+            self._request.relayed(rest=end < len(data))
 
     def _write_framed(self, body: bytes) -> None:
-        walker = self._walker
-        if isinstance(walker, ChunkedDecoder):
-            payloads = walker.payloads
+        decoder = self._decoder
+        if isinstance(decoder, ChunkedDecoder):
+            payloads = decoder.payloads
             assert payloads is not None  # noqa: S101 (for the type checker)
             body = b"".join(payloads)
             payloads.clear()
@@ -133,20 +132,20 @@ class PlainRelay:
             self._write(chunk(body) if self._chunks else body)
 
     def collected(self, body: bytes) -> None:
-        walker = self._walker
-        if isinstance(walker, ChunkedDecoder) and not self._frame:
+        decoder = self._decoder
+        if isinstance(decoder, ChunkedDecoder) and not self._frame:
             # It may stand in the midst of a chunk whose size line has been taken away: all is framed anew.
             self._frame = self._chunks = True
-            walker.payloads = []
+            decoder.payloads = []
         if body:
             self._write(chunk(body) if self._chunks else body)
 
     def ended(self) -> bool:
-        if not isinstance(self._walker, CloseDelimitedDecoder):
+        if not isinstance(self._decoder, CloseDelimitedDecoder):
             return False
         if self._chunks:
             self._write(LAST_CHUNK)
-        self._exchange.relayed(rest=False, reusable=False)
+        self._request.relayed(rest=False, reusable=False)
         return True
 
     def tokens(self) -> Tokens | None:
@@ -162,32 +161,32 @@ class PlainRelay:
         return False
 
     def resume(self, why: str) -> bool:
-        self._exchange.cut(why)
+        self._request.cut(why)
         return False
 
     def fail(self, code: str, message: str) -> None:
-        self._exchange.cut(code)
+        self._request.cut(code)
 
 
-def begin_answer(
-    exchange: ProxiedRequest, answer: ResponseHead, walker: BodyDecoder, length: int | None = None
+def begin_response(
+    request: RelayHost, response: ResponseHead, decoder: BodyDecoder, length: int | None = None
 ) -> bool:
     """Send the head; True if the body has to be framed anew: chunked for a body that ends with its connection, not
     chunked for a client of HTTP/1.0."""
-    client = exchange.client
+    client = request.client
     frame = False
-    if isinstance(walker, LengthDecoder):
+    if isinstance(decoder, LengthDecoder):
         framing = b"Content-Length: %d\r\n" % (length or 0)
-    elif exchange.head.http_1_0:
+    elif request.head.http_1_0:
         client.closing = True  # the end of the connection is the end of the body
         framing = b""
-        if isinstance(walker, ChunkedDecoder):
+        if isinstance(decoder, ChunkedDecoder):
             frame = True
-            walker.payloads = []
+            decoder.payloads = []
     else:
         framing = b"Transfer-Encoding: chunked\r\n"
-        frame = isinstance(walker, CloseDelimitedDecoder)
-    head = response_bytes(answer, exchange.request_id, framing + exchange.connection_line())
-    exchange.status = answer.status
+        frame = isinstance(decoder, CloseDelimitedDecoder)
+    head = response_bytes(response, request.request_id, framing + request.connection_line())
+    request.status = response.status
     client.transport.write(head)
     return frame

@@ -17,18 +17,23 @@ queue, and each call leaves it in a state of its own.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lb.core.failures import BLAME, RETRY_STATUSES, Failure
 from lb.core.retry import RetryHistory
 from lb.core.targets import Booking, Health
+from lb.engines.kinds import EngineKind
 from lb.http import error_responses
 from lb.http.messages import RequestHead, ResponseHead, response_bytes
+from lb.http.upstream import TargetConnection
 from lb.proxy.attempt import JOIN_BELOW_BYTES, RELAY, TUNNEL, Attempt
+from lb.proxy.fast_path import FastPath
 from lb.proxy.relay import PlainRelay, Relay
 from lb.proxy.resumable_relay import BY_ENGINE, ResumableRelay, ResumeState, is_resumable
 from lb.stream.openai_request import ParsedRequest
 from lb.stream.resume_request import NotResumable
+from lb.stream.resume_rules import Reason
 from policies.routing.base import Choice, RequestView
 
 if TYPE_CHECKING:
@@ -219,6 +224,34 @@ class ProxiedRequest:
         self.hold_left_s = max(0.0, self.hold_left_s - waited)
         self.proxy.metrics.counts.queue_wait.observe(waited)
 
+    # --- for the relay
+
+    @property
+    def connection(self) -> TargetConnection | None:
+        return self.attempt.connection if self.attempt is not None else None
+
+    @property
+    def fast_path(self) -> FastPath | None:
+        return self.proxy.fast_path
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.proxy.loop.call_soon(callback)
+
+    def kinds_elsewhere(self, *, now_or_later: bool) -> set[EngineKind]:
+        booking, proxy = self.booking, self.proxy
+        if booking is None:
+            return set()
+        now = proxy.clock()
+        if now_or_later:
+            well = (target.id for target, health, _ in proxy.table.rows(now) if health is Health.GOOD)
+            others = {one for one in well if one != booking.key.id}
+        else:
+            others = {view.id for view in proxy.table.candidates(now, self.tried)[1]}
+        return {proxy.kind_of_id(one) for one in others}
+
+    def not_resumed(self, reason: Reason) -> None:
+        self.proxy.metrics.counts.continue_refused[reason.value] += 1
+
     # --- the attempt
 
     def outgoing(self) -> tuple[bytes, bytes] | None:
@@ -371,16 +404,6 @@ class ProxiedRequest:
         if failure is Failure.STALLED:
             proxy.metrics.counts.stalled += 1
         self._continue(relay, why)
-
-    def broke_framing(self, why: str) -> None:
-        """What comes is no body of HTTP any longer."""
-        self.broke(Failure.MALFORMED, why)
-
-    def broke_giving_up(self) -> None:
-        self.broke(Failure.GAVE_UP, "the engine has given the request up")
-
-    def broke_short(self) -> None:
-        self.broke(Failure.SHORT, "the stream ended before its answer")
 
     def ended_early(self) -> None:
         """The target was lost, but nothing was missing that could not be said without it."""

@@ -146,7 +146,7 @@ class StreamMerger:
         """The events for the client that these bytes complete; possibly none."""
         return b"".join([self._passed(data) for data in self._reader.feed(payload)])
 
-    def sofar(self) -> StreamProgress:
+    def progress(self) -> StreamProgress:
         """How far the stream has come, with all of its legs."""
         if self._tally.size_bytes > self._limit:
             self._tally.lost = True

@@ -115,7 +115,7 @@ class Client:
                 self.got += stitcher.feed(piece)
             if not died:
                 return self.got
-            sofar, cuts = stitcher.sofar(), cuts[1:]
+            sofar, cuts = stitcher.progress(), cuts[1:]
         raise AssertionError("it never ends")
 
 
@@ -308,7 +308,7 @@ def test_an_engine_that_gives_up_is_not_passed_on(event: bytes) -> None:
     assert stitcher.feed(event + b"data: [DONE]\n\n") == b""
     assert stitcher.over
     assert stitcher.error == event
-    assert stitcher.sofar() == sofar, "the next target can go on from here"
+    assert stitcher.progress() == sofar, "the next target can go on from here"
 
 
 def test_a_tool_call_after_the_seam_is_passed_on() -> None:
@@ -320,7 +320,7 @@ def test_a_tool_call_after_the_seam_is_passed_on() -> None:
     (told,) = chunks(stitcher.feed(b"data: " + orjson.dumps(chunk) + b"\n\n"))
     assert told["choices"][0]["delta"] == {"tool_calls": call}
     assert told["id"] == sofar.id
-    assert stitcher.sofar().tool_call
+    assert stitcher.progress().tool_call
 
 
 def test_what_cannot_be_read_is_passed_on_and_ends_the_chances() -> None:
@@ -328,15 +328,15 @@ def test_what_cannot_be_read_is_passed_on_and_ends_the_chances() -> None:
     sofar = broken(OURS, CHAT, request, 6)
     stitcher = StreamMerger(CHAT, request, sofar, resume(CHAT, request, sofar, OURS), LIMIT)
     assert stitcher.feed(b"data: [1,\n\n") == b"data: [1,\n\n"
-    assert stitcher.sofar().strange
+    assert stitcher.progress().strange
 
 
 def test_a_stream_beyond_its_limit_ends_but_is_not_continued_again() -> None:
     request = a_request(CHAT, max_tokens=20, min_tokens=20)
     sofar = broken(OURS, CHAT, request, 6)
     stitcher = StreamMerger(CHAT, request, sofar, resume(CHAT, request, sofar, OURS), limit_bytes=10)
-    assert not stitcher.sofar().done
-    assert stitcher.sofar().lost
+    assert not stitcher.progress().done
+    assert stitcher.progress().lost
 
 
 # The end of a stream that was complete
