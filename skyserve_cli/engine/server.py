@@ -15,7 +15,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +23,10 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from lb.http.cors import Cors
 from skyserve_cli.engine import api
 from skyserve_cli.engine.api import Generation, Kind
+from skyserve_cli.engine.cors import allow, cors_for
 from skyserve_cli.engine.errors import ApiError, BadRequest, ModelNotFound, error_body
 from skyserve_cli.engine.metrics import Telemetry
 from skyserve_cli.engine.model import EngineModel, Output, RequestRefused
@@ -51,6 +53,7 @@ class Settings:
     seed: int = 0
     mean_output_tokens: float = 200.0
     max_body_bytes: int = MAX_BODY_BYTES
+    cors: Cors | None = None  # which web pages may call
     # What a deterministic engine draws from outside: ids that differ between replicas, and the clocks.
     id_prefix: str = field(default_factory=lambda: secrets.token_hex(4))
     clock_s: Callable[[], float] = time.monotonic  # noqa: TID251
@@ -67,15 +70,19 @@ def serve(
     seed: int = 0,
     mean_output_tokens: float = 200.0,
     cold_start_s: float = 0.0,
+    cors_origins: Sequence[str] = (),
     grace_s: float = 5.0,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Port 0 takes a free one; the address is said on stderr.
 
     `model` is the name clients ask for (default: the profile's); `cold_start_s` passes, divided by `speed`, before
-    the port opens. Raises UnknownProfile, ValueError for a speed that is not positive, OSError if the port is taken.
+    the port opens; pages of `cors_origins` may call. Raises UnknownProfile, WrongOrigin, ValueError for a speed that is
+    not positive, OSError if the port is taken.
     """
     chosen = profile_named(profile)
-    settings = Settings(chosen, model or chosen.model, speed, seed, mean_output_tokens)
+    settings = Settings(
+        chosen, model or chosen.model, speed, seed, mean_output_tokens, cors=cors_for(cors_origins)
+    )
     with asyncio.Runner(loop_factory=_loop_factory()) as loop:
         loop.run(_serve(settings, host, port, cold_start_s, grace_s))
 
@@ -149,6 +156,8 @@ class _Server:
                 web.get("/metrics", self._metrics),
             ]
         )
+        if settings.cors is not None:
+            allow(self.app, settings.cors)
         self.app.on_response_prepare.append(_echo_request_id)
         self.app.on_startup.append(self._start)
         self.app.on_shutdown.append(self._drain)
