@@ -11,63 +11,15 @@ the request names an origin. Otherwise every response has `Vary: Origin`, also o
 from __future__ import annotations
 
 import re
-from dataclasses import Field, dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lb.strict import Fields, WireError, kind_of
+from lb.config.cors import ANY, SUBDOMAIN, TOKEN, Cors
 
-_ANY = "*"
-_ALWAYS = {b"GET", b"HEAD", b"POST"}  # browsers send these methods, listed or not
-_MAX_AGE_S = 600
-_MAX_ENTRIES = 100
 _MAX_CACHED = 1024
 _LONGEST_CACHED = 256  # bytes; hosts of real origins are at most 253
-_NAME = r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*"
-_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105 - RFC 9110's word for a name
+_ALWAYS = {b"GET", b"HEAD", b"POST"}  # browsers send these methods, listed or not
+_LIST = re.compile(rf"{TOKEN}(?:[ \t]*,[ \t]*{TOKEN})*".encode())
 _VARY_PREFLIGHT = b"Vary: Origin, Access-Control-Request-Headers\r\n"
-_TOKENS = re.compile(rf"{_TOKEN}(?:[ \t]*,[ \t]*{_TOKEN})*".encode())
-_NO_DEFAULT_PORT = "(?!http:.*:80$|https:.*:443$)"
-_ORIGIN = rf"\*|{_NO_DEFAULT_PORT}[a-z][a-z0-9+.-]*://(?:(?:\*\.)?{_NAME}|\[[0-9a-f:.]+\])(?::[0-9]{{1,5}})?"
-_ORIGINS = "*, https://example.com or https://*.example.com: lower case, no path, no default port"
-_HEADERS = "* or the name of a header"
-
-
-def _texts(default: tuple[str, ...], form: str, expected: str) -> Any:
-    return field(default=default, metadata={"form": re.compile(form), "expected": "expected " + expected})
-
-
-@dataclass(frozen=True, slots=True)
-class Cors:
-    """Which pages may call, and how. Without `origins` CORS is off.
-
-    An origin is exact (`https://example.com`), a pattern for all subdomains (`https://*.example.com`), or `*`. `headers`
-    are those a request may carry (`*`: any, `Authorization` too), `exposed_headers` those of a response a page may read.
-    A browser may keep the result of a preflight for `max_age_s`. `credentials` means cookies and client certificates; an
-    `Authorization` header that the page sets itself does not need it.
-    """
-
-    origins: tuple[str, ...] = _texts((), _ORIGIN, _ORIGINS)
-    methods: tuple[str, ...] = _texts(("GET", "POST", "DELETE"), "[A-Z]+", "a method in upper case")
-    headers: tuple[str, ...] = _texts((_ANY,), _TOKEN, _HEADERS)
-    exposed_headers: tuple[str, ...] = _texts(("X-Request-Id", "Retry-After"), _TOKEN, _HEADERS)
-    max_age_s: int = _MAX_AGE_S
-    credentials: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        lists = {one.name: list(getattr(self, one.name)) for one in fields(self) if one.metadata}
-        return lists | {"max_age_s": self.max_age_s, "credentials": self.credentials}
-
-    @classmethod
-    def from_json(cls, value: object, path: str = "") -> Cors:
-        given = Fields(value, path)
-        lists = {one.name: _read(given, one) for one in fields(cls) if one.metadata}
-        max_age_s = given.whole("max_age_s", 0, 86_400, _MAX_AGE_S)
-        cors = cls(**lists, max_age_s=max_age_s, credentials=given.flag("credentials", False))
-        given.done()
-        for name in ("origins", "exposed_headers"):  # where browsers do not take * together with credentials
-            if cors.credentials and _ANY in lists[name]:
-                raise WireError(given.at("credentials"), f"must be false while {name} contains *")
-        return cors
 
 
 class Decision(NamedTuple):
@@ -85,9 +37,9 @@ class CorsRules(dict[bytes | None, bytes]):
 
     def __init__(self, cors: Cors) -> None:
         super().__init__()
-        self._any = _ANY in cors.origins
+        self._any = ANY in cors.origins
         self._vary = b"" if self._any else b"Vary: Origin\r\n"
-        patterns = [re.escape(one).replace(r"\*", _NAME) for one in cors.origins]
+        patterns = [re.escape(one).replace(r"\*", SUBDOMAIN) for one in cors.origins]
         self._allowed = re.compile("|".join(patterns or ["(?!)"]).encode())
         self._methods = _ALWAYS | {one.encode() for one in cors.methods}
         self._headers = {one.lower().encode() for one in cors.headers}
@@ -131,19 +83,8 @@ class CorsRules(dict[bytes | None, bytes]):
     def _may_carry(self, asked: bytes) -> bool:
         """Also what any header may be must be a list of names, since it is copied into the response."""
         names = {name.strip().lower() for name in asked.split(b",")}
-        return bool(_TOKENS.fullmatch(asked)) and (b"*" in self._headers or names <= self._headers)
+        return bool(_LIST.fullmatch(asked)) and (b"*" in self._headers or names <= self._headers)
 
 
 def _line(name: str, value: str) -> bytes:
     return f"{name}: {value}\r\n".encode() if value else b""
-
-
-def _read(given: Fields, one: Field[Any]) -> tuple[str, ...]:
-    default: Any = one.default
-    values, at = given.take(one.name, list(default)), given.at(one.name)
-    if not isinstance(values, list) or len(values) > _MAX_ENTRIES:
-        raise WireError(at, f"expected a list of up to {_MAX_ENTRIES}, got {kind_of(values)}")
-    for index, text in enumerate(values):
-        if not isinstance(text, str) or not one.metadata["form"].fullmatch(text):
-            raise WireError(f"{at}[{index}]", one.metadata["expected"])
-    return tuple(values)

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from lb.http.cors import Cors, CorsRules, Decision
+from lb.config.cors import Cors
+from lb.http.cors import CorsRules, Decision
 from skyserve_cli.engine.errors import error_body
 
 

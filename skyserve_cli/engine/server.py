@@ -23,7 +23,7 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from lb.http.cors import Cors
+from lb.config.cors import Cors
 from skyserve_cli.engine import api
 from skyserve_cli.engine.api import Generation, Kind
 from skyserve_cli.engine.cors import allow, cors_for

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.http.cors import Cors, CorsRules
-from lb.strict import WireError
+from lb.config.cors import Cors
+from lb.config.decode import WireError
+from lb.http.cors import CorsRules
 
 APP = "https://app.example.com"
 EXACT = Cors(origins=(APP, "http://localhost:3000"))
