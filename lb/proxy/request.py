@@ -675,18 +675,19 @@ class ProxiedRequest:
 
     def _drop_attempt(self, now: float, tokens: int | None = None) -> None:
         """End the attempt, if there is one, and release its booking."""
-        attempt, self.attempt = self.attempt, None
         self.proxy.waiting.pop(self, None)
         self.proxy.relays.pop(self, None)
+        attempt = self.attempt
         if attempt is not None:
             attempt.finish()
             self.proxy.release(attempt.booking, now, tokens)
+            self.attempt = None
 
     def crashed(self, entrance: str, error: Exception) -> None:
         self.proxy.faults.report(entrance, error)
         try:
             if self.state is _DONE:
-                self.client.hang_up(abort=True)  # nothing is sure about its connection any longer
+                self._abandon()  # nothing is sure about its connection any longer
             elif self.status == 0 and self.relay is None:
                 self.client.closing = True
                 self._respond(500, "internal_error", "The load balancer failed on this request.")
