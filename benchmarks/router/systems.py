@@ -51,26 +51,43 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class System:
+    """A load balancer with its options. It takes part in `cells` (None: all), in front of engines of vLLM's shape or
+    of the nameless ones."""
+
     name: str
     family: Family
     version: str
     command: Callable[[Launch], list[str]] = field(repr=False)
     policies: tuple[str, str]  # in the groups PLAIN, PREFIX
     cwd: Path = CHECKOUT
+    cells: frozenset[str] | None = None
+    nameless: bool = False
 
     def policy(self, group: Group) -> str:
         return self.policies[group is Group.PREFIX]
+
+    def takes_part(self, cell: str) -> bool:
+        return self.cells is None or cell in self.cells
 
 
 # --- ours
 
 
 def ours(
-    name: str, checkout: Path = CHECKOUT, arguments: Sequence[str] = (), plain: str = "round_robin"
+    name: str,
+    checkout: Path = CHECKOUT,
+    arguments: Sequence[str] = (),
+    plain: str = "round_robin",
+    prefix: str = "cache_aware",
+    cells: frozenset[str] | None = None,
+    nameless: bool = False,
 ) -> System:
+    """Our agent of a checkout: the defaults of its command line, and `arguments`. `plain` and `prefix` are its policies
+    in these groups of cells."""
+
     def command(launch: Launch) -> list[str]:
         targets = [word for url in launch.urls for word in ("--target", url)]
-        policy = plain if launch.group is Group.PLAIN else "cache_aware"
+        policy = plain if launch.group is Group.PLAIN else prefix
         base = [
             sys.executable,
             "-m",
@@ -84,7 +101,8 @@ def ours(
         ]
         return [*base, "--log-level", "warning", *targets, *arguments]
 
-    return System(name, Family.OURS, _revision(checkout), command, (plain, "cache_aware"), checkout)
+    version = _revision(checkout)
+    return System(name, Family.OURS, version, command, (plain, prefix), checkout, cells, nameless)
 
 
 def _revision(checkout: Path) -> str:
