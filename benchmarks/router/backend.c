@@ -8,7 +8,7 @@
  * 200 bytes: the first at once, the next every T ms, where the body contains "every-T" ("every-20ms"). As in vLLM,
  * "return_token_ids" adds the ids of prompt and tokens, "include_usage" a usage at the end, "continuous_usage_stats" one
  * to every chunk. /metrics is a page in vLLM's names with the requests that run; the other GETs are what routers ask
- * of an engine before they use it. GET /counts returns the requests and connections of each port.
+ * of an engine before they use it. GET /counts returns the requests, connections and running streams of each port.
  *
  * With --nameless, /metrics is 404 and no request gets ids: an engine whose kind and load a router cannot find out.
  */
@@ -203,11 +203,11 @@ static void complete(Conn *c, const char *body, size_t n) {
 /* --- what else is asked of an engine */
 
 static void counts(Conn *c) {
-    char text[MAX_PORTS * 80];
+    char text[MAX_PORTS * 112];
     int n = 0;
     for (int i = 0; i < n_ports; i++)
-        n += snprintf(text + n, sizeof text - (size_t)n, "%s\"%d\":{\"requests\":%lu,\"connections\":%lu}",
-                      i ? "," : "{", ports[i].port, ports[i].requests, ports[i].connections);
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s\"%d\":{\"requests\":%lu,\"connections\":%lu,\"running\":%lu}",
+                      i ? "," : "{", ports[i].port, ports[i].requests, ports[i].connections, ports[i].running);
     text[n++] = '}';
     reply(c, "200 OK", "application/json", text, (size_t)n);
 }

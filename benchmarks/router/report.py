@@ -17,7 +17,7 @@ from benchmarks.router.cells import CELLS, Cell, Measure
 from benchmarks.router.systems import Family, Group
 
 _CONFIDENCE = 0.9
-_ONE_SIDED = 0.6  # of the answers from one target of four
+_ONE_SIDED = 0.6  # of the responses from one target of four
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class Row:
 
     @property
     def largest_share(self) -> float:
-        answers = list(self.load["by_target"].values())
-        return max(answers) / sum(answers) if answers else math.nan
+        responses = list(self.load["by_target"].values())
+        return max(responses) / sum(responses) if responses else math.nan
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

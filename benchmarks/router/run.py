@@ -2,7 +2,7 @@
 
 A proxy has core 1 to itself, the mock engine and the load generator share core 0. Systems that take part in a cell
 follow each other within seconds, so that what else the machine does meets all of them; nothing is measured in a
-system's first moments (each is warmed, and its answers checked, before its first cell).
+system's first moments (each is warmed, and its responses checked, before its first cell).
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from benchmarks.router.systems import Family, Group, Launch, System
 _PROXY_CORE, _LOAD_CORE = 1, 0
 _START_S = 60.0
 _SETTLE_S = 1.0
-_IN_A_ROW = 40  # right answers before a system counts as started
+_SETTLE_LIMIT_S = 30.0
+_IN_A_ROW = 40  # right responses before a system counts as started
 _LOAD_LIMIT_S = 120.0
 _PROBE = json.dumps(
     {"model": "mock", "messages": [{"role": "user", "content": "nonce-0000000000000000"}]}
@@ -51,7 +52,7 @@ _PROBE = json.dumps(
 
 
 class Broken(RuntimeError):
-    """A system that does not start, or answers wrongly while it is warmed."""
+    """A system does not start, or responds wrongly while it is warmed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,25 @@ class Backend:
         self.ports: list[int] = json.loads(process.line())["ports"]
 
     def requests(self) -> int:
+        return self._counts()[0]
+
+    def settle(self) -> None:
+        """Waits until no stream runs and no request arrives: an overloaded proxy still sends those of clients that
+        have given up, and they would be counted as the next system's."""
+        deadline = time.monotonic() + _SETTLE_LIMIT_S
+        before = self._counts()
+        while time.monotonic() < deadline:
+            time.sleep(_SETTLE_S / 4)
+            now = self._counts()
+            if now == before and not now[1]:
+                return
+            before = now
+
+    def _counts(self) -> tuple[int, int]:
+        """Requests so far, and streams that run."""
         _, body = ask(self.ports[0], "GET", "/counts")
-        return sum(port["requests"] for port in json.loads(body).values())
+        ports = json.loads(body).values()
+        return sum(port["requests"] for port in ports), sum(port["running"] for port in ports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +103,7 @@ class Running:
 
 
 def measure(plan: Plan) -> list[Row]:
-    """All rounds. A system that breaks is left out from there on, and said so."""
+    """Measures all rounds. A system that breaks is reported and left out of later rounds."""
     rng = random.Random(plan.seed)
     rows: list[Row] = []
     broken: set[tuple[str, Group]] = set()
@@ -127,7 +145,7 @@ def measure(plan: Plan) -> list[Row]:
                         )
     left = [port for port in ports if not is_free(port)]
     if left:
-        raise Broken(f"somebody still listens on {left}")
+        raise Broken(f"processes still listen on the ports {left}")
     return rows
 
 
@@ -145,21 +163,21 @@ def _started(
     group: Group,
     broken: set[tuple[str, Group]],
 ) -> list[Running]:
-    """All of them start at once; each is warmed when it answers."""
-    begun = []
+    """Starts all systems at once, and warms each when it responds. Returns those that work."""
+    launched = []
     for system in able:
         backend = backends[system.nameless]
         if system.family is Family.DIRECT:
-            begun.append(Running(system, backend.ports[0], None, backend))
+            launched.append(Running(system, backend.ports[0], None, backend))
             continue
         own = folder / system.name
         own.mkdir()
         port = free_port()
         command = system.command(Launch(port, backend.ports, group, own))
         process = Process(command, folder / f"{system.name}.log", _PROXY_CORE, system.cwd)
-        begun.append(Running(system, port, stack.enter_context(process), backend))
+        launched.append(Running(system, port, stack.enter_context(process), backend))
     ready = []
-    for one in begun:
+    for one in launched:
         try:
             if one.process is not None:
                 _await(one.port, one.process)
@@ -173,12 +191,12 @@ def _started(
 
 
 def _await(port: int, process: Process) -> None:
-    """Until it has given many right answers in a row: routers learn of their targets one by one."""
+    """Waits until it has given many right responses in a row: routers discover their targets one by one."""
     deadline = time.monotonic() + _START_S
     in_a_row = 0
     while in_a_row < _IN_A_ROW:
         if process.ended or time.monotonic() > deadline:
-            raise Broken(process.last_words() or "it does not answer")
+            raise Broken(process.last_words() or "it does not respond")
         try:
             status, _ = ask(
                 port, "POST", "/v1/chat/completions", _PROBE, {"Content-Type": "application/json"}
@@ -191,7 +209,7 @@ def _await(port: int, process: Process) -> None:
 
 
 def _warm(one: Running, folder: Path) -> None:
-    """Short loads of each kind. Raises Broken if an answer is wrong."""
+    """Sends a short load of each kind. Raises Broken if a response is wrong."""
     for cell in (
         Cell("warm-unary", "", "", connections=8),
         Cell("warm-streams", "", "", mode="streams", connections=8),
@@ -199,10 +217,11 @@ def _warm(one: Running, folder: Path) -> None:
     ):
         said = _load(cell, one, folder, 0.1, 0.3)
         if said["answered"] != said["sent"]:
-            raise Broken(f"{cell.name}: {said['answered']} right answers to {said['sent']} requests")
+            raise Broken(f"{cell.name}: {said['answered']} right responses to {said['sent']} requests")
 
 
 def _row(number: int, cell: Cell, one: Running, folder: Path, plan: Plan) -> Row:
+    one.backend.settle()
     before = one.backend.requests()
     said = _load(cell, one, folder, plan.warm_s, plan.window_s)
     return Row(
@@ -282,7 +301,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _verdict(plan: Plan, rows: Sequence[Row], check: bool) -> int:
-    """1 if one of ours lost, doubled or garbled an answer, did not run, or, asked to check, missed a goal."""
+    """The exit code: 1 if one of ours lost, doubled or garbled a response or did not run, or if `check` and a goal is
+    missed."""
     right = [row for row in rows if row.family is Family.OURS and not row.faults]
     own = [system for system in plan.systems if system.family is Family.OURS]
     runs = sum(system.takes_part(cell.name) for system in own for cell in plan.cells) * plan.rounds
@@ -293,7 +313,7 @@ def _verdict(plan: Plan, rows: Sequence[Row], check: bool) -> int:
 
 
 def _systems(given: argparse.Namespace) -> list[System]:
-    """Those that can be had; what is missing is said."""
+    """The chosen systems that this machine can run; missing ones are reported."""
     chosen = _own(given.policy)
     chosen += [known.ours(label, Path(folder).resolve(), plain=given.policy) for label, folder in given.also]
     chosen += [known.ours(label, arguments=text.split(), plain=given.policy) for label, text in given.variant]

@@ -1,4 +1,4 @@
-"""The load balancers that are compared: how each is had, and how it is started.
+"""The load balancers that are compared: how each is installed and started.
 
 All of them run as their users run them: defaults, metrics on, retries and circuit breakers on, no log line per
 request. Where something is not the default, the line says why.
@@ -37,7 +37,7 @@ class Group(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a command line is made from."""
+    """The values that a command line depends on."""
 
     port: int
     targets: Sequence[int]
@@ -106,7 +106,7 @@ def ours(
 
 
 def _revision(checkout: Path) -> str:
-    """What is measured: the commit, and whether there are changes on top of it."""
+    """The commit that is measured, and whether the checkout has changes on top of it."""
     words = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "no commit"
@@ -132,7 +132,7 @@ PEER_NAMES = tuple(peer.package for peer in _PEERS)
 
 
 def rust_router(name: str, metrics: bool = True) -> System:
-    """Installed when it is first needed. Raises Missing.
+    """A Rust router, installed when it is first needed. Raises Missing.
 
     Metrics are an option of theirs that we have on, for ours and any in production are; without them they are
     somewhat cheaper.
@@ -159,7 +159,7 @@ def rust_router(name: str, metrics: bool = True) -> System:
 
 
 def _installed(peer: _Peer) -> tuple[Path, str]:
-    """Its virtual environment and the version in it: the one we know, else the latest there is."""
+    """Its virtual environment and the version in it: the pinned one, else the latest."""
     folder = cache_folder() / "venvs" / f"{peer.package}-{peer.version}"
     python = folder / "bin" / "python"
     stamp = folder / "installed"
@@ -180,7 +180,7 @@ def _installed(peer: _Peer) -> tuple[Path, str]:
     return folder, stamp.read_text().strip()
 
 
-# --- nginx: no routing by prefix, no metrics, no idea of a stream; near what the kernel lets anybody do
+# --- nginx: no routing by prefix, no metrics, no parsing of streams; near the cost of the kernel alone
 
 
 _NGINX_CONF = """\

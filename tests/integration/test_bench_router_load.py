@@ -134,8 +134,10 @@ async def test_metrics_count_the_streams_that_run(backend: list[int]) -> None:
     writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     await reader.readuntil(b"data: ")
     assert engine_load(port) == EngineLoad(1, 0, 0.1)
+    assert running(port) == 1
     writer.close()
     await writer.wait_closed()
+    assert running(port) == 0  # the engine reads that the client has left before it reads this request
 
 
 @pytest.mark.parametrize(
@@ -237,8 +239,17 @@ async def test_damage_is_seen(
 
 
 def requests(ports: list[int]) -> int:
-    _, body = ask(ports[0], "GET", "/counts")
-    return sum(port["requests"] for port in json.loads(body).values())
+    return sum(port["requests"] for port in counts(ports[0]).values())
+
+
+def running(port: int) -> int:
+    return counts(port)[str(port)]["running"]
+
+
+def counts(port: int) -> dict[str, dict[str, int]]:
+    _, body = ask(port, "GET", "/counts")
+    by_port: dict[str, dict[str, int]] = json.loads(body)
+    return by_port
 
 
 def kind_of(port: int) -> EngineKind | None:
