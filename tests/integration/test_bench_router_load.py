@@ -17,10 +17,10 @@ import pytest
 from benchmarks.router.cells import Cell, Measure
 from benchmarks.router.machine import Process, ask, compiled, is_free
 from benchmarks.router.systems import Group
-from lb.admission import EngineLoad
-from lb.continuation import Strip
-from lb.engines import NO_ANSWER, Ask, EngineKind, Fetched, detection, page_adapter
-from lb.stitch import stripper
+from lb.core.admission import EngineLoad
+from lb.engines.kinds import NO_RESPONSE, EngineKind, Fetched, LoadQuery, detection, page_adapter
+from lb.stream.resume_request import Strip
+from lb.stream.stream_merge import stripper
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -261,13 +261,13 @@ def kind_of(port: int) -> EngineKind | None:
             status, body = ask(wanted.port or port, "GET", wanted.path)
             wanted = steps.send(Fetched(status, body))
         except OSError:
-            wanted = steps.send(NO_ANSWER)
+            wanted = steps.send(NO_RESPONSE)
         except StopIteration as end:
             return end.value.kind if end.value else None
 
 
 def engine_load(port: int) -> EngineLoad | None:
-    adapter = page_adapter(Fetched(*ask(port, "GET", "/metrics")), Ask("/metrics"))
+    adapter = page_adapter(Fetched(*ask(port, "GET", "/metrics")), LoadQuery("/metrics"))
     assert adapter is not None
     return adapter.read(Fetched(*ask(port, "GET", "/metrics")))
 
