@@ -166,7 +166,10 @@ def test_usage_tells_what_was_used_and_what_is_left() -> None:
         keyring.admit(bearer("alice"), 0.0)
     keyring.charge("alice", 30, 0.0)
     keyring.charge("bob", 5, 0.0)
-    assert list(keyring.usage(0.0)) == [("alice", 2, 1, 30, 0.0, 70.0), ("bob", 0, 0, 5, None, None)]
+    assert list(keyring.usage(0.0)) == [
+        ("alice", 2, 1, 30, 0.0, 70.0, 0, 0),
+        ("bob", 0, 0, 5, None, None, 0, 0),
+    ]
 
 
 @given(
