@@ -11,7 +11,8 @@ from pathlib import Path
 
 from lb.config import file as config_file
 from lb.config.schema import Stats, Table
-from lb.core.api_keys import Usage
+from lb.core.api_keys import ApiKeyStore, Usage
+from lb.core.limit_store import LimitStore
 from lb.core.targets import Changes, Health, TargetTable
 from lb.engines.health_checks import HealthChecker
 from lb.engines.http_get import HttpGetter
@@ -49,6 +50,7 @@ class Agent:
         access_log: Callable[[RequestRecord], None] | None = None,
         targets_tls: ssl.SSLContext | None = None,
         fast_path: bool = True,
+        limits: LimitStore | None = None,
     ) -> None:
         self._region = region
         self._table_file = table_file
@@ -79,6 +81,8 @@ class Agent:
             begin_span=tracing.begin if tracing is not None else None,
             fast_path=self._fast_path,
         )
+        if limits is not None:
+            self.proxy.keyring = ApiKeyStore(table.access, self._started_at, limits)
         self.checker = HealthChecker(
             self.targets,
             self._fetcher.alive,

@@ -51,7 +51,9 @@ _PASS, _HOP, _CONNECTION, _LENGTH, _CODING, _HOST, _REQUEST_ID, _FORWARDED_FOR =
 _EXPECT, _UPGRADE, _OURS = range(8, 11)
 _KEPT = 11  # from here on lines are passed as they are
 _FORWARDED_PROTO, _FORWARDED_HOST, _AUTHORIZATION, _TYPE, _SERVER = range(11, 16)
-_WEBSOCKET_KEY, _WEBSOCKET_VERSION, _COOKIE, _SESSION, _ENCODING, _TRACEPARENT, _ACCEPT = range(16, 23)
+_WEBSOCKET_KEY, _WEBSOCKET_VERSION, _COOKIE, _SESSION, _ENCODING, _TRACEPARENT, _ACCEPT, _API_KEY = range(
+    16, 24
+)
 
 _KINDS = {
     b"connection": _CONNECTION,
@@ -69,6 +71,8 @@ _KINDS = {
     b"x-forwarded-proto": _FORWARDED_PROTO,
     b"x-forwarded-host": _FORWARDED_HOST,
     b"authorization": _AUTHORIZATION,
+    b"x-api-key": _API_KEY,
+    b"api-key": _API_KEY,
     b"expect": _EXPECT,
     b"upgrade": _UPGRADE,
     b"content-type": _TYPE,
@@ -158,6 +162,9 @@ class RequestHead:
     has_forwarded_proto = False
     has_forwarded_host = False
     authorization: bytes | None = None
+    credentials: tuple[
+        tuple[bytes, bytes], ...
+    ] = ()  # headers that may carry an API key: (name in lower case, value)
     traceparent = b""
     content_type = b""
     cookie = b""
@@ -288,6 +295,9 @@ def _apply_request(
             request.content_type = value
         elif kind == _AUTHORIZATION:
             request.authorization = value
+            request.credentials += ((b"authorization", value),)
+        elif kind == _API_KEY:
+            request.credentials += ((name.lower(), value),)
         elif kind == _CONNECTION:
             named += _tokens(value)
         elif kind == _CODING:
