@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
+from lb.__main__ import _limits_file, _parser
 from lb.agent import limits_file
-from lb.agent.limits_file import LimitsFile
+from lb.agent.limits_file import LimitsFile, shared_path
 from lb.config.options import Access, ApiKey
-from lb.core.api_keys import Admission, ApiKeyStore, Limited, Usage
+from lb.core.api_keys import Admission, ApiKeyStore, Usage
+from lb.core.tenant import Limited
+from tests.integration.lb_harness import RunningAgent, World, world
 
 ROOT = Path(__file__).parents[2]
 BEARER = ((b"authorization", b"Bearer sk-alice"),)
@@ -236,3 +240,90 @@ def test_tenants_beyond_the_file_are_limited_by_themselves(
 def test_the_file_is_for_its_user_alone(tmp_path: Path) -> None:
     LimitsFile(tmp_path / "limits")
     assert (tmp_path / "limits").stat().st_mode & 0o777 == 0o600
+
+
+# --- through agents
+
+
+@pytest.fixture
+async def w(tmp_path: Path) -> AsyncIterator[World]:
+    async with world(tmp_path) as it:
+        yield it
+
+
+def alice(**limits: float) -> dict[str, Any]:
+    return ApiKey("alice", hashlib.sha256(b"sk-alice").hexdigest(), **limits).to_json()  # type: ignore[arg-type]
+
+
+async def statuses(agent: RunningAgent, count: int) -> list[int]:
+    """Of requests on a connection each, which the kernel may give to any agent of the port."""
+    headers = {"Authorization": "Bearer sk-alice", "Connection": "close"}
+    return [(await agent.text(headers=headers))[0] for _ in range(count)]
+
+
+async def test_agents_that_share_a_port_share_the_limits(w: World, tmp_path: Path) -> None:
+    target = await w.target("a")
+    first = await w.agent("--reuse-port", "--limits-file", str(tmp_path / "limits"))
+    second = await w.agent(
+        "--reuse-port", "--limits-file", str(tmp_path / "limits"), "--port", str(first.port)
+    )
+    for agent in (first, second):
+        await agent.push(target.json, access={"keys": [alice(requests_per_minute=5)]})
+    admitted = await statuses(first, 20)
+    assert admitted == [200] * 5 + [429] * 15
+    for agent in (first, second):
+        (usage,) = (await agent.ask("GET", "/-/keys"))["keys"]
+        assert usage["requests_left"] < 1
+
+
+async def test_a_restarted_agent_knows_what_was_used(w: World, tmp_path: Path) -> None:
+    target = await w.target("a")
+    table = str(tmp_path / "table.json")
+    first = await w.agent("--table-file", table, clean_exit=False)
+    await first.push(target.json, access={"keys": [alice(requests_per_minute=3)]})
+    assert await statuses(first, 4) == [200, 200, 200, 429]
+    first.process.kill()
+    await first.process.wait()
+    second = await w.agent("--table-file", table)
+    assert await statuses(second, 1) == [429]
+
+
+async def test_a_successor_counts_with_its_predecessor(w: World, tmp_path: Path) -> None:
+    target = await w.target("a")
+    flags = ("--handover-socket", str(tmp_path / "handover"), "--table-file", str(tmp_path / "table.json"))
+    first = await w.agent(*flags)
+    await first.push(target.json, access={"keys": [alice(requests_per_minute=3)]})
+    assert await statuses(first, 2) == [200, 200]
+    second = await w.agent(*flags)
+    assert await statuses(second, 3) == [200, 429, 429]
+    assert (tmp_path / "table.json.limits").exists()
+    assert await asyncio.wait_for(first.process.wait(), 20) == 0
+
+
+async def test_an_agent_that_cannot_share_limits_serves_and_says_so(w: World, tmp_path: Path) -> None:
+    (tmp_path / "limits").mkdir()
+    target = await w.target("a")
+    agent = await w.agent("--limits-file", str(tmp_path / "limits"), clean_exit=False)
+    await agent.push(target.json, access={"keys": [alice(requests_per_minute=1)]})
+    assert await statuses(agent, 2) == [200, 429]
+    assert "limits of API keys are per process" in agent.log.read_text()
+
+
+FILES = {
+    "named": (("--limits-file", "l", "--table-file", "t"), "l"),
+    "a port of several": (("--reuse-port", "--port", "81", "--table-file", "t"), str(shared_path("default", 81))),
+    "beside the table": (("--table-file", "t", "--handover-socket", "h"), "t.limits"),
+    "beside the handover socket": (("--handover-socket", "h"), "h.limits"),
+    "any port of several": (("--reuse-port", "--port", "0"), None),
+    "alone": (("--port", "81"), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_agents_of_one_port_find_the_same_file(case: str) -> None:
+    arguments, path = FILES[case]
+    assert _limits_file(_parser().parse_args(arguments)) == (None if path is None else Path(path))
+
+
+def test_another_service_or_port_has_another_file() -> None:
+    assert len({shared_path(*one) for one in (("a", 80), ("b", 80), ("a", 81))}) == 3

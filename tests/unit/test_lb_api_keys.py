@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lb.config.options import Access, ApiKey
-from lb.core.api_keys import ANONYMOUS, Admitted, ApiKeyStore, Limited, Unauthorized
+from lb.core.api_keys import ANONYMOUS, Admitted, ApiKeyStore, Unauthorized
+from lb.core.tenant import Limited
 
 
 def key(secret: str, name: str = "", **limits: float) -> ApiKey:

@@ -15,10 +15,10 @@ from lb.core.api_keys import (
     Admission,
     AlreadySettledError,
     ApiKeyStore,
-    Limited,
     Unauthorized,
     Usage,
 )
+from lb.core.tenant import Limited
 
 
 def key(name: str = "alice", **limits: float) -> ApiKey:
