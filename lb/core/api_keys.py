@@ -31,10 +31,10 @@ of the one listed last. The numbers are kept in a `LimitStore`, which several pr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from lb.config.options import Access
+from lb.config.options import Access, ApiKey
 from lb.core.limit_store import LimitStore, MemoryLimits
 from lb.core.tenant import ONE, Limited, Tenant
 
@@ -124,13 +124,15 @@ class ApiKeyStore:
         for key in access.keys:
             tenant = by_name.get(key.name) or self._by_name.get(key.name) or Tenant(key, self._limits)
             by_name[key.name] = by_digest[bytes.fromhex(key.sha256)] = tenant
-        self._limits.lock(now)
-        try:
-            for key in {key.name: key for key in access.keys}.values():
-                by_name[key.name].change(key, now)
-        finally:
-            self._limits.unlock()
+        self._change({key.name: key for key in access.keys}.values(), by_name, now)
         self._by_digest, self._by_name = by_digest, by_name
+
+    def share(self, limits: LimitStore, now: float) -> None:
+        """Keep the numbers in `limits` from now on. Must be called before the first request."""
+        self._limits = limits
+        for tenant in self._by_name.values():
+            tenant.row = limits.row(tenant.key.name)
+        self._change(tuple(tenant.key for tenant in self._by_name.values()), self._by_name, now)
 
     # --- the account of one request
 
@@ -233,6 +235,14 @@ class ApiKeyStore:
                 row.reserved(),
                 row.in_flight(),
             )
+
+    def _change(self, keys: Iterable[ApiKey], by_name: Mapping[str, Tenant], now: float) -> None:
+        self._limits.lock(now)
+        try:
+            for key in keys:
+                by_name[key.name].change(key, now)
+        finally:
+            self._limits.unlock()
 
     def _enter(self, account: Tenant, now: float) -> Limited | None:
         """Take one request and a place among those under way, unless a limit is reached."""

@@ -6,8 +6,6 @@ Nothing is copied, parsed or timed per chunk beyond what finds the end of the bo
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from lb.core.failures import Failure
 from lb.http.body_framing import (
     LAST_CHUNK,
@@ -21,52 +19,6 @@ from lb.http.body_framing import (
 from lb.http.messages import ResponseHead, response_bytes
 from lb.proxy.ports import RelayHost
 from lb.stream.token_usage import Tokens
-
-
-class Relay(Protocol):
-    """What an request and the patrol know of the way a response goes. The first byte has been there when it is made."""
-
-    blocked: bool  # the client has no room
-    silent_s: float  # for how long nothing has come, as far as the patrol knows
-    chunks: int
-    sent_bytes: int  # of the body
-
-    def tokens(self) -> Tokens | None:
-        """How long prompt and response were, if the response told."""
-        ...
-
-    def data(self, data: bytes) -> None:
-        """Bytes of the target's connection."""
-        ...
-
-    def pulse(self) -> bool:
-        """Whether something has come since this was last asked."""
-        ...
-
-    def halt(self) -> None:
-        """The target's connection is about to be closed, or taken away."""
-        ...
-
-    def collected(self, body: bytes) -> None:
-        """The beginning of the body, without framing: the decoder has walked over it already."""
-        ...
-
-    def ended(self) -> bool:
-        """The target's connection has ended; False if the body had not."""
-        ...
-
-    def may_continue(self, *, now_or_later: bool = False) -> bool:
-        """Whether the response could go on without its target: from another that has room, or (`now_or_later`) from any that
-        is well."""
-        ...
-
-    def resume(self, why: str) -> bool:
-        """Prepare the request for going on elsewhere; False if the response is over instead, one way or another."""
-        ...
-
-    def fail(self, code: str, message: str) -> None:
-        """End the response as an error."""
-        ...
 
 
 class PlainRelay:
@@ -150,6 +102,9 @@ class PlainRelay:
 
     def tokens(self) -> Tokens | None:
         return None
+
+    def generated(self) -> int:
+        return self.chunks
 
     def pulse(self) -> bool:
         heard, self._heard = self._heard, False

@@ -333,6 +333,9 @@ class ResumableRelay:
             return Tokens(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
         return usage_of(self._last)
 
+    def generated(self) -> int:
+        return self.chunks
+
     # --- when it is not
 
     def may_continue(self, *, now_or_later: bool = False) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from policies.routing.base import RequestView
+
 _TAIL_BYTES = 2048  # `usage` is the last field of engines' answers, or nearly so
 _PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d{1,12})\b')
 _OUT = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,12})\b')
@@ -27,3 +29,8 @@ def usage_of(body: bytes) -> Tokens | None:
     if prompt is None and out is None:
         return None
     return Tokens(int(prompt[1]) if prompt else 0, int(out[1]) if out else 0)
+
+
+def estimated_prompt(request: RequestView) -> int:
+    """Returns about how many tokens a prompt has whose engine does not count: one for four bytes."""
+    return (len(request.prompt) if request.prompt is not None else request.body_bytes) // 4
