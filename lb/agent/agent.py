@@ -13,6 +13,7 @@ from typing import Any
 from lb.config import file as config_file
 from lb.config.schema import Stats, Table
 from lb.core.api_keys import Usage
+from lb.core.limit_store import LimitStore
 from lb.core.targets import Changes, Health, TargetTable
 from lb.engines.health_checks import HealthChecker
 from lb.engines.http_get import HttpGetter
@@ -51,6 +52,7 @@ class Agent:
         access_log: Callable[[RequestRecord], None] | None = None,
         targets_tls: ssl.SSLContext | None = None,
         fast_path: bool = True,
+        limits: LimitStore | None = None,
     ) -> None:
         self._region = region
         self._table_file = table_file
@@ -81,6 +83,8 @@ class Agent:
             begin_span=tracing.begin if tracing is not None else None,
             fast_path=self._fast_path,
         )
+        if limits is not None:
+            self.proxy.api_keys.share(limits, self._started_at)
         self.sweep = Sweep(self.proxy)
         self.proxy.on_changed = lambda: move_waiting(self.proxy)
         self.checker = HealthChecker(

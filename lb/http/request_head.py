@@ -77,7 +77,9 @@ class RequestHead:
     session = b""
     ours: Mapping[bytes, bytes] | None = None  # X-SkyServe-*, by what follows, in lower case
     idempotent = False  # it has an Idempotency-Key: the server does it once
-    api_key: bytes | None = None  # of X-Api-Key or Api-Key
+    credentials: tuple[
+        tuple[bytes, bytes], ...
+    ] = ()  # headers that may carry a key: (name in lower case, value)
     origin: bytes | None = None
     cors_method: bytes | None = None  # Access-Control-Request-Method
     cors_headers: bytes | None = None  # Access-Control-Request-Headers
@@ -151,6 +153,7 @@ def _apply_request(
             request.content_type = value
         elif kind == AUTHORIZATION:
             request.authorization = value
+            request.credentials += ((b"authorization", value),)
         elif kind == CONNECTION:
             named += tokens_of(value)
         elif kind == CODING:
@@ -175,7 +178,7 @@ def _apply_request(
         elif kind == IDEMPOTENCY_KEY:
             request.idempotent = True
         elif kind == API_KEY:
-            request.api_key = value
+            request.credentials += ((name.lower(), value),)
         elif kind == ORIGIN:
             request.origin = value
         elif kind == CORS_METHOD:
