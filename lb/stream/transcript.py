@@ -11,6 +11,7 @@ or without the token ids it did not ask for. The beginning of an event at the en
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ from lb.http.body_framing import ChunkedDecoder, FramingError
 from lb.http.sse import ABORT, EventReader
 
 _BYTES_PER_ID = 8
+# Within a text the quotation marks would be escaped.
+_FINISH = re.compile(rb'"finish_reason":\s*"(?!abort")')
 _SPEECH = ("reasoning_content", "reasoning")
 _CALLS = ("tool_calls", "function_call")
 _KNOWN = frozenset({"role", "content", "refusal", *_SPEECH, *_CALLS})
@@ -227,6 +230,11 @@ class ProgressTally:
         if self.cached_tokens is None and isinstance(details, dict):
             cached = details.get("cached_tokens")
             self.cached_tokens = cached if isinstance(cached, int) else None
+
+
+def has_finished(events: bytes) -> bool:
+    """Whether one of these events has a finish reason. The bytes may begin within an event, and be chunk-framed."""
+    return any(_FINISH.search(line) for line in events.split(b"\n") if line.startswith(b"data:"))
 
 
 class Transcript:

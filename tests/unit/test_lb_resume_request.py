@@ -11,18 +11,10 @@ from hypothesis import strategies as st
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
+from lb.stream.first_request import Strip, prepare, with_fields
 from lb.stream.openai_request import CHAT, COMPLETIONS
-from lb.stream.resume_request import (
-    NotResumable,
-    ResumeRequest,
-    Strip,
-    Way,
-    left,
-    prepare,
-    resume,
-    with_fields,
-)
-from lb.stream.resume_rules import Reason, refusal
+from lb.stream.resume_request import ResumeRequest, Way, left, resume
+from lb.stream.resume_rules import NotResumable, Reason, refusal
 from lb.stream.transcript import StreamProgress
 
 USER = {"role": "user", "content": "Hello"}

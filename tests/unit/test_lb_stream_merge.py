@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
 from lb.http.sse import Gate
+from lb.stream.first_request import Strip, prepare
 from lb.stream.openai_request import CHAT, COMPLETIONS
-from lb.stream.resume_request import Strip, Way, prepare, resume
+from lb.stream.resume_request import Way, resume
 from lb.stream.stream_merge import StreamMerger, closing, stripper
 from lb.stream.transcript import StreamProgress, Transcript
 from tests.unit.stream_engines import MODEL, stream
