@@ -165,7 +165,7 @@ class PlainRelay(ForwardedRelay):
 
     def generated(self) -> int:
         tokens = self.tokens()
-        return (tokens and tokens.out) or self._counter.tokens
+        return max(self._counter.tokens, tokens.out if tokens is not None else 0)
 
     def may_continue(self, *, now_or_later: bool = False) -> bool:
         return False

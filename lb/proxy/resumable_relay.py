@@ -227,7 +227,7 @@ class ResumableRelay(ForwardedRelay):
         if self._resume_state.progress is not None:  # between two legs
             return self._resume_state.progress.tokens
         tokens = self.tokens()
-        return (tokens and tokens.out) or self._counter.tokens
+        return max(self._counter.tokens, tokens.out if tokens is not None else 0)
 
     # --- when it is not
 

@@ -33,11 +33,13 @@ def usage_of(body: bytes) -> Tokens | None:
     start = max(0, len(body) - _TAIL_BYTES)
     end = len(body)
     while (at := max(body.rfind(report, start, end) for report in _REPORTS)) >= 0:
+        end = at
+        if b'"message_start"' in body[body.rfind(b"\n", 0, at) + 1 : at]:
+            continue  # Anthropic's first event counts a response that has not begun
         prompt = _PROMPT.search(body, at)
         out = _OUT.search(body, at)
         if prompt is not None or out is not None:
             return Tokens(int(prompt[1]) if prompt else 0, int(out[1]) if out else 0)
-        end = at  # a report that is null; an earlier event may have one
     return None
 
 

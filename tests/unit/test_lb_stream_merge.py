@@ -449,3 +449,15 @@ def test_an_event_that_is_nothing_but_counts_leaves_no_byte() -> None:
     take = stripper(Strip.USAGE)
     assert take is not None
     assert take(b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\n') == b""
+
+
+def test_an_event_that_never_ends_breaks_the_leg() -> None:
+    request = a_request(CHAT)
+    merger = StreamMerger(
+        CHAT, request, StreamProgress(), resume(CHAT, request, StreamProgress(), VLLM), 1000
+    )
+    assert merger.feed(b"data: " + b"x" * 900) == b""
+    assert not merger.over
+    assert merger.feed(b"x" * 200) == b""
+    assert merger.over
+    assert b"event_too_long" in merger.error
