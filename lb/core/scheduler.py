@@ -1,0 +1,106 @@
+"""Who may go now, who has to wait. The only place that decides it, on sockets and in virtual time alike. Pure.
+
+*No overtaking.* A request that comes goes at once only if nobody who is held could go: first come, first served,
+fair between tenants (see `lb.core.queue`). Held ones that cannot go, since they have tried everybody who has room, keep
+nobody else waiting.
+
+*The drive.* Nothing happens here by itself. Whoever owns the dispatcher calls `let_in` when something may have made
+room (see `lb.core.targets.TargetTable`) and when time may have (an ejection runs out, a look at an engine goes stale: a few
+times a second). That is cheap: nobody is asked twice while nothing has changed, and nobody at all while there is no
+room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from lb.core.queue import RequestQueue, Ticket
+from lb.core.targets import TargetTable
+from policies.routing.base import Choice, RequestView
+
+
+class Waiter(Protocol):
+    """A request that looks for a target. `tried` are the lives (see `lb.core.target_state`) that have failed it, `policy` the name
+    of the policy it asks for, None for the table's own, `senior` whether it comes back, having lost its target."""
+
+    @property
+    def view(self) -> RequestView: ...
+
+    @property
+    def tried(self) -> Collection[int]: ...
+
+    @property
+    def senior(self) -> bool: ...
+
+    @property
+    def hold_left_s(self) -> float: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def weight(self) -> float: ...
+
+    @property
+    def policy(self) -> str | None: ...
+
+
+W = TypeVar("W", bound=Waiter)
+
+
+class Scheduler(Generic[W]):
+    def __init__(self, table: TargetTable, queue: RequestQueue[W]) -> None:
+        self._table = table
+        self._queue = queue
+        self._nobody_goes = (-1, -1)  # while the table's version and the queue's last ticket are these
+
+    def place(self, waiter: W, now: float) -> Choice | None:
+        """Where it may go now; None if it may not, because nobody admits it or somebody held has a better right.
+
+        The caller books at once. Raises UnknownPolicyError, as the others do.
+        """
+        if len(self._queue) and self._somebody_could_go(now):
+            return None
+        return self._table.choose(waiter.view, now, waiter.tried, waiter.policy)
+
+    def hold(self, waiter: W, now: float) -> Ticket[W] | None:
+        """A place in the queue; None if there is none, or no time left to wait."""
+        limit = self._table.table.limits.max_held
+        return self._queue.join(
+            waiter, now, waiter.hold_left_s, limit, waiter.tenant, waiter.weight, waiter.senior
+        )
+
+    def let_in(self, now: float) -> Iterator[tuple[W, Choice]]:
+        """Whoever may go now, one at a time and out of the queue: book it before you ask for the next."""
+        if not len(self._queue) or self._settled(now):
+            return
+        state = self._state(now)
+        let_in = False
+        for ticket in self._queue.walk():
+            if not self._table.room(now):
+                return
+            waiter = ticket.item
+            choice = self._table.choose(waiter.view, now, waiter.tried, waiter.policy)
+            if choice is not None:
+                let_in = True
+                self._queue.take(ticket)
+                yield waiter, choice
+        if not let_in:
+            self._nobody_goes = state
+
+    def _somebody_could_go(self, now: float) -> bool:
+        if self._settled(now):
+            return False
+        state = self._state(now)
+        if any(self._table.admits(now, ticket.item.tried) for ticket in self._queue.walk()):
+            return True
+        self._nobody_goes = state
+        return False
+
+    def _settled(self, now: float) -> bool:
+        """Whether it is known that nobody who is held can go."""
+        return not self._table.room(now) or self._nobody_goes == self._state(now)
+
+    def _state(self, now: float) -> tuple[int, int]:
+        return self._table.version(now), self._queue.joined
