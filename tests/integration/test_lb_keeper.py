@@ -114,12 +114,14 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Backend)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     made = Machine(tmp_path, server.server_port)
-    made.bring(agent_bundle())
-    yield made
-    if made.keeper.poll() is None:
-        made.end()
-    server.shutdown()
-    server.server_close()
+    try:
+        made.bring(agent_bundle())
+        yield made
+    finally:
+        if made.keeper.poll() is None:
+            made.end()
+        server.shutdown()
+        server.server_close()
 
 
 def other_code(folder: Path, line: str) -> Bundle:
