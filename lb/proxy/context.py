@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from lb.config.options import Limits
-from lb.core.api_keys import Admitted, ApiKeyStore
+from lb.core.api_keys import Admission, ApiKeyStore
 from lb.core.byte_budget import ByteBudget
 from lb.core.queue import RequestQueue
 from lb.core.retry import (
@@ -124,11 +124,11 @@ class Proxy:
     def is_full(self) -> bool:
         return self.max_clients is not None and len(self.clients) > self.max_clients
 
-    def check(self, head: RequestHead) -> Refusal | Admitted | bytes:
+    def check(self, head: RequestHead) -> Refusal | Admission | bytes:
         return self.gate.check(head, self.clock())
 
     def begin(
-        self, client: Client, head: RequestHead, body: bytes, admitted: Admitted
+        self, client: Client, head: RequestHead, body: bytes, admission: Admission
     ) -> ProxiedRequest | Refusal:
         now = self.clock()
         size = len(body)
@@ -136,7 +136,7 @@ class Proxy:
             size += kept_when_parsed(body)
         if not self.buffers.take(size):
             return _NO_ROOM
-        arrival = self.gate.arrival(head, body, admitted, client.body_left, now)
+        arrival = self.gate.arrival(head, body, admission, client.body_left, now)
         if isinstance(arrival, Refusal):
             self.buffers.give_back(size)
             return arrival
@@ -148,7 +148,11 @@ class Proxy:
         self.ongoing.step(now, 1)
         return request
 
-    def abandoned(self, admitted: Admitted) -> None:
+    def abandoned(self, admission: Admission) -> None:
+        if not admission.settled:
+            self.api_keys.settle(admission, 0, self.clock())
+
+    def client_gone(self) -> None:
         self.metrics.counts.client_gone += 1
 
     def refused(self, refusal: Refusal) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from lb.config.options import Continue
-from lb.core.api_keys import Admitted, ApiKeyStore, Limited, Unauthorized
+from lb.core.api_keys import Admission, ApiKeyStore, Unauthorized
 from lb.core.targets import TargetTable
+from lb.core.tenant import Limited
 from lb.http.messages import RequestHead
 from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
@@ -16,6 +17,7 @@ from lb.proxy.ports import Refusal
 from lb.proxy.resumable_relay import ResumeState
 from lb.stream import openai_request
 from lb.stream.openai_request import NOT_PARSED, ParsedRequest
+from lb.stream.token_usage import BYTES_PER_TOKEN
 from policies.routing.base import RequestView
 from policies.routing.registry import POLICIES
 
@@ -55,32 +57,33 @@ class Gate:
         self._begin_span = begin_span
         self._number = 0
 
-    def check(self, head: RequestHead, now: float) -> Refusal | Admitted:
+    def check(self, head: RequestHead, now: float) -> Refusal | Admission:
         """Decide on the head alone, before a byte of the body is kept or asked for."""
         target = head.target
         if target.startswith(b"/-/") or target == b"/-" or target.startswith(b"/-?"):
             return _NOT_SERVED
         if head.method == b"TRACE":
             return _TRACE
-        verdict = self._api_keys.admit(head.authorization, now)
-        if isinstance(verdict, Admitted):
+        verdict = self._api_keys.admit_head(head.credentials, now)
+        if isinstance(verdict, Admission):
             return verdict
         counts = self._metrics.counts
         if isinstance(verdict, Unauthorized):
             counts.unauthorized += 1
             text = "The API key is not known." if verdict.given else "An API key is needed."
             return Refusal(401, "invalid_api_key", text)
-        assert isinstance(verdict, Limited)  # noqa: S101 (for the type checker)
-        counts.limited += 1
-        text = f"The key {verdict.tenant!r} is limited to {verdict.per_minute:g} {verdict.what} per minute."
-        return Refusal(429, "rate_limit_exceeded", text, verdict.retry_after_s)
+        return self._limited(verdict)
+
+    def _limited(self, verdict: Limited) -> Refusal:
+        self._metrics.counts.limited += 1
+        return Refusal(429, "rate_limit_exceeded", verdict.message, verdict.retry_after_s)
 
     def arrival(
-        self, head: RequestHead, body: bytes, admitted: Admitted, body_left: bool, now: float
+        self, head: RequestHead, body: bytes, admission: Admission, body_left: bool, now: float
     ) -> Arrival | Refusal:
         """Returns what the request asks for, or why it is refused after all."""
-        if self._api_keys.guards:
-            head = head.without(b"authorization")  # the key was for us
+        for name in admission.carried_by:
+            head = head.without(name)  # the key was for us
         overrides = _NO_OVERRIDES if head.ours is None else self._overrides(head)
         if isinstance(overrides, Refusal):
             return overrides
@@ -91,12 +94,17 @@ class Gate:
         session = overrides.session or (head.session.decode("latin-1") if head.session else "")
         if body and head.method == b"POST" and openai_request.for_model(path):
             prompts = self._table.needs_prompt or overrides.policy is not None
-            if prompts or (b'"stream"' in body and not body_left):
+            if prompts or admission.tenant or (b'"stream"' in body and not body_left):
                 parsed = openai_request.read(body)
             if prompts:
                 prompt = openai_request.prompt_of(parsed.json, body)
-            scope = f"{admitted.tenant}\x00{parsed.model}"
+            scope = f"{admission.tenant}\x00{parsed.model}"
             session = session or parsed.user
+        if admission.tenant and parsed is not NOT_PARSED:
+            prompt_tokens = (len(prompt) if prompt is not None else len(body)) // BYTES_PER_TOKEN
+            limited = self._api_keys.reserve(admission, prompt_tokens, parsed.most_tokens, now)
+            if limited is not None:
+                return self._limited(limited)
         self._number += 1
         own_id = f"{self._id_prefix}-{self._number}"  # a client's may occur twice at once
         if head.request_id:
@@ -126,7 +134,7 @@ class Gate:
             request_id=request_id,
             view=view,
             model=parsed.model,
-            admitted=admitted,
+            admission=admission,
             explanation=self._explanations.begin(shown_id, method, plain, now),
             policy=overrides.policy,
             span=span,

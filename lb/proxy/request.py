@@ -87,8 +87,8 @@ class ProxiedRequest:
         self.head = arrival.head
         self.request_id = arrival.request_id
         self.view: RequestView = arrival.view
-        self.tenant = arrival.admitted.tenant
-        self.weight = arrival.admitted.weight
+        self.tenant = arrival.admission.tenant
+        self.weight = arrival.admission.weight
         self.policy = arrival.policy
         self.span = arrival.span
         self.continues = arrival.continues
@@ -716,6 +716,8 @@ class ProxiedRequest:
                 if not attempt.booking.released:
                     self.proxy.table.release(attempt.booking, now)
                 attempt.drop()
+            self.proxy.endings.settled(self, now)
+            self.proxy.forget_body(self)
         except Exception as error:  # noqa: BLE001 (the barrier)
             self.proxy.faults.report("abandon", error)
         self.client.hang_up(abort=True)

@@ -25,7 +25,7 @@ _DENSE_ABOVE_BYTES = 256 * 1024
 _DENSE_FACTOR = 3
 _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')
 _USER = re.compile(rb'"user"\s*:\s*"([^"\\]{1,256})"')
-_LIMIT = re.compile(rb'"max_(?:completion_)?tokens"\s*:\s*(\d{1,9})\b')
+_LIMIT = re.compile(rb'"max_(?:completion_|output_)?tokens"\s*:\s*(\d{1,9})\b')
 _STREAM = re.compile(rb'"stream"\s*:\s*true\b')
 
 _FIELD = b"\x1f"
@@ -55,6 +55,12 @@ class ParsedRequest(NamedTuple):
     user: str = ""
     max_tokens: int = 0
     stream: bool = False
+    choices: int = 1
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The client's limit on what is generated, over all choices; None if it sets none."""
+        return self.max_tokens * self.choices or None
 
 
 NOT_PARSED = ParsedRequest(None)
@@ -99,13 +105,15 @@ def read(body: bytes) -> ParsedRequest:
     if type(json) is not dict:
         return NOT_PARSED
     model, user = json.get("model"), json.get("user")
-    limit = json.get("max_completion_tokens") or json.get("max_tokens") or 0
+    limit = json.get("max_completion_tokens") or json.get("max_tokens") or json.get("max_output_tokens") or 0
+    choices = json.get("n")
     return ParsedRequest(
         json,
         model if type(model) is str else "",
         user[:MAX_SESSION_BYTES] if type(user) is str else "",
         limit if type(limit) is int and 0 < limit < 2**31 else 0,
         json.get("stream") is True,
+        choices if type(choices) is int and 1 <= choices <= 1024 else 1,
     )
 
 
