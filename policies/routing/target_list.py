@@ -110,7 +110,7 @@ def finder(targets: Sequence[TargetView]) -> Callable[[str], TargetView | None]:
 
 def fleet(targets: Sequence[TargetView]) -> Sequence[TargetView]:
     """All targets of the table that the sequence is from, as far as it tells."""
-    return targets.fleet if isinstance(targets, (TargetList, Without)) else targets
+    return (isinstance(targets, (TargetList, Without)) and targets.fleet) or targets
 
 
 def _rank(row: tuple[int, TargetView]) -> int:
