@@ -231,11 +231,14 @@ class TargetTable:
 
     # --- what probes teach
 
-    def loaded(self, key: Key, load: EngineLoad | None, asked_at: float, now: float) -> bool:
+    def loaded(
+        self, key: Key, load: EngineLoad | None, asked_at: float, now: float, every_s: float = 0.0
+    ) -> bool:
         """An engine's account of itself, when asked at `asked_at`; None if it tells nothing. True if the target
-        admits a request now and did not before. What arrives out of order, or too late, is passed over."""
+        admits a request now and did not before. What arrives out of order, or too late, is passed over. It is good for
+        some time, and for three times `every_s`, where engines are so many that they are polled less often."""
         entry = self._current(key)
-        good_until = asked_at + max(10.0 * self.table.pushing.probe_s, 1.0)
+        good_until = asked_at + max(10.0 * self.table.pushing.probe_s, 1.0, 3.0 * every_s)
         if entry is None or asked_at < entry.load_asked_at or now >= good_until:
             return False
         before = entry.admits()
