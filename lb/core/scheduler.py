@@ -7,7 +7,8 @@ nobody else waiting.
 *The drive.* Nothing happens here by itself. Whoever owns the dispatcher calls `let_in` when something may have made
 room (see `lb.core.targets.TargetTable`) and when time may have (an ejection runs out, a look at an engine goes stale: a few
 times a second). That is cheap: nobody is asked twice while nothing has changed, and nobody at all while there is no
-room.
+room. Whether any of them can go depends only on what each has tried. So that is asked once for each set of lives that
+some have tried, however many are held.
 """
 
 from __future__ import annotations
@@ -68,34 +69,33 @@ class Scheduler(Generic[W]):
         """A place in the queue; None if there is none, or no time left to wait."""
         limit = self._table.table.limits.max_held
         return self._queue.join(
-            waiter, now, waiter.hold_left_s, limit, waiter.tenant, waiter.weight, waiter.senior
+            waiter, now, waiter.hold_left_s, limit, waiter.tenant, waiter.weight, waiter.senior, waiter.tried
         )
 
     def let_in(self, now: float) -> Iterator[tuple[W, Choice]]:
         """Whoever may go now, one at a time and out of the queue: book it before you ask for the next."""
         if not len(self._queue) or self._settled(now):
             return
-        state = self._state(now)
-        let_in = False
+        stuck: set[frozenset[int]] = set()
         for ticket in self._queue.walk():
-            if not self._table.room(now):
+            if ticket.tried in stuck:
+                continue
+            if not self._somebody_could_go(now):
                 return
             waiter = ticket.item
             choice = self._table.choose(waiter.view, now, waiter.tried, waiter.policy)
-            if choice is not None:
-                let_in = True
+            if choice is None:
+                stuck.add(ticket.tried)
+            else:
                 self._queue.take(ticket)
                 yield waiter, choice
-        if not let_in:
-            self._nobody_goes = state
 
     def _somebody_could_go(self, now: float) -> bool:
         if self._settled(now):
             return False
-        state = self._state(now)
-        if any(self._table.admits(now, ticket.item.tried) for ticket in self._queue.walk()):
+        if any(self._table.admits(now, tried) for tried in self._queue.tried_sets):
             return True
-        self._nobody_goes = state
+        self._nobody_goes = self._state(now)
         return False
 
     def _settled(self, now: float) -> bool:
