@@ -100,7 +100,7 @@ class Proxy:
         self._rng = rng
         self._let_in_due = False
         self._changed_due = False
-        self._trouble_at = float("-inf")
+        self._trouble_at = self._full_at = float("-inf")
         self._counts: dict[TargetState, TargetCounts] = {}  # until the table changes
         self.api_keys = ApiKeyStore(table.table.access, clock())
         self.budget = RetryBudget(table.table.retries, self.arrivals)
@@ -122,7 +122,16 @@ class Proxy:
         self.arrivals.add(self.clock())
 
     def is_full(self) -> bool:
-        return self.max_clients is not None and len(self.clients) > self.max_clients
+        if self.max_clients is None or len(self.clients) <= self.max_clients:
+            return False
+        now = self.clock()
+        if now - self._full_at >= _TROUBLE_EVERY_S:
+            self._full_at = now
+            _log.warning(
+                "refusing connections limit=%d: raise the limit of open files (ulimit -n) or start more agents",
+                self.max_clients,
+            )
+        return True
 
     def check(self, head: RequestHead) -> Refusal | Admission | bytes:
         return self.gate.check(head, self.clock())
