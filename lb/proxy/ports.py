@@ -113,6 +113,10 @@ class RelayHost(Protocol):
         """Count a stream that cannot be resumed."""
         ...
 
+    def crashed(self, entrance: str, error: Exception) -> None:
+        """The code behind an entrance raised: end this request, and nothing else."""
+        ...
+
 
 class Relay(Protocol):
     """A response on its way to the client, as its request and its attempt use it. Made with its first byte."""
