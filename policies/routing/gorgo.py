@@ -82,7 +82,7 @@ class Gorgo(PrefixPolicy):
         fleet = self._fleet.s_per_byte(DEFAULT_S_PER_BYTE, now)
         scored = tuple(
             self._score(target, size, matches.get(target.id, 0), decode_bytes, fleet, now)
-            for target in targets
+            for target in self._candidates(targets, matches)
         )
         best = min(scored, key=_COST_THEN_TURN)
         return Choice(str(best[0]), "answer expected soonest", _TERMS, scored, matches.get(str(best[0]), 0))
