@@ -28,6 +28,7 @@ import tracemalloc
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from lb.config.schema import Table, Target
@@ -38,7 +39,7 @@ from policies.routing.registry import POLICIES
 
 SIZES = (10, 100, 1000)
 PARTS = ("choice", "explain", "waiting", "request", "lag")
-TOKEN = "benchmark"  # noqa: S105 (of a load balancer on loopback that lives for a minute)
+TOKEN = "benchmark"
 SHARED = b"The instructions of the system, which all conversations share. " * 8
 
 
@@ -107,13 +108,13 @@ class Balancer:
         self._admin = f"http://127.0.0.1:{ready['admin_port']}"
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        request = urllib.request.Request(  # noqa: S310 (a fixed scheme)
+        request = urllib.request.Request(
             self._admin + path,
             data=None if body is None else json.dumps(body).encode(),
             method=method,
             headers={"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=30) as response:
             return json.loads(response.read())
 
     def use(self, targets: list[dict[str, str]], policy: str, **more: object) -> None:
@@ -123,7 +124,7 @@ class Balancer:
         )
 
     def cpu_s(self) -> float:
-        with open(f"/proc/{self._pid}/stat") as file:
+        with Path(f"/proc/{self._pid}/stat").open() as file:
             fields = file.read().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

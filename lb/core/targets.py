@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from lb.config.schema import Readiness, Table, Target, TargetStats
 from lb.core import accounting
-from lb.core.active_policies import ActivePolicies
+from lb.core.active_policies import UNUSED_S, ActivePolicies
 from lb.core.admission import EngineLoad
 from lb.core.candidates import Candidates
 from lb.core.target_state import Blame, Booking, Health, Key, Outlook, TargetState
@@ -111,6 +111,10 @@ class TargetTable:
         """Get ready for requests that ask for `policy` by name. Raises UnknownPolicyError."""
         self._advisers.named(policy, self._open)
 
+    def drop_unused_policies(self, now: float) -> None:
+        """Forget policies that requests once asked for by name."""
+        self._advisers.drop_unused(now, UNUSED_S if self.table.access.overrides else 0.0)
+
     @property
     def needs_prompt(self) -> bool:
         """Whether any of the policies in use wants to see prompts."""
@@ -135,7 +139,11 @@ class TargetTable:
         if self._troubled:
             self._fade(now)
         advisers = self._advisers
-        adviser = advisers.own if policy is None else advisers.named(policy, self._open)
+        if policy is None:
+            adviser = advisers.own
+        else:
+            adviser = advisers.named(policy, self._open)
+            advisers.used(policy, now)
         return adviser.choose(request, views, now)
 
     def candidates(self, now: float, exclude: Collection[int] = ()) -> tuple[Health, Sequence[TargetView]]:

@@ -10,7 +10,7 @@ from itertools import chain
 
 from lb.config.options import Limits
 from lb.core.api_keys import Admission, ApiKeyStore
-from lb.core.byte_budget import ByteBudget
+from lb.core.byte_budget import ByteBudget, parsed_bytes
 from lb.core.queue import RequestQueue
 from lb.core.retry import (
     RetryBudget,
@@ -40,7 +40,7 @@ from lb.proxy.fast_path import FastPath
 from lb.proxy.faults import Faults
 from lb.proxy.ports import Client, Refusal
 from lb.proxy.request import ProxiedRequest
-from lb.stream.openai_request import for_model, kept_when_parsed
+from lb.stream.openai_request import for_model, is_dense
 
 DEFAULT_BUFFERS_BYTES = 1024 * 1024 * 1024
 _TROUBLE_EVERY_S = 10.0
@@ -141,11 +141,14 @@ class Proxy:
     ) -> ProxiedRequest | Refusal:
         now = self.clock()
         size = len(body)
-        if head.method == b"POST" and for_model(head.path):
-            size += kept_when_parsed(body)
+        dense = False
+        if size and head.method == b"POST" and for_model(head.path):
+            parsed = parsed_bytes(body)
+            dense = is_dense(body, parsed)
+            size += 0 if dense else parsed
         if not self.buffers.take(size):
             return _NO_ROOM
-        arrival = self.gate.arrival(head, body, admission, client.body_left, now)
+        arrival = self.gate.arrival(head, body, admission, client.body_left, dense, now)
         if isinstance(arrival, Refusal):
             self.buffers.give_back(size)
             return arrival
