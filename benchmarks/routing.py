@@ -29,7 +29,9 @@ from lb.options import Pushing, PushMode
 from policies.routing.registry import POLICIES
 from skyserve_cli.engine.profiles import Profile, assumed, profile_named
 from skyserve_cli.sim.summary import Estimate, estimate
+from skyserve_cli.sim.traffic.burst import Burst, WithBurst
 from skyserve_cli.sim.traffic.chat import Chat, Habits
+from skyserve_cli.sim.traffic.documents import Documents
 from skyserve_cli.sim.traffic.driver import Setting, run
 from skyserve_cli.sim.traffic.measure import Metrics, ideal_hit_rate
 from skyserve_cli.sim.traffic.mooncake import Mooncake, Recorded, load_mooncake
@@ -91,6 +93,10 @@ def chat(seed: int, data: Path, engines: int, load: Load) -> Workload:
     return Chat(load.per_engine * engines, load.length, seed, Habits(think_s=Spread(14, 71, 1, 600)))
 
 
+def documents(seed: int, data: Path, engines: int, load: Load) -> Workload:
+    return Documents(load.per_engine * engines, load.length, seed)
+
+
 class Usual(NamedTuple):
     """A workload, on the engines that suit it, at about three quarters of what they can take."""
 
@@ -104,6 +110,7 @@ WORKLOADS: Mapping[str, Usual] = {
     "mixed": Usual(mixed, "l4-8b", Load(7, 3)),
     "mooncake": Usual(mooncake, "a100-7b", Load(1.2, 200)),  # an L4 could not hold its prompts
     "chat": Usual(chat, "l4-8b", Load(0.6, 240)),
+    "documents": Usual(documents, "a100-7b", Load(0.55, 200)),
 }
 
 
