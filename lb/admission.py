@@ -85,7 +85,7 @@ class Gate:
     )
 
     def __init__(self, pushing: Pushing) -> None:
-        self._selective = pushing.mode is PushMode.SELECTIVE
+        self._selective = pushing.mode in (PushMode.SELECTIVE, PushMode.WORK)
         self.cap = pushing.cap if pushing.mode is PushMode.FIXED_CAP else NO_CAP
         self.told = False
         self.allowance = FIRST_ALLOWANCE

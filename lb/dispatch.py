@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Generic, Protocol, TypeVar
 
+from lb.lanes import Lanes
 from lb.queue import HoldQueue, Ticket
 from lb.targets import TargetTable
 from policies.routing.base import Choice, RequestView
@@ -48,41 +49,128 @@ class Waiter(Protocol):
 
 W = TypeVar("W", bound=Waiter)
 
+MOVES = 2  # from one lane to another target, at most, each time
+
 
 class Dispatcher(Generic[W]):
     def __init__(self, table: TargetTable, queue: HoldQueue[W]) -> None:
         self._table = table
         self._queue = queue
+        self._lanes: Lanes[W] = Lanes()
         self._nobody_goes = (-1, -1)  # while the table's version and the queue's last ticket are these
+        queue.on_drop = self._dropped
 
     def place(self, waiter: W, now: float) -> Choice | None:
         """Where it may go now; None if it may not, because nobody admits it or somebody held has a better right.
 
         The caller books at once. Raises UnknownPolicyError, as the others do.
         """
+        if self._table.waits(waiter.policy):
+            choice = self._choose(waiter, now)
+            if choice is None or choice.wait or choice.target_id in self._lanes.targets():
+                return None
+            return choice
         if len(self._queue) and self._somebody_could_go(now):
             return None
-        return self._table.choose(waiter.view, now, waiter.tried, waiter.policy)
+        return self._choose(waiter, now)
 
     def hold(self, waiter: W, now: float) -> Ticket[W] | None:
         """A place in the queue; None if there is none, or no time left to wait."""
         limit = self._table.table.limits.max_held
-        return self._queue.join(
+        ticket = self._queue.join(
             waiter, now, waiter.hold_left_s, limit, waiter.tenant, waiter.weight, waiter.senior
         )
+        if ticket is not None and self._table.waits(waiter.policy):
+            choice = self._choose(waiter, now)
+            if choice is not None:
+                self._wait_for(ticket, choice, now)
+        return ticket
 
     def let_in(self, now: float) -> Iterator[tuple[W, Choice]]:
         """Whoever may go now, one at a time and out of the queue: book it before you ask for the next."""
-        if not len(self._queue) or self._settled(now):
+        if len(self._lanes):
+            self._reassign(now)
+            for target_id in list(self._lanes.targets()):
+                yield from self._serve(target_id, now)
+            yield from self._share(now)
+        if len(self._lanes) < len(self._queue):
+            yield from self._serve_others(now)
+
+    # --- those who wait for one target
+
+    def _reassign(self, now: float) -> None:
+        """Whoever waits for a target that is no longer offered waits for another one, or for any."""
+        for target_id in list(self._lanes.targets()):
+            if self._table.offered(target_id, now) and self._table.waits():
+                continue
+            for ticket in self._lanes.all(target_id):
+                self._forget(ticket)
+                choice = self._choose(ticket.item, now) if self._table.waits(ticket.item.policy) else None
+                if choice is not None:
+                    self._wait_for(ticket, choice, now)
+
+    def _serve(self, target_id: str, now: float) -> Iterator[tuple[W, Choice]]:
+        """Who waits for that target, as long as it can take work."""
+        while (ticket := self._lanes.first(target_id, self._queue.tag)) is not None:
+            waiter = ticket.item
+            if not self._table.ready(target_id, now, waiter.policy):
+                return
+            choice = self._table.choose_only(waiter.view, target_id, now, waiter.policy)
+            if choice is None:
+                return
+            self._queue.take(ticket)
+            yield waiter, choice
+
+    def _share(self, now: float) -> Iterator[tuple[W, Choice]]:
+        """Where the wait is longest, and another target has room, those at the end may be better off there by now."""
+        for _ in range(MOVES):
+            longest = self._lanes.longest()
+            if longest is None or not any(
+                one not in self._lanes.targets() for one in self._table.ready_ones(now)
+            ):
+                return
+            ticket = self._lanes.last(longest)
+            choice = self._choose(ticket.item, now)
+            if choice is None or choice.target_id == longest:
+                return
+            if choice.wait:
+                self._wait_for(ticket, choice, now)
+            else:
+                self._queue.take(ticket)
+                yield ticket.item, choice
+
+    def _choose(self, waiter: W, now: float) -> Choice | None:
+        return self._table.choose(waiter.view, now, waiter.tried, waiter.policy)
+
+    def _wait_for(self, ticket: Ticket[W], choice: Choice, now: float) -> None:
+        self._lanes.join(ticket, choice.target_id, choice.work_s)
+        self._table.held(ticket.item.view, choice, now, ticket.item.policy)
+
+    def _forget(self, ticket: Ticket[W]) -> None:
+        self._lanes.leave(ticket)
+        self._table.left(ticket.item.view, ticket.item.policy)
+
+    def _dropped(self, ticket: Ticket[W]) -> None:
+        if ticket.lane is not None:
+            self._forget(ticket)
+
+    # --- those who wait for any target
+
+    def _serve_others(self, now: float) -> Iterator[tuple[W, Choice]]:
+        if self._settled(now):
             return
         state = self._state(now)
         let_in = False
         for ticket in self._queue.walk():
+            if ticket.lane is not None:
+                continue
             if not self._table.room(now):
                 return
             waiter = ticket.item
-            choice = self._table.choose(waiter.view, now, waiter.tried, waiter.policy)
-            if choice is not None:
+            choice = self._choose(waiter, now)
+            if choice is not None and choice.wait and self._table.waits(waiter.policy):
+                self._wait_for(ticket, choice, now)
+            elif choice is not None:
                 let_in = True
                 self._queue.take(ticket)
                 yield waiter, choice
@@ -93,7 +181,9 @@ class Dispatcher(Generic[W]):
         if self._settled(now):
             return False
         state = self._state(now)
-        if any(self._table.admits(now, ticket.item.tried) for ticket in self._queue.walk()):
+        if any(
+            self._table.admits(now, ticket.item.tried) for ticket in self._queue.walk() if ticket.lane is None
+        ):
             return True
         self._nobody_goes = state
         return False

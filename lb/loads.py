@@ -117,7 +117,7 @@ class LoadProber:
         """Start the probes that are due; in how many seconds to look again."""
         now = self._clock()
         pushing = self._table.table.pushing
-        selective = pushing.mode is PushMode.SELECTIVE
+        selective = pushing.mode in (PushMode.SELECTIVE, PushMode.WORK)
         held = selective and self._anybody_held()
         quick = False
         present: dict[Key, _Watch] = {}

@@ -54,8 +54,10 @@ class Offers:
             self._look_around(now)
         return self._version
 
-    def without(self, lives: Collection[int], now: float) -> tuple[Standing, list[TargetView]]:
-        """The best standing of any target without those lives, and who of that standing admits."""
+    def without(
+        self, lives: Collection[int], now: float, gated: bool = True
+    ) -> tuple[Standing, list[TargetView]]:
+        """The best standing of any target without those lives, and who of that standing admits (or everyone of it)."""
         if now >= self._end_at:
             self._look_around(now)
         by_standing: dict[Standing, list[Entry]] = {}
@@ -64,7 +66,9 @@ class Offers:
                 by_standing.setdefault(entry.standing(now), []).append(entry)
         for standing in _BEST_FIRST:
             if standing in by_standing:
-                return standing, [entry.view for entry in by_standing[standing] if entry.admits()]
+                return standing, [
+                    entry.view for entry in by_standing[standing] if not gated or entry.admits()
+                ]
         return Standing.CLOSED, []
 
     # --- told

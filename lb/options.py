@@ -122,6 +122,7 @@ class PushMode(str, Enum):
     SELECTIVE = "selective"  # SP-P: while its engine has no pending request
     FIXED_CAP = "fixed_cap"  # SP-O: while it has fewer than `cap` in flight
     BLIND = "blind"  # always
+    WORK = "work"  # while what it has to compute before the first token is bounded
 
 
 @dataclass(frozen=True, slots=True)

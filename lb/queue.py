@@ -33,7 +33,7 @@ _SPARE_TIMERS = 64
 class Ticket(Generic[T]):
     """One waiting request: `item` is the owner's, `deadline` an instant on the owner's clock."""
 
-    __slots__ = ("deadline", "item", "joined_at", "number", "senior", "tenant", "waits")
+    __slots__ = ("deadline", "item", "joined_at", "lane", "number", "senior", "tenant", "waits")
 
     def __init__(
         self, item: T, joined_at: float, deadline: float, number: int, tenant: str, senior: bool
@@ -45,6 +45,7 @@ class Ticket(Generic[T]):
         self.tenant = tenant
         self.senior = senior
         self.waits = True
+        self.lane: str | None = None  # the target it waits for (see `lb.lanes`), if it is one alone
 
 
 class _Line(Generic[T]):
@@ -88,6 +89,7 @@ class HoldQueue(Generic[T]):
         self._timers: list[tuple[float, int, Ticket[T]]] = []  # a heap; may hold tickets that have left
         self._length = 0
         self._now = 0.0  # virtual
+        self.on_drop: Callable[[Ticket[T]], None] | None = None  # is told of every ticket that has left
         self.joined = 0  # tickets ever given out
 
     def __len__(self) -> int:
@@ -180,6 +182,10 @@ class HoldQueue(Generic[T]):
             heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
+    def tag(self, tenant: str) -> float:
+        """Where a tenant that has tickets stands: the lowest is next."""
+        return self._lines[tenant].tag
+
     def held_by_tenant(self) -> dict[str, int]:
         return {tenant: len(line) for tenant, line in self._lines.items() if len(line)}
 
@@ -204,6 +210,8 @@ class HoldQueue(Generic[T]):
         line = self._lines[ticket.tenant]
         del line.of(ticket)[ticket]
         self._length -= 1
+        if self.on_drop is not None:
+            self.on_drop(ticket)
         if not self._length:  # a busy period is over, and with it the memory of who had how much
             self._lines.clear()
             self._timers.clear()

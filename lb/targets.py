@@ -28,6 +28,7 @@ from lb.admission import EngineLoad
 from lb.advisers import Advisers
 from lb.entry import Blame, Booking, Entry, Key, Outlook, Standing
 from lb.offers import Offers
+from lb.options import PushMode
 from lb.wire import Table, Target, TargetState, TargetStats
 from policies.routing.base import Choice, RequestView, RoutingPolicy, TargetView
 from policies.routing.registry import make_policy
@@ -120,18 +121,54 @@ class TargetTable:
     def choose(
         self, request: RequestView, now: float, exclude: Collection[int] = (), policy: str | None = None
     ) -> Choice | None:
-        """The choice among those who may take it now, without the lives in `exclude`; None if there are none.
+        """The choice among those who may take it now, without the lives in `exclude`; None if there are none. A policy
+        that waits chooses among all of the best standing, and says if the target is to be waited for.
 
         `policy` is asked instead of the table's own. Raises UnknownPolicyError. Changes nothing.
         """
-        views = self._offers.without(exclude, now)[1] if exclude else self._offers.views(now)
+        adviser = self._adviser(policy)
+        if self.table.pushing.mode is PushMode.WORK and adviser.waits:
+            views = self._ungated(exclude, now)
+        else:
+            views = self._offers.without(exclude, now)[1] if exclude else self._offers.views(now)
         if not views:
             return None
         if self._troubled:
             self._fade(now)
-        advisers = self._advisers
-        adviser = advisers.own if policy is None else advisers.named(policy, self._open)
         return adviser.choose(request, views, now)
+
+    def choose_only(
+        self, request: RequestView, target_id: str, now: float, policy: str | None = None
+    ) -> Choice | None:
+        """The choice of that one target, for a request that has waited for it."""
+        entry = self._entries.get(target_id)
+        return self._adviser(policy).choose(request, [entry.view], now) if entry is not None else None
+
+    def waits(self, policy: str | None = None) -> bool:
+        """Whether requests of that policy wait for a target of their own, and not for any that has room."""
+        return self.table.pushing.mode is PushMode.WORK and self._adviser(policy).waits
+
+    def offered(self, target_id: str, now: float) -> bool:
+        """Whether the target is of the best standing there is."""
+        entry = self._entries.get(target_id)
+        return entry is not None and entry in self._offers.best(now)
+
+    def ready(self, target_id: str, now: float, policy: str | None = None) -> bool:
+        """Whether a target of the table could take work now."""
+        return self._adviser(policy).ready(self._entries[target_id].view, now)
+
+    def ready_ones(self, now: float) -> list[str]:
+        """Who of the best standing could take work now."""
+        ready = self._advisers.own.ready
+        return [entry.key.id for entry in self._offers.best(now) if ready(entry.view, now)]
+
+    def held(self, request: RequestView, choice: Choice, now: float, policy: str | None = None) -> None:
+        """The request waits for the target of `choice`."""
+        self._adviser(policy).held(request, choice, now)
+
+    def left(self, request: RequestView, policy: str | None = None) -> None:
+        """The request waits no longer."""
+        self._adviser(policy).left(request)
 
     def candidates(self, now: float, exclude: Collection[int] = ()) -> tuple[Standing, list[TargetView]]:
         """The best standing of any target without the lives in `exclude`, and who of that standing admits."""
@@ -362,6 +399,14 @@ class TargetTable:
         return books.audit(self._known(), self._open)
 
     # --- inside
+
+    def _adviser(self, policy: str | None) -> RoutingPolicy:
+        return self._advisers.own if policy is None else self._advisers.named(policy, self._open)
+
+    def _ungated(self, exclude: Collection[int], now: float) -> list[TargetView]:
+        if exclude:
+            return self._offers.without(exclude, now, gated=False)[1]
+        return [entry.view for entry in self._offers.best(now)]
 
     def _known(self) -> list[Entry]:
         return [*self._entries.values(), *self._departed.values()]

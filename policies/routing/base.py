@@ -70,6 +70,9 @@ class Choice(NamedTuple):
 
     A row of `scored` is (target id, cost, value, value ...), lowest cost first choice; `terms` names the values.
     `matched_bytes` of the request's prompt are thought to be in the chosen target's cache.
+
+    `wait`: the target has enough to do now, and is still the best one, so the request is better held for it than
+    sent anywhere. `work_s` are the seconds of prefill that it will cost there. Only a policy that `waits` sets them.
     """
 
     target_id: str
@@ -77,6 +80,8 @@ class Choice(NamedTuple):
     terms: tuple[str, ...] = ()
     scored: tuple[tuple[str | float, ...], ...] = ()
     matched_bytes: int = 0
+    wait: bool = False
+    work_s: float = 0.0
 
 
 class RoutingPolicy(Protocol):
@@ -88,9 +93,22 @@ class RoutingPolicy(Protocol):
 
     name: ClassVar[str]
     needs_prompt: ClassVar[bool]
+    waits: ClassVar[bool]  # measures the work of a target, and so may choose one that has no room yet
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         """The target to try next, or None only if `targets` is empty. Changes nothing."""
+        ...
+
+    def ready(self, target: TargetView, now: float) -> bool:
+        """Whether the target could take work now. Asked of a policy that waits only; changes nothing."""
+        ...
+
+    def held(self, request: RequestView, choice: Choice, now: float) -> None:
+        """The request waits for the target of `choice`. Repeated when it waits for another one."""
+        ...
+
+    def left(self, request: RequestView) -> None:
+        """It waits no longer, whether it is sent now or never; one that does not wait is fine."""
         ...
 
     def record(self, request: RequestView, target_id: str, now: float) -> None:
@@ -119,6 +137,14 @@ class Policy:
     """The hooks that most policies leave empty."""
 
     needs_prompt: ClassVar[bool] = False
+    waits: ClassVar[bool] = False
+
+    def ready(self, target: TargetView, now: float) -> bool:
+        return True
+
+    def held(self, request: RequestView, choice: Choice, now: float) -> None: ...
+
+    def left(self, request: RequestView) -> None: ...
 
     def record(self, request: RequestView, target_id: str, now: float) -> None: ...
 

@@ -47,6 +47,7 @@ DEFAULT_S_PER_BYTE = 0.0938e-3 / BYTES_PER_TOKEN
 MAX_TREE_BYTES = 2**24
 TROUBLE_S = 1.0
 DOUBT = 3.0  # standard errors by which a target must differ from the fleet
+PUSH_AHEAD_S = float(__import__("os").environ.get("AHEAD", "1.0"))
 FULL_KV_USAGE = 0.95  # from here the authors' code leaves a target out; we price it: there may be no other
 FULL_S = 1.0
 FIRST_USUAL_BYTES = 500 * BYTES_PER_TOKEN  # as the authors' code assumes of requests it does not know
@@ -58,6 +59,7 @@ _COST_THEN_TURN = itemgetter(1, 8)
 
 class Gorgo(PrefixPolicy):
     name: ClassVar[str] = "gorgo"
+    waits: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class Gorgo(PrefixPolicy):
         self._usual_bytes = float(FIRST_USUAL_BYTES)
         self._lines: dict[str, _Line] = {}
         self._attempts: dict[str, _Attempt] = {}
+        self._held: dict[str, tuple[_Line, int]] = {}
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         if not targets:
@@ -81,11 +84,45 @@ class Gorgo(PrefixPolicy):
         decode_bytes = self._decode_bytes * self._lengths.predict(request)
         fleet = self._fleet.s_per_byte(DEFAULT_S_PER_BYTE, now)
         scored = tuple(
-            self._score(target, size, matches.get(target.id, 0), decode_bytes, fleet, now)
+            self._score(target, size, matches.get(target.id, 0), decode_bytes, fleet, now, request.id)
             for target in targets
         )
         best = min(scored, key=_COST_THEN_TURN)
-        return Choice(str(best[0]), "answer expected soonest", _TERMS, scored, matches.get(str(best[0]), 0))
+        target_id, _, _, prefill_s, wait_s, *_ = best
+        view = next(target for target in targets if target.id == target_id)
+        return Choice(
+            str(target_id),
+            "answer expected soonest",
+            _TERMS,
+            scored,
+            matches.get(str(target_id), 0),
+            wait=not self.ready(view, now),
+            work_s=float(prefill_s),
+        )
+
+    def ready(self, target: TargetView, now: float) -> bool:
+        """Whether it has no more than PUSH_AHEAD_S of prefill before it."""
+        line = self._lines.get(target.id)
+        if line is None and not target.pending:
+            return True
+        line = line or _Line()
+        s_per_byte = line.rate.s_per_byte(self._fleet_s_per_byte(now), now)
+        return self._ahead_bytes(target, line, s_per_byte, now) * s_per_byte < PUSH_AHEAD_S
+
+    def held(self, request: RequestView, choice: Choice, now: float) -> None:
+        self.left(request)
+        line = self._lines.get(choice.target_id)
+        if line is None:
+            line = self._lines[choice.target_id] = _Line()
+        residual = prompt_bytes(request) - choice.matched_bytes
+        self._held[request.id] = (line, residual)
+        line.held[residual.bit_length()] += residual
+
+    def left(self, request: RequestView) -> None:
+        held = self._held.pop(request.id, None)
+        if held is not None:
+            line, residual = held
+            line.held[residual.bit_length()] -= residual
 
     def record(self, request: RequestView, target_id: str, now: float) -> None:
         self._leave(request.id, now)
@@ -129,14 +166,17 @@ class Gorgo(PrefixPolicy):
         decode_bytes: float,
         fleet_s_per_byte: float,
         now: float,
+        request_id: str,
     ) -> tuple[str | float, ...]:
         line = self._lines.get(target.id) or _Line()
         s_per_byte = line.rate.s_per_byte(fleet_s_per_byte, now)
-        ahead_bytes = line.ahead_bytes(s_per_byte, now)
+        ahead_bytes = self._ahead_bytes(target, line, s_per_byte, now)
+        if self._held:
+            own = self._held.get(request_id)
+            ahead_bytes += sum(line.held[: (size - matched).bit_length() + 1])
+            if own is not None and own[0] is line:
+                ahead_bytes = max(0.0, ahead_bytes - own[1])
         pending = target.pending or 0
-        strangers = pending - line.waiting
-        if strangers > 0:
-            ahead_bytes += strangers * self._usual_bytes
         streams = max(target.in_flight, (target.running or 0) + pending)
         rtt_s = target.rtt_s
         prefill_s = (size - matched) * s_per_byte
@@ -147,6 +187,12 @@ class Gorgo(PrefixPolicy):
         cost = round(rtt_s + prefill_s + wait_s + decode_s + trouble_s + full_s, 3)
         last = self._turns.last(target.id)
         return target.id, cost, rtt_s, prefill_s, wait_s, decode_s, trouble_s, full_s, last, matched
+
+    def _ahead_bytes(self, target: TargetView, line: _Line, s_per_byte: float, now: float) -> float:
+        """What has been sent to the target and has no first byte yet, by us and by others."""
+        ahead_bytes = line.ahead_bytes(s_per_byte, now)
+        strangers = (target.pending or 0) - line.waiting
+        return ahead_bytes + strangers * self._usual_bytes if strangers > 0 else ahead_bytes
 
     def _fleet_s_per_byte(self, now: float) -> float:
         return self._fleet.s_per_byte(DEFAULT_S_PER_BYTE, now)
@@ -161,13 +207,14 @@ class Gorgo(PrefixPolicy):
 class _Line:
     """Prompts on one target whose answers have not begun, oldest first, and how fast it works them off."""
 
-    __slots__ = ("_bytes", "_head_since", "_residuals", "rate")
+    __slots__ = ("_bytes", "_head_since", "_residuals", "held", "rate")
 
     def __init__(self) -> None:
         self.rate = PrefillRate(DOUBT)
         self._residuals: dict[str, int] = {}
         self._bytes = 0
         self._head_since = 0.0
+        self.held = [0] * 33  # bytes of those held for it, by the size of each: what has so many bits
 
     @property
     def waiting(self) -> int:

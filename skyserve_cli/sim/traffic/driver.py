@@ -142,7 +142,7 @@ class _World:
 
     def play(self) -> Outcome:
         self._announce_next()
-        if self._setting.pushing.mode is PushMode.SELECTIVE:  # nobody else wants to know
+        if self._setting.pushing.mode in (PushMode.SELECTIVE, PushMode.WORK):  # nobody else wants to know
             for engine in self._engines:
                 self._table.loaded(engine.key, engine.load(), 0.0, 0.0)
                 # Not all at once: the prober spreads its questions over the interval.
