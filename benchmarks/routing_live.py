@@ -83,12 +83,14 @@ CELLS = {
     "mixed": Played(Load(WORKLOADS["mixed"].load.per_engine, 1)),
     "chat": Played(Load(WORKLOADS["chat"].load.per_engine, 120), 120),
     "mooncake": Played(Load(WORKLOADS["mooncake"].load.per_engine, 120)),
+    "documents": Played(Load(1.7 * WORKLOADS["documents"].load.per_engine, 120)),
 }
 QUICK = {
     "trees": Played(Load(3, 1)),
     "mixed": Played(Load(3, 1)),
     "chat": Played(Load(WORKLOADS["chat"].load.per_engine, 40), 40),
     "mooncake": Played(Load(WORKLOADS["mooncake"].load.per_engine, 30)),
+    "documents": Played(Load(WORKLOADS["documents"].load.per_engine, 30)),
 }
 
 
@@ -131,7 +133,7 @@ def own(name: str, speed: float) -> System:
     """Ours, told by a table: its command line does not know how fast the engines are."""
     policy = name.removesuffix(BLIND)
     blind = policy != name or policy == "sglang_router"
-    pushing = Pushing(mode=PushMode.BLIND if blind else PushMode.SELECTIVE)
+    pushing = Pushing(mode=PushMode.BLIND) if blind else Pushing()
     probing = replace(pushing, probe_s=max(0.01, pushing.probe_s / speed))
     module = "benchmarks.routing_published_agent" if policy in PUBLISHED else "lb"
 

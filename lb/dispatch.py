@@ -4,6 +4,11 @@
 fair between tenants (see `lb.queue`). Held ones that cannot go, since they have tried everybody who has room, keep
 nobody else waiting.
 
+*Waiting for one target.* Where pushing is by work and the policy measures it, a request may be best off with a target that
+has enough to do. It is held for that target alone, in its lane (see `lb.lanes`), and the targets without a lane are free
+for those that are best off there. Each pass sends from each lane what its target can take. If a target without a
+lane has room, the last ones of the longest lane choose again: it may have become the better one for them.
+
 *The drive.* Nothing happens here by itself. Whoever owns the dispatcher calls `let_in` when something may have made
 room (see `lb.targets.TargetTable`) and when time may have (an ejection runs out, a look at an engine goes stale: a few
 times a second). That is cheap: nobody is asked twice while nothing has changed, and nobody at all while there is no
@@ -80,10 +85,8 @@ class Dispatcher(Generic[W]):
         ticket = self._queue.join(
             waiter, now, waiter.hold_left_s, limit, waiter.tenant, waiter.weight, waiter.senior
         )
-        if ticket is not None and self._table.waits(waiter.policy):
-            choice = self._choose(waiter, now)
-            if choice is not None:
-                self._wait_for(ticket, choice, now)
+        if ticket is not None:
+            self._enter_lane(ticket, now)
         return ticket
 
     def let_in(self, now: float) -> Iterator[tuple[W, Choice]]:
@@ -99,20 +102,21 @@ class Dispatcher(Generic[W]):
     # --- those who wait for one target
 
     def _reassign(self, now: float) -> None:
-        """Whoever waits for a target that is no longer offered waits for another one, or for any."""
+        """What waits for a target that is no longer offered waits for another one, or for any."""
         for target_id in list(self._lanes.targets()):
-            if self._table.offered(target_id, now) and self._table.waits():
+            if self._table.offered(target_id, now):
                 continue
             for ticket in self._lanes.all(target_id):
                 self._forget(ticket)
-                choice = self._choose(ticket.item, now) if self._table.waits(ticket.item.policy) else None
-                if choice is not None:
-                    self._wait_for(ticket, choice, now)
+                self._enter_lane(ticket, now)
 
     def _serve(self, target_id: str, now: float) -> Iterator[tuple[W, Choice]]:
         """Who waits for that target, as long as it can take work."""
         while (ticket := self._lanes.first(target_id, self._queue.tag)) is not None:
             waiter = ticket.item
+            if not self._table.waits(waiter.policy):  # other rules are in force by now
+                self._forget(ticket)
+                continue
             if not self._table.ready(target_id, now, waiter.policy):
                 return
             choice = self._table.choose_only(waiter.view, target_id, now, waiter.policy)
@@ -125,9 +129,7 @@ class Dispatcher(Generic[W]):
         """Where the wait is longest, and another target has room, those at the end may be better off there by now."""
         for _ in range(MOVES):
             longest = self._lanes.longest()
-            if longest is None or not any(
-                one not in self._lanes.targets() for one in self._table.ready_ones(now)
-            ):
+            if longest is None or not self._table.room_beside(self._lanes.targets(), now):
                 return
             ticket = self._lanes.last(longest)
             choice = self._choose(ticket.item, now)
@@ -138,6 +140,12 @@ class Dispatcher(Generic[W]):
             else:
                 self._queue.take(ticket)
                 yield ticket.item, choice
+
+    def _enter_lane(self, ticket: Ticket[W], now: float) -> None:
+        waiter = ticket.item
+        choice = self._choose(waiter, now) if self._table.waits(waiter.policy) else None
+        if choice is not None:
+            self._wait_for(ticket, choice, now)
 
     def _choose(self, waiter: W, now: float) -> Choice | None:
         return self._table.choose(waiter.view, now, waiter.tried, waiter.policy)

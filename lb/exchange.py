@@ -194,7 +194,8 @@ class Exchange:
         self.ticket = ticket
         self.was_held = True
         proxy.metrics.counts.held_total += 1
-        self.story.note(now, "held", why="no target can take it")
+        why = "no target can take it" if ticket.lane is None else "best off waiting for this target"
+        self.story.note(now, "held", ticket.lane or "", why)
 
     def admitted(self, choice: Choice, now: float) -> None:
         """The queue has let it go."""

@@ -20,7 +20,7 @@ from lb.queue import Ticket
 
 T = TypeVar("T")
 
-PATIENCE = float(__import__("os").environ.get("PAT", "10"))
+PATIENCE = 10.0
 SHARE = 0.25
 
 _Place = tuple[bool, float, int]

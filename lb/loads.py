@@ -1,8 +1,8 @@
-"""Asking engines for their load, so that selective pushing knows who has room.
+"""Asking engines for their load, so that pushing by work and selective pushing know who has room.
 
 A target is asked every `pushing.probe_s` while it has requests of ours (or requests are held), else every five
 seconds, because others may send it work; never twice at a time. Targets are asked in turns and not all at once:
-each has its own place in the interval. If pushing is not selective nobody's load is wanted: then an engine is only
+each has its own place in the interval. If pushing is neither nobody's load is wanted: then an engine is only
 asked what it is, which continuing its streams depends on.
 
 That is found out as soon as a target joins (see `lb.engines.detection`) and again after a while if it is none of
@@ -24,7 +24,6 @@ from urllib.parse import urlsplit
 
 from lb.admission import EngineLoad
 from lb.engines import NO_ANSWER, Adapter, Ask, EngineKind, Fetched, detection
-from lb.options import PushMode
 from lb.targets import Key
 from lb.wire import Table, Target, TargetState
 
@@ -117,7 +116,7 @@ class LoadProber:
         """Start the probes that are due; in how many seconds to look again."""
         now = self._clock()
         pushing = self._table.table.pushing
-        selective = pushing.mode in (PushMode.SELECTIVE, PushMode.WORK)
+        selective = pushing.asks
         held = selective and self._anybody_held()
         quick = False
         present: dict[Key, _Watch] = {}

@@ -127,7 +127,8 @@ class TargetTable:
         `policy` is asked instead of the table's own. Raises UnknownPolicyError. Changes nothing.
         """
         adviser = self._adviser(policy)
-        if self.table.pushing.mode is PushMode.WORK and adviser.waits:
+        may_wait = self.table.pushing.mode is PushMode.WORK and adviser.waits
+        if may_wait:
             views = self._ungated(exclude, now)
         else:
             views = self._offers.without(exclude, now)[1] if exclude else self._offers.views(now)
@@ -135,7 +136,14 @@ class TargetTable:
             return None
         if self._troubled:
             self._fade(now)
-        return adviser.choose(request, views, now)
+        choice = adviser.choose(request, views, now)
+        if (
+            choice is not None
+            and choice.wait
+            and not (may_wait and not self._entries[choice.target_id].admits())
+        ):
+            return choice._replace(wait=False)
+        return choice
 
     def choose_only(
         self, request: RequestView, target_id: str, now: float, policy: str | None = None
@@ -154,13 +162,16 @@ class TargetTable:
         return entry is not None and entry in self._offers.best(now)
 
     def ready(self, target_id: str, now: float, policy: str | None = None) -> bool:
-        """Whether a target of the table could take work now."""
-        return self._adviser(policy).ready(self._entries[target_id].view, now)
+        """Whether a target of the table could take work now: its engine has nothing pending, or little to do before it."""
+        entry = self._entries[target_id]
+        return entry.admits() or self._adviser(policy).ready(entry.view, now)
 
-    def ready_ones(self, now: float) -> list[str]:
-        """Who of the best standing could take work now."""
-        ready = self._advisers.own.ready
-        return [entry.key.id for entry in self._offers.best(now) if ready(entry.view, now)]
+    def room_beside(self, target_ids: Collection[str], now: float) -> bool:
+        """Whether a target of the best standing that is not one of those could take work now."""
+        return any(
+            entry.key.id not in target_ids and self.ready(entry.key.id, now)
+            for entry in self._offers.best(now)
+        )
 
     def held(self, request: RequestView, choice: Choice, now: float, policy: str | None = None) -> None:
         """The request waits for the target of `choice`."""

@@ -1,8 +1,9 @@
-"""GORGO for one region: the target where the answer is expected soonest, in seconds, all told.
+"""GORGO for one region: the target where the response is expected soonest, in seconds, and with the least work.
 
     cost = network round trip
          + residual prefill    bytes of the prompt not thought to be in its cache x its seconds per byte
-         + queue wait          the same of requests sent before that have no first byte yet
+         + burden on others    PREFILL_WEIGHT - 1 times the same
+         + queue wait          the same of requests before this one that have no first byte yet, sent or held
          + decode pressure     requests on the target x tokens expected of this answer, x seconds per token
          + failures            one second for each recent one
          + full memory         one second if the engine's KV cache is 95 % used
@@ -20,12 +21,33 @@ in any case. The authors' code counts whole prompts until completion, which is a
 is for. Requests the engine reports as pending beyond our own (those of other load balancers) count as the
 usual residual.
 
+*The burden on others.* A request that compares its own wait with its own prefill leaves the holder of its prompt as soon
+as it gains by that itself. But the seconds of prefill are taken from the target: from its streams, from those who wait and
+from those who have not come yet. Where prefixes carry the load (long shared documents) the fleet then does the same
+work many times over. Counted three times in all, prefill is spared where that costs little time, and simulated fleets
+have more hits, shorter waits and more tokens per second, at low load as well as at high.
+
+*Waiting.* The best target may have enough to do. It does if the prompts that were sent to it and have no first byte will
+take it PUSH_AHEAD_S or longer; that is enough for an engine never to run dry. Then the choice says `wait`, and the
+caller that pushes by work holds the request for that target (see `lb.lanes`) instead of sending it somewhere. What
+is held is in the cost of those who come later: only what is smaller, or of about the same size, since that goes first.
+
+*Why it recovers from a burst.* Pushing to any target that has room sends requests where their prompts are not, for the
+holders are the ones without room. Each such miss is seconds of prefill, which leave less room at the holders of other
+prompts: the overload makes the work that keeps it up, and stays when the burst is over (a metastable failure). Here
+a queue makes no work. A request leaves the holder only for a target where its first byte comes sooner by more
+than the prefill weighs, so what it adds is less than a third of what it saves in waiting; as the wait grows
+everywhere, nothing is gained by leaving, and the share of hits stays what it was. Hits go first and cost next to
+nothing, so the backlog is soon one of misses, which have to be computed once in any case. It shrinks by capacity
+less load at the usual share of hits, and until then each request keeps its place in a queue that it can still
+leave when another target becomes better.
+
 *Decode pressure.* The paper's objective is the first token; a policy that follows it alone piles
 conversations on the target that has their common prefix. A sequence in the batch lengthens every iteration by
 about what one prompt token does: with the coefficients this project collected for its engine model, 0.25 ms
 and 0.58 ms per 1,000 tokens of context on an L4 against 0.55 ms a prompt token, 0.05 and 0.086 against 0.094
 on an A100. So an answer of D tokens next to n others is late by n x D times the prefill of one token.
-`decode_weight` 0 gives the paper's objective.
+`decode_weight` 0 and `prefill_weight` 1 give the paper's objective.
 
 Costs are rounded to milliseconds, which is finer than anything is known; among equals the target used longest
 ago.
@@ -46,15 +68,27 @@ from policies.routing.work import BYTES_PER_TOKEN, prompt_bytes, streamed
 DEFAULT_S_PER_BYTE = 0.0938e-3 / BYTES_PER_TOKEN
 MAX_TREE_BYTES = 2**24
 TROUBLE_S = 1.0
+PREFILL_WEIGHT = 3.0
+PUSH_AHEAD_S = 1.0
 DOUBT = 3.0  # standard errors by which a target must differ from the fleet
-PUSH_AHEAD_S = float(__import__("os").environ.get("AHEAD", "1.0"))
 FULL_KV_USAGE = 0.95  # from here the authors' code leaves a target out; we price it: there may be no other
 FULL_S = 1.0
 FIRST_USUAL_BYTES = 500 * BYTES_PER_TOKEN  # as the authors' code assumes of requests it does not know
 USUAL_SHARE = 0.02  # of the newest request in the usual residual
 
-_TERMS = ("rtt_s", "prefill_s", "wait_s", "decode_s", "trouble_s", "full_s", "last_turn", "matched_bytes")
-_COST_THEN_TURN = itemgetter(1, 8)
+_TERMS = (
+    "rtt_s",
+    "prefill_s",
+    "burden_s",
+    "wait_s",
+    "decode_s",
+    "trouble_s",
+    "full_s",
+    "last_turn",
+    "matched_bytes",
+)
+_COST_THEN_TURN = itemgetter(1, 9)
+_SIZES = 64  # classes of size, by powers of two
 
 
 class Gorgo(PrefixPolicy):
@@ -66,8 +100,10 @@ class Gorgo(PrefixPolicy):
         lengths: ResponseLength | None = None,
         decode_weight: float = 1.0,
         max_tree_bytes: int = MAX_TREE_BYTES,
+        prefill_weight: float = PREFILL_WEIGHT,
     ) -> None:
         super().__init__(max_tree_bytes)
+        self._burden = prefill_weight - 1.0
         self._lengths = lengths or RunningMedian()
         self._decode_bytes = decode_weight * BYTES_PER_TOKEN
         self._fleet = PrefillRate()
@@ -88,7 +124,7 @@ class Gorgo(PrefixPolicy):
             for target in targets
         )
         best = min(scored, key=_COST_THEN_TURN)
-        target_id, _, _, prefill_s, wait_s, *_ = best
+        target_id, prefill_s = best[0], float(best[3])
         view = next(target for target in targets if target.id == target_id)
         return Choice(
             str(target_id),
@@ -97,11 +133,11 @@ class Gorgo(PrefixPolicy):
             scored,
             matches.get(str(target_id), 0),
             wait=not self.ready(view, now),
-            work_s=float(prefill_s),
+            work_s=prefill_s,
         )
 
     def ready(self, target: TargetView, now: float) -> bool:
-        """Whether it has no more than PUSH_AHEAD_S of prefill before it."""
+        """Whether it has less than PUSH_AHEAD_S of prefill before it."""
         line = self._lines.get(target.id)
         if line is None and not target.pending:
             return True
@@ -172,10 +208,7 @@ class Gorgo(PrefixPolicy):
         s_per_byte = line.rate.s_per_byte(fleet_s_per_byte, now)
         ahead_bytes = self._ahead_bytes(target, line, s_per_byte, now)
         if self._held:
-            own = self._held.get(request_id)
-            ahead_bytes += sum(line.held[: (size - matched).bit_length() + 1])
-            if own is not None and own[0] is line:
-                ahead_bytes = max(0.0, ahead_bytes - own[1])
+            ahead_bytes += self._held_before(request_id, line, size - matched)
         pending = target.pending or 0
         streams = max(target.in_flight, (target.running or 0) + pending)
         rtt_s = target.rtt_s
@@ -184,15 +217,22 @@ class Gorgo(PrefixPolicy):
         decode_s = streams * decode_bytes * s_per_byte
         trouble_s = int(target.trouble + 0.5) * TROUBLE_S
         full_s = FULL_S if (target.kv_usage or 0.0) >= FULL_KV_USAGE else 0.0
-        cost = round(rtt_s + prefill_s + wait_s + decode_s + trouble_s + full_s, 3)
+        burden_s = self._burden * prefill_s
+        cost = round(rtt_s + prefill_s + burden_s + wait_s + decode_s + trouble_s + full_s, 3)
         last = self._turns.last(target.id)
-        return target.id, cost, rtt_s, prefill_s, wait_s, decode_s, trouble_s, full_s, last, matched
+        return target.id, cost, rtt_s, prefill_s, burden_s, wait_s, decode_s, trouble_s, full_s, last, matched
 
     def _ahead_bytes(self, target: TargetView, line: _Line, s_per_byte: float, now: float) -> float:
         """What has been sent to the target and has no first byte yet, by us and by others."""
         ahead_bytes = line.ahead_bytes(s_per_byte, now)
         strangers = (target.pending or 0) - line.waiting
         return ahead_bytes + strangers * self._usual_bytes if strangers > 0 else ahead_bytes
+
+    def _held_before(self, request_id: str, line: _Line, residual: int) -> int:
+        """Bytes of the requests held for a target that would go before this one, itself left out."""
+        held_bytes = sum(line.held[: residual.bit_length() + 1])
+        own = self._held.get(request_id)
+        return max(0, held_bytes - own[1]) if own is not None and own[0] is line else held_bytes
 
     def _fleet_s_per_byte(self, now: float) -> float:
         return self._fleet.s_per_byte(DEFAULT_S_PER_BYTE, now)
@@ -214,7 +254,7 @@ class _Line:
         self._residuals: dict[str, int] = {}
         self._bytes = 0
         self._head_since = 0.0
-        self.held = [0] * 33  # bytes of those held for it, by the size of each: what has so many bits
+        self.held = [0] * _SIZES  # bytes of the requests held for it, by how many bits the size of each has
 
     @property
     def waiting(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from lb.admission import EngineLoad
 from lb.dispatch import Dispatcher
-from lb.options import Limits, Pushing, PushMode
+from lb.options import Limits, Pushing
 from lb.queue import HoldQueue
 from lb.targets import Booking, Key, TargetTable
 from lb.wire import Table, Target
@@ -142,7 +142,7 @@ class _World:
 
     def play(self) -> Outcome:
         self._announce_next()
-        if self._setting.pushing.mode in (PushMode.SELECTIVE, PushMode.WORK):  # nobody else wants to know
+        if self._setting.pushing.asks:  # nobody else wants to know
             for engine in self._engines:
                 self._table.loaded(engine.key, engine.load(), 0.0, 0.0)
                 # Not all at once: the prober spreads its questions over the interval.
