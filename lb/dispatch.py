@@ -7,7 +7,8 @@ nobody else waiting.
 *Waiting for one target.* Where pushing is by work and the policy measures it, a request may be best off with a target that
 has enough to do. It is held for that target alone, in its lane (see `lb.lanes`), and the targets without a lane are free
 for those that are best off there. Each pass sends from each lane what its target can take. If a target without a
-lane has room, the last ones of the longest lane choose again: it may have become the better one for them.
+lane has room, and otherwise ten times a second, the last ones of the longest lane choose again: another target may have
+become the better one for them.
 
 *The drive.* Nothing happens here by itself. Whoever owns the dispatcher calls `let_in` when something may have made
 room (see `lb.targets.TargetTable`) and when time may have (an ejection runs out, a look at an engine goes stale: a few
@@ -54,7 +55,8 @@ class Waiter(Protocol):
 
 W = TypeVar("W", bound=Waiter)
 
-MOVES = 2  # from one lane to another target, at most, each time
+MOVES = 2  # out of one lane, at most, each time
+REVIEW_S = 0.1  # how often the longest lane is looked at although no target runs dry
 
 
 class Dispatcher(Generic[W]):
@@ -62,6 +64,7 @@ class Dispatcher(Generic[W]):
         self._table = table
         self._queue = queue
         self._lanes: Lanes[W] = Lanes()
+        self._reviewed_at = -REVIEW_S
         self._nobody_goes = (-1, -1)  # while the table's version and the queue's last ticket are these
         queue.on_drop = self._dropped
 
@@ -126,10 +129,13 @@ class Dispatcher(Generic[W]):
             yield waiter, choice
 
     def _share(self, now: float) -> Iterator[tuple[W, Choice]]:
-        """Where the wait is longest, and another target has room, those at the end may be better off there by now."""
+        """Those at the end of the longest lane may be better off elsewhere by now, above all where a target has room."""
+        review = now >= self._reviewed_at + REVIEW_S
+        if review:
+            self._reviewed_at = now
         for _ in range(MOVES):
             longest = self._lanes.longest()
-            if longest is None or not self._table.room_beside(self._lanes.targets(), now):
+            if longest is None or not (review or self._table.room_beside(self._lanes.targets(), now)):
                 return
             ticket = self._lanes.last(longest)
             choice = self._choose(ticket.item, now)

@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
 from lb.queue import Ticket
+from policies.routing.base import PATIENCE
 
 T = TypeVar("T")
 
-PATIENCE = 10.0
 SHARE = 0.25
 
 _Place = tuple[bool, float, int]

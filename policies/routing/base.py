@@ -16,6 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
+PATIENCE = 10.0
+"""Seconds by which a request that is held for a target is put off for each second of prefill that it will cost there.
+What finds its prompt in the cache thus goes before what has to compute it."""
+
 
 class RequestView(NamedTuple):
     """What a policy may know of a request.

@@ -30,7 +30,7 @@ have more hits, shorter waits and more tokens per second, at low load as well as
 *Waiting.* The best target may have enough to do. It does if the prompts that were sent to it and have no first byte will
 take it PUSH_AHEAD_S or longer; that is enough for an engine never to run dry. Then the choice says `wait`, and the
 caller that pushes by work holds the request for that target (see `lb.lanes`) instead of sending it somewhere. What
-is held is in the cost of those who come later: only what is smaller, or of about the same size, since that goes first.
+is held counts in the cost of others as far as it would go before them.
 
 *Why it recovers from a burst.* Pushing to any target that has room sends requests where their prompts are not, for the
 holders are the ones without room. Each such miss is seconds of prefill, which leave less room at the holders of other
@@ -55,12 +55,13 @@ ago.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from policies.forecast.response_length import ResponseLength, RunningMedian
-from policies.routing.base import Choice, RequestView, TargetView
+from policies.routing.base import PATIENCE, Choice, RequestView, TargetView
 from policies.routing.prefill_rate import PrefillRate
 from policies.routing.prefix_policy import PrefixPolicy
 from policies.routing.work import BYTES_PER_TOKEN, prompt_bytes, streamed
@@ -88,7 +89,6 @@ _TERMS = (
     "matched_bytes",
 )
 _COST_THEN_TURN = itemgetter(1, 9)
-_SIZES = 64  # classes of size, by powers of two
 
 
 class Gorgo(PrefixPolicy):
@@ -110,7 +110,7 @@ class Gorgo(PrefixPolicy):
         self._usual_bytes = float(FIRST_USUAL_BYTES)
         self._lines: dict[str, _Line] = {}
         self._attempts: dict[str, _Attempt] = {}
-        self._held: dict[str, tuple[_Line, int]] = {}
+        self._held: dict[str, _Held] = {}
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         if not targets:
@@ -146,19 +146,20 @@ class Gorgo(PrefixPolicy):
         return self._ahead_bytes(target, line, s_per_byte, now) * s_per_byte < PUSH_AHEAD_S
 
     def held(self, request: RequestView, choice: Choice, now: float) -> None:
+        before = self._held.get(request.id)
+        since = now if before is None else before.since
         self.left(request)
         line = self._lines.get(choice.target_id)
         if line is None:
             line = self._lines[choice.target_id] = _Line()
-        residual = prompt_bytes(request) - choice.matched_bytes
-        self._held[request.id] = (line, residual)
-        line.held[residual.bit_length()] += residual
+        place = since + PATIENCE * choice.work_s
+        line.held.join(place, prompt_bytes(request) - choice.matched_bytes)
+        self._held[request.id] = _Held(line, place, prompt_bytes(request) - choice.matched_bytes, since)
 
     def left(self, request: RequestView) -> None:
         held = self._held.pop(request.id, None)
         if held is not None:
-            line, residual = held
-            line.held[residual.bit_length()] -= residual
+            held.line.held.leave(held.place, held.residual)
 
     def record(self, request: RequestView, target_id: str, now: float) -> None:
         self._leave(request.id, now)
@@ -208,7 +209,10 @@ class Gorgo(PrefixPolicy):
         s_per_byte = line.rate.s_per_byte(fleet_s_per_byte, now)
         ahead_bytes = self._ahead_bytes(target, line, s_per_byte, now)
         if self._held:
-            ahead_bytes += self._held_before(request_id, line, size - matched)
+            own = self._held.get(request_id)
+            since = now if own is None else own.since
+            place = since + PATIENCE * (size - matched) * s_per_byte
+            ahead_bytes += line.held.before(place, own is not None and own.line is line)
         pending = target.pending or 0
         streams = max(target.in_flight, (target.running or 0) + pending)
         rtt_s = target.rtt_s
@@ -227,12 +231,6 @@ class Gorgo(PrefixPolicy):
         ahead_bytes = line.ahead_bytes(s_per_byte, now)
         strangers = (target.pending or 0) - line.waiting
         return ahead_bytes + strangers * self._usual_bytes if strangers > 0 else ahead_bytes
-
-    def _held_before(self, request_id: str, line: _Line, residual: int) -> int:
-        """Bytes of the requests held for a target that would go before this one, itself left out."""
-        held_bytes = sum(line.held[: residual.bit_length() + 1])
-        own = self._held.get(request_id)
-        return max(0, held_bytes - own[1]) if own is not None and own[0] is line else held_bytes
 
     def _fleet_s_per_byte(self, now: float) -> float:
         return self._fleet.s_per_byte(DEFAULT_S_PER_BYTE, now)
@@ -254,7 +252,7 @@ class _Line:
         self._residuals: dict[str, int] = {}
         self._bytes = 0
         self._head_since = 0.0
-        self.held = [0] * _SIZES  # bytes of the requests held for it, by how many bits the size of each has
+        self.held = _HeldBytes()
 
     @property
     def waiting(self) -> int:
@@ -277,6 +275,38 @@ class _Line:
             return 0.0
         head = next(iter(self._residuals.values()))
         return self._bytes - min(head, max(0.0, now - self._head_since) / s_per_byte)
+
+
+class _HeldBytes:
+    """Residual bytes of the requests that are held for one target, in the order of their places."""
+
+    __slots__ = ("_bytes", "_places")
+
+    def __init__(self) -> None:
+        self._places: list[float] = []
+        self._bytes: list[int] = []
+
+    def join(self, place: float, residual: int) -> None:
+        index = bisect_right(self._places, place)
+        self._places.insert(index, place)
+        self._bytes.insert(index, residual)
+
+    def leave(self, place: float, residual: int) -> None:
+        index = self._bytes.index(residual, bisect_left(self._places, place))
+        del self._places[index], self._bytes[index]
+
+    def before(self, place: float, is_one: bool) -> int:
+        """Of those that go before a request of that place, which `is_one` of them or comes after its equals."""
+        return sum(self._bytes[: (bisect_left if is_one else bisect_right)(self._places, place)])
+
+
+class _Held(NamedTuple):
+    """One request that is held for the target of `line`, since it was held for the first time."""
+
+    line: _Line
+    place: float
+    residual: int
+    since: float
 
 
 class _Attempt:
