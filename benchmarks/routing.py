@@ -30,7 +30,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from benchmarks.routing_published import PUBLISHED, make_policy
-from lb.options import Pushing, PushMode
+from lb.config.options import Pushing, PushMode
 from policies.routing.registry import POLICIES
 from skyserve_cli.engine.profiles import Profile, assumed, profile_named
 from skyserve_cli.sim.summary import Estimate, estimate

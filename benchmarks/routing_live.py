@@ -52,9 +52,9 @@ from benchmarks.routing_client import Until, play
 from benchmarks.routing_client import ask as complete
 from benchmarks.routing_live_report import CLAIMANT, REFERENCE, Row, render, worse
 from benchmarks.routing_published import PUBLISHED, make_policy
-from lb import tablefile
-from lb.options import Pushing, PushMode
-from lb.wire import Table, Target
+from lb.config import file as config_file
+from lb.config.options import Pushing, PushMode
+from lb.config.schema import Table, Target
 from policies.routing.registry import POLICIES
 from skyserve_cli.engine.profiles import profile_named
 from skyserve_cli.sim.traffic.driver import Setting, run
@@ -140,7 +140,7 @@ def own(name: str, speed: float) -> System:
     def command(launch: Launch) -> list[str]:
         targets = tuple(Target(id=url, url=url, health_path="/health") for url in launch.urls)
         file = launch.folder / "table.json"
-        tablefile.save(file, Table("default", "benchmark", targets, policy=policy, pushing=probing))
+        config_file.save(file, Table("default", "benchmark", targets, policy=policy, pushing=probing))
         return [
             *(sys.executable, "-m", module, "--port", str(launch.port)),
             *("--table-file", str(file), "--log-level", "warning"),

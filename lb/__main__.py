@@ -17,10 +17,10 @@ from pathlib import Path
 
 import uvloop
 
-from lb import tablefile
-from lb.options import Continuation, Continue, Pushing, PushMode, Retries
-from lb.server import ServerOptions, serve
-from lb.wire import Limits, Table, Target, url_problem
+from lb.agent.server import ServerOptions, serve
+from lb.config import file as config_file
+from lb.config.options import Continuation, Continue, Pushing, PushMode, Retries
+from lb.config.schema import Limits, Table, Target, url_problem
 from policies.routing.registry import DEFAULT_POLICY, POLICIES
 
 TOKEN_VARIABLE = "SKYSERVE_LB_TOKEN"  # noqa: S105 (a name, not a token)
@@ -136,7 +136,7 @@ def _options(given: argparse.Namespace) -> ServerOptions:
         shutdown_grace_s=given.shutdown_grace,
         reuse_port=given.reuse_port,
         access_log=given.access_log,
-        pump=not given.no_pump,
+        fast_path=not given.no_pump,
         handover_socket=given.handover_socket,
         targets_cafile=given.targets_cafile,
     )
@@ -174,7 +174,7 @@ def _stored_table(given: argparse.Namespace) -> Table | None:
     if given.table_file is None:
         return None
     try:
-        table = tablefile.load(given.table_file)
+        table = config_file.load(given.table_file)
     except (OSError, ValueError) as error:
         _log.warning("ignore table_file=%s why=%r", given.table_file, str(error))
         return None

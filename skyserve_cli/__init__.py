@@ -1,7 +1,7 @@
 """Top floor: everything a user touches, and the daemon.
 
-The law of this floor: it imports the floors below (`provisioners`, `policies`, and of `lb` only `lb.wire`,
-`lb.targets` and `lb.queue`), never the reverse. Inside: commands > sim > controller > state > spec.
+The law of this floor: it imports the floors below (`provisioners`, `policies`, and of `lb` only `lb.config.schema`,
+`lb.core.targets` and `lb.core.queue`), never the reverse. Inside: commands > sim > controller > state > spec.
 """
 
 __version__ = "0.1.0"

@@ -15,7 +15,7 @@ import itertools
 import uvloop
 from aiohttp import web
 
-from lb.engines import EngineKind
+from lb.engines.kinds import EngineKind
 from skyserve_cli.engine.errors import BadRequest
 from tests.unit.stream_engines import stream
 

@@ -24,7 +24,7 @@ What finds its prompt in the cache thus goes before what has to compute it."""
 class RequestView(NamedTuple):
     """What a policy may know of a request.
 
-    `prompt` are the bytes of its messages or prompt in a canonical form (see `lb.prompt`), at most as many as the
+    `prompt` are the bytes of its messages or prompt in a canonical form (see `lb.stream.openai_request`), at most as many as the
     caller cares to look at; given only if the policy `needs_prompt`. Two requests can share a prefix only within
     one `scope` (model and tenant). `session` is the client's routing key, empty if it has none. `max_tokens` is
     the limit the client has set on its answer, 0 if it has set none.

@@ -29,7 +29,7 @@ have more hits, shorter waits and more tokens per second, at low load as well as
 
 *Waiting.* The best target may have enough to do. It does if the prompts that were sent to it and have no first byte will
 take it PUSH_AHEAD_S or longer; that is enough for an engine never to run dry. Then the choice says `wait`, and the
-caller that pushes by work holds the request for that target (see `lb.lanes`) instead of sending it somewhere. What
+caller that pushes by work holds the request for that target (see `lb.core.lanes`) instead of sending it somewhere. What
 is held counts in the cost of others as far as it would go before them.
 
 *Why it recovers from a burst.* Pushing to any target that has room sends requests where their prompts are not, for the

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from skyserve_cli.engine.cors import WrongOrigin
 from skyserve_cli.engine.profiles import PROFILES, UnknownProfile, describe
 from skyserve_cli.engine.server import serve
 from skyserve_cli.output import CommandFailed, WrongUsage, put
@@ -26,6 +27,14 @@ def engine(
     cold_start: Annotated[
         float, typer.Option("--cold-start", metavar="SECONDS", min=0, help="Before the port opens.")
     ] = 0.0,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors",
+            metavar="ORIGIN",
+            help="Web pages that may call, such as https://example.com; repeatable; * allows all.",
+        ),
+    ] = None,
     list_profiles: Annotated[
         bool, typer.Option("--list-profiles", help="Print every parameter with its source.")
     ] = False,
@@ -47,8 +56,11 @@ def engine(
             seed=seed,
             mean_output_tokens=mean_output_tokens,
             cold_start_s=cold_start,
+            cors_origins=cors or (),
         )
     except UnknownProfile as error:
         raise WrongUsage(str(error)) from None
+    except WrongOrigin as error:
+        raise WrongUsage(f"--cors: {error}") from None
     except OSError as error:
         raise CommandFailed(f"cannot listen on {host}:{port}: {error}") from error

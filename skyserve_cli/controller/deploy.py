@@ -1,4 +1,4 @@
-"""Bringing an agent to a machine where `lb.keeper` runs, over SSH. Synchronous; called on threads.
+"""Bringing an agent to a machine where `lb.agent.supervisor` runs, over SSH. Synchronous; called on threads.
 
 Every step looks first and can be cut short anywhere: what says that a bundle is complete is written last, and whatever is
 to be acted on appears whole. A new release takes over from the old one without a refused connection, which is the keeper's
@@ -85,7 +85,7 @@ class Serving:
 
 def keeper_file() -> str:
     """Of this machine: what `run` of an agent's machine starts."""
-    return str(package_folder("lb") / "keeper.py")
+    return str(package_folder("lb") / "agent" / "supervisor.py")
 
 
 def arguments_of(service: str, region: str, port: int, has_tls: bool) -> tuple[str, ...]:

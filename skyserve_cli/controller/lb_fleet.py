@@ -18,7 +18,7 @@ from pathlib import Path
 
 import aiohttp
 
-from lb.wire import Stats, Table, TargetState, WireError
+from lb.config.schema import Readiness, Stats, Table, WireError
 from policies.model import Load
 from skyserve_cli.controller.lb_process import Agent, AgentFolder, Shape, shape_of
 from skyserve_cli.controller.loads import load_of
@@ -129,7 +129,7 @@ class _Keeper:
         acked = self._acked is not None and self._acked.revision == wanted
         ready = 0
         if acked and self._acked is not None:
-            ready = sum(target.state is TargetState.READY for target in self._acked.targets)
+            ready = sum(target.state is Readiness.READY for target in self._acked.targets)
         return AgentView(self._agent is not None, acked, ready, max(0, self._restarts))
 
     async def run(self) -> None:
@@ -151,7 +151,7 @@ class _Keeper:
         if self._failures:
             return float(min(LONGEST_RESTART_S, 0.05 * 2 ** min(self._failures, 10)))
         table = self._acked
-        draining = table is not None and any(t.state is TargetState.DRAINING for t in table.targets)
+        draining = table is not None and any(t.state is Readiness.DRAINING for t in table.targets)
         return DRAIN_POLL_S if draining else POLL_S
 
     async def _turn(self) -> None:

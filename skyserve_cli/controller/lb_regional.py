@@ -1,7 +1,7 @@
 """Keeps the load balancer agents that stand on machines of their own: their release, their table, and what they say.
 
 Each agent has one connection over SSH, through which files go there and, by a forward on loopback, HTTP to its admin port,
-which nobody else can reach. Whether its machine lives is the reconciler's business; a keeper on the machine (`lb.keeper`)
+which nobody else can reach. Whether its machine lives is the reconciler's business; a keeper on the machine (`lb.agent.supervisor`)
 sees to the process. Here all blocking is done on threads of our own, so that a machine that does not answer costs nobody
 else anything. When the controller is gone the agents go on with the table they have.
 """
@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import aiohttp
 
-from lb.wire import Stats, Table, TargetState, WireError
+from lb.config.schema import Readiness, Stats, Table, WireError
 from policies.model import Event, Load, ProbeFailed, ProbePassed
 from provisioners.base import LoginSource, Provisioner
 from provisioners.errors import ProvisionError
@@ -201,7 +201,7 @@ class _Keeper:
     def view(self) -> RegionalView:
         order, acked, told = self._order, self._acked, self._serving
         synced = acked is not None and acked.revision == order.table.revision
-        ready = sum(t.state is TargetState.READY for t in acked.targets) if synced and acked else 0
+        ready = sum(t.state is Readiness.READY for t in acked.targets) if synced and acked else 0
         version = told.version if told else None
         newest = told is not None and self._release is not None and told.release == self._release.name
         return RegionalView(synced, version, newest, ready, told.starts if told else 0, self._trouble)
@@ -243,7 +243,7 @@ class _Keeper:
         if self._failures:
             return float(min(LONGEST_PAUSE_S, 0.05 * 2 ** min(self._failures, 10)))
         draining = self._acked is not None and any(
-            target.state is TargetState.DRAINING for target in self._acked.targets
+            target.state is Readiness.DRAINING for target in self._acked.targets
         )
         awaits = self._serving is None or self._release is None or self._serving.release != self._release.name
         return HURRY_S if draining or (awaits and not self._trouble) else POLL_S

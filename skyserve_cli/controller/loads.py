@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lb.wire import Stats, Table, TargetState
+from lb.config.schema import Readiness, Stats, Table
 from policies.model import Load
 
 SHORTEST_WINDOW_S = 10.0
@@ -12,7 +12,7 @@ SHORTEST_WINDOW_S = 10.0
 
 def load_of(stats: Stats, table: Table | None) -> Load:
     """What one agent tells, of the `table` that it has."""
-    draining = {t.id for t in table.targets if t.state is TargetState.DRAINING} if table else set()
+    draining = {t.id for t in table.targets if t.state is Readiness.DRAINING} if table else set()
     busy = {target.id for target in stats.targets if target.in_flight > 0}
     return Load(
         # An agent that has just been started cannot tell of more than it has seen.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from lb.wire import Table
+from lb.config.schema import Table
 from policies.model import Event, Load, Offer, Replica
 from provisioners.base import Instance, Requirements
 from skyserve_cli.spec.model import Probe, ServiceSpec

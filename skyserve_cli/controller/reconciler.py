@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from urllib.parse import urlsplit
 
-from lb.wire import Table
+from lb.config.schema import Table
 from policies import balancers
 from policies.balancers import FAREWELL_S, Decision
 from policies.deadlines import due

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from lb.wire import Limits, Table, Target, TargetState
+from lb.config.schema import Limits, Readiness, Table, Target
 from policies import rollout
 from policies.model import Goal, Json, Replica, ReplicaState
 from policies.routing.registry import DEFAULT_POLICY, POLICIES
@@ -17,9 +17,9 @@ from skyserve_cli.spec.model import ServiceSpec
 
 _LEAST_CAPACITY = 1e-6  # that an agent takes
 _STATES = {
-    ReplicaState.READY: TargetState.READY,
-    ReplicaState.NOT_READY: TargetState.UNHEALTHY,
-    ReplicaState.DRAINING: TargetState.DRAINING,
+    ReplicaState.READY: Readiness.READY,
+    ReplicaState.NOT_READY: Readiness.UNHEALTHY,
+    ReplicaState.DRAINING: Readiness.DRAINING,
 }
 
 
@@ -89,7 +89,7 @@ def _target(replica: Replica, spec: ServiceSpec, goal: Goal) -> Target:
         accelerator=replica.offer.accelerator or "",
         state=state,
         health_path=spec.probe.path if plain else "/health",
-        drain_deadline_s=replica.drain_by if state is TargetState.DRAINING else None,
+        drain_deadline_s=replica.drain_by if state is Readiness.DRAINING else None,
         capacity=max(_LEAST_CAPACITY, qps_of(replica.offer, rates)) if rates else 1.0,
         price_usd_hour=replica.offer.price_usd_hour,
     )

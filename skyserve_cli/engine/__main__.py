@@ -24,12 +24,16 @@ def main(arguments: list[str] | None = None) -> int:
         "--mean-output-tokens", type=_positive, default=200.0, help="length of answers nobody limits"
     )
     parser.add_argument("--cold-start", type=_seconds, default=0.0, help="seconds before the port opens")
+    parser.add_argument(
+        "--cors", metavar="ORIGIN", action="append", default=[], help="web pages that may call; * allows all"
+    )
     parser.add_argument("--list-profiles", action="store_true", help="print every parameter with its source")
     options = parser.parse_args(arguments)
     if options.list_profiles:
         print(describe())
         return 0
     # The server's imports are most of the start-up time: --help and --list-profiles do without.
+    from skyserve_cli.engine.cors import WrongOrigin
     from skyserve_cli.engine.server import serve
 
     try:
@@ -42,9 +46,12 @@ def main(arguments: list[str] | None = None) -> int:
             seed=options.seed,
             mean_output_tokens=options.mean_output_tokens,
             cold_start_s=options.cold_start,
+            cors_origins=options.cors,
         )
     except UnknownProfile as error:
         parser.error(str(error))
+    except WrongOrigin as error:
+        parser.error(f"--cors: {error}")
     except OSError as error:
         print(f"cannot listen on {options.host}:{options.port}: {error}", file=sys.stderr)
         return 1

@@ -29,6 +29,10 @@ _COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's default for /v1/completions
 class Kind(str, Enum):
     CHAT = "chat"
     COMPLETION = "completion"
+    RESPONSE = "response"
+
+
+_PROMPT_FIELD = {Kind.CHAT: "messages", Kind.COMPLETION: "prompt", Kind.RESPONSE: "input"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +93,17 @@ def parse_generation(
     fields = _Fields(body)
     check_model(body, served_model)
     _refuse_what_cannot_be_seen(body)
-    prompts = chat_prompts(body) if kind is Kind.CHAT else _completion_prompts(body)
-    n = fields.integer("n", default=1, least=1, most=MAX_CHOICES)
+    if kind is Kind.RESPONSE:
+        _refuse_what_is_not_stored(body)
+    prompts = _PROMPTS[kind](body)
+    # The Responses API has neither `n` nor the two names of the limit: there, they are unknown fields.
+    n = 1 if kind is Kind.RESPONSE else fields.integer("n", default=1, least=1, most=MAX_CHOICES)
     if n * len(prompts) > MAX_CHOICES:
         raise BadRequest(f"n times the number of prompts must be at most {MAX_CHOICES}", param="n")
-    asked = fields.integer("max_completion_tokens", least=1) or fields.integer("max_tokens", least=1)
+    limits = ("max_output_tokens",) if kind is Kind.RESPONSE else ("max_completion_tokens", "max_tokens")
+    asked = next((limit for name in limits if (limit := fields.integer(name, least=1))), 0)
     # As with vLLM, a completion that says null means it: whatever the context has room for.
-    unlimited = kind is Kind.CHAT or "max_tokens" in body
+    unlimited = kind is not Kind.COMPLETION or "max_tokens" in body
     default = max_model_len if unlimited else _COMPLETION_DEFAULT_TOKENS
     max_tokens = tuple(_max_tokens(len(prompt), asked, default, kind, max_model_len) for prompt in prompts)
     min_tokens = fields.integer("min_tokens", default=0, least=0)
@@ -142,19 +150,27 @@ def check_model(body: Mapping[str, Any], served_model: str) -> None:
 def chat_prompts(body: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     """The one prompt of a chat body."""
     fields = _Fields(body)
-    messages, tools = body.get("messages"), body.get("tools") or []
+    messages = body.get("messages")
     if not isinstance(messages, list):
         raise BadRequest("messages must be a list", param="messages")
-    if not isinstance(tools, list):
-        raise BadRequest("tools must be a list", param="tools")
     return (
         chat.tokens(
             messages,
-            tools=tools,
+            tools=_tools(body),
             add_generation_prompt=fields.boolean("add_generation_prompt", default=True),
             continue_final_message=fields.boolean("continue_final_message"),
         ),
     )
+
+
+def response_prompts(body: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """The one prompt of a Responses API body."""
+    items, instructions = body.get("input"), body.get("instructions")
+    if not isinstance(items, str | list):
+        raise BadRequest("input must be a string or a list of messages", param="input")
+    if instructions is not None and not isinstance(instructions, str):
+        raise BadRequest("instructions must be a string", param="instructions")
+    return (chat.response_tokens(items, instructions, tools=_tools(body)),)
 
 
 def parse_tokenize(body: Mapping[str, Any], served_model: str) -> tuple[int, ...]:
@@ -192,6 +208,20 @@ def _completion_prompts(body: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     return tuple(prompts)
 
 
+_PROMPTS = {
+    Kind.CHAT: chat_prompts,
+    Kind.COMPLETION: _completion_prompts,
+    Kind.RESPONSE: response_prompts,
+}
+
+
+def _tools(body: Mapping[str, Any]) -> list[Any]:
+    tools = body.get("tools") or []
+    if not isinstance(tools, list):
+        raise BadRequest("tools must be a list", param="tools")
+    return tools
+
+
 def _max_tokens(prompt_tokens: int, asked: int, default: int, kind: Kind, max_model_len: int) -> int:
     """The output limit of one prompt; `asked` 0 means the default, or less if the context has no room for it."""
     room = max_model_len - prompt_tokens
@@ -200,7 +230,7 @@ def _max_tokens(prompt_tokens: int, asked: int, default: int, kind: Kind, max_mo
         raise BadRequest(
             f"This model's maximum context length is {max_model_len} tokens. However, you requested "
             f"{prompt_tokens + wanted} tokens ({prompt_tokens} in the prompt, {wanted} in the completion).",
-            param="messages" if kind is Kind.CHAT else "prompt",
+            param=_PROMPT_FIELD[kind],
             code="context_length_exceeded",
         )
     return wanted
@@ -235,6 +265,23 @@ def _refuse_what_cannot_be_seen(body: Mapping[str, Any]) -> None:
         raise BadRequest("this engine never calls tools: leave tool_choice to auto", param="tool_choice")
     if body.get("best_of") not in (None, 1):
         raise BadRequest("best_of must be 1", param="best_of")
+
+
+def _refuse_what_is_not_stored(body: Mapping[str, Any]) -> None:
+    """What the Responses API alone offers, and an engine without a store and without tools does not have."""
+    for name in ("previous_response_id", "conversation", "prompt"):
+        if body.get(name) is not None:
+            raise BadRequest("this engine stores nothing: send the whole conversation as input", param=name)
+    if body.get("background"):
+        raise BadRequest("this engine has no background responses", param="background")
+    include = body.get("include") or []
+    if not isinstance(include, list):
+        raise BadRequest("include must be a list", param="include")
+    if "message.output_text.logprobs" in include:
+        raise BadRequest("this engine has no weights, hence no log-probabilities", param="include")
+    text = body.get("text") or {}
+    if not isinstance(text, Mapping) or text.get("format") not in (None, {"type": "text"}):
+        raise BadRequest("this engine writes plain text only", param="text.format")
 
 
 def _is_integer(value: Any) -> bool:

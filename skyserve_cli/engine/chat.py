@@ -9,6 +9,7 @@ to exactly the tokens the engine had when it had said that half.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from reprlib import repr as shown  # in a message: bounded, however long or deep the value is
 from typing import Any
 
 import orjson
@@ -25,8 +26,11 @@ def render(
     tools: Sequence[Any] = (),
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    instructions: str | None = None,
+    where: str = "messages",
 ) -> str:
-    """The prompt text of a conversation. Raises BadRequest naming the message that is wrong."""
+    """The prompt text of a conversation. `instructions` are the system's, before all messages; `where` is the field
+    of the body that has the messages. Raises BadRequest naming the message that is wrong."""
     if continue_final_message and add_generation_prompt:
         raise BadRequest(
             "continue_final_message and add_generation_prompt cannot both be true: "
@@ -34,10 +38,11 @@ def render(
             param="continue_final_message",
         )
     if not messages:
-        raise BadRequest("messages must hold at least one message", param="messages")
+        raise BadRequest(f"{where} must hold at least one message", param=where)
     # Tools change nothing in what this engine says, but they are read: their tokens take time and memory.
-    turns = [("system", _json_text(tools, "tools"))] if tools else []
-    turns += [_turn(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    turns = [("system", json_text(tools, "tools"))] if tools else []
+    turns += [("system", instructions)] if instructions is not None else []
+    turns += [_turn(message, f"{where}[{index}]") for index, message in enumerate(messages)]
     text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
     if continue_final_message:
         return text.removesuffix("<|im_end|>\n")
@@ -49,6 +54,21 @@ def tokens(messages: Sequence[Any], **options: Any) -> tuple[int, ...]:
     return tuple(encode(render(messages, **options)))
 
 
+def response_tokens(
+    items: str | Sequence[Any], instructions: str | None, *, tools: Sequence[Any] = ()
+) -> tuple[int, ...]:
+    """The prompt tokens of a Responses API call: those of a chat whose first message, of the system, has the
+    instructions. Raises BadRequest naming the item that is wrong."""
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    for index, item in enumerate(items):
+        kind = item.get("type", "message") if isinstance(item, Mapping) else "message"
+        if kind != "message":
+            where = f"input[{index}].type"
+            raise BadRequest(f"{where}: this engine reads messages only (got {shown(kind)})", param=where)
+    return tokens(items, tools=tools, instructions=instructions, where="input")
+
+
 def _turn(message: Any, where: str) -> tuple[str, str]:
     if not isinstance(message, Mapping):
         raise BadRequest(f"{where} must be an object", param=where)
@@ -57,7 +77,7 @@ def _turn(message: Any, where: str) -> tuple[str, str]:
         raise BadRequest(f"{where}.role must be a string", param=f"{where}.role")
     content = _content(message.get("content"), f"{where}.content")
     calls = message.get("tool_calls")
-    return role, content + (_json_text(calls, f"{where}.tool_calls") if calls else "")
+    return role, content + (json_text(calls, f"{where}.tool_calls") if calls else "")
 
 
 def _content(content: Any, where: str) -> str:
@@ -79,7 +99,8 @@ def _part(part: Any, where: str) -> str:
     raise BadRequest(f"{where}: this engine reads text parts only (got {kind!r})", param=where)
 
 
-def _json_text(value: Any, where: str) -> str:
+def json_text(value: Any, where: str) -> str:
+    """`value` as JSON. Raises BadRequest if it is nested deeper than JSON can be written."""
     try:
         return orjson.dumps(value).decode()
     except (

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from skyserve_cli.engine.api import Generation, Kind
+from skyserve_cli.engine.errors import ApiError
 from skyserve_cli.engine.model import FinishReason, Output
 from skyserve_cli.engine.text import decode
 
@@ -122,6 +123,10 @@ class Reply:
             body["prompt_token_ids"] = asked.prompts[0]
         return body | {"usage": self.usage()}
 
+    def opening(self) -> bytes:
+        """What is sent before there is any token: nothing."""
+        return b""
+
     def first_chunk(self, index: int) -> bytes:
         """What precedes the first token of a choice: a chat's role, a completion's echo; else nothing."""
         asked = self.generation
@@ -156,6 +161,10 @@ class Reply:
         if self.generation.include_usage:
             usage = event(self._envelope(self._chunk_object, []) | {"usage": self.usage()})
         return usage + b"data: [DONE]\n\n"
+
+    def failure(self, error: ApiError) -> bytes:
+        """The end of a stream that cannot go on."""
+        return event(error.body())
 
     def usage(self) -> dict[str, Any]:
         """Tokens so far. A prompt counts once, whatever `n` is."""

@@ -1,6 +1,6 @@
 """The engine behind a port: OpenAI's API over HTTP/1.1, with vLLM's metrics and helpers.
 
-    POST /v1/chat/completions  /v1/completions  /tokenize  /detokenize
+    POST /v1/chat/completions  /v1/completions  /v1/responses  /tokenize  /detokenize
     GET  /v1/models  /v1/models/NAME  /health  /ping  /version  /metrics
 
 A client that leaves cancels its handler (also while its request is still pending or is not streamed), and the
@@ -15,7 +15,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,13 +23,16 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from lb.config.cors import Cors
 from skyserve_cli.engine import api
-from skyserve_cli.engine.api import Kind
+from skyserve_cli.engine.api import Generation, Kind
+from skyserve_cli.engine.cors import allow, cors_for
 from skyserve_cli.engine.errors import ApiError, BadRequest, ModelNotFound, error_body
 from skyserve_cli.engine.metrics import Telemetry
 from skyserve_cli.engine.model import EngineModel, Output, RequestRefused
 from skyserve_cli.engine.profiles import Profile, profile_named
-from skyserve_cli.engine.replies import Reply, Transcript, event
+from skyserve_cli.engine.replies import Reply, Transcript
+from skyserve_cli.engine.responses import ResponseReply
 from skyserve_cli.engine.runner import Mailbox, Runner
 from skyserve_cli.engine.text import Language, decode
 
@@ -37,6 +40,7 @@ MAX_BODY_BYTES = 32 * 2**20
 _MAX_REQUEST_ID = 256
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+AnyReply = Reply | ResponseReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class Settings:
     seed: int = 0
     mean_output_tokens: float = 200.0
     max_body_bytes: int = MAX_BODY_BYTES
+    cors: Cors | None = None  # which web pages may call
     # What a deterministic engine draws from outside: ids that differ between replicas, and the clocks.
     id_prefix: str = field(default_factory=lambda: secrets.token_hex(4))
     clock_s: Callable[[], float] = time.monotonic  # noqa: TID251
@@ -65,15 +70,19 @@ def serve(
     seed: int = 0,
     mean_output_tokens: float = 200.0,
     cold_start_s: float = 0.0,
+    cors_origins: Sequence[str] = (),
     grace_s: float = 5.0,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Port 0 takes a free one; the address is said on stderr.
 
     `model` is the name clients ask for (default: the profile's); `cold_start_s` passes, divided by `speed`, before
-    the port opens. Raises UnknownProfile, ValueError for a speed that is not positive, OSError if the port is taken.
+    the port opens; pages of `cors_origins` may call. Raises UnknownProfile, WrongOrigin, ValueError for a speed that is
+    not positive, OSError if the port is taken.
     """
     chosen = profile_named(profile)
-    settings = Settings(chosen, model or chosen.model, speed, seed, mean_output_tokens)
+    settings = Settings(
+        chosen, model or chosen.model, speed, seed, mean_output_tokens, cors=cors_for(cors_origins)
+    )
     with asyncio.Runner(loop_factory=_loop_factory()) as loop:
         loop.run(_serve(settings, host, port, cold_start_s, grace_s))
 
@@ -136,6 +145,7 @@ class _Server:
             [
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._completions),
+                web.post("/v1/responses", self._responses),
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{name:.+}", self._one_model),
                 web.post("/tokenize", self._tokenize),
@@ -146,6 +156,8 @@ class _Server:
                 web.get("/metrics", self._metrics),
             ]
         )
+        if settings.cors is not None:
+            allow(self.app, settings.cors)
         self.app.on_response_prepare.append(_echo_request_id)
         self.app.on_startup.append(self._start)
         self.app.on_shutdown.append(self._drain)
@@ -166,17 +178,15 @@ class _Server:
     async def _completions(self, http: web.Request) -> web.StreamResponse:
         return await self._generate(http, Kind.COMPLETION)
 
+    async def _responses(self, http: web.Request) -> web.StreamResponse:
+        return await self._generate(http, Kind.RESPONSE)
+
     async def _generate(self, http: web.Request, kind: Kind) -> web.StreamResponse:
         body = api.parse_json(await http.read())
         asked = api.parse_generation(body, kind, self._settings.model, self._model.max_model_len)
         self._calls += 1
         call_id = f"{self._settings.id_prefix}-{self._calls:x}"
-        reply = Reply(
-            id=f"{'chatcmpl' if kind is Kind.CHAT else 'cmpl'}-{_request_id(http) or call_id}",
-            created=int(self._settings.unix_time_s()),
-            generation=asked,
-            transcripts=tuple(Transcript(asked) for _ in range(asked.choices)),
-        )
+        reply = self._reply(asked, body, _request_id(http) or call_id)
         try:
             mailbox = self._runner.submit(asked.requests(call_id))
         except RequestRefused as refused:
@@ -190,11 +200,24 @@ class _Server:
         finally:
             self._runner.close(mailbox)
 
-    async def _stream(self, http: web.Request, reply: Reply, mailbox: Mailbox) -> web.StreamResponse:
+    def _reply(self, asked: Generation, body: Mapping[str, Any], id_suffix: str) -> AnyReply:
+        created = int(self._settings.unix_time_s())
+        if asked.kind is Kind.RESPONSE:
+            return ResponseReply(id_suffix, created, asked, body)
+        return Reply(
+            id=f"{'chatcmpl' if asked.kind is Kind.CHAT else 'cmpl'}-{id_suffix}",
+            created=created,
+            generation=asked,
+            transcripts=tuple(Transcript(asked) for _ in range(asked.choices)),
+        )
+
+    async def _stream(self, http: web.Request, reply: AnyReply, mailbox: Mailbox) -> web.StreamResponse:
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
         )
         await response.prepare(http)
+        if opening := reply.opening():
+            await response.write(opening)
         begun: set[int] = set()
         try:
             while not _finished(reply):
@@ -209,11 +232,11 @@ class _Server:
                 if payload := b"".join(events):
                     await response.write(payload)
         except ApiError as error:  # the status line is gone: the error travels as an event
-            await response.write(event(error.body()))
+            await response.write(reply.failure(error))
         await response.write_eof()
         return response
 
-    def _feed(self, reply: Reply, outputs: list[Output], mailbox: Mailbox) -> list[int]:
+    def _feed(self, reply: AnyReply, outputs: list[Output], mailbox: Mailbox) -> list[int]:
         """Hand tokens to their transcripts; returns the choices that got some, in order of arrival."""
         touched: dict[int, None] = {}
         for output in outputs:
@@ -274,7 +297,7 @@ class _Server:
         return web.Response(body=self._telemetry.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-def _finished(reply: Reply) -> bool:
+def _finished(reply: AnyReply) -> bool:
     return all(transcript.finish is not None for transcript in reply.transcripts)
 
 

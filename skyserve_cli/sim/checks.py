@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from lb.wire import Table
+from lb.config.schema import Table
 from policies import rollout
 from policies.model import Replica, ReplicaState
 from skyserve_cli.controller.orders import goal_of, token_of

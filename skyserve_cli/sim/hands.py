@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lb.wire import Table, TargetState
+from lb.config.schema import Readiness, Table
 from policies.model import Event, Load, Offer, ProbeFailed, ProbePassed
 from provisioners.base import Instance, LaunchOrder, Requirements
 from provisioners.errors import ProvisionError
@@ -151,7 +151,7 @@ class SimAgents:
         """A drained target has requests that end some time later. `replica_id` is of the agent's own machine."""
         for target in table.targets:
             key = table.service, target.id
-            if target.state is TargetState.DRAINING and key not in self.busy_until:
+            if target.state is Readiness.DRAINING and key not in self.busy_until:
                 self.busy_until[key] = self.clock.now() + self.rng.uniform(0.0, 60.0)
         if replica_id is None:
             self.tables[table.service] = table
@@ -161,7 +161,7 @@ class SimAgents:
     def load(self, table: Table, share: int = 1) -> Load:
         """What an agent with that table tells; requests go to `share` agents alike."""
         now = self.clock.now()
-        draining = [t.id for t in table.targets if t.state is TargetState.DRAINING]
+        draining = [t.id for t in table.targets if t.state is Readiness.DRAINING]
         empty = frozenset(int(name) for name in draining if self.busy_until[table.service, name] <= now)
         requests = round(self.requests_per_s.get(table.service, 0.0) * 60.0 / share)
         return Load(60.0, requests, in_flight=0, queued=0, empty=empty, known=True)

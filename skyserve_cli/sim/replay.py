@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from lb.wire import TargetState
+from lb.config.schema import Readiness
 from policies.model import Event, Load, Offer, ProbePassed
 from provisioners.base import Instance, LaunchOrder, Requirements
 from skyserve_cli.controller.orders import token_of
@@ -118,7 +118,7 @@ class ReplayFleet:
             int(target.id)
             for table in tables
             for target in table.targets
-            if target.state is TargetState.DRAINING
+            if target.state is Readiness.DRAINING
         )
 
     def load(self, service: str) -> Load:

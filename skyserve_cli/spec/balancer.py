@@ -1,6 +1,6 @@
 """The section `service.load_balancer`, and what a load balancer agent is told for it.
 
-What may be set is a part of `lb.options`: the rest is right as it is, or for those who run an agent by hand. Bounds and
+What may be set is a part of `lb.config.options`: the rest is right as it is, or for those who run an agent by hand. Bounds and
 defaults are the agent's own, so that no file passes here which an agent would refuse.
 """
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from lb.options import (
+from lb.config.options import (
     Access,
     ApiKey,
     Breaker,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lb.options import ApiKey
+from lb.config.options import ApiKey
 from skyserve_cli.spec.balancer import load_balancer
 from skyserve_cli.spec.candidates import Candidates
 from skyserve_cli.spec.model import (

@@ -1,7 +1,7 @@
 """API keys: from the variables that hold them to the digests that are kept.
 
 A key opens the endpoint, so it is treated as secrets are: it is never in the file, nor in the spec, the database or
-what a load balancer is told. It is hashed here, while the file is read. The digest carries no salt (see `lb.access`), so
+what a load balancer is told. It is hashed here, while the file is read. The digest carries no salt (see `lb.core.api_keys`), so
 a key that could be guessed is refused.
 """
 
@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lb.options import ApiKey
+from lb.config.options import ApiKey
 from skyserve_cli.spec.balancer import ApiKeySection
 from skyserve_cli.spec.check import Sound
 from skyserve_cli.spec.problems import Problem, dotted

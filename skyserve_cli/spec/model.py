@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
-from lb.options import Access, Breaker, Continuation, Limits, Pushing, Retries
+from lb.config.options import Access, Breaker, Continuation, Limits, Pushing, Retries
 from policies.model import AcceleratorQps
 from policies.routing.registry import SERVICE_POLICY
 from skyserve_cli.spec.infra import CLOUDS

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from lb.__main__ import main
-from lb.control import admin_app
-from lb.refusals import Reason
+from lb.agent.admin_api import admin_app
+from lb.stream.resume_rules import Reason
 from policies.routing.registry import POLICIES
 from skyserve_cli.spec import LoadBalancerSpec, ServiceSpec, load_text
 

@@ -218,7 +218,7 @@ class new_code:
             shutil.copytree(
                 ROOT / package, self._folder / package, ignore=shutil.ignore_patterns("__pycache__")
             )
-        with (self._folder / "lb" / "usage.py").open("a") as code:
+        with (self._folder / "lb" / "stream" / "token_usage.py").open("a") as code:
             code.write("\n# another release\n")
         self._before = self._serve.environment.get("PYTHONPATH")
         self._serve.environment["PYTHONPATH"] = str(self._folder)

@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 import h11
 
-from lb.client import ClientConnection
-from lb.engines import EngineKind
-from lb.metrics import Metrics
-from lb.options import Limits
-from lb.proxy import Proxy
-from lb.targets import TargetTable
-from lb.upstream import Pool, Pools, TargetConnection
-from lb.wire import Table, Target
+from lb.config.options import Limits
+from lb.config.schema import Table, Target
+from lb.core.targets import TargetTable
+from lb.engines.kinds import EngineKind
+from lb.http.upstream import Pool, Pools, TargetConnection
+from lb.observe.metrics import Metrics
+from lb.proxy.context import Proxy
+from lb.proxy.downstream import ClientConnection
 
 T = TypeVar("T")
 Answer = Iterable[bytes]  # the pieces in which it comes

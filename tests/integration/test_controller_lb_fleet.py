@@ -17,8 +17,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from lb.options import Access, ApiKey
-from lb.wire import Limits, Table, Target, TargetState
+from lb.config.options import Access, ApiKey
+from lb.config.schema import Limits, Readiness, Table, Target
 from policies.model import Load
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.lb_process import AgentFolder
@@ -47,9 +47,7 @@ class World:
         self.fleets.append(fleet)
         return fleet
 
-    def order(
-        self, *states: TargetState, port: int, service: str = "chat", revision: str = "1"
-    ) -> AgentOrder:
+    def order(self, *states: Readiness, port: int, service: str = "chat", revision: str = "1") -> AgentOrder:
         targets = tuple(Target(str(i), self.backend, state=state) for i, state in enumerate(states, 1))
         table = Table(service, revision, targets, "least_load", Limits(hold_s=0.0))
         return AgentOrder(service, "127.0.0.1", port, table)
@@ -124,7 +122,7 @@ async def test_an_agent_is_started_serves_its_table_and_is_stopped(world: World,
     fleet = await world.fleet()
     assert fleet.load("chat") == Load()
     assert not fleet.view("chat").alive
-    fleet.ensure({"chat": world.order(TargetState.READY, port=port)})
+    fleet.ensure({"chat": world.order(Readiness.READY, port=port)})
     await world.eventually(synced(fleet))
     view = fleet.view("chat")
     assert (view.alive, view.ready_targets, view.restarts) == (True, 1, 0)
@@ -152,7 +150,7 @@ async def test_secrets_of_an_agent_are_not_on_its_command_line(world: World, por
 
 
 async def test_an_agent_knows_its_keys_before_anybody_can_call(world: World, port: int) -> None:
-    order = world.order(TargetState.READY, port=port)
+    order = world.order(Readiness.READY, port=port)
     key = ApiKey("a", hashlib.sha256(b"of the house").hexdigest())
     order = replace(order, table=replace(order.table, access=Access((key,))))
     folder = AgentFolder(world.folder / "chat")
@@ -171,7 +169,7 @@ async def test_a_new_table_is_pushed_to_the_same_process(world: World, port: int
     await world.eventually(synced(fleet))
     before = [process.pid for process in world.agents()]
     assert await world.get(port) == 503
-    fleet.ensure({"chat": world.order(TargetState.READY, port=port, revision="2")})
+    fleet.ensure({"chat": world.order(Readiness.READY, port=port, revision="2")})
     await world.eventually(lambda: fleet.view("chat").ready_targets == 1)
     assert await world.get(port) == 200
     assert [process.pid for process in world.agents()] == before
@@ -179,7 +177,7 @@ async def test_a_new_table_is_pushed_to_the_same_process(world: World, port: int
 
 async def test_the_load_is_told_over_the_window_that_is_ordered(world: World, port: int) -> None:
     fleet = await world.fleet()
-    fleet.ensure({"chat": replace(world.order(TargetState.READY, port=port), window_s=1.0)})
+    fleet.ensure({"chat": replace(world.order(Readiness.READY, port=port), window_s=1.0)})
     await world.eventually(synced(fleet))
     slow = [asyncio.create_task(world.get(port, "/slow")) for _ in range(2)]
     await world.eventually(lambda: fleet.load("chat").ongoing > 1.9)
@@ -188,17 +186,17 @@ async def test_the_load_is_told_over_the_window_that_is_ordered(world: World, po
     world.release.set()
     assert [await one for one in slow] == [200, 200]
     await world.eventually(lambda: fleet.load("chat").ongoing < 0.1)
-    fleet.ensure({"chat": replace(world.order(TargetState.READY, port=port), window_s=5.0)})
+    fleet.ensure({"chat": replace(world.order(Readiness.READY, port=port), window_s=5.0)})
     await world.eventually(lambda: fleet.load("chat").window_s == 5.0)
 
 
 async def test_a_drained_target_is_empty_when_its_last_request_has_ended(world: World, port: int) -> None:
     fleet = await world.fleet()
-    fleet.ensure({"chat": world.order(TargetState.READY, TargetState.UNHEALTHY, port=port)})
+    fleet.ensure({"chat": world.order(Readiness.READY, Readiness.UNHEALTHY, port=port)})
     await world.eventually(synced(fleet))
     slow = asyncio.create_task(world.get(port, "/slow"))
     await world.eventually(lambda: fleet.load("chat").in_flight == 1)
-    fleet.ensure({"chat": world.order(TargetState.DRAINING, TargetState.DRAINING, port=port, revision="2")})
+    fleet.ensure({"chat": world.order(Readiness.DRAINING, Readiness.DRAINING, port=port, revision="2")})
     await world.eventually(lambda: fleet.load("chat").empty == {2})
     woken = world.woken
     world.release.set()
@@ -211,7 +209,7 @@ async def test_a_drained_target_is_empty_when_its_last_request_has_ended(world: 
 async def test_the_next_controller_takes_the_agent_back(world: World, port: int, parting: str) -> None:
     """Dropped: as after a SIGKILL, nothing was said to anybody."""
     first = await world.fleet()
-    first.ensure({"chat": world.order(TargetState.READY, port=port)})
+    first.ensure({"chat": world.order(Readiness.READY, port=port)})
     await world.eventually(synced(first))
     before = [process.pid for process in world.agents()]
     await first.close()
@@ -219,7 +217,7 @@ async def test_the_next_controller_takes_the_agent_back(world: World, port: int,
         first._keepers.clear()
     assert await world.get(port) == 200
     second = await world.fleet()
-    second.ensure({"chat": world.order(TargetState.READY, port=port)})
+    second.ensure({"chat": world.order(Readiness.READY, port=port)})
     await world.eventually(synced(second))
     assert [process.pid for process in world.agents()] == before
     assert second.view("chat").restarts == 0
@@ -240,7 +238,7 @@ async def test_an_agent_left_for_a_service_that_has_gone_down_is_ended(world: Wo
 
 async def test_an_order_that_cannot_be_given_leaves_the_agent_as_it_is(world: World, port: int) -> None:
     first = await world.fleet()
-    first.ensure({"chat": world.order(TargetState.READY, port=port)})
+    first.ensure({"chat": world.order(Readiness.READY, port=port)})
     await world.eventually(synced(first))
     await first.close()
     second = await world.fleet()
@@ -265,12 +263,12 @@ async def test_a_killed_agent_is_back_with_its_table_on_the_same_port(
     world: World, port: int, adopted: bool
 ) -> None:
     fleet = await world.fleet()
-    fleet.ensure({"chat": world.order(TargetState.READY, port=port)})
+    fleet.ensure({"chat": world.order(Readiness.READY, port=port)})
     await world.eventually(synced(fleet))
     if adopted:
         await fleet.close()
         fleet = await world.fleet()
-        fleet.ensure({"chat": world.order(TargetState.READY, port=port)})
+        fleet.ensure({"chat": world.order(Readiness.READY, port=port)})
         await world.eventually(synced(fleet))
     (process,) = world.agents()
     os.kill(process.pid, signal.SIGKILL)
@@ -284,24 +282,24 @@ async def test_an_agent_killed_while_nobody_looked_is_started_by_the_next_contro
     world: World, port: int
 ) -> None:
     first = await world.fleet()
-    first.ensure({"chat": world.order(TargetState.READY, port=port)})
+    first.ensure({"chat": world.order(Readiness.READY, port=port)})
     await world.eventually(synced(first))
     await first.close()
     (process,) = world.agents()
     os.kill(process.pid, signal.SIGKILL)
     await world.eventually(lambda: not world.agents())
     second = await world.fleet()
-    second.ensure({"chat": world.order(TargetState.READY, port=port)})
+    second.ensure({"chat": world.order(Readiness.READY, port=port)})
     await world.eventually(synced(second))
     assert await world.get(port) == 200
 
 
 async def test_another_port_is_another_process(world: World, port: int) -> None:
     fleet = await world.fleet()
-    fleet.ensure({"chat": world.order(TargetState.READY, port=port)})
+    fleet.ensure({"chat": world.order(Readiness.READY, port=port)})
     await world.eventually(synced(fleet))
     moved = _another(port)
-    order = world.order(TargetState.READY, port=moved)
+    order = world.order(Readiness.READY, port=moved)
     fleet.ensure({"chat": replace(order, table=replace(order.table, revision="2"))})
     await asyncio.sleep(0)  # the loop takes the order
     await world.eventually(lambda: fleet.view("chat").acked)
@@ -314,7 +312,7 @@ async def test_a_port_in_use_is_tried_again_until_it_is_free(world: World, port:
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", port))
         stranger.listen()
-        fleet.ensure({"chat": world.order(TargetState.READY, port=port)})
+        fleet.ensure({"chat": world.order(Readiness.READY, port=port)})
         log = world.folder / "chat" / "agent.log"
         await world.eventually(lambda: log.exists() and log.read_text().count("\n") >= 2)
         assert not fleet.view("chat").acked
@@ -325,7 +323,7 @@ async def test_a_port_in_use_is_tried_again_until_it_is_free(world: World, port:
 async def test_two_controllers_never_start_two_agents(world: World, port: int) -> None:
     fleets = [await world.fleet() for _ in range(3)]
     for fleet in fleets:
-        fleet.ensure({"chat": world.order(TargetState.READY, port=port)})
+        fleet.ensure({"chat": world.order(Readiness.READY, port=port)})
     for fleet in fleets:
         await world.eventually(synced(fleet))
     assert len(world.agents()) == 1
@@ -337,7 +335,7 @@ async def test_two_controllers_never_start_two_agents(world: World, port: int) -
 
 async def test_a_frozen_agent_is_replaced_by_one_that_serves(world: World, port: int) -> None:
     fleet = await world.fleet()
-    fleet.ensure({"chat": world.order(TargetState.READY, port=port)})
+    fleet.ensure({"chat": world.order(Readiness.READY, port=port)})
     await world.eventually(synced(fleet))
     (frozen,) = world.agents()
     frozen.send_signal(signal.SIGSTOP)

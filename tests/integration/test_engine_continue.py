@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from lb.continuation import Resumption, Way, prepare, resume
-from lb.engines import EngineKind
-from lb.journal import Journal, SoFar
-from lb.options import Continue
-from lb.prompt import CHAT, COMPLETIONS
-from lb.sse import EventReader, Gate, is_readable
-from lb.stitch import Stitcher, closing, stripper
+from lb.config.options import Continue
+from lb.engines.kinds import EngineKind
+from lb.http.sse import EventReader, Gate, is_readable
+from lb.stream.openai_request import CHAT, COMPLETIONS
+from lb.stream.resume_request import ResumeRequest, Way, prepare, resume
+from lb.stream.stream_merge import StreamMerger, closing, stripper
+from lb.stream.transcript import StreamProgress, Transcript
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 ENGINE = [
@@ -91,13 +91,15 @@ def survivor() -> Iterator[Engine]:
         yield one
 
 
-def broken_off(path: bytes, request: dict[str, Any], mode: Continue, events: int) -> tuple[bytes, SoFar]:
+def broken_off(
+    path: bytes, request: dict[str, Any], mode: Continue, events: int
+) -> tuple[bytes, StreamProgress]:
     """What a client has got from an engine that was killed after so many events, and what is known of it."""
     ready = prepare(path, request, KIND, mode)
     strip, gate, journal, got = (
         stripper(ready.strip),
         Gate(LIMIT),
-        Journal(chunked=False, limit_bytes=LIMIT),
+        Transcript(chunked=False, limit_bytes=LIMIT),
         b"",
     )
     with engine() as victim:
@@ -111,8 +113,10 @@ def broken_off(path: bytes, request: dict[str, Any], mode: Continue, events: int
     return got, journal.read()
 
 
-def go_on(path: bytes, request: dict[str, Any], sofar: SoFar, resumption: Resumption, on: Engine) -> bytes:
-    stitcher = Stitcher(path, request, sofar, resumption, LIMIT)
+def go_on(
+    path: bytes, request: dict[str, Any], sofar: StreamProgress, resumption: ResumeRequest, on: Engine
+) -> bytes:
+    stitcher = StreamMerger(path, request, sofar, resumption, LIMIT)
     return b"".join([stitcher.feed(piece) for piece in on.stream(resumption.path, resumption.body)])
 
 
@@ -182,7 +186,7 @@ def test_three_engines_die_in_one_answer(survivor: Engine) -> None:
     got, sofar = broken_off(CHAT, request, Continue.AUTO, events=10)
     for _ in range(2):
         resumption = resume(CHAT, request, sofar, KIND)
-        stitcher, before = Stitcher(CHAT, request, sofar, resumption, LIMIT), got.count(b"\n\n")
+        stitcher, before = StreamMerger(CHAT, request, sofar, resumption, LIMIT), got.count(b"\n\n")
         with ExitStack() as stack:
             victim = stack.enter_context(engine())
             for piece in victim.stream(resumption.path, resumption.body):
@@ -202,7 +206,7 @@ def test_an_engine_that_dies_before_its_first_word(survivor: Engine) -> None:
     whole = said(b"".join(survivor.stream(CHAT, json.dumps(request).encode())))
     got, sofar = broken_off(CHAT, request, Continue.AUTO, events=12)
     role = got[: got.index(b"\n\n") + 2]
-    journal = Journal(chunked=False, limit_bytes=LIMIT)
+    journal = Transcript(chunked=False, limit_bytes=LIMIT)
     journal.add(role)
     sofar = journal.read()
     resumption = resume(CHAT, request, sofar, KIND)

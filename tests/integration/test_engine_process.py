@@ -104,6 +104,7 @@ def test_a_signal_during_the_cold_start_ends_it() -> None:
         pytest.param(["--profile", "b200"], 2, "l4-8b, a100-7b, h100-70b", id="unknown profile"),
         pytest.param(["--speed", "0"], 2, "must be above 0", id="speed 0"),
         pytest.param(["--cold-start", "-1"], 2, "must not be negative", id="negative cold start"),
+        pytest.param(["--cors", "a.org"], 2, "--cors: origins[0]: expected", id="an origin without scheme"),
     ],
 )
 def test_usage(arguments: list[str], code: int, sentence: str) -> None:
@@ -130,4 +131,7 @@ def test_starting_imports_nothing_heavy() -> None:
     )
     loaded = set(ended.stdout.split())
     assert "aiohttp" in loaded
-    assert not loaded & {"pydantic", "sqlalchemy", "typer", "rich", "numpy", "lb", "provisioners"}
+    assert not loaded & {"pydantic", "sqlalchemy", "typer", "rich", "numpy", "provisioners"}
+    of_the_balancer = {name for name in loaded if name.startswith("lb.")}
+    shared = {"lb.config", "lb.config.cors", "lb.config.decode", "lb.http", "lb.http.cors"}
+    assert of_the_balancer == shared, "the rules of CORS, and nothing else"

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lb.wire import Stats, Table
+from lb.config.schema import Stats, Table
 from tests.integration.lb_harness import ROOT, TOKEN, Seen, World, until, world
 
 

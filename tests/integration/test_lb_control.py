@@ -12,20 +12,20 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from lb.access import Keyring, Usage
-from lb.control import MAX_PUSH_BYTES, admin_app
-from lb.explain import Explanations
-from lb.metrics import Metrics
-from lb.options import ApiKey
-from lb.targets import Standing, TargetTable
-from lb.wire import Stats, Table, Target, TargetState
+from lb.agent.admin_api import MAX_PUSH_BYTES, admin_app
+from lb.config.options import ApiKey
+from lb.config.schema import Readiness, Stats, Table, Target
+from lb.core.api_keys import ApiKeyStore, Usage
+from lb.core.targets import Health, TargetTable
+from lb.observe.explain import Explanations
+from lb.observe.metrics import Metrics
 from policies.routing.base import RequestView
 from policies.routing.registry import make_policy
 
 TOKEN = "a-token-for-tests"
 REQUEST = RequestView("r", "POST", "/")
 A = Target("a", "http://127.0.0.1:1", health_path="/health")
-LATER = Target("b", "http://127.0.0.1:2", state=TargetState.DRAINING, drain_deadline_s=3600.0)
+LATER = Target("b", "http://127.0.0.1:2", state=Readiness.DRAINING, drain_deadline_s=3600.0)
 
 
 class Desk:
@@ -37,7 +37,7 @@ class Desk:
         self.explanations = Explanations()
         self.metrics = Metrics(table.service, "eu-1")
         self.metrics.use_policy(table.policy)
-        self.keyring = Keyring(table.access, self.clock())
+        self.keyring = ApiKeyStore(table.access, self.clock())
         self.disk_full = False
 
     @property
@@ -52,7 +52,7 @@ class Desk:
         return self.targets.apply(table, self.clock())
 
     def ready(self) -> bool:
-        return any(standing is Standing.GOOD for _, standing, _ in self.targets.rows(self.clock()))
+        return any(standing is Health.GOOD for _, standing, _ in self.targets.rows(self.clock()))
 
     def stats(self, window_s: float) -> Stats:
         return Stats("chat", "eu-1", self.table.revision, 1.0, window_s, 0, self.targets.in_flight, 0, 0)

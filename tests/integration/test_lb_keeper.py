@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lb.wire import Table, Target
+from lb.config.schema import Table, Target
 from skyserve_cli.controller.bundle import Bundle, agent_bundle, bundle_of, package_folder
 from skyserve_cli.controller.deploy import Release, arguments_of, keeper_file
 
@@ -124,10 +125,8 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 def other_code(folder: Path, line: str) -> Bundle:
     """The bundle of a program in which one file of `lb` is another."""
     changed = folder / "lb"
-    changed.mkdir(parents=True)
-    for path in package_folder("lb").glob("*.py"):
-        (changed / path.name).write_bytes(path.read_bytes())
-    with (changed / "usage.py").open("a") as code:
+    shutil.copytree(package_folder("lb"), changed, ignore=shutil.ignore_patterns("__pycache__"))
+    with (changed / "stream" / "token_usage.py").open("a") as code:
         code.write(f"\n{line}\n")
     return bundle_of([("lb", changed), ("policies", package_folder("policies"))])
 

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lb.admission import EngineLoad
-from lb.engines import EngineKind, Fetched
-from lb.loads import LoadProber
-from lb.options import Pushing
-from lb.targets import Key, TargetTable
-from lb.wire import Table, Target
+from lb.config.options import Pushing
+from lb.config.schema import Table, Target
+from lb.core.admission import EngineLoad
+from lb.core.targets import Key, TargetTable
+from lb.engines.kinds import EngineKind, Fetched
+from lb.engines.load_poller import LoadPoller
 from policies.routing.base import RequestView
 
 LABELS = 'engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"'
@@ -137,7 +137,7 @@ class Balancer:
         table = Table("default", "r1", rows, pushing=Pushing(probe_s=0.02))
         self.table = NotedTable(table, time.monotonic())
         self.changes = 0
-        self.prober = LoadProber(self.table, fetch, time.monotonic, self._changed)
+        self.prober = LoadPoller(self.table, fetch, time.monotonic, self._changed)
 
     def _changed(self) -> None:
         self.changes += 1

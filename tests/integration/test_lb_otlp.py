@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from lb.facts import RequestFacts
-from lb.tracing import tracing
+from lb.observe.access_log import RequestRecord
+from lb.observe.tracing import tracing
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra 'otel' is not installed")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -63,7 +63,7 @@ def test_finished_requests_reach_the_collector(collector: Collector, monkeypatch
     tracer = tracing("chat", "eu-1", {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}, lambda: 10**18)
     assert tracer is not None
     told = tracer.begin("")
-    tracer.finished(RequestFacts("r1", "POST", "/v1/chat/completions", 200, 0.5, span=told))
+    tracer.finished(RequestRecord("r1", "POST", "/v1/chat/completions", 200, 0.5, span=told))
     tracer.close()
     assert set(collector.paths) == {"/v1/traces"}
     resources = [one for request in collector.received for one in request.resource_spans]
@@ -80,5 +80,5 @@ def test_a_collector_that_is_away_disturbs_nobody(monkeypatch: pytest.MonkeyPatc
     tracer = tracing("chat", "eu-1", environment, lambda: 10**18)
     assert tracer is not None
     for number in range(3000):  # more than are kept
-        tracer.finished(RequestFacts(f"r{number}", "GET", "/", 200, 0.1))
+        tracer.finished(RequestRecord(f"r{number}", "GET", "/", 200, 0.1))
     tracer.close()

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lb.engines import EngineKind
-from lb.options import Limits
-from lb.wire import Table, Target
+from lb.config.options import Limits
+from lb.config.schema import Table, Target
+from lb.engines.kinds import EngineKind
 from tests.integration.lb_wires import DIES, ENDS, Bench, Client, Got, Peer, Seen, plainly, run, settle
 
 HOST = b"Host: x\r\n"

@@ -9,12 +9,12 @@ from heapq import heappop, heappush
 
 import pytest
 
-from lb.admission import EngineLoad
-from lb.dispatch import Dispatcher
-from lb.options import Limits, Pushing, PushMode
-from lb.queue import HoldQueue
-from lb.targets import Booking, Key, TargetTable
-from lb.wire import Table, Target
+from lb.config.options import Limits, Pushing, PushMode
+from lb.config.schema import Table, Target
+from lb.core.admission import EngineLoad
+from lb.core.queue import RequestQueue
+from lb.core.scheduler import Scheduler
+from lb.core.targets import Booking, Key, TargetTable
 from policies.routing.base import Choice, RequestView
 from skyserve_cli.engine.model import EngineModel, Request
 from skyserve_cli.engine.profiles import A100_7B, L4_8B, Profile
@@ -80,8 +80,8 @@ class World:
         targets = tuple(Target(name, f"http://{name}:1") for name in self.engines)
         limits = Limits(hold_s=86_400.0, max_held=100_000)
         self.table = TargetTable(Table("s", "1", targets, pushing=pushing, limits=limits), 0.0)
-        self.queue: HoldQueue[Flight] = HoldQueue()
-        self.dispatcher: Dispatcher[Flight] = Dispatcher(self.table, self.queue)
+        self.queue: RequestQueue[Flight] = RequestQueue()
+        self.dispatcher: Scheduler[Flight] = Scheduler(self.table, self.queue)
         self.tells = tells
         self.seen = Seen()
         self.events: list[tuple[float, int, Callable[[float], None]]] = []

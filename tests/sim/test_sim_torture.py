@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lb.wire import TargetState
+from lb.config.schema import Readiness
 from policies.model import ReplicaState, UpdateMode
 from skyserve_cli.sim.hands import Crash
 from skyserve_cli.sim.torture import Life, run_seed
@@ -182,7 +182,7 @@ def test_a_blue_green_update_that_is_overtaken_never_mixes_fleets() -> None:
         versions = {replica.id: replica.version for replica in life.row("chat").replicas}
         targets = life.agents.tables["chat"].targets
         serving = {
-            versions[int(t.id)] for t in targets if t.state is TargetState.READY and int(t.id) in versions
+            versions[int(t.id)] for t in targets if t.state is Readiness.READY and int(t.id) in versions
         }
         assert serving in ({1}, {3}, set()), serving
         if set(versions.values()) == {3}:

@@ -13,7 +13,7 @@ from math import inf
 
 import pytest
 
-from lb.options import Limits, Pushing, PushMode
+from lb.config.options import Limits, Pushing, PushMode
 from policies.routing.base import RoutingPolicy
 from policies.routing.prefix_tree import PrefixTree
 from policies.routing.registry import POLICIES

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.routing_published import PUBLISHED, make_policy
-from lb.options import Pushing, PushMode
+from lb.config.options import Pushing, PushMode
 from policies.routing.base import RequestView, TargetView
 from skyserve_cli.engine.profiles import L4_8B, assumed
 from skyserve_cli.sim.traffic.driver import Setting, run

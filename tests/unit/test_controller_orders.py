@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.wire import Table, TargetState
+from lb.config.schema import Readiness, Table
 from policies.model import (
     AcceleratorQps,
     CapacityType,
@@ -199,9 +199,9 @@ def a_table(spec: ServiceSpec = SPEC, *replicas: Replica, **goal: Any) -> Table:
 def test_targets_are_the_replicas_that_can_be_asked() -> None:
     table = a_table(SPEC, *[a_replica(i, state) for i, state in enumerate(S, 1)])
     assert [(target.id, target.state) for target in table.targets] == [
-        ("4", TargetState.READY),
-        ("5", TargetState.UNHEALTHY),
-        ("6", TargetState.DRAINING),
+        ("4", Readiness.READY),
+        ("5", Readiness.UNHEALTHY),
+        ("6", Readiness.DRAINING),
     ]
     first = table.targets[0]
     assert (first.url, first.region, first.zone) == ("http://10.0.0.4:8080", "r", "z")

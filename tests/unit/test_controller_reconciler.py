@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lb.wire import TargetState
+from lb.config.schema import Readiness
 from policies.model import (
     Bootstrapped,
     CapacityType,
@@ -612,5 +612,5 @@ def _locked(*_: Any, **__: Any) -> None:
 
 
 def test_states_of_targets_are_the_agents_words() -> None:
-    assert {state.value for state in TargetState} == {"ready", "unhealthy", "draining"}
+    assert {state.value for state in Readiness} == {"ready", "unhealthy", "draining"}
     assert {kind.value for kind in CallKind} == {"launch", "attend", "terminate"}

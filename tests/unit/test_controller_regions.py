@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lb.wire import Table, Target
+from lb.config.schema import Table, Target
 from policies.model import CapacityType, Load, Memory, Offer, Replica, ReplicaState, Role, UpdateMode, Zone
 from skyserve_cli.controller.loads import merged
 from skyserve_cli.controller.orders import (

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lb.targets import TargetTable
-from lb.wire import Table, TargetState
+from lb.config.schema import Readiness, Table
+from lb.core.targets import TargetTable
 from policies.lifecycle import NOTICE_MARGIN_S, apply
 from policies.model import (
     AcceleratorQps,
@@ -158,4 +158,4 @@ def test_an_agent_hands_over_at_the_same_instant_however_often_it_is_told() -> N
     handover_s = 5.0
     assert table.handovers(DRAIN_S - handover_s - 0.1, handover_s) == []
     assert table.handovers(DRAIN_S - handover_s, handover_s) == [booking]
-    assert table.table.targets[0].state is TargetState.DRAINING
+    assert table.table.targets[0].state is Readiness.DRAINING

@@ -17,10 +17,11 @@ from skyserve_cli.engine.text import EOS, VOCABULARY, decode, encode
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 PROMPT: dict[str, Any] = {"prompt": "Hello"}
+INPUT: dict[str, Any] = {"input": "Hello"}
 
 
 def parse(body: dict[str, Any]) -> Generation:
-    kind = Kind.CHAT if "messages" in body else Kind.COMPLETION
+    kind = Kind.CHAT if "messages" in body else Kind.RESPONSE if "input" in body else Kind.COMPLETION
     return parse_generation(body, kind, "llama", max_model_len=1000)
 
 
@@ -63,6 +64,16 @@ def nested(levels: int) -> list[Any]:
             {"stream": True, "include_usage": True, "continuous_usage": True},
             id="stream options",
         ),
+        pytest.param(
+            INPUT | {"max_output_tokens": 7, "max_tokens": 9, "n": 3},
+            {"max_tokens": (7,), "n": 1},
+            id="a response knows neither max_tokens nor n",
+        ),
+        pytest.param(
+            INPUT | {"store": True, "text": {"format": {"type": "text"}}, "include": []},
+            {"choices": 1},
+            id="a response that may be stored and is plain text",
+        ),
     ],
 )
 def test_bodies_that_are_understood(body: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -73,6 +84,45 @@ def test_bodies_that_are_understood(body: dict[str, Any], expected: dict[str, An
 def test_a_chat_may_use_what_the_context_has_left() -> None:
     parsed = parse(HELLO)
     assert parsed.max_tokens == (1000 - len(parsed.prompts[0]),)
+
+
+@pytest.mark.parametrize(
+    ("response", "messages"),
+    [
+        pytest.param(INPUT, HELLO["messages"], id="a string is the user's"),
+        pytest.param({"input": HELLO["messages"]}, HELLO["messages"], id="messages"),
+        pytest.param(
+            INPUT | {"instructions": "Be brief."},
+            [{"role": "system", "content": "Be brief."}, *HELLO["messages"]],
+            id="instructions are the system's first message",
+        ),
+        pytest.param(
+            {
+                "input": [
+                    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+                    {
+                        "type": "message",
+                        "id": "msg_1",
+                        "status": "completed",
+                        "role": "assistant",
+                        "content": [{"type": "output_text", "text": "Hi.", "annotations": []}],
+                    },
+                    {"role": "user", "content": "Go on."},
+                ]
+            },
+            [
+                *HELLO["messages"],
+                {"role": "assistant", "content": "Hi."},
+                {"role": "user", "content": "Go on."},
+            ],
+            id="a conversation, with the output of an earlier response",
+        ),
+    ],
+)
+def test_a_response_has_the_tokens_of_the_same_chat(response: dict[str, Any], messages: list[Any]) -> None:
+    tools = [{"type": "function", "name": "f"}]
+    for more in ({}, {"tools": tools}):
+        assert parse(response | more).prompts == parse({"messages": messages} | more).prompts
 
 
 def test_choices_of_one_prompt_differ_by_seed() -> None:
@@ -164,6 +214,37 @@ def test_choices_of_one_prompt_differ_by_seed() -> None:
         pytest.param(HELLO | {"tool_choice": "required"}, "tool_choice", "never calls", id="forced tools"),
         pytest.param(PROMPT | {"best_of": 2}, "best_of", "must be 1", id="best_of"),
         pytest.param(PROMPT | {"model": 5}, "model", "string", id="a model that is a number"),
+        pytest.param({"input": None}, "input", "string or a list", id="no input"),
+        pytest.param({"input": []}, "input", "at least one", id="an empty input"),
+        pytest.param({"input": ["hi"]}, "input[0]", "object", id="an item that is a string"),
+        pytest.param(
+            {"input": [*HELLO["messages"], {"type": "function_call_output", "output": "x"}]},
+            "input[1].type",
+            "messages only",
+            id="the output of a tool",
+        ),
+        pytest.param(
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0]",
+            "text parts only",
+            id="an image in the input",
+        ),
+        pytest.param(INPUT | {"instructions": []}, "instructions", "string", id="a list of instructions"),
+        pytest.param({"input": "a " * 2000}, "input", "maximum context length", id="too long an input"),
+        pytest.param(INPUT | {"max_output_tokens": 0}, "max_output_tokens", "at least 1", id="no output"),
+        pytest.param(
+            INPUT | {"previous_response_id": "resp_1"}, "previous_response_id", "stores nothing", id="stored"
+        ),
+        pytest.param(INPUT | {"conversation": "c"}, "conversation", "stores nothing", id="a conversation"),
+        pytest.param(INPUT | {"prompt": {"id": "p"}}, "prompt", "stores nothing", id="a stored prompt"),
+        pytest.param(INPUT | {"background": True}, "background", "no background", id="in the background"),
+        pytest.param(
+            INPUT | {"text": {"format": {"type": "json_object"}}}, "text.format", "plain text", id="JSON text"
+        ),
+        pytest.param(
+            INPUT | {"include": ["message.output_text.logprobs"]}, "include", "no weights", id="logprobs"
+        ),
+        pytest.param(INPUT | {"include": 1}, "include", "list", id="include as a number"),
     ],
 )
 def test_bodies_that_are_refused(body: dict[str, Any], param: str, sentence: str) -> None:

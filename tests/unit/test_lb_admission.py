@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lb.admission import MAX_ALLOWANCE, NO_CAP, TRANSIT_S, EngineLoad, Gate
-from lb.options import Pushing, PushMode
+from lb.config.options import Pushing, PushMode
+from lb.core.admission import MAX_ALLOWANCE, NO_CAP, TRANSIT_S, EngineLoad, Gate
 
 
 class Request:

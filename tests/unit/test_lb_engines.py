@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.admission import EngineLoad
-from lb.engines import (
+from lb.core.admission import EngineLoad
+from lb.engines.kinds import (
     MAX_BODY_BYTES,
-    NO_ANSWER,
+    NO_RESPONSE,
     TRITON_METRICS_PORT,
     Adapter,
-    Ask,
     EngineKind,
     Fetched,
+    LoadQuery,
     detection,
     page_adapter,
     parse_llamacpp_slots,
@@ -26,7 +26,7 @@ from lb.engines import (
     parse_sglang_loads,
 )
 
-METRICS = Ask("/metrics")
+METRICS = LoadQuery("/metrics")
 NOT_FOUND = Fetched(404, b'{"detail":"Not Found"}')
 
 VLLM = """\
@@ -349,47 +349,49 @@ def test_no_garbage_raises(garbage: bytes, page: str, at: int) -> None:
 # --- finding out
 
 
-def found_by(server: dict[str | Ask, Fetched | bytes]) -> tuple[Adapter | None, list[Ask]]:
+def found_by(server: dict[str | LoadQuery, Fetched | bytes]) -> tuple[Adapter | None, list[LoadQuery]]:
     """What `detection` makes of a server that answers these paths, and everything it asked."""
     answers = {
-        Ask(path) if isinstance(path, str) else path: Fetched(200, said) if isinstance(said, bytes) else said
+        LoadQuery(path) if isinstance(path, str) else path: Fetched(200, said)
+        if isinstance(said, bytes)
+        else said
         for path, said in server.items()
     }
-    asked: list[Ask] = []
+    asked: list[LoadQuery] = []
     questions = detection()
     ask = next(questions)
     while True:
         asked.append(ask)
         try:
-            ask = questions.send(answers.get(ask, NOT_FOUND if ask.port is None else NO_ANSWER))
+            ask = questions.send(answers.get(ask, NOT_FOUND if ask.port is None else NO_RESPONSE))
         except StopIteration as answer:
             return answer.value, asked
 
 
 LOADS = "/v1/loads?include=core"
-TRITON_PORT = Ask("/metrics", TRITON_METRICS_PORT)
+TRITON_PORT = LoadQuery("/metrics", TRITON_METRICS_PORT)
 
 
 @pytest.mark.parametrize(
     ("server", "kind", "asks"),
     [
-        pytest.param({LOADS: sglang_loads(RANK)}, EngineKind.SGLANG, Ask(LOADS), id="sglang"),
+        pytest.param({LOADS: sglang_loads(RANK)}, EngineKind.SGLANG, LoadQuery(LOADS), id="sglang"),
         pytest.param(
             {LOADS: sglang_loads(RANK), "/metrics": SGLANG.encode()},
             EngineKind.SGLANG,
-            Ask(LOADS),
+            LoadQuery(LOADS),
             id="sglang prefers its loads to its gauges",
         ),
         pytest.param(
             {"/metrics": SGLANG.encode(), "/get_load": b'[{"num_reqs":1,"num_waiting_reqs":0}]'},
             EngineKind.SGLANG,
-            Ask("/get_load"),
+            LoadQuery("/get_load"),
             id="an older sglang too",
         ),
         pytest.param(
             {"/get_load": b'[{"num_reqs":1,"num_waiting_reqs":0}]'},
             EngineKind.SGLANG,
-            Ask("/get_load"),
+            LoadQuery("/get_load"),
             id="an older sglang without metrics",
         ),
         pytest.param(
@@ -417,7 +419,7 @@ TRITON_PORT = Ask("/metrics", TRITON_METRICS_PORT)
         pytest.param(
             {"/metrics": b'[{"numActiveRequests":1}]', "/prometheus/metrics": TRTLLM.encode()},
             EngineKind.TRTLLM,
-            Ask("/prometheus/metrics"),
+            LoadQuery("/prometheus/metrics"),
             id="trtllm-serve",
         ),
         pytest.param(
@@ -443,7 +445,7 @@ TRITON_PORT = Ask("/metrics", TRITON_METRICS_PORT)
         pytest.param(
             {"/metrics": LLAMACPP_NO_METRICS, "/slots": b'[{"id":0,"is_processing":false}]'},
             EngineKind.LLAMACPP,
-            Ask("/slots"),
+            LoadQuery("/slots"),
             id="llama.cpp without --metrics",
         ),
         pytest.param(
@@ -473,7 +475,9 @@ TRITON_PORT = Ask("/metrics", TRITON_METRICS_PORT)
         ),
     ],
 )
-def test_detection(server: dict[str | Ask, Fetched | bytes], kind: EngineKind, asks: Ask | None) -> None:
+def test_detection(
+    server: dict[str | LoadQuery, Fetched | bytes], kind: EngineKind, asks: LoadQuery | None
+) -> None:
     adapter, _ = found_by(server)
     assert adapter is not None
     assert (adapter.kind, adapter.ask) == (kind, asks)
@@ -482,12 +486,12 @@ def test_detection(server: dict[str | Ask, Fetched | bytes], kind: EngineKind, a
 @pytest.mark.parametrize(
     ("server", "questions"),
     [
-        pytest.param({LOADS: NO_ANSWER}, 1, id="nobody answers: nothing more is asked"),
-        pytest.param({"/metrics": NO_ANSWER}, 7, id="it left in between"),
+        pytest.param({LOADS: NO_RESPONSE}, 1, id="nobody answers: nothing more is asked"),
+        pytest.param({"/metrics": NO_RESPONSE}, 7, id="it left in between"),
         pytest.param({"/metrics": Fetched(503, b"Loading model")}, 7, id="it is loading"),
     ],
 )
-def test_what_cannot_be_told_yet(server: dict[str | Ask, Fetched | bytes], questions: int) -> None:
+def test_what_cannot_be_told_yet(server: dict[str | LoadQuery, Fetched | bytes], questions: int) -> None:
     adapter, asked = found_by(server)
     assert adapter is None
     assert len(asked) == questions

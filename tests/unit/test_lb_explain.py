@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lb.explain import Explanation, Explanations
+from lb.observe.explain import Explanation, Explanations
 from policies.routing.base import Choice
 
 CHOICE = Choice(

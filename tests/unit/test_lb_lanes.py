@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from lb.lanes import Lanes
-from lb.queue import HoldQueue, Ticket
+from lb.core.lanes import Lanes
+from lb.core.queue import RequestQueue, Ticket
 
 
 class Waits(NamedTuple):
@@ -20,8 +20,8 @@ class Waits(NamedTuple):
     weight: float = 1.0
 
 
-def lanes(*waiting: Waits) -> tuple[HoldQueue[str], Lanes[str]]:
-    queue: HoldQueue[str] = HoldQueue()
+def lanes(*waiting: Waits) -> tuple[RequestQueue[str], Lanes[str]]:
+    queue: RequestQueue[str] = RequestQueue()
     made: Lanes[str] = Lanes()
     queue.on_drop = made.leave
     for one in waiting:
@@ -31,7 +31,7 @@ def lanes(*waiting: Waits) -> tuple[HoldQueue[str], Lanes[str]]:
     return queue, made
 
 
-def order(queue: HoldQueue[str], made: Lanes[str]) -> list[str]:
+def order(queue: RequestQueue[str], made: Lanes[str]) -> list[str]:
     gone = []
     while (ticket := made.first("a", queue.tag)) is not None:
         assert queue.take(ticket)
@@ -99,7 +99,7 @@ def test_a_ticket_waits_in_one_lane_and_leaves_it_with_the_queue() -> None:
 
 def test_the_longest_lane_has_the_most_tickets() -> None:
     _, made = lanes(Waits("1"), Waits("2"))
-    other: HoldQueue[str] = HoldQueue()
+    other: RequestQueue[str] = RequestQueue()
     ticket = other.join("3", 0.0, 10.0, 100)
     assert isinstance(ticket, Ticket)
     made.join(ticket, "b", 9.0)

@@ -12,12 +12,12 @@ from itertools import pairwise
 
 import pytest
 
-from lb.admission import EngineLoad
-from lb.engines import EngineKind, Fetched
-from lb.loads import FORGET_AFTER_S, LoadProber
-from lb.options import Pushing, PushMode
-from lb.targets import Key
-from lb.wire import Table, Target, TargetState
+from lb.config.options import Pushing, PushMode
+from lb.config.schema import Readiness, Table, Target
+from lb.core.admission import EngineLoad
+from lb.core.targets import Key
+from lb.engines.kinds import EngineKind, Fetched
+from lb.engines.load_poller import FORGET_AFTER_S, LoadPoller
 
 NOT_FOUND = Fetched(404, b"")
 VLLM_PAGE = (
@@ -63,7 +63,7 @@ class World:
     takes_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.prober = LoadProber(self, self.fetch, lambda: self.now, self.changed, lambda: self.held)
+        self.prober = LoadPoller(self, self.fetch, lambda: self.now, self.changed, lambda: self.held)
 
     # what the prober sees
 
@@ -301,7 +301,7 @@ async def test_load_that_nobody_wants_is_not_asked_for(mode: PushMode) -> None:
 async def test_a_draining_target_is_left_alone(w: World) -> None:
     key = w.add("a", sglang(), in_flight=3)
     await w.run(1.0)
-    w.targets[key] = Target("a", "http://a:8000", state=TargetState.DRAINING)
+    w.targets[key] = Target("a", "http://a:8000", state=Readiness.DRAINING)
     before = len(w.asked)
     await w.run(20.0)
     assert len(w.asked) == before
@@ -333,7 +333,7 @@ async def test_a_fault_in_a_probe_is_told_and_the_next_one_comes(
 ) -> None:
     key = w.add("a", sglang(), in_flight=1)
     w.bug = ZeroDivisionError("of the client")
-    with caplog.at_level(logging.ERROR, "lb.loads"):
+    with caplog.at_level(logging.ERROR, "lb.engines.load_poller"):
         await w.run(0.5)
     assert "of the client" in caplog.text
     w.bug = None

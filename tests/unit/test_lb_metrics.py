@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from lb.admission import EngineLoad
-from lb.counts import Counts, Histogram, TargetCounts
-from lb.metrics import Metrics
-from lb.targets import Blame, TargetTable
-from lb.wire import Table, Target, TargetState
+from lb.config.schema import Readiness, Table, Target
+from lb.core.admission import EngineLoad
+from lb.core.targets import Blame, TargetTable
+from lb.observe.counters import Counts, Histogram, TargetCounts
+from lb.observe.metrics import Metrics
 from policies.routing.base import RequestView
 
 REQUEST = RequestView("r", "POST", "/v1/completions")
 AGENT = {"service": "chat", "region": "eu-1", "policy": "least_load"}
 
 
-def target(name: str, zone: str = "a", state: TargetState = TargetState.READY) -> Target:
+def target(name: str, zone: str = "a", state: Readiness = Readiness.READY) -> Target:
     return Target(name, f"http://{name}:1", "eu-2", zone, "spot", state=state)
 
 
@@ -154,7 +154,7 @@ def test_targets_of_the_same_labels_share_their_counts() -> None:
 
 def test_gauges_are_read_off_the_table() -> None:
     table = TargetTable(
-        Table("chat", "1", (target("a"), target("b"), target("c", "z", TargetState.UNHEALTHY))), 0.0
+        Table("chat", "1", (target("a"), target("b"), target("c", "z", Readiness.UNHEALTHY))), 0.0
     )
     table.book(REQUEST, "a", 0.0)
     table.answered(table.book(REQUEST, "a", 0.0), 0.5)

@@ -7,20 +7,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lb.queue import HoldQueue, Ticket
+from lb.core.queue import RequestQueue, Ticket
 
 ROOM = 1000
 
 
-def room_of(tickets: str, weights: dict[str, float] | None = None) -> HoldQueue[str]:
+def room_of(tickets: str, weights: dict[str, float] | None = None) -> RequestQueue[str]:
     """One ticket per letter, in this order; the letter is its tenant."""
-    queue: HoldQueue[str] = HoldQueue()
+    queue: RequestQueue[str] = RequestQueue()
     for number, tenant in enumerate(tickets):
         queue.join(f"{tenant}{number}", float(number), 1e6, ROOM, tenant, (weights or {}).get(tenant, 1.0))
     return queue
 
 
-def served(queue: HoldQueue[str], count: int = ROOM, may_go: str = "") -> list[str]:
+def served(queue: RequestQueue[str], count: int = ROOM, may_go: str = "") -> list[str]:
     """Take out up to `count`, in the order of the room; only tenants in `may_go`, if there are any."""
     taken = []
     for ticket in queue.walk():
@@ -88,7 +88,7 @@ def test_a_senior_that_cannot_go_keeps_nobody_waiting() -> None:
 
 def test_a_full_room_has_a_place_for_a_senior_and_does_not_push_it_out() -> None:
     pushed_out: list[str] = []
-    queue: HoldQueue[str] = HoldQueue(lambda ticket: pushed_out.append(ticket.item))
+    queue: RequestQueue[str] = RequestQueue(lambda ticket: pushed_out.append(ticket.item))
     for name in ("a0", "a1"):
         queue.join(name, 0.0, 9.0, 2, "a")
     assert queue.join("senior", 0.0, 9.0, 2, "a", senior=True) is not None
@@ -96,7 +96,7 @@ def test_a_full_room_has_a_place_for_a_senior_and_does_not_push_it_out() -> None
     assert queue.join("b0", 0.0, 9.0, 2, "b") is None, "while it is more than full nobody new comes in"
     assert queue.join("senior too", 0.0, 9.0, 2, "a", senior=True) is not None
     assert queue.join("one too many", 0.0, 9.0, 2, "a", senior=True) is None
-    only: HoldQueue[str] = HoldQueue(lambda ticket: pushed_out.append(ticket.item))
+    only: RequestQueue[str] = RequestQueue(lambda ticket: pushed_out.append(ticket.item))
     only.join("senior", 0.0, 9.0, 1, "a", senior=True)
     assert only.join("b0", 0.0, 9.0, 1, "b") is None
     assert pushed_out == []
@@ -152,7 +152,7 @@ def test_the_room_may_change_while_it_is_walked() -> None:
     ids=["full", "no room", "no time", "late"],
 )
 def test_no_ticket_without_room_or_time(hold_s: float, limit: int) -> None:
-    queue: HoldQueue[str] = HoldQueue()
+    queue: RequestQueue[str] = RequestQueue()
     queue.join("first", 0.0, 10.0, limit=9)
     assert queue.join("second", 0.0, hold_s, limit) is None
     if limit != 1:
@@ -177,7 +177,7 @@ def test_who_makes_room_in_a_full_one(
     inside: str, comes: str, weights: dict[str, float], out: str | None
 ) -> None:
     pushed_out: list[str] = []
-    queue: HoldQueue[str] = HoldQueue(lambda ticket: pushed_out.append(ticket.item))
+    queue: RequestQueue[str] = RequestQueue(lambda ticket: pushed_out.append(ticket.item))
     for number, tenant in enumerate(inside):
         queue.join(f"{tenant}{number}", 0.0, 9.0, 4, tenant, weights.get(tenant, 1.0))
     ticket = queue.join(f"{comes}new", 1.0, 9.0, 4, comes, weights.get(comes, 1.0))
@@ -192,7 +192,7 @@ def test_without_anybody_to_tell_nobody_is_pushed_out() -> None:
 
 
 def test_tickets_expire_at_their_own_deadline() -> None:
-    queue: HoldQueue[str] = HoldQueue()
+    queue: RequestQueue[str] = RequestQueue()
     queue.join("long", 0.0, 9.0, limit=9)
     queue.join("short", 1.0, 2.0, limit=9)
     assert queue.next_deadline() == 3.0
@@ -210,7 +210,7 @@ def test_clearing_takes_everybody_oldest_first() -> None:
 
 
 def test_memory_is_bounded_by_who_is_inside() -> None:
-    queue: HoldQueue[int] = HoldQueue()
+    queue: RequestQueue[int] = RequestQueue()
     queue.join(-1, 0.0, 1e9, ROOM)
     for number in range(20_000):
         ticket = queue.join(number, 0.0, 1e6, ROOM, f"tenant {number % 7}")
@@ -250,7 +250,7 @@ class Room(RuleBasedStateMachine):
         self.now = 0.0
         self.number = 0
         self.inside: list[Ticket[int]] = []
-        self.queue: HoldQueue[int] = HoldQueue(self.pushed_out if pushes else None)
+        self.queue: RequestQueue[int] = RequestQueue(self.pushed_out if pushes else None)
 
     def pushed_out(self, ticket: Ticket[int]) -> None:
         self.inside.remove(ticket)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.sse import EventReader, Gate, error_event, is_data, is_readable
+from lb.http.sse import EventReader, Gate, error_event, is_data, is_readable
 
 LIMIT = 1 << 20
 

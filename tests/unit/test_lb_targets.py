@@ -10,17 +10,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lb.admission import EngineLoad
-from lb.options import Breaker, Pushing, PushMode
-from lb.targets import (
+from lb.config.options import Breaker, Pushing, PushMode
+from lb.config.schema import Readiness, Table, Target
+from lb.core.admission import EngineLoad
+from lb.core.targets import (
     Blame,
     Booking,
     BookingError,
+    Health,
     Outlook,
-    Standing,
     TargetTable,
 )
-from lb.wire import Table, Target, TargetState
 from policies.routing.base import Choice, Policy, RequestView, RoutingPolicy, TargetView
 from policies.routing.registry import UnknownPolicyError, make_policy
 
@@ -29,7 +29,7 @@ FIRST_EJECTION_S = Breaker().first_s
 LONGEST_EJECTION_S = Breaker().longest_s
 
 
-def target(name: str, state: TargetState = TargetState.READY, port: int = 1) -> Target:
+def target(name: str, state: Readiness = Readiness.READY, port: int = 1) -> Target:
     return Target(name, f"http://{name}:{port}", state=state)
 
 
@@ -41,7 +41,7 @@ def of(*names: str) -> TargetTable:
     return TargetTable(table(*map(target, names)), 0.0)
 
 
-def offered(it: TargetTable, now: float, exclude: set[int] = frozenset()) -> tuple[Standing, list[str]]:
+def offered(it: TargetTable, now: float, exclude: set[int] = frozenset()) -> tuple[Health, list[str]]:
     standing, views = it.candidates(now, exclude)
     return standing, sorted(view.id for view in views)
 
@@ -65,22 +65,22 @@ def serve(it: TargetTable, name: str, now: float) -> bool:
 @pytest.mark.parametrize(
     ("states", "standing", "names"),
     [
-        pytest.param("RRR", Standing.GOOD, "abc", id="all ready"),
-        pytest.param("RUD", Standing.GOOD, "a", id="ready before the rest"),
-        pytest.param("UUD", Standing.UNHEALTHY, "ab", id="unhealthy as a last resort"),
-        pytest.param("DDD", Standing.CLOSED, "", id="draining never"),
+        pytest.param("RRR", Health.GOOD, "abc", id="all ready"),
+        pytest.param("RUD", Health.GOOD, "a", id="ready before the rest"),
+        pytest.param("UUD", Health.UNHEALTHY, "ab", id="unhealthy as a last resort"),
+        pytest.param("DDD", Health.CLOSED, "", id="draining never"),
     ],
 )
-def test_who_is_offered(states: str, standing: Standing, names: str) -> None:
-    by_letter = {"R": TargetState.READY, "U": TargetState.UNHEALTHY, "D": TargetState.DRAINING}
+def test_who_is_offered(states: str, standing: Health, names: str) -> None:
+    by_letter = {"R": Readiness.READY, "U": Readiness.UNHEALTHY, "D": Readiness.DRAINING}
     it = TargetTable(table(*(target(n, by_letter[s]) for n, s in zip("abc", states, strict=True))), 0.0)
     assert offered(it, 0.0) == (standing, list(names))
 
 
 def test_ejected_before_unhealthy_as_last_resorts() -> None:
-    it = TargetTable(table(target("a"), target("b", TargetState.UNHEALTHY)), 0.0)
+    it = TargetTable(table(target("a"), target("b", Readiness.UNHEALTHY)), 0.0)
     fail(it, "a", 0.0)
-    assert offered(it, 0.5) == (Standing.EJECTED, ["a"])
+    assert offered(it, 0.5) == (Health.EJECTED, ["a"])
 
 
 def test_ejection_backs_off_exponentially_to_a_bound_and_ends_with_an_answer() -> None:
@@ -89,22 +89,22 @@ def test_ejection_backs_off_exponentially_to_a_bound_and_ends_with_an_answer() -
     expected_s = FIRST_EJECTION_S
     for _ in range(9):
         fail(it, "a", now)
-        assert offered(it, now + expected_s - 0.01) == (Standing.GOOD, ["b"])
+        assert offered(it, now + expected_s - 0.01) == (Health.GOOD, ["b"])
         now += expected_s
-        assert offered(it, now) == (Standing.GOOD, ["a", "b"])
+        assert offered(it, now) == (Health.GOOD, ["a", "b"])
         expected_s = min(2 * expected_s, LONGEST_EJECTION_S)
     assert serve(it, "a", now)
     fail(it, "a", now)
-    assert offered(it, now + FIRST_EJECTION_S) == (Standing.GOOD, ["a", "b"])  # it began anew
+    assert offered(it, now + FIRST_EJECTION_S) == (Health.GOOD, ["a", "b"])  # it began anew
 
 
 def test_a_trial_is_one_request() -> None:
     it = of("a", "b")
     fail(it, "a", 0.0)
     trial = it.book(REQUEST, "a", 1.0)
-    assert offered(it, 1.0) == (Standing.GOOD, ["b"])
+    assert offered(it, 1.0) == (Health.GOOD, ["b"])
     it.release(trial, 1.0)  # the client left: nothing was learnt, the next one is the trial
-    assert offered(it, 1.0) == (Standing.GOOD, ["a", "b"])
+    assert offered(it, 1.0) == (Health.GOOD, ["a", "b"])
 
 
 def test_a_burst_of_failures_is_one_failure() -> None:
@@ -113,7 +113,7 @@ def test_a_burst_of_failures_is_one_failure() -> None:
     assert [it.failed(booking, Blame.EJECT, 0.0) for booking in bookings] == [True] + [False] * 19
     for booking in bookings:
         it.release(booking, 0.0)
-    assert offered(it, FIRST_EJECTION_S) == (Standing.GOOD, ["a", "b"])
+    assert offered(it, FIRST_EJECTION_S) == (Health.GOOD, ["a", "b"])
 
 
 @pytest.mark.parametrize("blame", [Blame.NONE, Blame.TROUBLE])
@@ -122,7 +122,7 @@ def test_only_connection_failures_eject(blame: Blame) -> None:
     booking = it.book(REQUEST, "a", 0.0)
     assert not it.failed(booking, blame, 0.0)
     it.release(booking, 0.0)
-    assert offered(it, 0.0) == (Standing.GOOD, ["a", "b"])
+    assert offered(it, 0.0) == (Health.GOOD, ["a", "b"])
     assert it.stats(0.0, 60)[0].errors == (0 if blame is Blame.NONE else 1)
 
 
@@ -139,10 +139,10 @@ def test_trouble_makes_a_target_less_attractive_and_fades() -> None:
 def test_a_request_never_meets_again_what_failed_it_unless_it_proved_itself() -> None:
     it = of("a")
     tried = {fail(it, "a", 0.0)}
-    assert offered(it, 0.5, tried) == (Standing.CLOSED, [])
-    assert offered(it, 5.0, tried) == (Standing.CLOSED, [])  # time alone is no proof
+    assert offered(it, 0.5, tried) == (Health.CLOSED, [])
+    assert offered(it, 5.0, tried) == (Health.CLOSED, [])  # time alone is no proof
     serve(it, "a", 5.0)
-    assert offered(it, 5.0, tried) == (Standing.GOOD, ["a"])
+    assert offered(it, 5.0, tried) == (Health.GOOD, ["a"])
 
 
 def test_a_probe_that_is_answered_lets_failed_requests_try_again_but_keeps_the_ejection() -> None:
@@ -151,8 +151,8 @@ def test_a_probe_that_is_answered_lets_failed_requests_try_again_but_keeps_the_e
     ((key, _, left_s),) = it.ejected(0.25)
     assert left_s == FIRST_EJECTION_S - 0.25
     assert it.renew(key)
-    assert offered(it, 0.5, tried) == (Standing.GOOD, ["b"])
-    assert offered(it, 1.0, tried) == (Standing.GOOD, ["a", "b"])
+    assert offered(it, 0.5, tried) == (Health.GOOD, ["b"])
+    assert offered(it, 1.0, tried) == (Health.GOOD, ["a", "b"])
 
 
 def test_a_target_that_returns_is_another_generation() -> None:
@@ -162,7 +162,7 @@ def test_a_target_that_returns_is_another_generation() -> None:
     assert it.outlook(old, 1.0) is Outlook.LOST
     it.apply(table(target("a"), target("b")), 2.0)
     it.failed(old, Blame.EJECT, 3.0)  # late news about the old one
-    assert offered(it, 3.0) == (Standing.GOOD, ["a", "b"])
+    assert offered(it, 3.0) == (Health.GOOD, ["a", "b"])
     new = it.book(REQUEST, "a", 3.0)
     assert {one.id: one.in_flight for one in it.stats(3.0, 60)} == {"a": 2, "b": 0}
     it.release(old, 3.0)
@@ -191,15 +191,15 @@ def test_stats_remember_a_removed_target_until_it_is_idle() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "outlook"),
     [
-        pytest.param(TargetState.READY, TargetState.READY, Outlook.FINE, id="unchanged"),
-        pytest.param(TargetState.READY, TargetState.UNHEALTHY, Outlook.DOUBTFUL, id="marked unhealthy"),
-        pytest.param(TargetState.READY, TargetState.DRAINING, Outlook.FINE, id="drains"),
-        pytest.param(TargetState.READY, None, Outlook.LOST, id="removed"),
-        pytest.param(TargetState.DRAINING, None, Outlook.FINE, id="removed after draining"),
+        pytest.param(Readiness.READY, Readiness.READY, Outlook.FINE, id="unchanged"),
+        pytest.param(Readiness.READY, Readiness.UNHEALTHY, Outlook.DOUBTFUL, id="marked unhealthy"),
+        pytest.param(Readiness.READY, Readiness.DRAINING, Outlook.FINE, id="drains"),
+        pytest.param(Readiness.READY, None, Outlook.LOST, id="removed"),
+        pytest.param(Readiness.DRAINING, None, Outlook.FINE, id="removed after draining"),
     ],
 )
 def test_the_outlook_of_a_waiting_attempt(
-    before: TargetState, after: TargetState | None, outlook: Outlook
+    before: Readiness, after: Readiness | None, outlook: Outlook
 ) -> None:
     it = of("a")
     booking = it.book(REQUEST, "a", 0.0)
@@ -228,7 +228,7 @@ def test_what_an_ejection_means_for_who_waits(blame: Blame, outlook: Outlook) ->
     it = of("a", "b")
     waiting = it.book(REQUEST, "a", 0.0)
     fail(it, "a", 0.5, blame)
-    assert it.standing(waiting.key, 0.6) is Standing.EJECTED
+    assert it.standing(waiting.key, 0.6) is Health.EJECTED
     assert it.outlook(waiting, 0.6) is outlook
 
 
@@ -239,14 +239,14 @@ def test_a_sign_of_life_ends_the_doubt_and_not_the_ejection() -> None:
     assert it.outlook(waiting, 0.6) is Outlook.DOUBTFUL
     assert it.renew(waiting.key)
     assert it.outlook(waiting, 0.7) is Outlook.FINE
-    assert it.standing(waiting.key, 0.7) is Standing.EJECTED
+    assert it.standing(waiting.key, 0.7) is Health.EJECTED
 
 
 def test_a_silent_stream_is_better_off_elsewhere_if_its_target_is_gone_and_not_if_it_is_only_unwell() -> None:
     it = of("a", "b")
     there, gone = it.book(REQUEST, "a", 0.0), it.book(REQUEST, "b", 0.0)
     assert not it.missing(there, 0.5)
-    it.apply(table(target("a", state=TargetState.UNHEALTHY)), 0.5)
+    it.apply(table(target("a", state=Readiness.UNHEALTHY)), 0.5)
     assert it.outlook(there, 0.6) is Outlook.DOUBTFUL
     assert not it.missing(there, 0.6)
     assert it.missing(gone, 0.6)
@@ -305,15 +305,15 @@ def test_a_push_may_change_the_policy_and_an_unknown_one_changes_nothing() -> No
     assert choice.because == "used longest ago"
     with pytest.raises(UnknownPolicyError):
         it.apply(table(target("c"), policy="best"), 0.0)
-    assert offered(it, 0.0) == (Standing.GOOD, ["b"])
+    assert offered(it, 0.0) == (Health.GOOD, ["b"])
 
 
 def test_ready_again_after_unhealthy_is_a_new_life() -> None:
     it = of("a")
     tried = {fail(it, "a", 0.0)}
-    it.apply(table(target("a", TargetState.UNHEALTHY)), 1.0)
+    it.apply(table(target("a", Readiness.UNHEALTHY)), 1.0)
     it.apply(table(target("a")), 5.0)
-    assert offered(it, 5.0, tried) == (Standing.GOOD, ["a"])
+    assert offered(it, 5.0, tried) == (Health.GOOD, ["a"])
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_a_target_that_dies_on_every_answer_is_left_out_longer_and_longer() -> N
     assert left_s == [1.0, 2.0, 4.0, 8.0]
 
 
-def drained(deadline_s: float | None, state: TargetState = TargetState.DRAINING) -> Table:
+def drained(deadline_s: float | None, state: Readiness = Readiness.DRAINING) -> Table:
     return table(Target("a", "http://a:1", state=state, drain_deadline_s=deadline_s), target("b"))
 
 
@@ -402,9 +402,9 @@ def test_what_runs_on_a_draining_target_is_handed_over_before_its_deadline_once(
         pytest.param([(10.0, drained(30.0)), (20.0, table(target("b")))], 40.0, id="it leaves the table"),
         pytest.param([(10.0, drained(None))], None, id="no deadline"),
         pytest.param(
-            [(10.0, drained(30.0)), (20.0, drained(None, TargetState.READY))], None, id="stays after all"
+            [(10.0, drained(30.0)), (20.0, drained(None, Readiness.READY))], None, id="stays after all"
         ),
-        pytest.param([(10.0, drained(30.0, TargetState.READY))], None, id="a deadline without a drain"),
+        pytest.param([(10.0, drained(30.0, Readiness.READY))], None, id="a deadline without a drain"),
     ],
 )
 def test_when_a_drain_is_due(pushes: list[tuple[float, Table]], due_at: float | None) -> None:
@@ -560,16 +560,16 @@ def seen(it: TargetTable, name: str, now: float) -> TargetView:
 
 
 def test_a_target_without_room_is_not_offered_and_neither_is_a_worse_one() -> None:
-    it = TargetTable(table(target("a"), target("b", TargetState.UNHEALTHY)), 0.0)
+    it = TargetTable(table(target("a"), target("b", Readiness.UNHEALTHY)), 0.0)
     tell(it, "a", EngineLoad(5, 0, max_running=6), 0.0)
     booking = it.book(REQUEST, "a", 0.0)
-    assert offered(it, 0.0) == (Standing.GOOD, [])
+    assert offered(it, 0.0) == (Health.GOOD, [])
     assert it.choose(REQUEST, 0.0) is None
     assert (it.anybody(0.0), it.room(0.0)) == (True, True)
-    assert offered(it, 0.0, {booking.life}) == (Standing.UNHEALTHY, ["b"])
+    assert offered(it, 0.0, {booking.life}) == (Health.UNHEALTHY, ["b"])
     assert it.anybody(0.0, {booking.life, booking.life + 1}) is False
     it.release(booking, 0.0)
-    assert offered(it, 0.0) == (Standing.GOOD, ["a"])
+    assert offered(it, 0.0) == (Health.GOOD, ["a"])
 
 
 @pytest.mark.parametrize(
@@ -626,15 +626,15 @@ def test_without_news_own_counts_decide() -> None:
     it = of("a")
     booking = it.book(REQUEST, "a", 0.0)
     tell(it, "a", EngineLoad(5, 5), 0.0)
-    assert offered(it, 0.99) == (Standing.GOOD, [])
+    assert offered(it, 0.99) == (Health.GOOD, [])
     it.answered(booking, 0.99)
-    assert offered(it, 1.0) == (Standing.GOOD, ["a"])
+    assert offered(it, 1.0) == (Health.GOOD, ["a"])
     view = seen(it, "a", 1.0)
     assert (view.running, view.pending, view.kv_usage) == (None, None, None)
     for _ in range(2):  # the look has found so much pending that only two are trusted to it
-        assert offered(it, 1.0) == (Standing.GOOD, ["a"])
+        assert offered(it, 1.0) == (Health.GOOD, ["a"])
         it.book(REQUEST, "a", 1.0)
-    assert offered(it, 1.0) == (Standing.GOOD, [])
+    assert offered(it, 1.0) == (Health.GOOD, [])
 
 
 def test_an_old_look_is_forgotten_although_nothing_else_has_happened() -> None:
@@ -675,8 +675,8 @@ class Books(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(states=st.dictionaries(names, st.tuples(st.sampled_from(TargetState), st.integers(1, 2))))
-    def push(self, states: dict[str, tuple[TargetState, int]]) -> None:
+    @rule(states=st.dictionaries(names, st.tuples(st.sampled_from(Readiness), st.integers(1, 2))))
+    def push(self, states: dict[str, tuple[Readiness, int]]) -> None:
         wire = replace(self.wire, targets=tuple(target(n, s, p) for n, (s, p) in states.items()))
         self.it.apply(wire, self.now)
         again = self.it.apply(wire, self.now)
@@ -690,7 +690,7 @@ class Books(RuleBasedStateMachine):
         assert (choice.target_id in views) if choice is not None else not views
         if choice is not None:
             booking = self.it.book(REQUEST, choice.target_id, self.now)
-            assert booking.target.state is not TargetState.DRAINING
+            assert booking.target.state is not Readiness.DRAINING
             assert booking.life not in {other.life for other in self.open[-2:]}
             self.open.append(booking)
 
@@ -720,7 +720,7 @@ class Books(RuleBasedStateMachine):
         if keys:
             key = data.draw(st.sampled_from(keys))
             opened = self.it.loaded(key, load, self.now - took_s, self.now)
-            assert self.it.room(self.now) or not opened or self.it.standing(key, self.now) is Standing.CLOSED
+            assert self.it.room(self.now) or not opened or self.it.standing(key, self.now) is Health.CLOSED
 
     @rule(mode=st.sampled_from(PushMode))
     def push_otherwise(self, mode: PushMode) -> None:
@@ -759,7 +759,7 @@ class Books(RuleBasedStateMachine):
         # With nothing of ours in flight a target is always worth one.
         best, views = self.it.candidates(self.now)
         for target, standing, in_flight in self.it.rows(self.now):
-            if standing is best and best is not Standing.CLOSED and not in_flight:
+            if standing is best and best is not Health.CLOSED and not in_flight:
                 assert target.id in {view.id for view in views}
 
     def teardown(self) -> None:

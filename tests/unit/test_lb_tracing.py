@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from lb.facts import AccessLog, RequestFacts
-from lb.tracing import tracing
+from lb.observe.access_log import AccessLog, RequestRecord
+from lb.observe.tracing import tracing
 
 pytest.importorskip("opentelemetry.sdk.trace", reason="the extra 'otel' is not installed")
 from opentelemetry.sdk.trace import ReadableSpan
@@ -18,13 +18,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from lb.otel import OtelTracer
+from lb.observe.otel import OtelTracer
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
 NOT_SAMPLED = f"00-{TRACE}-00f067aa0ba902b7-00"
 NOW_NS = 1_700_000_000_000_000_000
-FACTS = RequestFacts(
+FACTS = RequestRecord(
     id="r1",
     method="POST",
     path="/v1/chat/completions",
@@ -50,7 +50,7 @@ class Traced:
         self._exporter = InMemorySpanExporter()
         self.tracer = OtelTracer("chat", "eu-1", SimpleSpanProcessor(self._exporter), lambda: NOW_NS)
 
-    def span(self, facts: RequestFacts) -> ReadableSpan:
+    def span(self, facts: RequestRecord) -> ReadableSpan:
         self.tracer.finished(facts)
         (span,) = self._exporter.get_finished_spans()
         return span
@@ -153,7 +153,7 @@ def test_which_ends_are_errors(case: str) -> None:
 
 
 def test_what_no_engine_told_is_left_out_and_other_paths_are_not_names() -> None:
-    span = Traced().span(RequestFacts("r2", "GET", "/users/42", 404, 0.01))
+    span = Traced().span(RequestRecord("r2", "GET", "/users/42", 404, 0.01))
     assert span.name == "GET"
     assert not [name for name in (span.attributes or {}) if name.startswith("gen_ai.usage")]
 
@@ -214,7 +214,7 @@ def test_when_there_is_no_tracer(case: str) -> None:
 
 def test_without_traces_nothing_of_opentelemetry_is_loaded() -> None:
     program = (
-        "import sys; from lb.tracing import tracing; assert tracing('s', 'r', {}, lambda: 0) is None;"
+        "import sys; from lb.observe.tracing import tracing; assert tracing('s', 'r', {}, lambda: 0) is None;"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -7,7 +7,17 @@ import json
 
 import pytest
 
-from lb.options import Access, ApiKey, Breaker, Continuation, Continue, Limits, Pushing, PushMode, Retries
+from lb.config.options import (
+    Access,
+    ApiKey,
+    Breaker,
+    Continuation,
+    Continue,
+    Limits,
+    Pushing,
+    PushMode,
+    Retries,
+)
 from policies.routing.registry import POLICIES
 from skyserve_cli.spec import (
     LoadBalancerSpec,

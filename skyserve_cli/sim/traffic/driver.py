@@ -1,8 +1,8 @@
 """Clients, one balancer and its engines as a list of things to happen, in virtual time.
 
 What is simulated is what lies between: half a round trip to the engine, half a round trip back, the prober's period.
-What decides is the production code: `lb.targets.TargetTable` with the routing policy of its table, `lb.dispatch`
-over `lb.queue`, and admission by `EngineLoad` as probes bring it. Engines keep their own time by iterations of
+What decides is the production code: `lb.core.targets.TargetTable` with the routing policy of its table, `lb.core.scheduler`
+over `lb.core.queue`, and admission by `EngineLoad` as probes bring it. Engines keep their own time by iterations of
 continuous batching. Two things that happen at the same instant do so in the order in which they were announced.
 """
 
@@ -14,12 +14,12 @@ from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import Any
 
-from lb.admission import EngineLoad
-from lb.dispatch import Dispatcher
-from lb.options import Limits, Pushing
-from lb.queue import HoldQueue
-from lb.targets import Booking, Key, TargetTable
-from lb.wire import Table, Target
+from lb.config.options import Limits, Pushing
+from lb.config.schema import Table, Target
+from lb.core.admission import EngineLoad
+from lb.core.queue import RequestQueue
+from lb.core.scheduler import Scheduler
+from lb.core.targets import Booking, Key, TargetTable
 from policies.routing.base import RequestView, RoutingPolicy
 from policies.routing.registry import make_policy
 from skyserve_cli.engine.model import EngineModel, Request
@@ -29,7 +29,7 @@ from skyserve_cli.sim.traffic.script import Script
 from skyserve_cli.sim.traffic.workloads import Arrival, Call, Workload
 
 _DAY_S = 86_400.0
-IDLE_PROBE_S = 5.0  # as in `lb.loads`, which is not pure
+IDLE_PROBE_S = 5.0  # as in `lb.engines.load_poller`, which is not pure
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,8 @@ class _World:
             )
         ]
         self._by_id = {engine.key.id: engine for engine in self._engines}
-        self._queue: HoldQueue[_Flight] = HoldQueue()
-        self._dispatcher: Dispatcher[_Flight] = Dispatcher(self._table, self._queue)
+        self._queue: RequestQueue[_Flight] = RequestQueue()
+        self._dispatcher: Scheduler[_Flight] = Scheduler(self._table, self._queue)
         self._events: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
         self._serial = 0
         self._opening: Iterator[Arrival] = iter(workload.opening())
@@ -260,7 +260,7 @@ class _World:
         self._let_in(now)
 
     def _probe(self, engine: _Engine, now: float) -> None:
-        """Ask an engine for its load if that is due, as `lb.loads` does, and come back."""
+        """Ask an engine for its load if that is due, as `lb.engines.load_poller` does, and come back."""
         if not self._open:
             return
         busy = engine.flights or len(self._queue)

@@ -1,0 +1,377 @@
+"""The admin port: how a controller, an operator or a scraper talks to an agent. Never on the data port.
+
+Every path needs `Authorization: Bearer TOKEN`, compared in constant time. Bodies are bounded, and read as
+strictly as tables: what is wrong is named with its path, and changes nothing.
+
+| | |
+|---|---|
+| `GET /-/live`, `GET /-/ready` | 200; ready is 503 while no target is in good standing, or the agent drains or closes |
+| `GET /-/targets`, `PUT /-/targets` | the table (`lb.config.schema.Table`); a push answers `{"revision": ...}` |
+| `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access: those given change |
+| `POST /-/drain?target=ID&deadline_s=`, `POST /-/undrain?target=ID` | one target; without `target` the agent itself, which goes on serving and is not ready |
+| `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`) |
+| `GET /-/metrics` | Prometheus |
+| `GET /-/keys` | what the owner of each API key has used, and has left |
+| `GET /-/explain/ID`, `GET /-/explain?limit=20` | why one of the last requests went where it went; the latest ones |
+| `GET /workers`, `POST /workers`, `GET`/`PUT`/`PATCH`/`DELETE /workers/ID` | as SGLang's gateway has them |
+| `POST /add_worker?url=`, `POST /remove_worker?url=`, `GET /list_workers` | as SGLang's router has them |
+
+Every change is stored in the agent's table file before it is in force, and is in force when it is answered. A
+controller takes an edited table for a stale one and pushes its own again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import math
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from lb.config import edits as config_edits
+from lb.config.edits import KnownWorkerError, UnknownWorkerError
+from lb.config.schema import Stats, Table, Target, WireError, url_problem
+from lb.core.api_keys import Usage
+from lb.core.sliding_window import MAX_WINDOW_S
+from lb.core.targets import Health, TargetTable
+from lb.http import error_responses
+from lb.observe.explain import KEPT_REQUESTS, Explanations
+from lb.observe.metrics import CONTENT_TYPE
+from policies.routing.registry import UnknownPolicyError
+
+MAX_PUSH_BYTES = 16 * 1024 * 1024
+LONGEST_DRAIN_S = 1e9
+
+_D = TypeVar("_D", float, None)
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Administered(Protocol):
+    """What this port needs of an agent (`lb.agent.agent.Agent`)."""
+
+    targets: TargetTable
+
+    @property
+    def explanations(self) -> Explanations: ...
+
+    @property
+    def table(self) -> Table: ...
+
+    def apply(self, table: Table) -> object:
+        """Store the table and act on it. Raises UnknownPolicyError or OSError; then nothing has changed."""
+        ...
+
+    def ready(self) -> bool: ...
+
+    def stats(self, window_s: float) -> Stats: ...
+
+    def exposition(self) -> bytes: ...
+
+    def usage(self) -> Iterable[Usage]:
+        """The accounts of the owners of API keys (`lb.core.api_keys.Keyring.usage`)."""
+        ...
+
+
+def admin_app(agent: Administered, token: str) -> web.Application:
+    """The admin port's application. `token` must not be empty. Needs a running event loop, whose clock is the
+    agent's."""
+    if not token:
+        raise ValueError("the admin port needs a token")
+    control = _Control(agent)
+    workers = _Workers(control)
+    app = web.Application(middlewares=[_bearer(token), _refusals], client_max_size=MAX_PUSH_BYTES)
+    app.add_routes(
+        [
+            web.get("/-/live", control.live),
+            web.get("/-/ready", control.ready),
+            web.get("/-/targets", control.get_targets),
+            web.put("/-/targets", control.put_targets),
+            web.get("/-/options", control.get_options),
+            web.patch("/-/options", control.patch_options),
+            web.post("/-/drain", control.drain),
+            web.post("/-/undrain", control.undrain),
+            web.get("/-/stats", control.stats),
+            web.get("/-/metrics", control.metrics),
+            web.get("/-/keys", control.keys),
+            web.get("/-/explain", control.latest),
+            web.get("/-/explain/{request_id}", control.explain),
+            web.get("/workers", workers.list),
+            web.post("/workers", workers.add),
+            web.get("/workers/{id}", workers.get, name="worker"),
+            web.put("/workers/{id}", workers.replace),
+            web.patch("/workers/{id}", workers.change),
+            web.delete("/workers/{id}", workers.remove),
+            web.post("/add_worker", workers.add_worker),
+            web.post("/remove_worker", workers.remove_worker),
+            web.get("/list_workers", workers.list_workers),
+        ]
+    )
+    return app
+
+
+class _Control:
+    """The agent as a whole. The only one who replaces its table."""
+
+    def __init__(self, agent: Administered) -> None:
+        self.agent = agent
+        self._clock = asyncio.get_running_loop().time
+        self._pushed_at = self._clock()
+        self._draining = False
+
+    # --- the table
+
+    @property
+    def table(self) -> Table:
+        """As it would have to be pushed now to change nothing."""
+        return config_edits.aged(self.agent.table, self._clock() - self._pushed_at)
+
+    def apply(self, table: Table) -> None:
+        """The table is in force afterwards, or what was wrong with it is raised."""
+        serves = self.agent.table.service
+        if table.service != serves:
+            raise _Refused(409, "wrong_service", f"this agent serves {serves!r}, not {table.service!r}")
+        try:
+            self.agent.apply(table)
+        except UnknownPolicyError as error:
+            raise _Refused(400, "unknown_policy", str(error)) from error
+        except OSError as error:
+            why = f"the table could not be stored: {error.strerror}"
+            raise _Refused(500, "not_stored", why) from error
+        self._pushed_at = self._clock()
+
+    async def get_targets(self, request: web.Request) -> web.Response:
+        return web.json_response(self.agent.table.to_json())
+
+    async def put_targets(self, request: web.Request) -> web.Response:
+        table = Table.from_json(await _body(request))
+        self.apply(table)
+        return web.json_response({"revision": table.revision})
+
+    async def get_options(self, request: web.Request) -> web.Response:
+        return web.json_response(config_edits.options(self.agent.table))
+
+    async def patch_options(self, request: web.Request) -> web.Response:
+        change = await _body(request)  # first, for while it comes others may edit the table
+        self.apply(config_edits.with_options(self.table, change))
+        return await self.get_options(request)
+
+    # --- coming and going
+
+    async def live(self, request: web.Request) -> web.Response:
+        return web.json_response({"live": True})
+
+    async def ready(self, request: web.Request) -> web.Response:
+        ready = not self._draining and self.agent.ready()
+        return web.json_response({"ready": ready}, status=200 if ready else 503)
+
+    async def drain(self, request: web.Request) -> web.Response:
+        target_id = request.query.get("target")
+        deadline_s = _number(request, "deadline_s", None, 0.0, LONGEST_DRAIN_S)
+        if target_id is None and deadline_s is not None:
+            raise _Refused(400, "bad_deadline_s", "deadline_s goes with a target")
+        if target_id is None:
+            self._draining = True
+        else:
+            self.apply(config_edits.drained(self.table, target_id, deadline_s))
+        return web.json_response({"draining": target_id or "the agent", "deadline_s": deadline_s})
+
+    async def undrain(self, request: web.Request) -> web.Response:
+        target_id = request.query.get("target")
+        if target_id is None:
+            self._draining = False
+        else:
+            self.apply(config_edits.undrained(self.table, target_id))
+        return web.json_response({"draining": None})
+
+    # --- looking
+
+    async def stats(self, request: web.Request) -> web.Response:
+        window_s = _number(request, "window_s", 60.0, 1.0, MAX_WINDOW_S)
+        return web.json_response(self.agent.stats(window_s).to_json())
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self.agent.exposition(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def keys(self, request: web.Request) -> web.Response:
+        return web.json_response({"keys": [usage._asdict() for usage in self.agent.usage()]})
+
+    async def explain(self, request: web.Request) -> web.Response:
+        story = self.agent.explanations.find(request.match_info["request_id"])
+        if story is None:
+            raise _Refused(404, "not_found", "no such request among the last ones")
+        return web.json_response(story.to_json())
+
+    async def latest(self, request: web.Request) -> web.Response:
+        limit = int(_number(request, "limit", 20.0, 0.0, KEPT_REQUESTS))
+        stories = self.agent.explanations.latest(limit)
+        return web.json_response({"requests": [story.to_json() for story in stories]})
+
+
+class _Workers:
+    """The worker APIs of SGLang's gateway and, before it, router: both edit the table's targets."""
+
+    def __init__(self, control: _Control) -> None:
+        self._control = control
+
+    async def list(self, request: web.Request) -> web.Response:
+        workers = list(self._all().values())
+        return web.json_response(
+            {
+                "workers": workers,
+                "total": len(workers),
+                "stats": {
+                    "total_workers": len(workers),
+                    "healthy_workers": sum(worker["is_healthy"] for worker in workers),
+                    "total_models": 0,  # each serves whatever it is asked for
+                    "total_load": sum(worker["load"] for worker in workers),
+                    "by_type": {"regular": len(workers), "prefill": 0, "decode": 0},
+                },
+            }
+        )
+
+    async def get(self, request: web.Request) -> web.Response:
+        worker = self._all().get(request.match_info["id"])
+        if worker is None:
+            raise UnknownWorkerError(request.match_info["id"])
+        return web.json_response(worker)
+
+    async def add(self, request: web.Request) -> web.Response:
+        target = config_edits.worker(await _body(request))
+        self._control.apply(config_edits.with_target(self._control.table, target))
+        return _accepted(request, target.id, "added", url=target.url)
+
+    async def replace(self, request: web.Request) -> web.Response:
+        target = config_edits.worker(await _body(request), request.match_info["id"])
+        self._control.apply(config_edits.with_changed(self._control.table, target))
+        return _accepted(request, target.id, "replaced")
+
+    async def change(self, request: web.Request) -> web.Response:
+        change = await _body(request)
+        table = self._control.table
+        target = config_edits.changed_worker(config_edits.find(table, request.match_info["id"]), change)
+        self._control.apply(config_edits.with_changed(table, target))
+        return _accepted(request, target.id, "changed")
+
+    async def remove(self, request: web.Request) -> web.Response:
+        target_id = request.match_info["id"]
+        self._control.apply(config_edits.without_target(self._control.table, target_id))
+        return _accepted(request, target_id, "removed")
+
+    # --- the older API: texts instead of JSON, and URLs instead of ids
+
+    async def add_worker(self, request: web.Request) -> web.Response:
+        url = request.query.get("url", "")
+        problem = url_problem(url)
+        if problem is not None:
+            return web.Response(status=400, text=f"url {problem}")
+        try:
+            table = config_edits.with_target(
+                self._control.table, config_edits.worker({"url": url, "id": url})
+            )
+        except (KnownWorkerError, WireError) as error:
+            return web.Response(status=400, text=str(error))
+        self._control.apply(table)
+        return web.Response(text=f"Successfully added worker: {url}")
+
+    async def remove_worker(self, request: web.Request) -> web.Response:
+        url = request.query.get("url", "")
+        gone = next((target for target in self._control.table.targets if target.url == url), None)
+        if gone is None:
+            return web.Response(status=404, text=f"Worker {url} not found")
+        self._control.apply(config_edits.without_target(self._control.table, gone.id))
+        return web.Response(text=f"Successfully removed worker: {url}")
+
+    async def list_workers(self, request: web.Request) -> web.Response:
+        return web.json_response({"urls": [target.url for target in self._control.agent.table.targets]})
+
+    def _all(self) -> dict[str, dict[str, Any]]:
+        now = asyncio.get_running_loop().time()
+        rows = self._control.agent.targets.rows(now)
+        return {target.id: _worker(target, standing, in_flight) for target, standing, in_flight in rows}
+
+
+def _worker(target: Target, standing: Health, in_flight: int) -> dict[str, Any]:
+    return {
+        **target.to_json(),
+        "worker_type": "regular",
+        "connection_mode": "http",
+        "is_healthy": standing is Health.GOOD,
+        "standing": standing.value,
+        "load": in_flight,
+    }
+
+
+def _accepted(request: web.Request, worker_id: str, done: str, **more: str) -> web.Response:
+    """202 as SGLang's gateway answers, whose changes happen later; ours has happened."""
+    location = str(request.app.router["worker"].url_for(id=worker_id))
+    body = {"status": "accepted", "worker_id": worker_id, **more, "location": location, "message": done}
+    return web.json_response(body, status=202, headers={"Location": location})
+
+
+# --- reading and refusing
+
+
+class _Refused(Exception):
+    """A request that is answered with an error and has changed nothing."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.response = error_responses.error(status, code, message)
+
+
+async def _body(request: web.Request) -> object:
+    """The body's JSON."""
+    try:
+        value: object = json.loads(await request.read())
+    except (ValueError, RecursionError) as error:
+        raise _Refused(400, "bad_json", "the body is not JSON") from error
+    return value
+
+
+def _number(request: web.Request, name: str, default: _D, low: float, high: float) -> float | _D:
+    """A number of the query, or the default."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise _Refused(400, f"bad_{name}", f"{name} must be between {low:g} and {high:g}")
+    return value
+
+
+@web.middleware
+async def _refusals(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except _Refused as refused:
+        return refused.response
+    except WireError as error:
+        return error_responses.error(400, "bad_request", str(error))
+    except KnownWorkerError as error:
+        return error_responses.error(409, "worker_exists", str(error))
+    except UnknownWorkerError as error:
+        return error_responses.error(404, "worker_not_found", str(error))
+    except web.HTTPException as error:
+        return error_responses.error(error.status, "http_error", error.reason)
+
+
+def _bearer(token: str) -> Middleware:
+    expected = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def check(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, expected):
+            refusal = error_responses.error(401, "unauthorized", "The admin port needs its bearer token.")
+            refusal.headers["WWW-Authenticate"] = "Bearer"
+            return refusal
+        return await handler(request)
+
+    return check

@@ -1,0 +1,205 @@
+"""One agent: the table and everything that acts on it, without the listening sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from lb.config import file as config_file
+from lb.config.schema import Stats, Table
+from lb.core.api_keys import Usage
+from lb.core.targets import Changes, Health, TargetTable
+from lb.engines.health_checks import HealthChecker
+from lb.engines.http_get import HttpGetter
+from lb.engines.load_poller import LoadPoller
+from lb.http.upstream import Pools
+from lb.observe.access_log import RequestRecord
+from lb.observe.explain import Explanations
+from lb.observe.metrics import Metrics
+from lb.observe.tracing import Tracing
+from lb.proxy.context import Proxy
+from lb.proxy.fast_path import open_fast_path
+from policies.routing.registry import make_policy
+
+_log = logging.getLogger("lb.agent.agent")
+_FOLLOW_EVERY_S = 0.5
+
+
+class WrongServiceError(ValueError):
+    """A table for another service was pushed to this agent."""
+
+
+class Agent:
+    """Composes the parts and owns the one way in which a table is replaced. Needs a running event loop."""
+
+    def __init__(
+        self,
+        table: Table,
+        *,
+        region: str,
+        table_file: Path | None,
+        clock: Callable[[], float],
+        id_prefix: str,
+        rng: random.Random,
+        tracing: Tracing | None = None,
+        access_log: Callable[[RequestRecord], None] | None = None,
+        targets_tls: ssl.SSLContext | None = None,
+        fast_path: bool = True,
+    ) -> None:
+        self._region = region
+        self._table_file = table_file
+        self._clock = clock
+        self._started_at = clock()
+        self.targets = TargetTable(table, self._started_at)
+        self.metrics = Metrics(table.service, region)
+        self.metrics.use_policy(table.policy)
+        self._pools = Pools(targets_tls)
+        self._fetcher = HttpGetter(Pools(targets_tls), clock)
+        self.prober = LoadPoller(
+            self.targets,
+            self._fetcher.fetch,
+            clock,
+            changed=self._let_in,
+            anybody_held=lambda: self.proxy.held > 0,
+        )
+        self._fast_path = open_fast_path(asyncio.get_running_loop()) if fast_path else None
+        self.proxy = Proxy(
+            self.targets,
+            self._pools,
+            self.metrics,
+            clock,
+            id_prefix,
+            rng=rng,
+            kind_of=self.prober.kind,
+            finished=_both(tracing.finished if tracing is not None else None, access_log),
+            begin_span=tracing.begin if tracing is not None else None,
+            fast_path=self._fast_path,
+        )
+        self.checker = HealthChecker(
+            self.targets,
+            self._fetcher.alive,
+            self.metrics,
+            clock,
+            changed=self.proxy.changed,
+            anybody_held=lambda: self.proxy.held > 0,
+        )
+
+    @property
+    def table(self) -> Table:
+        return self.targets.table
+
+    @property
+    def closing(self) -> bool:
+        return self.proxy.closing
+
+    @property
+    def explanations(self) -> Explanations:
+        return self.proxy.explanations
+
+    async def run(self) -> None:
+        """Watch over time and targets, until cancelled."""
+        await asyncio.gather(self.proxy.patrol(), self.checker.run(), self.prober.run(), self._tidy())
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self._fetcher.expire()
+
+    def _let_in(self) -> None:
+        self.proxy.let_in_soon()
+
+    def apply(self, table: Table) -> Changes:
+        """Store the table, then act on it. Raises WrongServiceError, UnknownPolicyError or OSError; then
+        nothing has changed."""
+        self._check(table)
+        if self._table_file is not None and table != self.table:
+            config_file.save(self._table_file, table)
+        return self._act_on(table)
+
+    def _check(self, table: Table) -> None:
+        if table.service != self.table.service:
+            raise WrongServiceError(f"this agent serves {self.table.service!r}, not {table.service!r}")
+        make_policy(table.policy)
+
+    def _act_on(self, table: Table) -> Changes:
+        changes = self.targets.apply(table, self._clock())
+        self.metrics.use_policy(table.policy)
+        self._fetcher.retain({target.url for target in table.targets})
+        self.proxy.applied()
+        if changes.added or changes.removed:
+            _log.info("apply revision=%s added=%s removed=%s", table.revision, changes.added, changes.removed)
+        return changes
+
+    async def follow(self) -> None:
+        """Take each table from the file, where a successor puts those it gets, until cancelled: whoever is still held
+        here finds the targets that have come since, and a stream that breaks is continued on one that is left."""
+        if self._table_file is None:
+            return
+        seen = None
+        while True:
+            try:
+                stamp = self._table_file.stat()
+                if seen != (stamp.st_ino, stamp.st_mtime_ns):
+                    seen = stamp.st_ino, stamp.st_mtime_ns
+                    table = config_file.load(self._table_file)
+                    if table is not None and table != self.table:
+                        self._check(table)
+                        self._act_on(table)
+            except (OSError, ValueError) as error:
+                # A successor of another release may know more than this one.
+                _log.warning("cannot follow table_file=%s why=%r", self._table_file, str(error))
+            await asyncio.sleep(_FOLLOW_EVERY_S)
+
+    def ready(self) -> bool:
+        """Whether a request that came now would find a target in good standing."""
+        now = self._clock()
+        return not self.closing and any(standing is Health.GOOD for _, standing, _ in self.targets.rows(now))
+
+    def stats(self, window_s: float) -> Stats:
+        now = self._clock()
+        return Stats(
+            service=self.table.service,
+            region=self._region,
+            revision=self.table.revision,
+            uptime_s=now - self._started_at,
+            window_s=window_s,
+            requests=self.proxy.arrivals.count(now, window_s),
+            in_flight=self.targets.in_flight,
+            queued=self.proxy.held,
+            rejected=self.proxy.rejections.count(now, window_s),
+            ongoing=self.proxy.ongoing.mean(now, window_s),
+            targets=self.targets.stats(now, window_s),
+        )
+
+    def usage(self) -> Iterable[Usage]:
+        """What the owners of API keys have used."""
+        return self.proxy.keyring.usage(self._clock())
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return self.metrics.expose(self.targets, self.proxy.held, self._clock(), self.targets.gauges())
+
+    def close(self) -> None:
+        """Nothing goes on after this."""
+        if self._fast_path is not None:
+            self._fast_path.close()
+        self._pools.close()
+        self._fetcher.close()
+
+
+def _both(
+    one: Callable[[RequestRecord], None] | None, other: Callable[[RequestRecord], None] | None
+) -> Callable[[RequestRecord], None] | None:
+    if one is None or other is None:
+        return one or other
+    first, second = one, other
+
+    def tell(facts: RequestRecord) -> None:
+        first(facts)
+        second(facts)
+
+    return tell

@@ -1,0 +1,259 @@
+"""Listening, until told to stop: the data port, the admin port and the signals.
+
+SIGTERM and SIGINT stop the accepting, turn away who is held, let what runs go on for at most `shutdown_grace_s`,
+and end with exit code 0. A second signal ends at once. An agent with a successor (`lb.agent.socket_handover`) retires first: it accepts
+nothing either, but who is held goes on waiting for a target, and what runs has `_RETIRED_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import random
+import secrets
+import signal
+import socket
+import ssl
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+
+from lb.agent import socket_handover
+from lb.agent.admin_api import admin_app
+from lb.agent.agent import Agent
+from lb.config.schema import Table
+from lb.observe.access_log import AccessLog, RequestRecord
+from lb.observe.tracing import tracing
+from lb.proxy.downstream import ClientConnection
+
+_BACKLOG = 4096
+_LOOK_EVERY_S = 0.05
+# For whom a successor serves: what was accepted by us, but has not said what it wants yet, is ours to answer. A busy
+# connection has a request in this time, and is told with its answer that it is the last one.
+_LAME_S = 2.0
+_RETIRED_S = 3600.0  # longer than any answer; held requests have a limit of their own
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where to listen. The admin port is open only if there is an `admin_token`."""
+
+    table: Table
+    host: str = "127.0.0.1"
+    port: int = 0
+    region: str = ""
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 0
+    admin_token: str | None = None
+    table_file: Path | None = None
+    ready_file: Path | None = None
+    tls_certfile: Path | None = None
+    tls_keyfile: Path | None = None
+    shutdown_grace_s: float = 120.0
+    reuse_port: bool = False
+    access_log: bool = False
+    targets_cafile: Path | None = None
+    fast_path: bool = True
+    handover_socket: Path | None = None
+
+
+async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
+    """Serve until a signal. `announce` gets one line of JSON when both ports listen. Raises OSError (a port
+    cannot be had, a file cannot be read) or ssl.SSLError before it."""
+    loop = asyncio.get_running_loop()
+    stop, succeeded = asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    tls = _tls(options)
+    before = socket_handover.take(options.handover_socket) if options.handover_socket is not None else None
+    data_socket, admin_socket = _sockets(options, before)
+    tracer = tracing(options.table.service, options.region, os.environ, time.time_ns)
+    agent = Agent(
+        options.table,
+        region=options.region,
+        table_file=options.table_file,
+        clock=loop.time,
+        id_prefix=secrets.token_hex(6),
+        rng=random.Random(secrets.randbits(64)),
+        tracing=tracer,
+        access_log=_access_log() if options.access_log else None,
+        targets_tls=_targets_tls(options),
+        fast_path=options.fast_path,
+    )
+    data = await loop.create_server(
+        lambda: ClientConnection(agent.proxy), sock=data_socket, ssl=tls, backlog=_BACKLOG
+    )
+    admin = None
+    if admin_socket is not None and options.admin_token:
+        app = admin_app(agent, options.admin_token)
+        admin = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, logger=_http_log())
+        await admin.setup()
+        await web.SockSite(admin, admin_socket).start()
+    running = loop.create_task(agent.run())
+
+    line = json.dumps(
+        {
+            "host": data_socket.getsockname()[0],
+            "port": data_socket.getsockname()[1],
+            "admin_port": admin_socket.getsockname()[1] if admin_socket else None,
+            "pid": os.getpid(),
+        }
+    )
+    offer = None
+    if options.handover_socket is not None:
+        listening = [data_socket] if admin_socket is None else [data_socket, admin_socket]
+        offer = socket_handover.Offer(loop, options.handover_socket, listening, succeeded.set)
+    if options.ready_file is not None:
+        _write_ready(options.ready_file, line)
+    announce(line)
+    if before is not None:
+        before.serving()
+    # What is there now stays; requests leave little garbage in cycles, and a full collection over the tree of a prefix
+    # policy takes a tenth of a second.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
+
+    stopped, leaving = loop.create_task(stop.wait()), loop.create_task(succeeded.wait())
+    await asyncio.wait((stopped, leaving, running), return_when=asyncio.FIRST_COMPLETED)
+    if offer is not None:
+        offer.close()
+    data.close()
+    if succeeded.is_set():
+        retired = loop.create_task(_retire(agent))
+        if admin is not None:  # whoever asks for a change of the table must find the successor
+            await admin.cleanup()
+        await asyncio.wait((retired, stopped, running), return_when=asyncio.FIRST_COMPLETED)
+        retired.cancel()
+        await asyncio.gather(retired, return_exceptions=True)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+    agent.proxy.close()
+    await _drained(agent, options.shutdown_grace_s)
+    for task in (stopped, leaving, running):
+        task.cancel()
+    outcomes = await asyncio.gather(running, return_exceptions=True)
+    if admin is not None:
+        await admin.cleanup()
+    agent.close()
+    if tracer is not None:
+        tracer.close()
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):  # the agent could not watch over its targets: that is no clean end
+            raise outcome
+
+
+async def _retire(agent: Agent) -> None:
+    """Serve what has come, at most `_RETIRED_S`, by the tables that the successor gets."""
+    following = asyncio.get_running_loop().create_task(agent.follow())
+    try:
+        agent.proxy.retire(_LAME_S)
+        await asyncio.sleep(_LAME_S)  # TLS handshakes are under way which the proxy does not know of yet
+        await _nobody(agent, _RETIRED_S)
+    finally:
+        following.cancel()
+
+
+async def _nobody(agent: Agent, patience_s: float) -> None:
+    """Wait until all clients have gone, at most `patience_s`."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_s
+    while agent.proxy.clients and loop.time() < deadline:  # noqa: ASYNC110 (once in the life of a process)
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def _drained(agent: Agent, grace_s: float) -> None:
+    """Wait for the running answers, at most `grace_s`; then break off what is left."""
+    await _nobody(agent, grace_s)
+    for client in list(agent.proxy.clients):
+        client.transport.abort()
+    await asyncio.sleep(0)
+
+
+def _sockets(
+    options: ServerOptions, before: socket_handover.Taken | None
+) -> tuple[socket.socket, socket.socket | None]:
+    """The data port's and the admin port's, from a predecessor or new."""
+    wants_admin = bool(options.admin_token)
+    if before is not None:
+        if len(before.sockets) != 1 + wants_admin:
+            raise OSError("the predecessor has not the same ports: its admin port needs a token as well")
+        return before.sockets[0], before.sockets[1] if wants_admin else None
+    data_socket = _listen(options.host, options.port, shared=options.reuse_port)
+    return data_socket, _listen(options.admin_host, options.admin_port) if wants_admin else None
+
+
+def _listen(host: str, port: int, shared: bool = False) -> socket.socket:
+    """A bound socket that a successor may bind at once after we are gone."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def _tls(options: ServerOptions) -> ssl.SSLContext | None:
+    if options.tls_certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(options.tls_certfile, options.tls_keyfile)
+    return context
+
+
+def _targets_tls(options: ServerOptions) -> ssl.SSLContext | None:
+    """For targets that are addressed by https, with a certificate authority of their own; None for the system's."""
+    if options.targets_cafile is None:
+        return None
+    return ssl.create_default_context(cafile=str(options.targets_cafile))
+
+
+def _access_log() -> Callable[[RequestRecord], None]:
+    log = AccessLog(time.time)
+    return lambda facts: print(log.line(facts), file=sys.stderr, flush=True)
+
+
+def _write_ready(path: Path, line: str) -> None:
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
+    scratch.write_text(line + "\n", encoding="utf-8")
+    scratch.replace(path)
+
+
+def _http_log() -> logging.Logger:
+    log = logging.getLogger("lb.http")
+    if not any(isinstance(one, _WithoutValues) for one in log.filters):
+        log.addFilter(_WithoutValues())
+    return log
+
+
+class _WithoutValues(logging.Filter):
+    """aiohttp logs errors with their text, which may quote what a client sent. Keep the kind and the place; a
+    malformed request is the client's error, not one of ours."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[0] is not None:
+            kind, _, place = record.exc_info
+            record.exc_info = None
+            if issubclass(kind, HttpProcessingError):
+                record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+                record.msg, record.args = "refuse malformed request why=%r", (kind.__name__,)
+            else:
+                record.exc_text = "".join(traceback.format_tb(place)) + kind.__name__
+        return True

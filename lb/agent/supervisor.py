@@ -1,0 +1,200 @@
+"""Keeps an agent alive on a machine where nobody else does: `python3 keeper.py`, in a folder of its own.
+
+It needs nothing but the standard library, and is the one file of an agent that is not part of a bundle. Whoever deploys
+agents (the controller, over SSH) writes into the folder:
+
+    bundles/HASH/   `lb` and `policies`, and `interpreter`, one line: the Python that can import them
+    table.json      the table an agent begins with; the agent writes each later one itself
+    wanted.json     {"release": NAME, "bundle": HASH, "arguments": [...]}: the agent that should run
+
+and reads `serving.json`: {"release", "bundle", "pid", "admin_port", "starts", "refused"}. Files are replaced whole.
+
+An agent that dies is started again. When another release is wanted, its agent takes the listening sockets over from the
+one that runs (`lb.agent.socket_handover`), so that no connection is refused, and that one ends when its requests have. A release whose
+agent does not come up is refused: the one that runs goes on. The admin token comes by $SKYSERVE_LB_TOKEN, and is handed on
+by the environment, which other users cannot see. SIGTERM ends all agents.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+LOOK_EVERY_S = 0.1
+START_TIMEOUT_S = 60.0
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+STEADY_AFTER_S = 10.0  # an agent that has lived for so long did not die of being started
+STOP_TIMEOUT_S = 10.0
+HANDOVER = "handover.sock"
+
+
+class Agent:
+    """One process. `told` is what it wrote when it listened."""
+
+    def __init__(self, folder: Path, wanted: dict[str, Any], number: int) -> None:
+        bundle = folder / "bundles" / wanted["bundle"]
+        self.wanted = wanted
+        self.began_at = uptime_s()
+        self.told: dict[str, Any] = {}
+        self._ready = folder / f"ready.{number}.json"
+        self._ready.unlink(missing_ok=True)
+        interpreter = (bundle / "interpreter").read_text().strip()
+        files = ["--table-file", "table.json", "--ready-file", self._ready.name]
+        self.process = subprocess.Popen(
+            [interpreter, "-m", "lb", *wanted["arguments"], *files, "--handover-socket", HANDOVER],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(bundle)},
+            stdin=subprocess.DEVNULL,
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def listens(self) -> bool:
+        """Whether it has said so by now."""
+        if not self.told:
+            self.told = read_json(self._ready) or {}
+        return bool(self.told)
+
+    def stop(self) -> None:
+        if self.is_alive:
+            self.process.terminate()
+
+    def bury(self) -> None:
+        self._ready.unlink(missing_ok=True)
+
+
+class Supervisor:
+    """One turn of `look` after the other. `agent` serves, `successor` is about to, `leaving` finish what they have."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._agent: Agent | None = None
+        self._successor: Agent | None = None
+        self._leaving: list[Agent] = []
+        self._refused: dict[str, Any] | None = None
+        self._starts = 0
+        self._failures = 0  # in a row
+        self._not_before = 0.0
+
+    def look(self) -> None:
+        wanted = read_json(self._folder / "wanted.json")
+        for agent in [one for one in self._leaving if not one.is_alive]:
+            agent.bury()
+            self._leaving.remove(agent)
+        if self._agent is not None and not self._agent.is_alive:
+            self._lost(self._agent)
+        if self._successor is not None:
+            self._await(self._successor)
+        elif wanted is not None and uptime_s() >= self._not_before:
+            self._want(wanted)
+
+    def stop(self) -> None:
+        """End all agents; the requests that run are given a moment."""
+        agents = [one for one in (self._agent, self._successor, *self._leaving) if one is not None]
+        for agent in agents:
+            agent.stop()
+        until = uptime_s() + STOP_TIMEOUT_S
+        while any(agent.is_alive for agent in agents) and uptime_s() < until:
+            time.sleep(LOOK_EVERY_S)
+        for agent in agents:
+            if agent.is_alive:
+                agent.process.kill()
+
+    def _want(self, wanted: dict[str, Any]) -> None:
+        """What is refused is not tried again, unless there is nothing else to run."""
+        if self._agent is not None and wanted in (self._agent.wanted, self._refused):
+            return
+        self._starts += 1
+        try:
+            self._successor = Agent(self._folder, wanted, self._starts)
+        except (OSError, KeyError, TypeError) as error:
+            say(f"cannot start release {wanted.get('release')}: {type(error).__name__}: {error}")
+            self._refuse(wanted)
+
+    def _await(self, successor: Agent) -> None:
+        if successor.listens() and successor.is_alive:
+            if self._agent is not None:
+                self._leaving.append(self._agent)
+            self._agent, self._successor, self._refused = successor, None, None
+            self._tell()
+        elif not successor.is_alive or uptime_s() - successor.began_at > START_TIMEOUT_S:
+            say(f"the agent of release {successor.wanted['release']} did not come up")
+            if successor.is_alive:
+                successor.process.kill()
+            successor.bury()
+            self._successor = None
+            self._refuse(successor.wanted)
+
+    def _refuse(self, wanted: dict[str, Any]) -> None:
+        self._refused = wanted
+        self._pause()
+        self._tell()
+
+    def _lost(self, agent: Agent) -> None:
+        say(f"the agent has ended with {agent.process.returncode}")
+        if uptime_s() - agent.began_at > STEADY_AFTER_S:
+            self._failures = 0
+        agent.bury()
+        self._agent = None
+        self._pause()
+
+    def _pause(self) -> None:
+        self._not_before = uptime_s() + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures, 10))
+        self._failures += 1
+
+    def _tell(self) -> None:
+        agent = self._agent
+        told = {
+            "release": agent.wanted["release"] if agent else None,
+            "bundle": agent.wanted["bundle"] if agent else None,
+            "pid": agent.told["pid"] if agent else None,
+            "admin_port": agent.told["admin_port"] if agent else None,
+            "starts": self._starts,
+            "refused": self._refused.get("release") if self._refused else None,
+        }
+        draft = self._folder / "serving.json.new"
+        draft.write_text(json.dumps(told) + "\n")
+        draft.replace(self._folder / "serving.json")
+
+
+def read_json(path: Path) -> Any:
+    """None if there is no such file, or not yet the whole of it."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def say(sentence: str) -> None:
+    print(f"keeper: {sentence}", file=sys.stderr, flush=True)
+
+
+def uptime_s() -> float:
+    return time.monotonic()  # noqa: TID251 (a process of its own: the clock enters here)
+
+
+def main() -> int:
+    keeper = Supervisor(Path.cwd())
+    stopping: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: stopping.append(number))
+    while not stopping:
+        with suppress(OSError):  # a full disk may have room again later
+            keeper.look()
+        time.sleep(LOOK_EVERY_S)
+    keeper.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""How an agent is told to behave: limits, retries, breaker, pushing, continuation and access, as values <-> JSON.
+
+Every option has a default that suits most services; what a table leaves out has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, TypeVar, get_type_hints
+
+from lb.config.decode import Fields
+
+_MIB = 1024 * 1024
+_O = TypeVar("_O", bound="_Options")
+
+
+def _number(default: float, low: float, high: float) -> Any:
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+class _Options:
+    """Reads and writes a dataclass of numbers, flags and enums."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+        return {name: value.value if isinstance(value, Enum) else value for name, value in plain.items()}
+
+    @classmethod
+    def from_json(cls: type[_O], value: object, path: str = "") -> _O:
+        given = Fields(value, path)
+        kinds = get_type_hints(cls)
+        read: dict[str, Any] = {}
+        for one in fields(cls):  # type: ignore[arg-type]
+            kind, default = kinds[one.name], one.default
+            if kind is bool:
+                read[one.name] = given.flag(one.name, default)
+            elif issubclass(kind, Enum):
+                read[one.name] = given.one_of(one.name, kind, default)
+            elif kind is int:
+                read[one.name] = given.whole(one.name, one.metadata["low"], one.metadata["high"], default)
+            else:
+                read[one.name] = given.number(one.name, one.metadata["low"], one.metadata["high"], default)
+        given.done()
+        return cls(**read)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits(_Options):
+    """How long and how much. All of them act on requests that arrive after the push.
+
+    `time_to_first_byte_s` is for a whole request over all its attempts; the time it is held does not count. An answer that
+    is no stream begins when it is whole, and a model that thinks takes minutes for it: the default is the time for which
+    OpenAI's clients wait.
+    `idle_timeout_s` is between two bytes of an answer. A request that no target can take is held up to `hold_s`, and
+    at most `max_held` of them; a stream that was interrupted waits as long as `idle_timeout_s`, if that is longer. A
+    target that owes an answer, or the rest of one, and has been silent for `suspect_after_s` is asked for a sign of life and has `probe_timeout_s` to give it. `stall_timeout_s` is between two data events of a stream
+    (comments are no sign of life); then it is continued elsewhere, if it can be.
+
+    Of clients: `head_timeout_s` for a whole head, `keepalive_s` between two requests, `max_head_bytes` and
+    `max_headers` per head. Bodies up to `buffer_bytes` are kept, so that they can be sent again; longer ones are
+    passed on as they come, and have one attempt.
+    """
+
+    time_to_first_byte_s: float = _number(600.0, 0.001, 86_400.0)
+    idle_timeout_s: float = _number(120.0, 0.001, 86_400.0)
+    connect_timeout_s: float = _number(2.0, 0.001, 600.0)
+    max_body_bytes: int = _number(64 * _MIB, 0, 4096 * _MIB)
+    hold_s: float = _number(30.0, 0.0, 86_400.0)
+    max_held: int = _number(1000, 0, 1_000_000)
+    suspect_after_s: float = _number(2.0, 0.001, 86_400.0)
+    probe_timeout_s: float = _number(2.0, 0.001, 600.0)
+    stall_timeout_s: float = _number(30.0, 0.001, 86_400.0)
+    head_timeout_s: float = _number(10.0, 0.001, 86_400.0)
+    keepalive_s: float = _number(75.0, 0.001, 86_400.0)
+    max_head_bytes: int = _number(64 * 1024, 256, _MIB)
+    max_headers: int = _number(128, 1, 10_000)
+    buffer_bytes: int = _number(8 * _MIB, 0, 1024 * _MIB)
+
+
+@dataclass(frozen=True, slots=True)
+class Retries(_Options):
+    """Before the first byte, on connect errors, dead connections, 502, 503, 504 and silence.
+
+    `max_worker_retries` bounds further attempts on one target (SGLang's rule; after a failure others always go
+    first, so it matters only when nobody else is left), `max_total_retries` those of a request that may have begun
+    to run; a target that could not be reached is not counted. All retries together are at most `budget_ratio` of the
+    requests of the last ten seconds plus `budget_floor_per_s` a second, so that they cannot multiply an overload; a retry
+    after a refused connection is free, and so is the first one after the death of a target. The first retry is
+    immediate, later ones wait `backoff_s` doubling up to `max_backoff_s`, each shortened by a random share up to
+    `jitter`. An attempt that has been running for `slow_after_s` when its target died may have cost the engine much: such
+    a request is begun twice at most, never three times.
+    """
+
+    max_worker_retries: int = _number(0, 0, 100)
+    max_total_retries: int = _number(2, 0, 100)
+    budget_ratio: float = _number(0.2, 0.0, 100.0)
+    budget_floor_per_s: float = _number(10.0, 0.0, 1e6)
+    backoff_s: float = _number(0.05, 0.0, 60.0)
+    max_backoff_s: float = _number(1.0, 0.0, 600.0)
+    jitter: float = _number(0.5, 0.0, 1.0)
+    slow_after_s: float = _number(20.0, 0.0, 86_400.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker(_Options):
+    """When a target is left out. A target that cannot be reached or dies on a request is left out after
+    `failures` in a row, for `first_s`, doubling up to `longest_s`; then one request is its trial (a single
+    half-open probe). One that answers 5xx is left out after `errors_in_row` of them."""
+
+    failures: int = _number(1, 1, 1000)
+    errors_in_row: int = _number(10, 1, 1000)
+    first_s: float = _number(1.0, 0.001, 3600.0)
+    longest_s: float = _number(30.0, 0.001, 86_400.0)
+
+
+class PushMode(str, Enum):
+    """When a target may be given one more request (SkyWalker §3.3)."""
+
+    WORK = (
+        "work"  # as SP-P, or while the prefill it has before it is bounded; requests wait for the best target
+    )
+    SELECTIVE = "selective"  # SP-P: while its engine has no pending request
+    FIXED_CAP = "fixed_cap"  # SP-O: while it has fewer than `cap` in flight
+    BLIND = "blind"  # always
+
+
+@dataclass(frozen=True, slots=True)
+class Pushing(_Options):
+    """`probe_s` is how often an engine that has work is asked for its load. Pushing by work or selectively falls back
+    to `blind` for targets that tell no load, and by work to `selective` for routing policies that do not measure it."""
+
+    mode: PushMode = PushMode.WORK
+    cap: int = _number(32, 1, 100_000)
+    probe_s: float = _number(0.1, 0.01, 60.0)
+
+    @property
+    def asks(self) -> bool:
+        """Whether engines are asked for their load."""
+        return self.mode in (PushMode.WORK, PushMode.SELECTIVE)
+
+
+class Continue(str, Enum):
+    AUTO = "auto"  # by tokens where the engine tells them, else by text
+    TEXT = "text"  # by text only: requests reach the engine as the client sent them
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation(_Options):
+    """What becomes of a stream whose target dies. At most `max_breaks` times per stream; what has been sent of it
+    is kept up to `buffer_bytes`. A planned drain hands its streams over `handover_s` before its deadline."""
+
+    mode: Continue = Continue.AUTO
+    max_breaks: int = _number(3, 0, 100)
+    buffer_bytes: int = _number(4 * _MIB, 0, 1024 * _MIB)
+    handover_s: float = _number(5.0, 0.0, 3600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One client's key, known by its SHA-256 only. Limits of 0 mean none; `weight` is its share of a full queue."""
+
+    name: str
+    sha256: str
+    requests_per_minute: float = 0.0
+    tokens_per_minute: float = 0.0
+    weight: float = 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    @classmethod
+    def from_json(cls, value: object, path: str = "") -> ApiKey:
+        given = Fields(value, path)
+        key = cls(
+            name=given.name("name"),
+            sha256=given.sha256("sha256"),
+            requests_per_minute=given.number("requests_per_minute", 0.0, 1e9, 0.0),
+            tokens_per_minute=given.number("tokens_per_minute", 0.0, 1e12, 0.0),
+            weight=given.number("weight", 0.001, 1000.0, 1.0),
+        )
+        given.done()
+        return key
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may call. Without keys everybody may, and all are one tenant. `overrides`: whether a request may name its
+    routing policy (`X-SkyServe-Policy`); each policy that is named stays in use and hears of every request."""
+
+    keys: tuple[ApiKey, ...] = ()
+    overrides: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return {"keys": [key.to_json() for key in self.keys], "overrides": self.overrides}
+
+    @classmethod
+    def from_json(cls, value: object, path: str = "") -> Access:
+        given = Fields(value, path)
+        access = cls(
+            tuple(ApiKey.from_json(one, at) for one, at in given.items("keys")), given.flag("overrides", True)
+        )
+        given.done()
+        return access

@@ -1,0 +1,230 @@
+"""What a controller and a load balancer agent say to each other: frozen values <-> JSON.
+
+The controller pushes the whole table (`PUT /-/targets`), so a push is idempotent and an agent that missed one
+misses nothing after the next. It reads `GET /-/stats`. Reading is strict: an unknown key, a wrong type, a number
+out of bounds or a text too long raises `WireError` with the path of the value, and nothing is applied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from lb.config.decode import Fields, WireError, url_problem
+from lb.config.options import Access, Breaker, Continuation, Limits, Pushing, Retries
+
+__all__ = ["Limits", "Readiness", "Stats", "Table", "Target", "TargetStats", "WireError", "url_problem"]
+
+
+class Readiness(str, Enum):
+    """What the controller knows of a target; what the agent finds out itself is kept apart from it."""
+
+    READY = "ready"
+    UNHEALTHY = "unhealthy"  # its readiness probe fails: used only when nothing else is left
+    DRAINING = "draining"  # no new request; what runs goes on to its end
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One backend. `url` is its base URL; `id` stays the same over its life and is never reused.
+
+    `health_path` is asked only under suspicion (see `lb.engines.health_checks`); None allows a mere TCP connect. For a DRAINING
+    target `drain_deadline_s` is the time left, counted from the push, until it is taken away; None = no limit.
+    `capacity` is its size relative to others (see `policies.routing.base.TargetView`).
+    """
+
+    id: str
+    url: str
+    region: str = ""
+    zone: str = ""
+    capacity_type: str = ""
+    accelerator: str = ""
+    state: Readiness = Readiness.READY
+    health_path: str | None = None
+    drain_deadline_s: float | None = None
+    capacity: float = 1.0
+    price_usd_hour: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "url": self.url,
+            "region": self.region,
+            "zone": self.zone,
+            "capacity_type": self.capacity_type,
+            "accelerator": self.accelerator,
+            "state": self.state.value,
+            "health_path": self.health_path,
+            "drain_deadline_s": self.drain_deadline_s,
+            "capacity": self.capacity,
+            "price_usd_hour": self.price_usd_hour,
+        }
+
+    @classmethod
+    def from_json(cls, value: object, path: str = "") -> Target:
+        fields = Fields(value, path)
+        target = cls(
+            id=fields.name("id"),
+            url=fields.url("url"),
+            region=fields.text("region", ""),
+            zone=fields.text("zone", ""),
+            capacity_type=fields.text("capacity_type", ""),
+            accelerator=fields.text("accelerator", ""),
+            state=fields.one_of("state", Readiness, Readiness.READY),
+            health_path=fields.path_or_none("health_path"),
+            drain_deadline_s=fields.number_or_none("drain_deadline_s", 0.0, 1e9),
+            capacity=fields.number("capacity", 1e-6, 1e9, 1.0),
+            price_usd_hour=fields.number("price_usd_hour", 0.0, 1e6, 0.0),
+        )
+        fields.done()
+        return target
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All an agent needs to serve one service. `revision` is the controller's, compared for equality only."""
+
+    service: str
+    revision: str
+    targets: tuple[Target, ...] = ()
+    policy: str = "least_load"
+    limits: Limits = field(default_factory=Limits)
+    retries: Retries = field(default_factory=Retries)
+    breaker: Breaker = field(default_factory=Breaker)
+    pushing: Pushing = field(default_factory=Pushing)
+    continuation: Continuation = field(default_factory=Continuation)
+    access: Access = field(default_factory=Access)
+
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for target in self.targets:
+            if target.id in seen:
+                raise WireError("targets", f"two targets have the id {target.id!r}")
+            seen.add(target.id)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "service": self.service,
+            "revision": self.revision,
+            "targets": [target.to_json() for target in self.targets],
+            "policy": self.policy,
+            "limits": self.limits.to_json(),
+            "retries": self.retries.to_json(),
+            "breaker": self.breaker.to_json(),
+            "pushing": self.pushing.to_json(),
+            "continuation": self.continuation.to_json(),
+            "access": self.access.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: object, path: str = "") -> Table:
+        fields = Fields(value, path)
+        table = cls(
+            service=fields.name("service"),
+            revision=fields.name("revision"),
+            targets=tuple(Target.from_json(one, at) for one, at in fields.items("targets")),
+            policy=fields.text("policy", "least_load"),
+            limits=Limits.from_json(fields.take("limits", {}), fields.at("limits")),
+            retries=Retries.from_json(fields.take("retries", {}), fields.at("retries")),
+            breaker=Breaker.from_json(fields.take("breaker", {}), fields.at("breaker")),
+            pushing=Pushing.from_json(fields.take("pushing", {}), fields.at("pushing")),
+            continuation=Continuation.from_json(fields.take("continuation", {}), fields.at("continuation")),
+            access=Access.from_json(fields.take("access", {}), fields.at("access")),
+        )
+        fields.done()
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStats:
+    """One target in a window: attempts made on it, how many failed, and what it has in flight now.
+
+    A target that left the table stays here while it still has requests in flight, so a controller can see it
+    run dry.
+    """
+
+    id: str
+    in_flight: int
+    requests: int
+    errors: int
+    ejected: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "in_flight": self.in_flight,
+            "requests": self.requests,
+            "errors": self.errors,
+            "ejected": self.ejected,
+        }
+
+    @classmethod
+    def from_json(cls, value: object, path: str = "") -> TargetStats:
+        fields = Fields(value, path)
+        stats = cls(
+            id=fields.name("id"),
+            in_flight=fields.count("in_flight"),
+            requests=fields.count("requests"),
+            errors=fields.count("errors"),
+            ejected=fields.flag("ejected"),
+        )
+        fields.done()
+        return stats
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Demand and load. `requests` arrived and `rejected` were turned away during the last `window_s`; `ongoing` is
+    how many were in flight or held at a time, on the mean over it.
+
+    Held and rejected requests are among `requests`: they are demand as well.
+    """
+
+    service: str
+    region: str
+    revision: str
+    uptime_s: float
+    window_s: float
+    requests: int
+    in_flight: int
+    queued: int
+    rejected: int
+    ongoing: float = 0.0
+    targets: tuple[TargetStats, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "service": self.service,
+            "region": self.region,
+            "revision": self.revision,
+            "uptime_s": self.uptime_s,
+            "window_s": self.window_s,
+            "requests": self.requests,
+            "in_flight": self.in_flight,
+            "queued": self.queued,
+            "rejected": self.rejected,
+            "ongoing": self.ongoing,
+            "targets": [target.to_json() for target in self.targets],
+        }
+
+    @classmethod
+    def from_json(cls, value: object, path: str = "") -> Stats:
+        fields = Fields(value, path)
+        in_flight, queued = fields.count("in_flight"), fields.count("queued")
+        stats = cls(
+            service=fields.text("service"),
+            region=fields.text("region"),
+            revision=fields.text("revision"),
+            uptime_s=fields.number("uptime_s", 0.0, 1e12),
+            window_s=fields.number("window_s", 0.0, 1e9),
+            requests=fields.count("requests"),
+            in_flight=in_flight,
+            queued=queued,
+            rejected=fields.count("rejected"),
+            # An agent of an earlier version tells no mean; what is now is the best guess.
+            ongoing=fields.number("ongoing", 0.0, 1e12, float(in_flight + queued)),
+            targets=tuple(TargetStats.from_json(one, at) for one, at in fields.items("targets")),
+        )
+        fields.done()
+        return stats

@@ -1,0 +1,71 @@
+"""The routing policies in use: the table's own, and those that requests have asked for by name.
+
+All of them hear of every request, whoever has chosen its target, so that each knows the whole load and every
+prompt. One that is new hears at once of what is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lb.core.target_state import Booking
+from policies.routing.base import Policy, RequestView, RoutingPolicy
+
+
+class ActivePolicies:
+    """`own` decides for requests that ask for nobody. The hooks are lists of bound methods, without those that do
+    nothing: telling nobody costs nothing."""
+
+    __slots__ = ("_by_name", "_make", "needs_prompt", "on_answered", "on_ended", "on_record", "own")
+
+    def __init__(self, name: str, make: Callable[[str], RoutingPolicy]) -> None:
+        """`make` raises UnknownPolicyError; so do the methods that take a name, and have changed nothing then."""
+        self._make = make
+        self.own: RoutingPolicy = make(name)
+        self._by_name: dict[str, RoutingPolicy] = {name: self.own}
+        self._learn_hooks()
+
+    def adopt(self, name: str, under_way: Iterable[Booking]) -> None:
+        """`name` is the table's own from now on; the one before it is dropped with what it remembers."""
+        if name == self.own.name:
+            return
+        successor = self.named(name, under_way)
+        del self._by_name[self.own.name]
+        self.own = successor
+        self._learn_hooks()
+
+    def named(self, name: str, under_way: Iterable[Booking]) -> RoutingPolicy:
+        """The policy of that name. `under_way` is only looked at when it is new."""
+        policy = self._by_name.get(name)
+        if policy is None:
+            policy = self._make(name)
+            for booking in sorted(under_way, key=_since):
+                if not booking.entry.departed:
+                    policy.record(booking.request, booking.key.id, booking.since)
+                    if booking.answered:
+                        policy.answered(booking.request, booking.key.id, booking.since)
+            self._by_name[name] = policy
+            self._learn_hooks()
+        return policy
+
+    def forget(self, target_id: str) -> None:
+        for policy in self._by_name.values():
+            policy.forget(target_id)
+
+    def _learn_hooks(self) -> None:
+        every = list(self._by_name.values())
+        self.needs_prompt = any(policy.needs_prompt for policy in every)
+        self.on_record: list[Callable[[RequestView, str, float], None]] = _doing(every, "record")
+        self.on_answered: list[Callable[[RequestView, str, float], None]] = _doing(every, "answered")
+        self.on_ended: list[Callable[[RequestView, str, float, int | None], None]] = _doing(every, "ended")
+
+
+def _doing(policies: Iterable[RoutingPolicy], hook: str) -> list[Any]:
+    """The hook of every policy that has not left it empty."""
+    empty = getattr(Policy, hook)
+    return [getattr(policy, hook) for policy in policies if getattr(type(policy), hook) is not empty]
+
+
+def _since(booking: Booking) -> float:
+    return booking.since

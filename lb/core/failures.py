@@ -1,0 +1,42 @@
+"""How attempts fail, by what follows from it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from lb.core.targets import Blame
+
+RETRY_STATUSES = frozenset({502, 503, 504})
+
+
+class Failure(str, Enum):
+    """Before the first byte the request goes elsewhere; after it a stream may be continued."""
+
+    UNREACHABLE = "unreachable"  # no connection: the request has run nowhere
+    STALE = "stale"  # a reused connection ended before the first byte
+    DIED = "died"  # a connection of our own ended before the answer had begun (or, if whole, ended)
+    MALFORMED = "malformed"  # what it sends is not HTTP
+    IDLE = "idle"  # no byte for too long in the midst of an answer
+    STALLED = "stalled"  # a stream without an event for too long
+    UNFIT = "unfit"  # it does not continue what another has begun
+    GAVE_UP = "gave_up"  # the engine says in the midst of a stream that it stops
+    SHORT = "short"  # a stream that ends in good order before its answer does
+    EMPTY = "empty"  # 200, and nothing, where a model has to say something
+    REFUSED = "refused"  # it says 502, 503 or 504
+    SILENT = "silent"  # no answer within the time to first byte, or no more of it and no sign of life
+
+
+BLAME = {
+    Failure.UNREACHABLE: Blame.EJECT,
+    Failure.STALE: Blame.NONE,
+    Failure.DIED: Blame.DIED,
+    Failure.MALFORMED: Blame.TROUBLE,  # a strange request may have provoked it
+    Failure.IDLE: Blame.TROUBLE,
+    Failure.STALLED: Blame.TROUBLE,
+    Failure.UNFIT: Blame.NONE,
+    Failure.GAVE_UP: Blame.TROUBLE,
+    Failure.SHORT: Blame.TROUBLE,
+    Failure.EMPTY: Blame.TROUBLE,
+    Failure.REFUSED: Blame.TROUBLE,
+    Failure.SILENT: Blame.EJECT,
+}

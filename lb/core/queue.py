@@ -1,0 +1,229 @@
+"""The waiting room: requests that no target can take now. Fair between tenants, bounded in number and time. Pure.
+
+*Order.* Within a tenant first come, first served. Between tenants start-time fair queueing (Goyal, Vin, Cheng 1996):
+each tenant has a start tag, the room a virtual time. The next to go is the head of the line with the lowest tag,
+the older one among equals; the virtual time becomes that tag, and the tenant's next tag lies 1 / weight behind. A
+tenant that comes anew begins at the virtual time: having been away earns nothing. Tags belong to heads of lines
+and not to tickets, so whoever leaves or cannot go now costs its tenant nothing. One tenant alone is plain FCFS.
+
+*Seniors.* Whoever comes back, having lost its target, came before all of its line: it goes first, has had its turn paid
+for, and finds a place in a full room, which has as many again for such.
+
+*Room.* One tenant may fill the whole room. If another comes then, it takes the place of the youngest ticket of the
+tenant that has the most for its weight (drop from the longest queue, McKenney 1990), until the places are shared
+by weight. Any fixed limit per tenant would either refuse requests while places are free, or keep newcomers out.
+
+The proxy hangs a request on each ticket and drives the room from its event loop, the simulator from its virtual
+clock. A ticket leaves the room exactly once: taken, expired, pushed out or given up.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import chain
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_SPARE_TIMERS = 64
+
+
+class Ticket(Generic[T]):
+    """One waiting request: `item` is the owner's, `deadline` an instant on the owner's clock."""
+
+    __slots__ = ("deadline", "item", "joined_at", "lane", "number", "senior", "tenant", "waits")
+
+    def __init__(
+        self, item: T, joined_at: float, deadline: float, number: int, tenant: str, senior: bool
+    ) -> None:
+        self.item = item
+        self.joined_at = joined_at
+        self.deadline = deadline
+        self.number = number  # in the order of joining
+        self.tenant = tenant
+        self.senior = senior
+        self.waits = True
+        self.lane: str | None = None  # the target it waits for (see `lb.core.lanes`), if it is one alone
+
+
+class _Line(Generic[T]):
+    """The tickets of one tenant, each kind oldest first, and where it stands in virtual time."""
+
+    __slots__ = ("seniors", "tag", "tickets", "weight")
+
+    def __init__(self, tag: float, weight: float) -> None:
+        self.tag = tag
+        self.weight = weight
+        self.seniors: OrderedDict[Ticket[T], None] = OrderedDict()  # the first is found in constant time
+        self.tickets: OrderedDict[Ticket[T], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.seniors) + len(self.tickets)
+
+    def __iter__(self) -> Iterator[Ticket[T]]:
+        return chain(self.seniors, self.tickets)
+
+    def of(self, ticket: Ticket[T]) -> OrderedDict[Ticket[T], None]:
+        return self.seniors if ticket.senior else self.tickets
+
+    def walk(self) -> Iterator[Ticket[T]]:
+        """Each ticket once; the line may change under way."""
+        while len(self):
+            head = next(iter(self))
+            yield head
+            if head.waits:  # it cannot go: on to those behind it
+                yield from [ticket for ticket in self if ticket is not head]
+                return
+
+
+class RequestQueue(Generic[T]):
+    """`limit` is the owner's at the time of joining, since it may change. `pushed_out` is told of each ticket that
+    must make room for another tenant's; without it nobody is pushed out. Constant or logarithmic time throughout,
+    but for a full room (the number of tenants)."""
+
+    def __init__(self, pushed_out: Callable[[Ticket[T]], None] | None = None) -> None:
+        self._pushed_out = pushed_out
+        self._lines: dict[str, _Line[T]] = {}
+        self._timers: list[tuple[float, int, Ticket[T]]] = []  # a heap; may hold tickets that have left
+        self._length = 0
+        self._now = 0.0  # virtual
+        self.on_drop: Callable[[Ticket[T]], None] | None = None  # is told of every ticket that has left
+        self.joined = 0  # tickets ever given out
+
+    def __len__(self) -> int:
+        return self._length
+
+    def join(
+        self,
+        item: T,
+        now: float,
+        hold_s: float,
+        limit: int,
+        tenant: str = "",
+        weight: float = 1.0,
+        senior: bool = False,
+    ) -> Ticket[T] | None:
+        """A ticket at the end of the tenant's line, or of the seniors before it; None if the room is full or there is no
+        time to wait."""
+        if hold_s <= 0:
+            return None
+        finds_a_place = senior and self._length < 2 * limit
+        if self._length >= limit and not finds_a_place and not self._make_room(tenant, weight, limit):
+            return None
+        line = self._lines.get(tenant)
+        if line is None:
+            line = self._lines[tenant] = _Line(self._now, weight)
+        elif not len(line):
+            line.tag = max(line.tag, self._now)
+        line.weight = weight
+        self.joined += 1
+        ticket = Ticket(item, now, now + hold_s, self.joined, tenant, senior)
+        line.of(ticket)[ticket] = None
+        self._length += 1
+        heappush(self._timers, (ticket.deadline, ticket.number, ticket))
+        return ticket
+
+    def walk(self) -> Iterator[Ticket[T]]:
+        """Every ticket once, in the order in which they are to go. Those met may be taken, any may leave."""
+        heap = []
+        for line in self._lines.values():
+            tickets = line.walk()
+            for head in tickets:
+                heap.append((line.tag, not head.senior, head.number, head, line, tickets))
+                break
+        heapify(heap)
+        while heap:
+            _, _, _, ticket, line, tickets = heappop(heap)
+            if ticket.waits:
+                yield ticket
+            for following in tickets:
+                heappush(heap, (line.tag, not following.senior, following.number, following, line, tickets))
+                break
+
+    def take(self, ticket: Ticket[T]) -> bool:
+        """Its turn has come; False if the ticket had already left."""
+        line = self._lines[ticket.tenant] if ticket.waits else None
+        if line is None:
+            return False
+        self._now = max(self._now, line.tag)
+        if not ticket.senior:
+            line.tag += 1.0 / line.weight
+        self._drop(ticket)
+        return True
+
+    def leave(self, ticket: Ticket[T]) -> bool:
+        """The owner gives up waiting; False if the ticket had already left."""
+        if not ticket.waits:
+            return False
+        self._drop(ticket)
+        return True
+
+    def expire(self, now: float) -> list[Ticket[T]]:
+        """Take out, oldest first, every ticket whose time is over."""
+        expired = []
+        while self._timers and self._timers[0][0] <= now:
+            ticket = heappop(self._timers)[2]
+            if ticket.waits:
+                self._drop(ticket)
+                expired.append(ticket)
+        return sorted(expired, key=_number)
+
+    def clear(self) -> list[Ticket[T]]:
+        """Take out everybody, oldest first."""
+        everybody = sorted((one for line in self._lines.values() for one in line), key=_number)
+        for ticket in everybody:
+            self._drop(ticket)
+        return everybody
+
+    def next_deadline(self) -> float | None:
+        while self._timers and not self._timers[0][2].waits:
+            heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def tag(self, tenant: str) -> float:
+        """Where a tenant that has tickets stands: the lowest is next."""
+        return self._lines[tenant].tag
+
+    def held_by_tenant(self) -> dict[str, int]:
+        return {tenant: len(line) for tenant, line in self._lines.items() if len(line)}
+
+    # --- inside
+
+    def _make_room(self, tenant: str, weight: float, limit: int) -> bool:
+        """Push out somebody who has more than its share, if there is such a one."""
+        if self._pushed_out is None or not self._lines or self._length > limit:
+            return False
+        greedy = max(self._lines.values(), key=_tickets_per_weight)
+        own = self._lines.get(tenant)
+        held = len(own.tickets) if own is not None else 0
+        if not greedy.tickets or _tickets_per_weight(greedy) <= (held + 1) / weight:
+            return False
+        youngest = next(reversed(greedy.tickets))
+        self._drop(youngest)
+        self._pushed_out(youngest)
+        return True
+
+    def _drop(self, ticket: Ticket[T]) -> None:
+        ticket.waits = False
+        line = self._lines[ticket.tenant]
+        del line.of(ticket)[ticket]
+        self._length -= 1
+        if self.on_drop is not None:
+            self.on_drop(ticket)
+        if not self._length:  # a busy period is over, and with it the memory of who had how much
+            self._lines.clear()
+            self._timers.clear()
+            self._now = 0.0
+        elif len(self._timers) > 2 * self._length + _SPARE_TIMERS:
+            self._timers = [timer for timer in self._timers if timer[2].waits]
+            heapify(self._timers)
+
+
+def _number(ticket: Ticket[T]) -> int:
+    return ticket.number
+
+
+def _tickets_per_weight(line: _Line[T]) -> float:
+    return len(line.tickets) / line.weight

@@ -1,0 +1,296 @@
+"""One generation of a target: its requests in flight, its breaker, and what a policy sees of it. Pure.
+
+*The breaker.* A target that cannot be reached, dies on a request, or answers nothing but server errors is left
+out for `first_s`, doubling up to `longest_s` seconds; then one request is its trial (a single half-open probe).
+The first byte of an answer ends the ejection. How long the next one would be is forgotten only when a request
+has ended well, so that a target which answers every trial with a 503 is left out longer and longer.
+
+*Doubt.* Whoever waits for a target that cannot be reached, or is silent, is better off elsewhere. Not so if it died on
+one request: had it died as a whole, the connections of the others would have ended as well, and to begin them anew
+elsewhere would cost their work a second time for nothing.
+
+*Lives.* A request must not try twice what failed it. It remembers `Booking.life`, which changes when a target
+proves itself again, so that a request held meanwhile may use a target that has recovered.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from lb.config.options import Breaker, Pushing
+from lb.config.schema import Readiness, Target
+from lb.core.admission import EngineLoad, Gate
+from lb.core.sliding_window import WindowCounter
+from policies.routing.base import RequestView, TargetView
+
+_NEVER = float("inf")
+TROUBLE_HALF_LIFE_S = 10.0
+TROUBLE_FORGOTTEN = 0.01  # of one failure: that old a failure is none
+
+
+class Key(NamedTuple):
+    """A generation of a target: the id alone may mean another backend later."""
+
+    id: str
+    generation: int
+
+
+class Health(str, Enum):
+    """What a target is offered as, best first."""
+
+    GOOD = "good"
+    EJECTED = "ejected"
+    UNHEALTHY = "unhealthy"
+    CLOSED = "closed"  # draining or gone: takes nothing new
+
+
+class Outlook(str, Enum):
+    """What an attempt without its first byte may hope for."""
+
+    FINE = "fine"
+    DOUBTFUL = (
+        "doubtful"  # ejected and in doubt, or called unhealthy: better elsewhere, if there is an elsewhere
+    )
+    LOST = "lost"  # the target is gone and had not been drained
+
+
+class Blame(str, Enum):
+    """What a failed attempt says about the target."""
+
+    NONE = "none"  # a keep-alive connection that had gone stale; a request that was moved away
+    TROUBLE = "trouble"  # it answers, but with a server error: less attractive for a while
+    DIED = "died"  # it died on the request: left out, though it may still answer others
+    EJECT = "eject"  # it cannot be reached, or is silent: left out, and in doubt
+
+
+class Booking:
+    """One attempt of one request on one target. Only its table changes it."""
+
+    __slots__ = ("answered", "blamed", "entry", "life", "released", "request", "since")
+
+    def __init__(self, entry: TargetState, request: RequestView, since: float) -> None:
+        self.entry = entry
+        self.request = request
+        self.life = entry.life
+        self.since = since
+        self.answered = False
+        self.blamed = False
+        self.released = False
+
+    @property
+    def key(self) -> Key:
+        return self.entry.key
+
+    @property
+    def target(self) -> Target:
+        """As the controller describes it now."""
+        return self.entry.target
+
+    def __repr__(self) -> str:
+        return f"Booking({self.request.id!r} on {self.entry.key.id!r} since {self.since:.3f})"
+
+
+class TargetState:
+    """Counts and judges; the table decides what follows from it. Every change of `view` is made here."""
+
+    __slots__ = (
+        "departed",
+        "doubted",
+        "drain_at",
+        "ejected_until",
+        "ejections",
+        "errors",
+        "errors_in_row",
+        "failures_in_row",
+        "gate",
+        "handed_over",
+        "heard_at",
+        "key",
+        "life",
+        "load_asked_at",
+        "load_good_until",
+        "requests",
+        "target",
+        "trial",
+        "trouble",
+        "trouble_at",
+        "view",
+    )
+
+    def __init__(self, key: Key, target: Target, life: int, pushing: Pushing, now: float) -> None:
+        self.key = key
+        self.target = target
+        self.life = life
+        self.view = TargetView(target.id)
+        self.gate = Gate(pushing)
+        self.requests = WindowCounter()
+        self.errors = WindowCounter()
+        self.heard_at = now
+        self.load_asked_at = -_NEVER
+        self.load_good_until = _NEVER  # there is none yet
+        self.failures_in_row = 0  # not reached, or died on the request
+        self.errors_in_row = 0  # answered with a server error
+        self.ejections = 0  # since a request has last ended well
+        self.ejected_until: float | None = None  # past: a trial is due
+        self.doubted = False  # while ejected: what waits for it waits in vain
+        self.trial: Booking | None = None
+        self.trouble = 0.0  # at `trouble_at`
+        self.trouble_at = now
+        self.drain_at: float | None = None
+        self.handed_over = False
+        self.departed = False
+        self.describe(target, now)
+
+    def describe(self, target: Target, now: float) -> None:
+        """The controller has spoken of it. Repeating the same words does not put a drain's deadline off."""
+        if target is not self.target and target == self.target:
+            return
+        draining = target.state is Readiness.DRAINING
+        if not draining or target.drain_deadline_s is None:
+            self.drain_at = None
+        else:
+            self.drain_at = now + target.drain_deadline_s
+        if not draining:
+            self.handed_over = False
+        self.target = target
+        view = self.view
+        view.region, view.zone = target.region, target.zone
+        view.capacity_type, view.accelerator = target.capacity_type, target.accelerator
+        view.capacity, view.price_usd_hour = target.capacity, target.price_usd_hour
+
+    # --- standing
+
+    def standing(self, now: float) -> Health:
+        state = self.target.state
+        if state is Readiness.DRAINING or self.departed:
+            return Health.CLOSED
+        if state is Readiness.UNHEALTHY:
+            return Health.UNHEALTHY
+        if self.ejected_until is not None and (now < self.ejected_until or self.trial is not None):
+            return Health.EJECTED
+        return Health.GOOD
+
+    def outlook(self, now: float) -> Outlook:
+        """Of an attempt on it that waits for its first byte."""
+        if self.target.state is Readiness.DRAINING:
+            return Outlook.FINE
+        if self.departed:
+            return Outlook.LOST
+        unwell = self.target.state is Readiness.UNHEALTHY
+        return Outlook.DOUBTFUL if unwell or self.in_doubt(now) else Outlook.FINE
+
+    def in_doubt(self, now: float) -> bool:
+        """Whether it cannot be reached, or gives no sign of life."""
+        return self.doubted and self.ejected_until is not None and now < self.ejected_until
+
+    def admits(self) -> bool:
+        return self.view.in_flight < self.gate.cap
+
+    def eject(self, now: float, breaker: Breaker, at_least_s: float = 0.0, doubt: bool = True) -> None:
+        backoff_s = min(breaker.longest_s, breaker.first_s * 2.0 ** min(self.ejections, 20))
+        self.ejections += 1
+        self.doubted = doubt
+        self.ejected_until = now + max(backoff_s, at_least_s)
+
+    # --- the life of an attempt
+
+    def book(self, request: RequestView, now: float) -> Booking:
+        booking = Booking(self, request, now)
+        view, gate = self.view, self.gate
+        view.in_flight += 1
+        view.waiting += 1
+        if gate.told:
+            gate.sent(booking, view.in_flight)
+            if view.pending is not None:
+                view.pending += 1
+        if self.ejected_until is not None and self.trial is None and now >= self.ejected_until:
+            self.trial = booking
+        self.requests.add(now)
+        return booking
+
+    def answered(self, booking: Booking, now: float) -> bool:
+        """The first byte has come; True if that ended an ejection."""
+        booking.answered = True
+        self.heard_at = now
+        self.failures_in_row = 0
+        view, gate = self.view, self.gate
+        view.waiting -= 1
+        if gate.told and gate.answered(booking, view.in_flight):
+            if view.pending:
+                view.pending -= 1
+            if view.running is not None:
+                view.running += 1
+        if self.ejected_until is None:
+            return False
+        self.ejected_until = None
+        return True
+
+    def release(self, booking: Booking) -> None:
+        view, gate = self.view, self.gate
+        view.in_flight -= 1
+        if not booking.answered:
+            view.waiting -= 1
+        elif not booking.blamed and self.ejected_until is None:
+            self.errors_in_row = self.ejections = 0
+        if gate.told:
+            if gate.ended(booking):
+                if view.pending:
+                    view.pending -= 1
+            elif view.running:
+                view.running -= 1
+        if self.trial is booking:
+            self.trial = None
+
+    def failed(self, booking: Booking, blame: Blame, now: float, breaker: Breaker) -> bool:
+        """The attempt has failed; True if that is reason to leave the target out."""
+        booking.blamed = True
+        self.errors.add(now)
+        self.trouble, self.trouble_at = self.trouble_now(now) + 1.0, now
+        self.view.trouble = self.trouble
+        on_trial = self.trial is booking
+        if blame is Blame.TROUBLE and not booking.answered:  # an error is an answer, too
+            self.heard_at = now
+            self.failures_in_row = 0
+        if self.ejected_until is not None and not on_trial:
+            return False  # old news
+        if blame is Blame.TROUBLE:
+            self.errors_in_row += 1
+            return on_trial or self.errors_in_row >= breaker.errors_in_row
+        self.failures_in_row += 1
+        return on_trial or self.failures_in_row >= breaker.failures
+
+    def trouble_now(self, now: float) -> float:
+        """Failures of late, each fading by half in TROUBLE_HALF_LIFE_S."""
+        faded: float = self.trouble * 0.5 ** (max(0.0, now - self.trouble_at) / TROUBLE_HALF_LIFE_S)
+        return faded if faded >= TROUBLE_FORGOTTEN else 0.0
+
+    # --- what the engine says
+
+    def loaded(self, load: EngineLoad, asked_at: float, good_until: float) -> None:
+        """The engine's account, with what it cannot know of yet on top of what is pending."""
+        self.load_asked_at, self.load_good_until = asked_at, good_until
+        view, gate = self.view, self.gate
+        gate.looked(load, asked_at, view.in_flight)
+        view.running, view.kv_usage = load.running, load.kv_usage
+        view.pending = None if load.pending is None else load.pending + len(gate.unproven)
+
+    def unheard(self, unanswered: list[Booking]) -> None:
+        """The last account is too old. `unanswered` is what it has without a first byte, oldest first."""
+        self.gate.unheard(unanswered, self.view.in_flight)
+        self._forget_load()
+
+    def tells_nothing(self, asked_at: float) -> None:
+        """The engine has been asked, and gives no account of itself."""
+        self.load_asked_at = asked_at
+        self.gate.blind()
+        self._forget_load()
+
+    def use_pushing(self, pushing: Pushing) -> None:
+        """Push by other rules from now on; what is under way is taken for proven."""
+        self.gate = Gate(pushing)
+        self._forget_load()
+
+    def _forget_load(self) -> None:
+        self.load_good_until = _NEVER
+        self.view.running = self.view.pending = self.view.kv_usage = None

@@ -1,0 +1,114 @@
+"""Signs of life: probing targets only when there is a reason to.
+
+*Frozen targets, and vanished ones.* A stopped process still accepts connections, and a machine that is taken away closes
+none: whatever is there waits for ever, and nothing fails. A target that has something to answer and has sent no byte to
+anybody for `suspect_after_s` is under suspicion and is asked for a sign of life. Answered: it is slow but alive, and is
+left alone until it has been silent as long again. Unanswered twice: it is ejected, its waiting requests go elsewhere, and
+its streams are continued there (`lb.proxy.context`). In calm times nobody is probed; readiness is the controller's business.
+
+*Ejected targets.* Shortly before the trial of an ejected target is due it is probed, so that no user's request
+is spent on finding out that it is still dead; while requests are held, it is probed once a second, so that they
+wait no longer than they must.
+
+Without a health path only a TCP connect can be tried. That finds hosts and processes that are gone, not frozen
+ones; against those only the time to first byte helps then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from lb.config.schema import Target
+from lb.core.targets import Key, TargetTable
+from lb.observe.metrics import Metrics
+
+LOOK_EVERY_S = 0.25
+PROBES_BEFORE_EJECTION = 2
+PROBE_EJECTED_EVERY_S = 1.0
+FROZEN_EJECTION_S = 5.0  # at least: a probe of a frozen target takes its whole timeout
+
+Alive = Callable[[Target, float], Awaitable[bool]]
+"""Whether a target gives a sign of life within so many seconds. Never raises."""
+
+_log = logging.getLogger("lb.engines.health_checks")
+
+
+class HealthChecker:
+    """Looks at the table four times a second; every probe is a task of its own, one per target at a time."""
+
+    def __init__(
+        self,
+        table: TargetTable,
+        alive: Alive,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+        anybody_held: Callable[[], bool],
+    ) -> None:
+        self._table = table
+        self._alive = alive
+        self._metrics = metrics
+        self._clock = clock
+        self._changed = changed
+        self._anybody_held = anybody_held
+        self._probed_at: dict[Key, float] = {}  # of ejected targets
+        self._probes: dict[Key, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                self.look()
+                await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            for probe in self._probes.values():
+                probe.cancel()
+
+    def look(self) -> None:
+        """Start the probes that are due now."""
+        now = self._clock()
+        limits = self._table.table.limits
+        # Not less than the gap between two probes, or an ejection could run out between them.
+        soon_s = max(limits.probe_timeout_s, PROBE_EJECTED_EVERY_S) + LOOK_EVERY_S
+        ejected = self._table.ejected(now)
+        self._probed_at = {key: self._probed_at[key] for key, _, _ in ejected if key in self._probed_at}
+        for key, target, left_s in ejected:
+            # Who is held has tried this target: if its ejection ran out unprobed, nobody else may come to try it.
+            due = 0.0 < left_s <= soon_s or self._anybody_held()
+            if due and now - self._probed_at.get(key, now - PROBE_EJECTED_EVERY_S) >= PROBE_EJECTED_EVERY_S:
+                self._probed_at[key] = now
+                self._start(key, self._probe_ejected(key, target, lengthen=left_s <= soon_s))
+        for key, target in self._table.suspects(now, limits.suspect_after_s):
+            self._start(key, self._probe_suspect(key, target))
+
+    def _start(self, key: Key, probe: Coroutine[Any, Any, None]) -> None:
+        if key in self._probes:
+            probe.close()
+            return
+        task = asyncio.get_running_loop().create_task(probe)
+        self._probes[key] = task
+        task.add_done_callback(lambda _: self._probes.pop(key, None))
+
+    async def _probe_suspect(self, key: Key, target: Target) -> None:
+        timeout_s = self._table.table.limits.probe_timeout_s
+        for _ in range(PROBES_BEFORE_EJECTION):
+            if await self._alive(target, timeout_s):
+                self._table.heard(key, self._clock())
+                return
+        self._eject(key, target, "silent, and no sign of life when asked")
+
+    async def _probe_ejected(self, key: Key, target: Target, lengthen: bool) -> None:
+        if await self._alive(target, self._table.table.limits.probe_timeout_s):
+            if self._table.renew(key):
+                self._changed()
+        elif lengthen:
+            self._eject(key, target, "still no sign of life")
+
+    def _eject(self, key: Key, target: Target, why: str) -> None:
+        if self._table.eject(key, self._clock(), FROZEN_EJECTION_S):
+            self._metrics.of(target).ejections += 1
+            _log.warning("eject target=%s why=%r", key.id, why)
+            self._changed()

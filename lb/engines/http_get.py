@@ -1,0 +1,165 @@
+"""Small GET requests of the agent's own: signs of life, and engines' loads. Bounded in size and time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from lb.config.schema import Target
+from lb.engines.kinds import Fetched
+from lb.http.body_framing import (
+    BodyDecoder,
+    ChunkedDecoder,
+    CloseDelimitedDecoder,
+    FramingError,
+    LengthDecoder,
+)
+from lb.http.messages import END, HeadError, read_response
+from lb.http.upstream import Pools, TargetConnection
+
+MAX_BODY_BYTES = 1024 * 1024
+_MAX_HEAD_BYTES = 64 * 1024
+_MAX_HEADERS = 256
+
+
+class HttpGetter:
+    """Asks targets over connections of its own, so that users' requests never wait behind a probe."""
+
+    def __init__(self, pools: Pools, clock: Callable[[], float]) -> None:
+        self._pools = pools
+        self._clock = clock
+
+    async def fetch(self, target: Target, path: str, timeout_s: float, *, fresh: bool = False) -> Fetched:
+        """Raises OSError (also for an answer that is not HTTP, or too long) or asyncio.TimeoutError."""
+        return await asyncio.wait_for(self._fetch(target, path, timeout_s, fresh), timeout_s)
+
+    async def alive(self, target: Target, timeout_s: float) -> bool:
+        """Whether the target gives a sign of life: an answer below 500 on its health path, else a connection."""
+        try:
+            if target.health_path is not None:
+                answer = await self.fetch(target, target.health_path, timeout_s, fresh=True)
+                return answer.status < 500
+            connection = await self._pools.of(target).dial(timeout_s)
+            connection.drop()
+            return True
+        except (OSError, asyncio.TimeoutError):  # noqa: UP041 (not the same in 3.10)
+            return False
+
+    def expire(self) -> None:
+        """Close connections that have been idle for too long."""
+        self._pools.expire(self._clock())
+
+    def retain(self, urls: set[str]) -> None:
+        self._pools.retain(urls)
+
+    def close(self) -> None:
+        self._pools.close()
+
+    async def _fetch(self, target: Target, path: str, timeout_s: float, fresh: bool) -> Fetched:
+        pool = self._pools.of(target)
+        connection = None if fresh else pool.take()
+        if connection is not None:
+            try:
+                return await self._ask(connection, path, fresh)
+            except OSError:
+                pass  # it had gone stale
+        return await self._ask(await pool.dial(timeout_s), path, fresh)
+
+    async def _ask(self, connection: TargetConnection, path: str, fresh: bool) -> Fetched:
+        call = _Call(asyncio.get_running_loop())
+        connection.sink = call
+        pool = connection.pool
+        ending = b"Connection: close\r\n" if fresh else b""
+        connection.transport.write(
+            b"GET %b%b HTTP/1.1\r\nHost: %b\r\nUser-Agent: skyserve-lb\r\nAccept: */*\r\n%b\r\n"
+            % (pool.base_path, path.encode(), pool.address, ending)
+        )
+        done = False
+        try:
+            answer = await call.answer
+            done = True
+        finally:
+            if done and call.reusable and not fresh:
+                pool.give(connection, self._clock())
+            else:
+                connection.drop()
+        return answer
+
+
+class _Call:
+    """Has a connection until the answer is whole."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.answer: asyncio.Future[Fetched] = loop.create_future()
+        self.reusable = False
+        self._buffer = b""
+        self._status = 0
+        self._walker: BodyDecoder | None = None
+        self._keep_alive = True
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def target_data(self, data: bytes) -> None:
+        try:
+            if self._walker is None:
+                self._take_head(self._buffer + data)
+            else:
+                self._take_body(data)
+        except (HeadError, FramingError) as error:
+            self._fail(str(error))
+
+    def _take_head(self, data: bytes) -> None:
+        while True:
+            end = data.find(END)
+            if end < 0:
+                self._buffer = data
+                if len(data) > _MAX_HEAD_BYTES:
+                    self._fail("the head is too long")
+                return
+            head = read_response(data[: end + 4], _MAX_HEADERS)
+            rest, self._buffer = data[end + 4 :], b""
+            if head.status >= 200:
+                break
+            if head.status == 101:
+                self._fail("it switches protocols")
+                return
+            data = rest
+        self._status, self._keep_alive = head.status, head.keep_alive
+        if head.status in (204, 304):
+            self._walker = LengthDecoder(0)
+        elif head.length is not None:
+            self._walker = LengthDecoder(head.length)
+        else:
+            self._walker = ChunkedDecoder(self._parts) if head.chunked else CloseDelimitedDecoder()
+        self._take_body(rest)
+
+    def _take_body(self, data: bytes) -> None:
+        walker = self._walker
+        assert walker is not None  # noqa: S101 (for the type checker)
+        end = walker.feed(data)
+        if not isinstance(walker, ChunkedDecoder):
+            self._parts.append(data if end < 0 else data[:end])
+        self._size += len(data)
+        if self._size > MAX_BODY_BYTES:
+            self._fail("the answer is too long")
+        elif end >= 0:
+            self.reusable = self._keep_alive and end == len(data)
+            self._finish()
+
+    def target_lost(self, error: Exception | None) -> None:
+        if error is None and isinstance(self._walker, CloseDelimitedDecoder):
+            self._finish()
+        else:
+            self._fail("the connection ended")
+
+    def target_full(self) -> None: ...
+
+    def target_drained(self) -> None: ...
+
+    def _finish(self) -> None:
+        if not self.answer.done():
+            self.answer.set_result(Fetched(self._status, b"".join(self._parts)))
+
+    def _fail(self, why: str) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(OSError(why))

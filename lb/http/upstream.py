@@ -1,0 +1,217 @@
+"""Connections to targets: dialled, pooled per target, handed to one exchange at a time.
+
+No cap on connections: a queue hidden in a pool would be invisible to the policies. An idle connection is kept for
+less than the five seconds after which common servers (uvicorn) drop it, so that a pooled connection is seldom closed
+under a request; the last one used is used first, so that those no longer needed grow old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
+
+from lb.config.schema import Target
+
+POOL_KEEPALIVE_S = 4.0
+WRITE_HIGH_WATER = 256 * 1024
+
+
+class Sink(Protocol):
+    """Whoever has the connection now."""
+
+    def target_data(self, data: bytes) -> None: ...
+    def target_lost(self, error: Exception | None) -> None: ...
+    def target_full(self) -> None: ...
+    def target_drained(self) -> None: ...
+
+
+class TargetConnection(asyncio.Protocol):
+    """One connection. Whoever takes it sets `sink`; without one it is idle, and a byte or an end ends it."""
+
+    __slots__ = ("idle_since", "pool", "sink", "transport", "unsent", "used")
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.sink: Sink | None = None
+        self.unsent = b""  # for `lb.http.write_batch`
+        self.used = False
+        self.idle_since = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
+        self.transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+
+    def data_received(self, data: bytes) -> None:
+        sink = self.sink
+        if sink is None or self.unsent:
+            self.transport.abort()  # it speaks without having been asked
+        else:
+            sink.target_data(data)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.pool.forget(self)
+        sink, self.sink = self.sink, None
+        if sink is not None:
+            sink.target_lost(error)
+
+    def pause_writing(self) -> None:
+        if self.sink is not None:
+            self.sink.target_full()
+
+    def resume_writing(self) -> None:
+        if self.sink is not None:
+            self.sink.target_drained()
+
+    def flush(self) -> None:
+        unsent, self.unsent = self.unsent, b""
+        if unsent and not self.transport.is_closing():
+            self.transport.write(unsent)
+
+    def drop(self) -> None:
+        """Close at once; the sink, if any, hears nothing."""
+        self.unsent = b""
+        self.sink = None
+        self.transport.abort()
+
+
+class Pool:
+    """The connections to one target's address."""
+
+    __slots__ = ("_idle", "address", "base_path", "closed", "host", "name", "port", "tls")
+
+    def __init__(self, url: str, tls: ssl.SSLContext | None) -> None:
+        parts = urlsplit(url)
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.base_path = parts.path.rstrip("/").encode()
+        self.tls = tls if parts.scheme == "https" else None
+        self.address = parts.netloc.rpartition("@")[2].encode()
+        # Its own name where TLS is: terminators route on it.
+        self.name = self.address if self.tls is not None else b""
+        self.closed = False
+        self._idle: list[TargetConnection] = []
+
+    def take(self) -> TargetConnection | None:
+        """An idle connection that is not known to be dead."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.transport.is_closing():
+                return connection
+        return None
+
+    def give(self, connection: TargetConnection, now: float) -> None:
+        """The answer was read to its end, and the target keeps the connection open."""
+        connection.sink = None
+        transport = connection.transport
+        if self.closed or transport.is_closing() or transport.get_write_buffer_size():
+            transport.abort()  # with a request that has not been taken yet, it was answered rashly
+            return
+        connection.used = True
+        connection.idle_since = now
+        self._idle.append(connection)
+
+    def forget(self, connection: TargetConnection) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    async def dial(self, timeout_s: float) -> TargetConnection:
+        """A new connection. Raises OSError (ssl.SSLError among them) or asyncio.TimeoutError."""
+        loop = asyncio.get_running_loop()
+        tls: dict[str, Any] = {}
+        if self.tls is not None:
+            tls = {"ssl": self.tls, "server_hostname": self.host, "ssl_handshake_timeout": timeout_s}
+        _, connection = await asyncio.wait_for(
+            loop.create_connection(lambda: TargetConnection(self), self.host, self.port, **tls), timeout_s
+        )
+        if connection.transport.is_closing():
+            raise ConnectionResetError("closed as soon as it was open")
+        return connection
+
+    def expire(self, now: float) -> None:
+        """Close what has been idle for too long; the oldest are in front."""
+        count = 0
+        for connection in self._idle:
+            if now - connection.idle_since < POOL_KEEPALIVE_S:
+                break
+            count += 1
+        old, self._idle = self._idle[:count], self._idle[count:]
+        for connection in old:
+            connection.transport.close()
+
+    def close(self) -> None:
+        self.closed = True
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.transport.close()
+
+
+class Pools:
+    """One pool per address that the table names."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
+        self._pools: dict[str, Pool] = {}
+
+    def of(self, target: Target) -> Pool:
+        pool = self._pools.get(target.url)
+        if pool is None:
+            if self._tls is None and target.url.startswith("https:"):
+                self._tls = ssl.create_default_context()
+            pool = self._pools[target.url] = Pool(target.url, self._tls)
+        return pool
+
+    def retain(self, urls: set[str]) -> None:
+        """Close the pools of all other addresses."""
+        for url in self._pools.keys() - urls:
+            self._pools.pop(url).close()
+
+    def expire(self, now: float) -> None:
+        for pool in self._pools.values():
+            pool.expire(now)
+
+    def close(self) -> None:
+        self.retain(set())
+
+
+class Dialling:
+    """One attempt to connect, which can be called off: a connection that comes too late goes to the pool."""
+
+    __slots__ = ("_abandoned", "_clock", "_pool", "_task")
+
+    def __init__(
+        self,
+        pool: Pool,
+        timeout_s: float,
+        clock: Callable[[], float],
+        done: Callable[[TargetConnection], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._abandoned = False
+        self._task = asyncio.get_running_loop().create_task(pool.dial(timeout_s))
+
+        def settle(task: asyncio.Task[TargetConnection]) -> None:
+            if task.cancelled():
+                return
+            error = task.exception()
+            if error is None and task.result().transport.is_closing():
+                error = ConnectionResetError("closed as soon as it was open")  # and nobody was told
+            if self._abandoned:
+                if error is None:
+                    pool.give(task.result(), clock())
+            elif error is None:
+                done(task.result())
+            elif isinstance(error, Exception):
+                failed(error)
+
+        self._task.add_done_callback(settle)
+
+    def abandon(self) -> None:
+        self._abandoned = True

@@ -1,0 +1,1 @@
+"""What an operator can see: counters, metrics, the access log, explanations of routing decisions, traces."""

@@ -1,0 +1,85 @@
+"""What is told of a request when it is over, and its line in the access log.
+
+Facts are made once per request, and only if somebody wants them. No prompt, no answer, no header value but the
+request's id and its place in a trace, no query: those may carry secrets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class RequestRecord(NamedTuple):
+    """One request, over. Times are in seconds since its arrival, or lengths.
+
+    `path` is without query. `status` is what the client was sent, 0 if it left before it was sent any. `target_id`
+    is the last target it was on. `queued_s` is how long it waited for targets in all, `ttft_s` when the first byte
+    of the answer's body was sent, None if none was. `continued` counts the times its stream went on on another
+    target. Tokens are None if no engine told them. `error` names in a word what went wrong, empty if nothing did
+    ("client_gone", "no_target_ready", "cut" ...).
+
+    `traceparent` is the client's (W3C Trace Context), `span` what `lb.observe.tracing.Tracing.begin` made of it; empty if
+    there is none.
+    """
+
+    id: str
+    method: str
+    path: str
+    status: int
+    duration_s: float
+    tenant: str = ""
+    model: str = ""
+    policy: str = ""
+    target_id: str = ""
+    attempts: int = 0
+    continued: int = 0
+    queued_s: float = 0.0
+    ttft_s: float | None = None
+    bytes_out: int = 0
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    traceparent: str = ""
+    span: str = ""
+    error: str = ""
+
+
+class AccessLog:
+    """One line of JSON per request, with the time of its end in seconds since 1970."""
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self._wall = wall
+
+    def line(self, facts: RequestRecord) -> str:
+        """Without the line's end. Control characters are escaped, so one request is one line."""
+        return json.dumps(
+            {
+                "time": round(self._wall(), 3),
+                "id": facts.id,
+                "method": facts.method,
+                "path": without_query(facts.path),
+                "status": facts.status,
+                "error": facts.error or None,
+                "tenant": facts.tenant or None,
+                "model": facts.model or None,
+                "target": facts.target_id or None,
+                "attempts": facts.attempts,
+                "continued": facts.continued,
+                "ms": _ms(facts.duration_s),
+                "queued_ms": _ms(facts.queued_s),
+                "ttft_ms": None if facts.ttft_s is None else _ms(facts.ttft_s),
+                "bytes": facts.bytes_out,
+                "tokens_in": facts.tokens_in,
+                "tokens_out": facts.tokens_out,
+            }
+        )
+
+
+def without_query(path: str) -> str:
+    """The path alone: callers promise it, but a query may hold a key, and logs live long."""
+    return path.partition("?")[0]
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000.0, 2)

@@ -1,0 +1,262 @@
+"""Prometheus metrics of one agent.
+
+Names are `skyserve_lb_<noun>_<unit>[_total]`. Labels are bounded by construction: service, region, zone,
+capacity_type, policy, and on a few families one more with a closed set of values (`kind` of a failure, `reason`
+of a refused continuation, `standing` of a target). None grows with traffic. Of request metrics `region` is the
+agent's own, of target metrics the target's.
+
+Counting is `lb.observe.counters`; here the numbers get their names when somebody asks. Gauges are read off the table then.
+The process' CPU time, memory, start time and open files come as `process_*`, as Prometheus' clients name them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+from prometheus_client import ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from lb.core.targets import Health, TargetTable
+from lb.observe.counters import Counts, Histogram, TargetCounts
+
+__all__ = ["CONTENT_TYPE", "Counts", "Histogram", "Metrics", "TargetCounts"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_NOTHING: Mapping[str, float] = MappingProxyType({})
+
+_PREFIX = "skyserve_lb_"
+_AGENT = ("service", "region", "policy")
+_TARGET = ("service", "region", "zone", "capacity_type", "policy")
+
+
+class _Family(NamedTuple):
+    """A family of metrics and the attribute it is read from. `kind` names the label of an attribute that counts
+    by kind."""
+
+    attribute: str
+    name: str
+    help: str
+    kind: str = ""
+
+
+_OF_AGENT = (
+    _Family("requests", "requests", "Requests that arrived, whatever became of them."),
+    _Family("rejected", "rejected_requests", "Requests turned away because no target could take them."),
+    _Family("limited", "limited_requests", "Requests turned away by the limits of their key."),
+    _Family("unauthorized", "unauthorized_requests", "Requests without a known key."),
+    _Family("client_gone", "client_gone_requests", "Requests whose client left before the end."),
+    _Family("cut", "cut_streams", "Answers that broke off after their first byte."),
+    _Family("retries", "retries", "Attempts beyond a request's first."),
+    _Family("moves", "moves", "Waiting attempts called back because their target was lost or silent."),
+    _Family("held_total", "holds", "Times a request had to wait for a target."),
+    _Family("continued", "continuations", "Broken streams that went on on another target."),
+    _Family("continue_refused", "continuation_refusals", "Broken streams that could not go on.", "reason"),
+    _Family("handed_over", "handovers", "Streams handed to another target before theirs was taken away."),
+    _Family("stalled", "stalled_streams", "Streams whose target fell silent."),
+    _Family("prompt_bytes", "prompt_bytes", "Bytes of prompts that were looked up for routing."),
+    _Family("matched_bytes", "matched_prompt_bytes", "Those thought to be in the chosen target's cache."),
+    _Family("tokens_in", "input_tokens", "Prompt tokens, as engines count them."),
+    _Family("tokens_out", "output_tokens", "Generated tokens, as engines count them."),
+    _Family("bytes_out", "response_bytes", "Bytes of answers' bodies sent to clients."),
+    _Family("queue_wait", "queue_wait_seconds", "How long requests that had to wait for a target waited."),
+    _Family("ttft", "time_to_first_token_seconds", "From a request's arrival to its first byte or token."),
+)
+_OF_TARGET = (
+    _Family("attempts", "attempts", "Attempts on targets."),
+    _Family("failures", "failures", "Attempts on targets that failed.", "kind"),
+    _Family("ejections", "ejections", "Times a target was left out for its failures."),
+    _Family("tokens_in", "target_input_tokens", "Prompt tokens, as the target's engine counts them."),
+    _Family("tokens_out", "target_output_tokens", "Generated tokens, as the target's engine counts them."),
+    _Family(
+        "ttfb",
+        "time_to_first_byte_seconds",
+        "From the arrival of a request to the first byte of its answer's body.",
+    ),
+    _Family("inter_token", "inter_token_seconds", "Between two data events of a stream."),
+    _Family("duration", "attempt_duration_seconds", "From an attempt's beginning to its end."),
+)
+
+
+class Labelled(Protocol):
+    """A `lb.config.schema.Target`, or a policy's view of one."""
+
+    @property
+    def region(self) -> str: ...
+    @property
+    def zone(self) -> str: ...
+    @property
+    def capacity_type(self) -> str: ...
+
+
+class Metrics:
+    """Owns the counts. `counts` is replaced when the policy changes, and so is what `of` returns: whoever keeps
+    them asks again after each change of the table. Needs `use_policy` before anything is counted."""
+
+    def __init__(self, service: str, region: str) -> None:
+        self._service = service
+        self._region = region
+        self._policy = ""
+        self._agents: dict[str, Counts] = {}
+        self._targets: dict[tuple[str, ...], TargetCounts] = {}
+        self._process = ProcessCollector(registry=None)
+        self.counts = Counts()
+
+    def use_policy(self, name: str) -> None:
+        """Label what follows with this policy. Its families appear at once, with zeros."""
+        self._policy = name
+        self.counts = self._agents.setdefault(name, Counts())
+
+    def of(self, target: Labelled) -> TargetCounts:
+        """The counts of the target's labels, shared by all targets that have them. Not for every request: keep
+        it with the target until the table changes."""
+        key = self._labels(target)
+        counts = self._targets.get(key)
+        if counts is None:
+            counts = self._targets[key] = TargetCounts()
+        return counts
+
+    def expose(
+        self, table: TargetTable, held: int, now: float, policy_gauges: Mapping[str, float] = _NOTHING
+    ) -> bytes:
+        """The text exposition format. `policy_gauges` are the routing policy's own (the size of its tree ...)."""
+        agents = [((self._service, self._region, policy), one) for policy, one in self._agents.items()]
+        families = [
+            *_responses(agents),
+            *_counted(_OF_AGENT, _AGENT, agents),
+            *_counted(_OF_TARGET, _TARGET, self._targets.items()),
+            *self._agent_gauges(table, held, policy_gauges),
+            *self._target_gauges(table, now),
+            *self._process.collect(),
+        ]
+        return generate_latest(_Photograph(families))
+
+    def _labels(self, target: Labelled) -> tuple[str, ...]:
+        return self._service, target.region, target.zone, target.capacity_type, self._policy
+
+    def _agent_gauges(
+        self, table: TargetTable, held: int, of_policy: Mapping[str, float]
+    ) -> Iterator[Metric]:
+        agent = (self._service, self._region, self._policy)
+        yield _gauge("held_requests", "Requests waiting for a target now.", _AGENT, {agent: held})
+        yield _gauge("bookings", "Attempts on targets that have not ended.", _AGENT, {agent: table.in_flight})
+        for name, value in of_policy.items():
+            yield _gauge(f"policy_{name}", "Of the routing policy.", _AGENT, {agent: value})
+
+    def _target_gauges(self, table: TargetTable, now: float) -> Iterator[Metric]:
+        """Targets with the same labels are one row: their counts are added up, their cache usage is averaged."""
+        sums = _Sums()
+        for (target, standing, _), view in zip(table.rows(now), table.views(now), strict=True):
+            labels = self._labels(target)
+            sums.add("in_flight", labels, view.in_flight)
+            sums.add("waiting", labels, view.waiting)
+            sums.add("targets", labels, 1)
+            sums.add("good", labels, 1 if standing is Health.GOOD else 0)
+            for one in Health:
+                sums.add("standing", (*labels, one.value), 1 if one is standing else 0)
+            if view.running is not None or view.pending is not None:
+                sums.add("telling", labels, 1)
+            sums.add("running", labels, view.running)
+            sums.add("pending", labels, view.pending)
+            sums.add("kv_usage", labels, view.kv_usage)
+            sums.add("kv_telling", labels, None if view.kv_usage is None else 1)
+        usage, telling = sums["kv_usage"], sums["kv_telling"]
+        kv_usage = {labels: total / telling[labels] for labels, total in usage.items()}
+        for name, help_text, rows in (
+            ("in_flight_requests", "Requests on targets now.", sums["in_flight"]),
+            ("waiting_requests", "Those among them without a first byte.", sums["waiting"]),
+            ("targets", "Targets in the table.", sums["targets"]),
+            ("good_targets", "Targets in good standing: ready and not ejected.", sums["good"]),
+            ("telling_targets", "Targets whose engine tells its load.", sums["telling"]),
+            ("engine_running_requests", "As the engines tell.", sums["running"]),
+            ("engine_pending_requests", "As the engines tell, with what was sent since.", sums["pending"]),
+            ("engine_kv_usage_ratio", "Mean share of the KV cache in use, as the engines tell.", kv_usage),
+        ):
+            yield _gauge(name, help_text, _TARGET, rows)
+        yield _gauge(
+            "targets_by_standing",
+            "Targets by what the breaker and the controller say of them.",
+            (*_TARGET, "standing"),
+            sums["standing"],
+        )
+
+
+class _Sums:
+    """Sums by name and labels; what is None is not told and adds nothing, not even a row."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, dict[tuple[str, ...], float]] = {}
+
+    def __getitem__(self, name: str) -> Mapping[tuple[str, ...], float]:
+        return self._sums.get(name, {})
+
+    def add(self, name: str, labels: tuple[str, ...], value: float | None) -> None:
+        if value is not None:
+            rows = self._sums.setdefault(name, {})
+            rows[labels] = rows.get(labels, 0.0) + value
+
+
+class _Photograph(Collector):
+    """Families that have been read already."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _gauge(
+    name: str, help_text: str, labels: tuple[str, ...], rows: Mapping[tuple[str, ...], float]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(_PREFIX + name, help_text, labels=labels)
+    for values, number in rows.items():
+        family.add_metric(values, number)
+    return family
+
+
+def _responses(agents: Iterable[tuple[tuple[str, ...], Counts]]) -> Iterator[Metric]:
+    for hundred in range(1, 6):
+        family = CounterMetricFamily(
+            f"{_PREFIX}responses_{hundred}xx",
+            f"Answers to clients with a status of {hundred}xx.",
+            labels=_AGENT,
+        )
+        for values, counts in agents:
+            family.add_metric(values, counts.responses[hundred])
+        yield family
+
+
+def _counted(
+    families: Iterable[_Family],
+    labels: tuple[str, ...],
+    rows: Iterable[tuple[tuple[str, ...], Counts | TargetCounts]],
+) -> Iterator[Metric]:
+    rows = list(rows)
+    for of in families:
+        read = [(values, getattr(counts, of.attribute)) for values, counts in rows]
+        if not read:
+            continue
+        if isinstance(read[0][1], Histogram):
+            histogram = HistogramMetricFamily(_PREFIX + of.name, of.help, labels=labels)
+            for values, observed in read:
+                histogram.add_metric(values, observed.cumulative(), observed.sum)
+            yield histogram
+            continue
+        counter = CounterMetricFamily(
+            _PREFIX + of.name, of.help, labels=(*labels, of.kind) if of.kind else labels
+        )
+        for values, counted in read:
+            if of.kind:
+                for kind, number in counted.items():
+                    counter.add_metric((*values, _text(kind)), number)
+            else:
+                counter.add_metric(values, counted)
+        yield counter
+
+
+def _text(kind: str) -> str:
+    return str(kind.value) if isinstance(kind, Enum) else kind

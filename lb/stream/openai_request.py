@@ -1,0 +1,157 @@
+"""What a request to a model says: the prompt in bytes that can be compared, and the little else routing asks for.
+
+Two requests share a prefix for the engine if their messages do, whatever the whitespace, escapes and key order of
+the JSON around them. So the JSON is parsed and written anew in one form: tools first, as templates put them,
+then role and text of each message, each ended by a byte that valid text does not contain. No tokenizer: bytes are enough
+to find out who has seen what (SGLang's router over HTTP and SkyWalker do the same with characters).
+
+Bodies that are none of the known shapes are compared as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+MAX_PROMPT_BYTES = 256 * 1024  # of a prompt, what is looked at: prefixes beyond it are the same to us
+MAX_SESSION_BYTES = 256
+
+_FIELD = b"\x1f"
+_MESSAGE = b"\x1e"
+
+CHAT = b"/v1/chat/completions"
+COMPLETIONS = b"/v1/completions"
+_MODEL_PATHS = frozenset(
+    {
+        CHAT,
+        COMPLETIONS,
+        b"/v1/responses",
+        b"/v1/messages",
+        b"/v1/embeddings",
+        b"/generate",
+        b"/api/chat",
+        b"/api/generate",
+    }
+)
+
+
+class ParsedRequest(NamedTuple):
+    """A parsed body. `json` is None if it is not an object, or not one for a model."""
+
+    json: dict[str, Any] | None
+    model: str = ""
+    user: str = ""
+    max_tokens: int = 0
+    stream: bool = False
+
+
+NOT_PARSED = ParsedRequest(None)
+
+
+def for_model(path: bytes) -> bool:
+    """Whether requests to this path carry prompts."""
+    return path in _MODEL_PATHS
+
+
+def read(body: bytes) -> ParsedRequest:
+    """Parse a body of a model's API."""
+    try:
+        json = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return NOT_PARSED
+    if type(json) is not dict:
+        return NOT_PARSED
+    model, user = json.get("model"), json.get("user")
+    limit = json.get("max_completion_tokens") or json.get("max_tokens") or 0
+    return ParsedRequest(
+        json,
+        model if type(model) is str else "",
+        user[:MAX_SESSION_BYTES] if type(user) is str else "",
+        limit if type(limit) is int and 0 < limit < 2**31 else 0,
+        json.get("stream") is True,
+    )
+
+
+def prompt_of(json: Mapping[str, Any] | None, body: bytes) -> bytes:
+    """The prompt in its canonical form, at most MAX_PROMPT_BYTES of it."""
+    if json is None:
+        return body[:MAX_PROMPT_BYTES]
+    try:
+        return _canonical(json, body)
+    except TypeError:  # nested more deeply than orjson writes, which is less than it reads
+        return body[:MAX_PROMPT_BYTES]
+
+
+def _canonical(json: Mapping[str, Any], body: bytes) -> bytes:
+    parts: list[bytes] = []
+    tools = json.get("tools")
+    if tools:
+        parts.append(orjson.dumps(tools))
+        parts.append(_MESSAGE)
+    for key in ("instructions", "system"):
+        if key in json:
+            _write(parts, json[key])
+            parts.append(_MESSAGE)
+    messages = json.get("messages")
+    if type(messages) is list:
+        _write_messages(parts, messages)
+    else:
+        prompt = next((json[key] for key in ("prompt", "input", "input_ids", "text") if key in json), None)
+        if prompt is None:
+            return body[:MAX_PROMPT_BYTES]
+        if type(prompt) is list and prompt and type(prompt[0]) is dict:
+            _write_messages(parts, prompt)
+        else:
+            _write(parts, prompt)
+    return b"".join(parts)[:MAX_PROMPT_BYTES]
+
+
+def _write_messages(parts: list[bytes], messages: list[Any]) -> None:
+    simple = _simple(messages)
+    if simple is not None:
+        parts.append(simple)
+        return
+    room = MAX_PROMPT_BYTES
+    for message in messages:
+        if type(message) is not dict:
+            _write(parts, message)
+            continue
+        before = len(parts)
+        for key, value in message.items():
+            if key == "role":
+                parts.insert(before, str(value).encode("utf-8", "surrogatepass"))
+                parts.insert(before + 1, _FIELD)
+            elif key == "content":
+                _write(parts, value)
+            elif value is not None:  # tool calls, names, reasoning: part of the prompt as well
+                parts.append(_FIELD)
+                parts.append(key.encode())
+                _write(parts, value)
+        parts.append(_MESSAGE)
+        room -= sum(map(len, parts[before:]))
+        if room <= 0:
+            return
+
+
+def _simple(messages: list[Any]) -> bytes | None:
+    """The same in one piece, and much faster, for messages that are nothing but a role and a text, as nearly all are."""
+    try:
+        texts = [f"{one['role']}\x1f{one['content']}\x1e" for one in messages if type(one["content"]) is str]
+    except (KeyError, TypeError):
+        return None
+    if len(texts) < len(messages) or sum(map(len, messages)) > 2 * len(messages):
+        return None
+    return "".join(texts).encode("utf-8", "surrogatepass")
+
+
+def _write(parts: list[bytes], value: Any) -> None:
+    if type(value) is str:
+        parts.append(value.encode("utf-8", "surrogatepass"))
+    elif type(value) is list and value and type(value[0]) is dict:
+        for part in value:  # content in parts
+            text = part.get("text") if type(part) is dict else None
+            parts.append(text.encode("utf-8", "surrogatepass") if type(text) is str else orjson.dumps(part))
+    elif value is not None:
+        parts.append(orjson.dumps(value))

@@ -1,0 +1,108 @@
+"""Which streams may be continued on another target if theirs is lost: the table of rules. Pure.
+
+Allowed are streams of `/v1/chat/completions` and `/v1/completions` with one choice of plain text, with any sampling,
+stop strings, penalties, seeds, and tools on offer. What is not allowed, and why, is `Reason`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from lb.stream.openai_request import CHAT, COMPLETIONS
+
+
+class Reason(str, Enum):
+    """Why a stream is not continued."""
+
+    OFF = "off"  # by the service's options or by the request's own header
+    # By the request.
+    NOT_A_STREAM = "not_a_stream"
+    SEVERAL_CHOICES = "several_choices"  # n, best_of, beam search: which of them has said what?
+    SEVERAL_PROMPTS = "several_prompts"
+    ECHO = "echo"  # the prompt is part of the text
+    SUFFIX = "suffix"  # the text must meet its end
+    LOGPROBS = "logprobs"  # those of tokens that have become prompt are not to be had
+    GRAMMAR = "grammar"  # the state of the grammar is lost
+    FORCED_TOOL = "forced_tool"  # as with a grammar
+    PROMPT_EMBEDS = "prompt_embeds"  # a prompt that is no tokens cannot be appended to
+    MODALITIES = "modalities"  # an answer that is not text
+    KV_TRANSFER = "kv_transfer"  # tied to one other engine
+    # By what the stream has said.
+    ENDED = "ended"  # nothing is left to be made: see `lb.stream.stream_merge.closing`
+    LOST = "buffer_limit"  # more than the journal keeps
+    FAILED = "engine_error"  # the engine's own error has reached the client
+    STRANGE = "unreadable"
+    TOOL_CALL = "tool_call"  # in progress
+    REASONING = "reasoning"  # in progress, or only its text is known: no engine takes it back
+    # By the engine that would continue it.
+    ENGINE = "engine"
+    PROMPT_IDS = "prompt_ids"  # the prompt is ids and only the answer's text is known
+    LAST_MESSAGE = "last_message"  # the client's own use of the template leaves no place for the text
+
+
+# A stream of which nothing has been said is begun anew, and one whose answer is complete is closed, whatever else its
+# request asks for, unless it is one of these.
+NEVER = frozenset({Reason.NOT_A_STREAM, Reason.SEVERAL_CHOICES, Reason.SEVERAL_PROMPTS, Reason.KV_TRANSFER})
+
+
+# Fields of a request that rule a continuation out if they ask for anything.
+_RULES_OUT: tuple[tuple[Reason, tuple[str, ...]], ...] = (
+    (Reason.SEVERAL_CHOICES, ("use_beam_search",)),
+    (Reason.ECHO, ("echo",)),
+    (Reason.SUFFIX, ("suffix",)),
+    (Reason.LOGPROBS, ("logprobs", "top_logprobs", "prompt_logprobs", "n_probs", "return_hidden_states")),
+    (Reason.GRAMMAR, ("structured_outputs", "grammar", "regex", "ebnf", "json_schema", "structural_tag")),
+    (Reason.PROMPT_EMBEDS, ("prompt_embeds",)),
+    (Reason.MODALITIES, ("audio",)),
+    (Reason.KV_TRANSFER, ("kv_transfer_params", "disaggregated_params", "bootstrap_room", "bootstrap_host")),
+)
+_ZERO_ASKS = frozenset({"logprobs", "prompt_logprobs"})  # of a completion: those of the chosen tokens
+
+
+def refusal(path: bytes, request: Mapping[str, Any]) -> Reason | None:
+    """Why a request's answer cannot be continued once something of it has been said; None if it can."""
+    if path not in (CHAT, COMPLETIONS) or request.get("stream") is not True:
+        return Reason.NOT_A_STREAM
+    if _above_one(request.get("n")) or _above_one(request.get("best_of")):
+        return Reason.SEVERAL_CHOICES
+    if path == COMPLETIONS and len(prompts_of(request.get("prompt"))) != 1:
+        return Reason.PROMPT_EMBEDS if request.get("prompt_embeds") else Reason.SEVERAL_PROMPTS
+    for reason, names in _RULES_OUT:
+        if any(_asks(name, request.get(name)) for name in names):
+            return reason
+    shape = request.get("response_format")
+    if shape and not (isinstance(shape, Mapping) and shape.get("type") == "text"):
+        return Reason.GRAMMAR
+    if any(value and name.startswith("guided_") for name, value in request.items()):
+        return Reason.GRAMMAR
+    if request.get("tool_choice") not in (None, "none", "auto"):
+        return Reason.FORCED_TOOL
+    if request.get("function_call") not in (None, "none", "auto"):
+        return Reason.FORCED_TOOL
+    if request.get("modalities") not in (None, [], ["text"]):
+        return Reason.MODALITIES
+    return None
+
+
+def _asks(name: str, value: Any) -> bool:
+    return bool(value) or (name in _ZERO_ASKS and value == 0 and value is not False)
+
+
+def _above_one(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value > 1
+
+
+def prompts_of(prompt: Any) -> Sequence[Any]:
+    """The prompts of a completion: texts, or lists of ids."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    if isinstance(prompt, list) and prompt and whole(prompt[0]) is not None:
+        return (prompt,)
+    return prompt if isinstance(prompt, list) else ()
+
+
+def whole(value: Any) -> int | None:
+    """A number without a fraction; true and false are none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,286 @@
+"""One stream for the client, made of the answers of several targets. Pure.
+
+    stripper   takes out of what an engine says what it was asked for by us and not by the client
+    StreamMerger   turns the answer to a `lb.stream.resume_request.ResumeRequest` into the rest of the stream that broke
+    closing    ends a stream whose answer was complete when its target was lost
+
+What the client sees has one `id`, `created`, `model` and `system_fingerprint`, the role once, one `finish_reason`, one
+`[DONE]`, and a `usage` as if one engine had done it all: the prompt of the first request, the tokens of all legs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from lb.engines.kinds import EngineKind
+from lb.http.sse import ABORT, DONE, EventReader, event
+from lb.stream.openai_request import CHAT
+from lb.stream.resume_request import ResumeRequest, Strip, Way, left
+from lb.stream.resume_rules import NEVER, refusal
+from lb.stream.transcript import ProgressTally, StreamProgress
+
+Change = Callable[[dict[str, Any]], bool]  # of a parsed chunk, in place; False: leave it out
+
+# Within a text a quotation mark is escaped, so these bytes are always a key and its value.
+_IDS = re.compile(rb',"(?:prompt_)?token_ids":(?:\[[0-9,]*\]|null)')
+_USAGE = re.compile(rb',"usage":\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
+_ID_KEYS = ("token_ids", "prompt_token_ids")
+_TELLING = ("finish_reason", *_ID_KEYS)
+_CHAT_CHUNK = "chat.completion.chunk"
+_TEXT_CHUNK = "text_completion"
+
+
+def stripper(strip: Strip) -> Callable[[bytes], bytes] | None:
+    """What takes whole events as they came and returns them as the client may see them; None if that is the same.
+    The journal keeps them as they came."""
+    return _STRIPPERS[strip]
+
+
+def _without_ids(events: bytes) -> bytes:
+    if b'token_ids"' not in events:
+        return events
+    stripped = _IDS.sub(b"", events)
+    return stripped if b'token_ids"' not in stripped else _rewritten(stripped, _drop_ids)
+
+
+def _without_counts(events: bytes) -> bytes:
+    return _without_usage(events, _drop_counts)
+
+
+def _without_usage(events: bytes, drop: Change | None = None) -> bytes:
+    if b'"usage"' not in events:
+        return events
+    if b'"choices":[]' not in events:
+        stripped = _USAGE.sub(b',"usage":null', events)
+        if b'"usage":{' not in stripped and b'"usage": ' not in stripped:
+            return stripped
+    return _rewritten(events, drop or _drop_usage)
+
+
+def _rewritten(events: bytes, change: Change) -> bytes:
+    """The slow way: for events without choices, and for JSON with spaces in it or keys in another order."""
+    lines = events.split(b"\n")
+    for at, line in enumerate(lines):
+        if not line.startswith(b"data:"):
+            continue
+        try:
+            chunk = orjson.loads(line[5:])
+        except orjson.JSONDecodeError:  # the end mark, or part of an event
+            continue
+        if isinstance(chunk, dict):
+            lines[at] = b"data: " + orjson.dumps(chunk) if change(chunk) else b""
+    left_over = b"\n".join(lines)
+    return left_over if left_over.strip() else b""
+
+
+def _drop_ids(chunk: dict[str, Any]) -> bool:
+    for part in (chunk, *(chunk.get("choices") or ())):
+        for key in _ID_KEYS:
+            part.pop(key, None)
+    return True
+
+
+def _drop_counts(chunk: dict[str, Any]) -> bool:
+    """The usage that comes with something else."""
+    if chunk.get("choices") and chunk.get("usage"):
+        chunk["usage"] = None
+    return True
+
+
+def _drop_usage(chunk: dict[str, Any]) -> bool:
+    """All of it; False if nothing else is said."""
+    return _drop_counts(chunk) and bool(chunk.get("choices") or not chunk.get("usage"))
+
+
+_STRIPPERS: Mapping[Strip, Callable[[bytes], bytes] | None] = {
+    Strip.NOTHING: None,
+    Strip.IDS: _without_ids,
+    Strip.COUNTS: _without_counts,
+    Strip.USAGE: _without_usage,
+}
+_DROPS: Mapping[Strip, Change] = {Strip.COUNTS: _drop_counts, Strip.USAGE: _drop_usage}
+
+
+class StreamMerger:
+    """One further leg of a stream.
+
+    `feed` takes the bytes of the new answer, without chunk framing, and gives whole events for the client. If this
+    leg breaks as well, `sofar` says how far the stream has come by then, over all legs, for the next `resume`.
+    An event in which the engine gives up is not passed on but kept in `error`: the leg is broken.
+    """
+
+    def __init__(
+        self,
+        path: bytes,
+        request: Mapping[str, Any],
+        before: StreamProgress,
+        resumption: ResumeRequest,
+        limit_bytes: int,
+    ) -> None:
+        """`path` and `request` are the client's own. A stream that has said more than about `limit_bytes` can be
+        stitched to its end, but not be continued once more."""
+        way = resumption.way
+        self.error = b""
+        self._before = before
+        self._limit = limit_bytes
+        self._is_chat = path == CHAT
+        self._reshapes = self._is_chat and resumption.path != CHAT
+        self._asked_ids = request.get("return_token_ids") is True
+        self._tells_prompt_ids = self._asked_ids and way is Way.RESTART and before.context_ids is None
+        self._tokens_before = 0 if way is Way.RESTART else before.tokens
+        self._drop = _DROPS.get(resumption.strip)
+        self._goes_on = way is not Way.RESTART
+        self._reader = EventReader()
+        self._tally = ProgressTally(before, answer_again=way is Way.RESTART, from_text=way is Way.TEXT)
+
+    @property
+    def over(self) -> bool:
+        """The stream has ended, or broken: nothing more will be passed on."""
+        return self._tally.done or bool(self.error)
+
+    def feed(self, payload: bytes) -> bytes:
+        """The events for the client that these bytes complete; possibly none."""
+        return b"".join([self._passed(data) for data in self._reader.feed(payload)])
+
+    def progress(self) -> StreamProgress:
+        """How far the stream has come, with all of its legs."""
+        if self._tally.size_bytes > self._limit:
+            self._tally.lost = True
+        return self._tally.told()
+
+    def _passed(self, data: bytes) -> bytes:
+        if self.over:
+            return b""
+        if data == b"[DONE]":
+            self._tally.done = True
+            return DONE
+        try:
+            chunk = orjson.loads(data)
+            gives_up = "error" in chunk or any(
+                choice.get("finish_reason") == ABORT for choice in chunk.get("choices") or ()
+            )
+            says_something = not gives_up and self._rewrite(chunk)
+        except (orjson.JSONDecodeError, AttributeError, TypeError):  # whatever it is, the client may know
+            self._tally.strange = True
+            return b"data: " + data + b"\n\n"
+        if gives_up:
+            self.error = b"data: " + data + b"\n\n"
+            return b""
+        return event(chunk) if says_something else b""
+
+    def _rewrite(self, chunk: dict[str, Any]) -> bool:
+        """Make it a chunk of the first stream and take note of it; False if nothing is left of it."""
+        self._sign(chunk)
+        for choice in chunk.get("choices") or ():
+            if self._reshapes:
+                choice["delta"] = {"content": choice.pop("text", "")}
+            if self._is_chat:
+                self._settle_role(choice.get("delta"))
+        if isinstance(usage := chunk.get("usage"), dict):
+            chunk["usage"] = self._usage(usage)
+        self._tally.chunk(chunk)
+        if self._drop is not None and not self._drop(chunk):
+            return False
+        says_something = bool(chunk.get("usage"))
+        for part in (chunk, *(chunk.get("choices") or ())):
+            if not self._tells_prompt_ids:
+                part.pop("prompt_token_ids", None)
+            if not self._asked_ids:
+                part.pop("token_ids", None)
+            said = part.get("delta") or {"text": part.get("text")}
+            says_something |= bool(any(said.values()) or any(part.get(key) for key in _TELLING))
+        return says_something
+
+    def _sign(self, chunk: dict[str, Any]) -> None:
+        before = self._before
+        if not before.events:
+            return
+        chunk["id"] = before.id
+        chunk["object"] = _CHAT_CHUNK if self._is_chat else _TEXT_CHUNK
+        chunk["created"] = before.created
+        chunk["model"] = before.model
+        if before.system_fingerprint is not None:
+            chunk["system_fingerprint"] = before.system_fingerprint
+        else:
+            chunk.pop("system_fingerprint", None)
+
+    def _settle_role(self, delta: dict[str, Any] | None) -> None:
+        """The role is told once, whether the engine tells it never, once or always."""
+        if delta is None:
+            return
+        if self._tally.role_told:
+            delta.pop("role", None)
+        elif self._reshapes:
+            delta["role"] = "assistant"
+
+    def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """What the engine has counted, as if it had done the whole answer."""
+        if not self._goes_on:
+            return usage
+        here = usage.get("completion_tokens") or 0
+        given = usage.get("prompt_tokens") or 0
+        known = self._tally.prompt_tokens
+        prompt = max(0, given - self._tokens_before) if known is None else known
+        stitched = {
+            **usage,
+            "prompt_tokens": prompt,
+            "completion_tokens": self._tokens_before + here,
+            "total_tokens": prompt + self._tokens_before + here,
+        }
+        # What this engine found in its cache includes the answer, and says nothing about the first prompt.
+        cached = self._tally.cached_tokens
+        if usage.get("prompt_tokens_details"):
+            stitched["prompt_tokens_details"] = None if cached is None else {"cached_tokens": cached}
+        if usage.get("completion_tokens_details"):
+            stitched["completion_tokens_details"] = None
+        return stitched
+
+
+def closing(path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind) -> bytes | None:
+    """The end of a broken stream whose answer is complete: its finish reason has been seen, or it has got all the
+    tokens it was allowed. None if something is left to be generated, or nobody can tell.
+
+    `kind` is that of the engine that was lost.
+    """
+    refused = refusal(path, request)
+    if sofar.strange or sofar.failed or sofar.lost or refused in NEVER:
+        return None
+    if sofar.done:
+        return b""
+    events = []
+    if sofar.finish_reason is None:
+        if sofar.silent or refused is not None or left(path, request, sofar, kind) != 0:
+            return None
+        said: dict[str, Any] = {"delta": {}} if path == CHAT else {"text": ""}
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": "length"}
+        events.append(event({**_envelope(path, sofar), "choices": [choice]}))
+    options = request.get("stream_options")
+    wants_usage = isinstance(options, Mapping) and options.get("include_usage") is True
+    if wants_usage and not sofar.usage_told and (usage := _final_usage(sofar)) is not None:
+        events.append(event({**_envelope(path, sofar), "choices": [], "usage": usage}))
+    return b"".join([*events, DONE])
+
+
+def _final_usage(sofar: StreamProgress) -> Mapping[str, Any] | None:
+    """The usage that was not told any more, if it is known."""
+    if sofar.usage is not None:
+        return sofar.usage
+    if sofar.prompt_tokens is None or not sofar.output_ids:
+        return None
+    return {
+        "prompt_tokens": sofar.prompt_tokens,
+        "completion_tokens": sofar.tokens,
+        "total_tokens": sofar.prompt_tokens + sofar.tokens,
+    }
+
+
+def _envelope(path: bytes, sofar: StreamProgress) -> dict[str, Any]:
+    kind = _CHAT_CHUNK if path == CHAT else _TEXT_CHUNK
+    envelope = {"id": sofar.id, "object": kind, "created": sofar.created, "model": sofar.model}
+    if sofar.system_fingerprint is not None:
+        envelope["system_fingerprint"] = sofar.system_fingerprint
+    return envelope

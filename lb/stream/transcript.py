@@ -1,0 +1,290 @@
+"""What the client of a stream has been told: kept as bytes while all is well, read when it breaks.
+
+A running stream must cost next to nothing, so `Transcript.add` appends what came and counts it. Only when the target is
+lost are the events parsed, into a `StreamProgress`: who the stream claims to be, its text, its tokens, how far it got. When
+the bytes outgrow half of their limit the oldest are parsed, a few at a time as new ones come, and dropped; what is
+left of an event then is its text and its token ids.
+
+The journal is given what the engine said, of which the client has seen every whole event (see `lb.http.sse.Gate`), with
+or without the token ids it did not ask for. The beginning of an event at the end is not part of what was said.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from lb.http.body_framing import ChunkedDecoder, FramingError
+from lb.http.sse import ABORT, EventReader
+
+_BYTES_PER_ID = 8
+_SPEECH = ("reasoning_content", "reasoning")
+_CALLS = ("tool_calls", "function_call")
+_KNOWN = frozenset({"role", "content", "refusal", *_SPEECH, *_CALLS})
+
+
+@dataclass(frozen=True, slots=True)
+class StreamProgress:
+    """How far a stream has come.
+
+    `context_ids` are the tokens the engine was given, `output_ids` those it made after them; None where it did not
+    tell. `tokens` of the answer have been made: as many as there are ids, or as the engine counts, or else at least
+    one for each event that says something. `prompt_tokens` and `cached_tokens` are those of the client's own prompt.
+    `usage_told` is the count that closes a stream, `usage` the last one there was.
+
+    A stream is `strange` if it says what cannot be read or is not known here, `failed` if the engine itself has
+    reported an error, `lost` if it has outgrown its journal.
+    """
+
+    id: str = ""
+    created: int = 0
+    model: str = ""
+    system_fingerprint: str | None = None
+    role_told: bool = False
+    text: str = ""
+    reasoning: bool = False
+    tool_call: bool = False
+    finish_reason: str | None = None
+    usage: Mapping[str, Any] | None = None
+    usage_told: bool = False
+    done: bool = False
+    events: int = 0
+    tokens: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    context_ids: Sequence[int] | None = None
+    output_ids: Sequence[int] | None = ()
+    strange: bool = False
+    failed: bool = False
+    lost: bool = False
+
+    @property
+    def silent(self) -> bool:
+        """Nothing of the answer itself has been said: at most who will speak."""
+        return not (self.text or self.reasoning or self.tool_call or self.finish_reason or self.strange)
+
+
+class ProgressTally:
+    """A `StreamProgress` in the making: takes note of one chunk after the other, over all the targets of a stream."""
+
+    def __init__(
+        self, before: StreamProgress | None = None, *, answer_again: bool = False, from_text: bool = False
+    ) -> None:
+        """Goes on where `before` stopped. `answer_again`: the answer is begun anew, its tokens count from zero;
+        `from_text`: the next engine reads the text into tokens of its own, so the ids known do not go on."""
+        before = before or StreamProgress()
+        self.id = before.id
+        self.created = before.created
+        self.model = before.model
+        self.system_fingerprint = before.system_fingerprint
+        self.role_told = before.role_told
+        self.reasoning = before.reasoning
+        self.tool_call = before.tool_call
+        self.finish_reason = before.finish_reason
+        self.usage: Mapping[str, Any] | None = None
+        self.usage_told = before.usage_told
+        self.done = before.done
+        self.events = before.events
+        self.prompt_tokens = before.prompt_tokens
+        self.cached_tokens = before.cached_tokens
+        self.context_ids = None if from_text else before.context_ids
+        self.strange = before.strange
+        self.failed = before.failed
+        self.lost = before.lost
+        self._text = [before.text]
+        self._text_bytes = len(before.text)
+        known = () if answer_again or from_text else before.output_ids
+        self._ids = None if known is None else array("q", known)
+        self._ids_before = len(known or ())
+        self._tokens_before = 0 if answer_again else before.tokens
+        self._spoken = 0  # events of this leg that say something
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it keeps."""
+        return self._text_bytes + _BYTES_PER_ID * (len(self._ids or ()) + len(self.context_ids or ()))
+
+    @property
+    def tokens(self) -> int:
+        if self._ids is not None:
+            return self._tokens_before + len(self._ids) - self._ids_before
+        counted = self.usage.get("completion_tokens") if self.usage else None
+        return counted if isinstance(counted, int) else self._tokens_before + self._spoken
+
+    def event(self, data: bytes) -> None:
+        """Take note of the data of one event."""
+        if data == b"[DONE]":
+            self.done = True
+            return
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            chunk = None
+        if isinstance(chunk, dict):
+            self.chunk(chunk)
+        else:
+            self.strange = True
+
+    def chunk(self, chunk: Mapping[str, Any]) -> None:
+        """Take note of one parsed chunk, of chat or completions."""
+        self.events += 1
+        try:
+            self._read(chunk)
+        except (AttributeError, KeyError, TypeError, OverflowError):  # an object where a list should be
+            self.strange = True
+
+    def _read(self, chunk: Mapping[str, Any]) -> None:
+        if "error" in chunk:
+            self.failed = True
+            return
+        if self.events == 1:
+            self._introduce(chunk)
+        choices: list[Any] = chunk.get("choices") or []
+        ids = chunk.get("prompt_token_ids")
+        if len(choices) == 1 and choices[0].get("index", 0) == 0:
+            self._choice(choices[0])
+            ids = ids or choices[0].get("prompt_token_ids")
+        elif choices:
+            self.strange = True
+        if ids and self.context_ids is None:
+            self.context_ids = array("q", ids)
+            if self.prompt_tokens is None:
+                self.prompt_tokens = len(ids)
+        if isinstance(usage := chunk.get("usage"), dict):
+            self._count(usage, final=not choices)
+
+    def told(self) -> StreamProgress:
+        """All of it, as a value."""
+        return StreamProgress(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            system_fingerprint=self.system_fingerprint,
+            role_told=self.role_told,
+            text="".join(self._text),
+            reasoning=self.reasoning,
+            tool_call=self.tool_call,
+            finish_reason=self.finish_reason,
+            usage=self.usage,
+            usage_told=self.usage_told,
+            done=self.done,
+            events=self.events,
+            tokens=self.tokens,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            context_ids=self.context_ids,
+            output_ids=self._ids,
+            strange=self.strange,
+            failed=self.failed,
+            lost=self.lost,
+        )
+
+    def _introduce(self, chunk: Mapping[str, Any]) -> None:
+        self.id = str(chunk.get("id") or "")
+        created = chunk.get("created")
+        self.created = created if isinstance(created, int) else 0
+        self.model = str(chunk.get("model") or "")
+        fingerprint = chunk.get("system_fingerprint")
+        self.system_fingerprint = fingerprint if isinstance(fingerprint, str) else None
+
+    def _choice(self, choice: Mapping[str, Any]) -> None:
+        delta = choice.get("delta") or {}
+        said = delta.get("content") or choice.get("text") or ""
+        if not isinstance(said, str):
+            self.strange = True
+            return
+        self._text.append(said)
+        self._text_bytes += len(said)
+        self.role_told = self.role_told or bool(delta.get("role"))
+        reasoned = any(delta.get(name) for name in _SPEECH)
+        called = any(delta.get(name) for name in _CALLS)
+        self.reasoning = self.reasoning or reasoned
+        self.tool_call = self.tool_call or called
+        self.strange = self.strange or any(value and name not in _KNOWN for name, value in delta.items())
+        finish = choice.get("finish_reason")
+        self.failed = self.failed or finish == ABORT
+        self.finish_reason = finish or self.finish_reason
+        if said or reasoned or called:
+            self._spoken += 1
+        ids = choice.get("token_ids")
+        if ids:
+            if self._ids is not None:
+                self._ids.extend(ids)
+        elif said or reasoned or called:
+            self._ids = None  # from here on they cannot be known
+
+    def _count(self, usage: Mapping[str, Any], *, final: bool) -> None:
+        self.usage = usage
+        self.usage_told = self.usage_told or final
+        if self.prompt_tokens is None and isinstance(prompt := usage.get("prompt_tokens"), int):
+            self.prompt_tokens = prompt
+        details = usage.get("prompt_tokens_details")
+        if self.cached_tokens is None and isinstance(details, dict):
+            cached = details.get("cached_tokens")
+            self.cached_tokens = cached if isinstance(cached, int) else None
+
+
+class Transcript:
+    """The first leg of one stream."""
+
+    __slots__ = ("_bytes", "_half", "_parts", "_payloads", "_reader", "_tally", "_walker", "lost")
+
+    def __init__(self, chunked: bool, limit_bytes: int) -> None:
+        """`chunked`: what is added is the body with its HTTP chunk framing, from its first byte on. About
+        `limit_bytes` are kept; a stream that says more is `lost`."""
+        self.lost = False
+        self._half = limit_bytes // 2
+        self._parts: deque[bytes] = deque()
+        self._bytes = 0
+        self._payloads: list[bytes] = []
+        self._walker = ChunkedDecoder(self._payloads) if chunked else None
+        self._reader = EventReader()
+        self._tally = ProgressTally()
+
+    def add(self, data: bytes) -> None:
+        """The next bytes of the body."""
+        self._parts.append(data)
+        self._bytes += len(data)
+        if self._bytes > self._half:
+            self._fold(self._half)
+
+    def read(self) -> StreamProgress:
+        """How far the stream has come. More may be added afterwards."""
+        self._fold(0)
+        return self._tally.told()
+
+    def _fold(self, leave_bytes: int) -> None:
+        """Read the oldest bytes until no more than `leave_bytes` are left unread."""
+        while self._bytes > leave_bytes and self._parts:
+            part = self._parts.popleft()
+            self._bytes -= len(part)
+            if not self.lost:
+                self._take(part)
+                if self._tally.size_bytes + self._reader.held_bytes > self._half:
+                    self._lose()
+
+    def _take(self, part: bytes) -> None:
+        payloads = [part]
+        if self._walker is not None:
+            try:
+                self._walker.feed(part)
+            except FramingError:
+                self._tally.strange = True
+            payloads = self._payloads.copy()
+            self._payloads.clear()
+        for payload in payloads:
+            for data in self._reader.feed(payload):
+                self._tally.event(data)
+
+    def _lose(self) -> None:
+        self.lost = True
+        self._half = 0  # what is still added is dropped at once
+        self._parts.clear()
+        self._bytes = 0
+        self._tally = ProgressTally(StreamProgress(lost=True))
+        self._reader = EventReader()

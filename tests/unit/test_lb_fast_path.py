@@ -1,0 +1,177 @@
+"""The helper in C over socket pairs: what passes, what stops a forwarding, and that nothing is lost in between."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lb.proxy.fast_path import StopReason
+
+native = pytest.importorskip(
+    "lb.proxy._fast_path", reason="the helper is not built: no C compiler at installation"
+)
+
+LIMIT = 1 << 20
+
+
+def chunk(payload: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(payload), payload)
+
+
+EVENT = chunk(b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null}]}\n\n')
+
+
+class Wires:
+    """Engine -> (fast_path) -> client."""
+
+    def __init__(self) -> None:
+        self.engine, self.source = socket.socketpair()
+        self.sink, self.client = socket.socketpair()
+        for one in (self.engine, self.source, self.sink, self.client):
+            one.setblocking(False)
+        self.fast_path: Any = native.FastPath()
+
+    def forwarding(self, limit: int = LIMIT) -> Any:
+        return self.fast_path.forwarding(self.source.fileno(), self.sink.fileno(), limit, self)
+
+    def got(self) -> bytes:
+        try:
+            return self.client.recv(1 << 20)
+        except BlockingIOError:
+            return b""
+
+    def close(self) -> None:
+        for one in (self.engine, self.source, self.sink, self.client):
+            one.close()
+
+
+@pytest.fixture
+def wires() -> Iterator[Wires]:
+    one = Wires()
+    yield one
+    one.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "heard", "chunks"),
+    [
+        pytest.param(EVENT, True, 1, id="an event"),
+        pytest.param(EVENT * 3, True, 3, id="three in one read"),
+        pytest.param(chunk(b": still here\n\n"), False, 1, id="a comment is no sign of life"),
+        pytest.param(chunk(b": hm\n\n" + b"data: x\n\n"), True, 1, id="two events in one chunk"),
+        pytest.param(b"00000A\r\ndata: xy\n\n\r\n", True, 1, id="leading zeros and upper case"),
+    ],
+)
+def test_plain_chunks_pass(wires: Wires, data: bytes, heard: bool, chunks: int) -> None:
+    forwarding = wires.forwarding()
+    wires.engine.send(data)
+    assert wires.fast_path.run() == []
+    assert wires.got() == data
+    assert (forwarding.pulse(), forwarding.pulse()) == (heard, False)
+    assert forwarding.counts() == (chunks, len(data))
+    assert forwarding.counts() == (0, 0)
+    assert (forwarding.take(), forwarding.take()) == (data, b"")
+    forwarding.stop()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"0\r\n\r\n", id="the last chunk"),
+        pytest.param(EVENT + b"0\r\n\r\n", id="an event and the last chunk"),
+        pytest.param(chunk(b"data: [DONE]\n\n"), id="the end mark"),
+        pytest.param(chunk(b"data: half an ev"), id="half an event"),
+        pytest.param(EVENT[:-1], id="half a chunk"),
+        pytest.param(EVENT[:1], id="half a size"),
+        pytest.param(EVENT + b"5", id="an event and half a size"),
+        pytest.param(chunk(b'data: {"error":{"message":"x"}}\n\n'), id="an error"),
+        pytest.param(
+            chunk(b'data: {"choices":[{"finish_reason":"abort"}]}\n\n'), id="an engine that gives up"
+        ),
+        pytest.param(b"8;x=y\r\ndata: \n\n\r\n", id="an extension"),
+        pytest.param(b"+8\r\ndata: \n\n\r\n", id="a sign"),
+        pytest.param(b" 8\r\ndata: \n\n\r\n", id="a blank"),
+        pytest.param(b"8\ndata: \n\n\r\n", id="a bare line feed"),
+        pytest.param(b"8\r\ndata: \n\nXX", id="a longer chunk"),
+        pytest.param(b"ffffffffffffffff8\r\ndata: \n\n\r\n", id="a size that overflows"),
+        pytest.param(b"\r\n", id="no size"),
+    ],
+)
+def test_anything_else_comes_back_unsent_and_stops_the_lane(wires: Wires, data: bytes) -> None:
+    forwarding = wires.forwarding()
+    wires.engine.send(data)
+    assert wires.fast_path.run() == [(wires, StopReason.DATA, data)]
+    assert wires.got() == b""
+    assert forwarding.take() == b""
+    wires.engine.send(EVENT)
+    assert wires.fast_path.run() == []  # stopped: what comes now is the event loop's
+    assert wires.source.recv(1000) == EVENT
+
+
+def test_an_end_is_news(wires: Wires) -> None:
+    wires.forwarding()
+    wires.engine.close()
+    assert wires.fast_path.run() == [(wires, StopReason.ENDED, b"")]
+
+
+def test_what_a_slow_client_does_not_take_comes_back_and_is_kept_once(wires: Wires) -> None:
+    wires.sink.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    forwarding = wires.forwarding()
+    sent, unsent = b"", b""
+    for _ in range(2000):
+        wires.engine.send(EVENT)
+        sent += EVENT
+        news = wires.fast_path.run()
+        if news:
+            ((owner, kind, unsent),) = news
+            assert (owner, kind) == (wires, StopReason.UNSENT)
+            break
+    assert unsent
+    received = b""
+    while part := wires.got():
+        received += part
+    assert received + unsent == sent == forwarding.take()
+
+
+def test_a_lane_that_keeps_enough_comes_back(wires: Wires) -> None:
+    forwarding = wires.forwarding(limit=len(EVENT))
+    wires.engine.send(EVENT)
+    assert wires.fast_path.run() == []
+    wires.engine.send(EVENT)
+    assert wires.fast_path.run() == [(wires, StopReason.FULL, b"")]
+    assert wires.got() == forwarding.take() == EVENT * 2
+
+
+def test_a_lane_can_be_stopped_twice_and_opened_again(wires: Wires) -> None:
+    first = wires.forwarding()
+    first.stop()
+    first.stop()
+    second = wires.forwarding()
+    wires.engine.send(EVENT)
+    assert wires.fast_path.run() == []
+    assert (first.take(), second.take()) == (b"", EVENT)
+    second.stop()
+
+
+def test_many_lanes_at_once(wires: Wires) -> None:
+    others = [Wires() for _ in range(300)]
+    lanes = [wires.fast_path.forwarding(one.source.fileno(), one.sink.fileno(), LIMIT, one) for one in others]
+    try:
+        for one in others:
+            one.engine.send(EVENT)
+        for _ in range(10):
+            assert wires.fast_path.run() == []
+        assert all(one.got() == EVENT for one in others)
+    finally:
+        for forwarding in lanes:
+            forwarding.stop()
+        for one in others:
+            one.close()
+
+
+def test_a_closed_socket_is_refused(wires: Wires) -> None:
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        wires.fast_path.forwarding(1_000_000, wires.sink.fileno(), LIMIT, wires)

@@ -1,0 +1,518 @@
+"""Which streams may be continued, and by which request: the rules as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lb.config.options import Continue
+from lb.engines.kinds import EngineKind
+from lb.stream.openai_request import CHAT, COMPLETIONS
+from lb.stream.resume_request import (
+    NotResumable,
+    ResumeRequest,
+    Strip,
+    Way,
+    left,
+    prepare,
+    resume,
+    with_fields,
+)
+from lb.stream.resume_rules import Reason, refusal
+from lb.stream.transcript import StreamProgress
+
+USER = {"role": "user", "content": "Hello"}
+HALF = {"role": "assistant", "content": "Half"}
+HELLO: dict[str, Any] = {"model": "m", "stream": True, "messages": [USER]}
+PROMPT: dict[str, Any] = {"model": "m", "stream": True, "prompt": "Hello"}
+BROKEN = StreamProgress(
+    id="x", role_told=True, text=" sun, lake", tokens=3, events=4, context_ids=(8, 9), output_ids=(1, 2, 3)
+)
+BY_TEXT = StreamProgress(id="x", role_told=True, text=" sun, lake", tokens=3, events=4, output_ids=None)
+SKYSERVE, VLLM, SGLANG = EngineKind.SKYSERVE, EngineKind.VLLM, EngineKind.SGLANG
+LLAMACPP, TGI, TRTLLM, UNKNOWN = EngineKind.LLAMACPP, EngineKind.TGI, EngineKind.TRTLLM, EngineKind.UNKNOWN
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+TEXT_PART = {"role": "user", "content": [{"type": "text", "text": "a"}]}
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}
+
+
+def asked(path: bytes, more: dict[str, Any]) -> dict[str, Any]:
+    return (HELLO if path == CHAT else PROMPT) | more
+
+
+def body_of(resumption: ResumeRequest) -> dict[str, Any]:
+    body = orjson.loads(resumption.body)
+    assert isinstance(body, dict)
+    return body
+
+
+def reason_of(path: bytes, request: dict[str, Any], sofar: StreamProgress, kind: EngineKind) -> Reason | None:
+    try:
+        resume(path, request, sofar, kind)
+    except NotResumable as refused:
+        return refused.reason
+    return None
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "reason"),
+    [
+        pytest.param(CHAT, {}, None, id="a chat"),
+        pytest.param(COMPLETIONS, {}, None, id="a completion"),
+        pytest.param(b"/v1/responses", {}, Reason.NOT_A_STREAM, id="another path"),
+        pytest.param(CHAT, {"stream": False}, Reason.NOT_A_STREAM, id="not streamed"),
+        pytest.param(CHAT, {"stream": None}, Reason.NOT_A_STREAM, id="stream null"),
+        pytest.param(CHAT, {"n": 1}, None, id="n 1"),
+        pytest.param(CHAT, {"n": 2}, Reason.SEVERAL_CHOICES, id="n 2"),
+        pytest.param(COMPLETIONS, {"best_of": 2}, Reason.SEVERAL_CHOICES, id="best_of 2"),
+        pytest.param(CHAT, {"use_beam_search": True}, Reason.SEVERAL_CHOICES, id="beam search"),
+        pytest.param(COMPLETIONS, {"prompt": ["a"]}, None, id="a list of one prompt"),
+        pytest.param(COMPLETIONS, {"prompt": [1, 2]}, None, id="a prompt of ids"),
+        pytest.param(COMPLETIONS, {"prompt": [[1, 2]]}, None, id="a list of one prompt of ids"),
+        pytest.param(COMPLETIONS, {"prompt": ["a", "b"]}, Reason.SEVERAL_PROMPTS, id="two prompts"),
+        pytest.param(COMPLETIONS, {"prompt": [[1], [2]]}, Reason.SEVERAL_PROMPTS, id="two prompts of ids"),
+        pytest.param(COMPLETIONS, {"echo": True}, Reason.ECHO, id="echo"),
+        pytest.param(COMPLETIONS, {"suffix": "z"}, Reason.SUFFIX, id="suffix"),
+        pytest.param(CHAT, {"logprobs": True}, Reason.LOGPROBS, id="logprobs"),
+        pytest.param(CHAT, {"logprobs": False, "top_logprobs": 0}, None, id="no logprobs"),
+        pytest.param(CHAT, {"top_logprobs": 5}, Reason.LOGPROBS, id="top_logprobs"),
+        pytest.param(COMPLETIONS, {"logprobs": 0}, Reason.LOGPROBS, id="logprobs of the chosen"),
+        pytest.param(COMPLETIONS, {"logprobs": None}, None, id="logprobs null"),
+        pytest.param(CHAT, {"prompt_logprobs": 0}, Reason.LOGPROBS, id="prompt_logprobs"),
+        pytest.param(CHAT, {"response_format": {"type": "text"}}, None, id="plain text"),
+        pytest.param(CHAT, {"response_format": {"type": "json_object"}}, Reason.GRAMMAR, id="JSON"),
+        pytest.param(CHAT, {"response_format": {"type": "json_schema"}}, Reason.GRAMMAR, id="a schema"),
+        pytest.param(CHAT, {"guided_choice": ["a"]}, Reason.GRAMMAR, id="guided_choice"),
+        pytest.param(CHAT, {"guided_json": None}, None, id="guided_json null"),
+        pytest.param(CHAT, {"structured_outputs": {"regex": "a"}}, Reason.GRAMMAR, id="structured outputs"),
+        pytest.param(CHAT, {"grammar": "root ::= a"}, Reason.GRAMMAR, id="a grammar"),
+        pytest.param(CHAT, {"regex": "a+"}, Reason.GRAMMAR, id="a regex"),
+        pytest.param(CHAT, {"json_schema": {"type": "object"}}, Reason.GRAMMAR, id="llama.cpp's schema"),
+        pytest.param(CHAT, {"ebnf": "a"}, Reason.GRAMMAR, id="ebnf"),
+        pytest.param(CHAT, {"tools": TOOLS}, None, id="tools on offer"),
+        pytest.param(CHAT, {"tools": TOOLS, "tool_choice": "auto"}, None, id="tools if wanted"),
+        pytest.param(CHAT, {"tools": TOOLS, "tool_choice": "required"}, Reason.FORCED_TOOL, id="some tool"),
+        pytest.param(CHAT, {"tool_choice": TOOLS[0]}, Reason.FORCED_TOOL, id="this tool"),
+        pytest.param(CHAT, {"function_call": {"name": "f"}}, Reason.FORCED_TOOL, id="this function"),
+        pytest.param(COMPLETIONS, {"prompt_embeds": "AA=="}, Reason.PROMPT_EMBEDS, id="embeddings"),
+        pytest.param(
+            COMPLETIONS, {"prompt": None, "prompt_embeds": "A"}, Reason.PROMPT_EMBEDS, id="only them"
+        ),
+        pytest.param(CHAT, {"modalities": ["text"]}, None, id="text"),
+        pytest.param(CHAT, {"modalities": ["text", "audio"]}, Reason.MODALITIES, id="speech"),
+        pytest.param(CHAT, {"audio": {"voice": "v"}}, Reason.MODALITIES, id="a voice"),
+        pytest.param(CHAT, {"kv_transfer_params": {"a": 1}}, Reason.KV_TRANSFER, id="a KV transfer"),
+        pytest.param(CHAT, {"stop": ["a"]}, None, id="stop strings"),
+        pytest.param(CHAT, {"presence_penalty": 1.0, "seed": 3, "top_k": 5}, None, id="sampling"),
+        pytest.param(CHAT, {"messages": [IMAGE]}, None, id="an image"),
+    ],
+)
+def test_requests(path: bytes, more: dict[str, Any], reason: Reason | None) -> None:
+    assert refusal(path, asked(path, more)) is reason
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+NAMES = (
+    "n",
+    "prompt",
+    "messages",
+    "stop",
+    "tools",
+    "max_tokens",
+    "min_tokens",
+    "response_format",
+    "modalities",
+)
+
+
+@given(
+    path=st.sampled_from([CHAT, COMPLETIONS]),
+    junk=st.dictionaries(st.sampled_from(NAMES), JSON),
+    kind=st.sampled_from(EngineKind),
+    sofar=st.sampled_from([BROKEN, BY_TEXT, StreamProgress(events=1)]),
+)
+def test_junk_raises_nothing_but_its_reason(
+    path: bytes, junk: dict[str, Any], kind: EngineKind, sofar: StreamProgress
+) -> None:
+    request = asked(path, junk)
+    assert prepare(path, request, kind).refused is refusal(path, request)
+    reason = reason_of(path, request, sofar, kind)
+    assert reason is None or reason.value
+
+
+# What the first request is given
+
+
+COUNTING = {"include_usage": True, "continuous_usage_stats": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "more", "strip"),
+    [
+        pytest.param(VLLM, CHAT, {}, Strip.IDS, id="vllm chat"),
+        pytest.param(VLLM, COMPLETIONS, {}, Strip.IDS, id="vllm completion"),
+        pytest.param(SKYSERVE, CHAT, {}, Strip.IDS, id="our chat"),
+        pytest.param(SGLANG, COMPLETIONS, {}, Strip.IDS, id="sglang completion"),
+        pytest.param(SGLANG, CHAT, {}, Strip.USAGE, id="sglang refuses ids on a chat"),
+        pytest.param(LLAMACPP, CHAT, {}, Strip.NOTHING, id="llama.cpp"),
+        pytest.param(TGI, COMPLETIONS, {}, Strip.NOTHING, id="tgi"),
+        pytest.param(TRTLLM, COMPLETIONS, {}, Strip.NOTHING, id="trt-llm refuses what it does not know"),
+        pytest.param(UNKNOWN, CHAT, {}, Strip.NOTHING, id="unknown"),
+        pytest.param(VLLM, CHAT, {"n": 2}, Strip.NOTHING, id="a stream that will not be continued"),
+        pytest.param(VLLM, CHAT, {"tools": TOOLS}, Strip.USAGE, id="tools: their parser reads chats only"),
+        pytest.param(
+            VLLM, CHAT, {"tools": TOOLS, "tool_choice": "none"}, Strip.IDS, id="tools not to be used"
+        ),
+        pytest.param(VLLM, CHAT, {"messages": [USER, IMAGE]}, Strip.USAGE, id="an image is not in the ids"),
+        pytest.param(VLLM, CHAT, {"messages": [TEXT_PART]}, Strip.IDS, id="text parts"),
+        pytest.param(VLLM, CHAT, {"stop": "a"}, Strip.USAGE, id="vllm's ids run ahead of its stop strings"),
+        pytest.param(SKYSERVE, CHAT, {"stop": "a"}, Strip.IDS, id="ours keep step"),
+        pytest.param(
+            SGLANG,
+            CHAT,
+            {"stream_options": {"include_usage": True}},
+            Strip.COUNTS,
+            id="the last usage was asked for",
+        ),
+        pytest.param(SGLANG, CHAT, {"stream_options": COUNTING}, Strip.NOTHING, id="all of it was asked for"),
+        pytest.param(VLLM, CHAT, {"return_token_ids": True}, Strip.NOTHING, id="the ids were asked for"),
+    ],
+)
+def test_prepare(kind: EngineKind, path: bytes, more: dict[str, Any], strip: Strip) -> None:
+    fields = {
+        Strip.NOTHING: {},
+        Strip.IDS: {"return_token_ids": True},
+        Strip.COUNTS: {"stream_options": COUNTING},
+        Strip.USAGE: {"stream_options": COUNTING},
+    }
+    ready = prepare(path, asked(path, more), kind)
+    assert (ready.strip, dict(ready.fields)) == (strip, fields[strip])
+    assert prepare(path, asked(path, more), kind, Continue.TEXT).fields == {}
+    assert prepare(path, asked(path, more), kind, Continue.OFF).refused is Reason.OFF
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        pytest.param(b'{"a": 1}', b'{"a": 1,"return_token_ids":true}', id="appended"),
+        pytest.param(b'{"a": 1 }\r\n', b'{"a": 1 ,"return_token_ids":true}', id="white space behind"),
+        pytest.param(b"{}", b'{"return_token_ids":true}', id="an empty body"),
+        pytest.param(
+            b'{"return_token_ids":false,"a":1}',
+            b'{"return_token_ids":true,"a":1}',
+            id="said otherwise by the client",
+        ),
+    ],
+)
+def test_fields_are_added_to_the_bytes(body: bytes, expected: bytes) -> None:
+    assert with_fields(body, orjson.loads(body), {"return_token_ids": True}) == expected
+    assert with_fields(body, orjson.loads(body), {}) is body
+
+
+# The ways
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "more", "sofar", "way"),
+    [
+        pytest.param(VLLM, CHAT, {}, BROKEN, Way.TOKENS, id="vllm chat"),
+        pytest.param(VLLM, COMPLETIONS, {}, BROKEN, Way.TOKENS, id="vllm completion"),
+        pytest.param(SGLANG, COMPLETIONS, {}, BROKEN, Way.TOKENS, id="sglang completion"),
+        pytest.param(VLLM, CHAT, {}, BY_TEXT, Way.TEXT, id="an older vllm without ids"),
+        pytest.param(VLLM, CHAT, {"tools": TOOLS}, BROKEN, Way.TEXT, id="tools on offer"),
+        pytest.param(VLLM, CHAT, {"messages": [IMAGE]}, BROKEN, Way.TEXT, id="an image"),
+        pytest.param(SGLANG, CHAT, {}, BROKEN, Way.TEXT, id="sglang chat"),
+        pytest.param(LLAMACPP, CHAT, {}, BROKEN, Way.TEXT, id="llama.cpp chat"),
+        pytest.param(UNKNOWN, COMPLETIONS, {}, BROKEN, Way.TEXT, id="an unknown engine's completion"),
+        pytest.param(
+            VLLM,
+            CHAT,
+            {"logprobs": True},
+            StreamProgress(events=1, role_told=True),
+            Way.RESTART,
+            id="only the role",
+        ),
+        pytest.param(
+            UNKNOWN,
+            CHAT,
+            {"response_format": {"type": "json_object"}},
+            StreamProgress(),
+            Way.RESTART,
+            id="nothing",
+        ),
+        pytest.param(
+            VLLM,
+            CHAT,
+            {},
+            StreamProgress(events=3, role_told=True, tokens=2, output_ids=(1, 2)),
+            Way.RESTART,
+            id="tokens, but no text of them",
+        ),
+        pytest.param(
+            VLLM,
+            CHAT,
+            {},
+            StreamProgress(reasoning=True, text="a", tokens=9, context_ids=(1,), output_ids=(1, 2)),
+            Way.TOKENS,
+            id="reasoning is over",
+        ),
+    ],
+)
+def test_ways(kind: EngineKind, path: bytes, more: dict[str, Any], sofar: StreamProgress, way: Way) -> None:
+    resumption = resume(path, asked(path, more), sofar, kind)
+    assert resumption.way is way
+    assert resumption.exact is (way is not Way.TEXT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "more", "sofar", "reason"),
+    [
+        pytest.param(
+            VLLM,
+            CHAT,
+            {"n": 2},
+            StreamProgress(events=1),
+            Reason.SEVERAL_CHOICES,
+            id="n 2, whatever was said",
+        ),
+        pytest.param(
+            VLLM, CHAT, {"logprobs": True}, BROKEN, Reason.LOGPROBS, id="logprobs, once text was said"
+        ),
+        pytest.param(VLLM, CHAT, {}, StreamProgress(text="a", lost=True), Reason.LOST, id="outgrown"),
+        pytest.param(
+            VLLM, CHAT, {}, StreamProgress(text="a", failed=True), Reason.FAILED, id="an error was said"
+        ),
+        pytest.param(VLLM, CHAT, {}, StreamProgress(text="a", strange=True), Reason.STRANGE, id="unreadable"),
+        pytest.param(VLLM, CHAT, {}, StreamProgress(finish_reason="stop"), Reason.ENDED, id="finished"),
+        pytest.param(VLLM, CHAT, {"max_tokens": 3}, BROKEN, Reason.ENDED, id="no token left"),
+        pytest.param(
+            VLLM, CHAT, {}, StreamProgress(text="a", tool_call=True), Reason.TOOL_CALL, id="in a tool call"
+        ),
+        pytest.param(
+            VLLM,
+            CHAT,
+            {},
+            StreamProgress(reasoning=True, output_ids=(1,), context_ids=(1,)),
+            Reason.REASONING,
+            id="in its reasoning",
+        ),
+        pytest.param(
+            SGLANG,
+            CHAT,
+            {},
+            StreamProgress(reasoning=True, text="a", output_ids=None),
+            Reason.REASONING,
+            id="reasoned, no ids",
+        ),
+        pytest.param(TGI, CHAT, {}, BROKEN, Reason.ENGINE, id="a chat on tgi"),
+        pytest.param(TRTLLM, CHAT, {}, BROKEN, Reason.ENGINE, id="a chat on trt-llm"),
+        pytest.param(UNKNOWN, CHAT, {}, BROKEN, Reason.ENGINE, id="a chat on who knows what"),
+        pytest.param(TGI, COMPLETIONS, {"prompt": [1, 2]}, BROKEN, Reason.PROMPT_IDS, id="text behind ids"),
+        pytest.param(
+            SGLANG,
+            CHAT,
+            {"messages": [USER, HALF]},
+            BROKEN,
+            Reason.LAST_MESSAGE,
+            id="sglang would call it the user's",
+        ),
+        pytest.param(
+            VLLM,
+            CHAT,
+            {"tools": TOOLS, "add_generation_prompt": False},
+            BROKEN,
+            Reason.LAST_MESSAGE,
+            id="no turn was begun",
+        ),
+    ],
+)
+def test_refused(
+    kind: EngineKind, path: bytes, more: dict[str, Any], sofar: StreamProgress, reason: Reason
+) -> None:
+    assert reason_of(path, asked(path, more), sofar, kind) is reason
+
+
+def test_switched_off() -> None:
+    with pytest.raises(NotResumable, match="off"):
+        resume(CHAT, HELLO, BROKEN, VLLM, Continue.OFF)
+
+
+# The requests
+
+
+def test_a_chat_goes_on_as_a_completion_of_ids() -> None:
+    request = HELLO | {
+        "max_completion_tokens": 10,
+        "min_tokens": 5,
+        "seed": 4,
+        "temperature": 0.5,
+        "stop_token_ids": [7],
+        "chat_template_kwargs": {"a": 1},
+        "logprobs": False,
+        "response_format": {"type": "text"},
+        "stream_options": {"include_usage": True},
+    }
+    resumption = resume(CHAT, request, BROKEN, VLLM)
+    assert resumption.path == COMPLETIONS
+    assert body_of(resumption) == {
+        "model": "m",
+        "stream": True,
+        "prompt": [8, 9, 1, 2, 3],
+        "max_tokens": 7,
+        "min_tokens": 2,
+        "seed": 4,
+        "temperature": 0.5,
+        "stop_token_ids": [7],
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+    }
+
+
+def test_a_chat_without_a_limit_keeps_the_whole_context() -> None:
+    assert body_of(resume(CHAT, HELLO, BROKEN, VLLM))["max_tokens"] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "sofar", "expected"),
+    [
+        pytest.param(VLLM, {}, BROKEN, {"prompt": [8, 9, 1, 2, 3], "max_tokens": 13}, id="by tokens"),
+        pytest.param(
+            VLLM,
+            {"prompt": [5]},
+            BROKEN,
+            {"prompt": [8, 9, 1, 2, 3], "max_tokens": 13},
+            id="the engine's ids count",
+        ),
+        pytest.param(
+            VLLM,
+            {"prompt": [5], "truncate_prompt_tokens": 4},
+            StreamProgress(text="a", tokens=1, output_ids=(6,)),
+            {"prompt": [5, 6], "max_tokens": 15},
+            id="or else the client's",
+        ),
+        pytest.param(TGI, {}, BY_TEXT, {"prompt": "Hello sun, lake"}, id="by text"),
+        pytest.param(
+            TGI,
+            {"prompt": ["Hello"], "max_tokens": 9},
+            BY_TEXT,
+            {"prompt": "Hello sun, lake", "max_tokens": 6},
+            id="a list of one",
+        ),
+        pytest.param(
+            LLAMACPP,
+            {"n_predict": 9},
+            BY_TEXT,
+            {"prompt": "Hello sun, lake", "n_predict": 6},
+            id="llama.cpp's limit",
+        ),
+        pytest.param(
+            UNKNOWN, {}, BY_TEXT, {"prompt": "Hello sun, lake", "max_tokens": 13}, id="OpenAI's default"
+        ),
+        pytest.param(
+            UNKNOWN,
+            {},
+            StreamProgress(text="a", tokens=40, output_ids=None),
+            {"prompt": "Helloa"},
+            id="a longer default",
+        ),
+    ],
+)
+def test_completions_that_go_on(
+    kind: EngineKind, more: dict[str, Any], sofar: StreamProgress, expected: dict[str, Any]
+) -> None:
+    body = body_of(resume(COMPLETIONS, PROMPT | more, sofar, kind))
+    del body["stream"], body["model"]
+    body.pop("return_token_ids", None)
+    assert body == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "messages", "flags"),
+    [
+        pytest.param(VLLM, {}, [USER, "assistant: sun, lake"], True, id="a message is added"),
+        pytest.param(SGLANG, {}, [USER, "assistant: sun, lake"], True, id="on sglang too"),
+        pytest.param(LLAMACPP, {}, [USER, "assistant: sun, lake"], True, id="on llama.cpp too"),
+        pytest.param(
+            VLLM,
+            {"messages": [USER, HALF]},
+            [USER, HALF, "assistant: sun, lake"],
+            True,
+            id="a new turn stays new",
+        ),
+        pytest.param(
+            VLLM,
+            {"messages": [USER, HALF], "continue_final_message": True, "add_generation_prompt": False},
+            [USER, "assistant:Half sun, lake"],
+            True,
+            id="the client's own continuation is continued",
+        ),
+        pytest.param(
+            LLAMACPP,
+            {"messages": [USER, HALF]},
+            [USER, "assistant:Half sun, lake"],
+            True,
+            id="llama.cpp goes on with a trailing message unasked",
+        ),
+    ],
+)
+def test_chats_that_go_on_from_text(
+    kind: EngineKind, more: dict[str, Any], messages: list[Any], flags: bool
+) -> None:
+    body = body_of(resume(CHAT, HELLO | {"max_tokens": 10} | more, BY_TEXT, kind))
+    said = [
+        {"role": "assistant", "content": one.partition(":")[2]} if isinstance(one, str) else one
+        for one in messages
+    ]
+    assert body["messages"] == said
+    assert body["max_tokens"] == 7
+    assert body.get("continue_final_message", False) is flags
+    if flags:
+        assert body["add_generation_prompt"] is False
+
+
+def test_parts_of_a_message_stay_parts() -> None:
+    parts = {"role": "assistant", "content": [{"type": "text", "text": "Half"}]}
+    body = body_of(resume(CHAT, HELLO | {"messages": [USER, parts]}, BY_TEXT, LLAMACPP))
+    assert body["messages"][-1]["content"] == [*parts["content"], {"type": "text", "text": " sun, lake"}]
+
+
+def test_a_restart_is_the_same_request() -> None:
+    request = HELLO | {"max_tokens": 10, "logprobs": True}
+    resumption = resume(CHAT, request, StreamProgress(events=1, role_told=True), VLLM)
+    assert (resumption.path, body_of(resumption)) == (CHAT, request)
+
+
+def test_a_restart_asks_for_ids_again() -> None:
+    resumption = resume(CHAT, HELLO, StreamProgress(events=1, role_told=True), VLLM)
+    assert body_of(resumption) == HELLO | {"return_token_ids": True}
+
+
+def test_ids_that_were_told_are_not_begun_anew() -> None:
+    request = HELLO | {"return_token_ids": True}
+    sofar = StreamProgress(events=2, role_told=True, tokens=1, context_ids=(8,), output_ids=(1,))
+    assert resume(CHAT, request, sofar, VLLM).way is Way.TOKENS
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "kind", "rest"),
+    [
+        pytest.param(CHAT, {}, VLLM, None, id="a chat without a limit"),
+        pytest.param(CHAT, {"max_tokens": 10}, VLLM, 7, id="max_tokens"),
+        pytest.param(CHAT, {"max_tokens": 10, "max_completion_tokens": 5}, VLLM, 2, id="the newer name wins"),
+        pytest.param(CHAT, {"max_tokens": 2}, VLLM, 0, id="more than allowed"),
+        pytest.param(CHAT, {"max_tokens": None}, VLLM, None, id="null"),
+        pytest.param(COMPLETIONS, {}, VLLM, 13, id="a completion's default"),
+        pytest.param(COMPLETIONS, {"max_tokens": None}, VLLM, None, id="a completion's null"),
+        pytest.param(COMPLETIONS, {}, LLAMACPP, None, id="llama.cpp has no default"),
+    ],
+)
+def test_what_is_left(path: bytes, more: dict[str, Any], kind: EngineKind, rest: int | None) -> None:
+    assert left(path, asked(path, more), BY_TEXT, kind) == rest
