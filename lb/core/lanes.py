@@ -4,10 +4,10 @@ A request that waits for the holder of its prompt waits in the holder's *lane*. 
 `lb.core.queue`), which bounds how many wait and for how long, and which knows whose turn it is between tenants.
 
 *Order.* In a lane the tenant goes first that is next in the queue. Within a tenant those go first that have lost their
-target, then by the instant of joining, put off by PATIENCE seconds for each second of prefill. So what finds its prompt in
-the cache goes before what has to compute it: a hit that is served while it is one costs the target nothing, and one that
-goes elsewhere, or comes when the cache has moved on, makes the work of a miss. The delay is bounded twice, by the
-request's own size and by SHARE of the time for which it may wait: nobody is passed over for ever.
+target, then by the instant of joining, put off by the prefill that it will cost (see `policies.routing.base.put_off_s`). So
+what finds its prompt in the cache goes before what has to compute it: a hit that is served while it is one costs the
+target nothing, and one that comes when the cache has moved on makes the work of a miss. Age bounds the delay: it is a
+few seconds at most, and at most SHARE of the time for which the request may wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
 from lb.core.queue import Ticket
-from policies.routing.base import PATIENCE
+from policies.routing.base import put_off_s
 
 T = TypeVar("T")
 
@@ -39,8 +39,8 @@ class Lanes(Generic[T]):
     def join(self, ticket: Ticket[T], target_id: str, work_s: float) -> None:
         """The ticket waits for this target from now on, which will have `work_s` seconds of prefill with it."""
         self.leave(ticket)
-        put_off_s = min(PATIENCE * work_s, SHARE * (ticket.deadline - ticket.joined_at))
-        place = (not ticket.senior, ticket.joined_at + put_off_s, ticket.number)
+        late_s = min(put_off_s(work_s), SHARE * (ticket.deadline - ticket.joined_at))
+        place = (not ticket.senior, ticket.joined_at + late_s, ticket.number)
         ticket.lane = target_id
         self._places[ticket] = place
         insort(self._by_target.setdefault(target_id, {}).setdefault(ticket.tenant, []), (place, ticket))

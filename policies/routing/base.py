@@ -16,9 +16,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
-PATIENCE = 10.0
-"""Seconds by which a request that is held for a target is put off for each second of prefill that it will cost there.
-What finds its prompt in the cache thus goes before what has to compute it."""
+PATIENCE = 100.0
+LONGEST_PUT_OFF_S = 7.5  # a quarter of the time for which a request waits unless a table says otherwise
+
+
+def put_off_s(work_s: float) -> float:
+    """How much later a request goes that is held for a target and will cost `work_s` seconds of prefill there.
+
+    What finds its prompt in the cache thus goes before what has to compute it, and is never far ahead of its turn.
+    """
+    return min(PATIENCE * work_s, LONGEST_PUT_OFF_S)
 
 
 class RequestView(NamedTuple):

@@ -61,7 +61,7 @@ from operator import itemgetter
 from typing import ClassVar, NamedTuple
 
 from policies.forecast.response_length import ResponseLength, RunningMedian
-from policies.routing.base import PATIENCE, Choice, RequestView, TargetView
+from policies.routing.base import Choice, RequestView, TargetView, put_off_s
 from policies.routing.prefill_rate import PrefillRate
 from policies.routing.prefix_policy import PrefixPolicy
 from policies.routing.work import BYTES_PER_TOKEN, prompt_bytes, streamed
@@ -152,7 +152,7 @@ class Gorgo(PrefixPolicy):
         line = self._lines.get(choice.target_id)
         if line is None:
             line = self._lines[choice.target_id] = _Line()
-        place = since + PATIENCE * choice.work_s
+        place = since + put_off_s(choice.work_s)
         line.held.join(place, prompt_bytes(request) - choice.matched_bytes)
         self._held[request.id] = _Held(line, place, prompt_bytes(request) - choice.matched_bytes, since)
 
@@ -211,7 +211,7 @@ class Gorgo(PrefixPolicy):
         if self._held:
             own = self._held.get(request_id)
             since = now if own is None else own.since
-            place = since + PATIENCE * (size - matched) * s_per_byte
+            place = since + put_off_s((size - matched) * s_per_byte)
             ahead_bytes += line.held.before(place, own is not None and own.line is line)
         pending = target.pending or 0
         streams = max(target.in_flight, (target.running or 0) + pending)

@@ -45,12 +45,18 @@ def order(queue: RequestQueue[str], made: Lanes[str]) -> list[str]:
         pytest.param([Waits("1"), Waits("2")], "12", id="first come, first served"),
         pytest.param([Waits("miss", work_s=1.0), Waits("hit")], "hit miss", id="a hit goes before a miss"),
         pytest.param(
-            [Waits("miss", work_s=1.0), Waits("hit", joined_at=9.0)],
+            [Waits("miss", work_s=0.05), Waits("hit", joined_at=4.0)],
             "hit miss",
-            id="for ten seconds of each of work",
+            id="by 100 s for each of work",
         ),
         pytest.param(
-            [Waits("miss", work_s=1.0), Waits("hit", joined_at=11.0)], "miss hit", id="and no longer"
+            [Waits("miss", work_s=0.05), Waits("hit", joined_at=6.0)], "miss hit", id="and not by more"
+        ),
+        pytest.param(
+            [Waits("miss", work_s=10.0), Waits("hit", joined_at=7.0)], "hit miss", id="by 7.5 s at most"
+        ),
+        pytest.param(
+            [Waits("miss", work_s=10.0), Waits("hit", joined_at=8.0)], "miss hit", id="whatever the work"
         ),
         pytest.param(
             [Waits("miss", work_s=1.0, hold_s=8.0), Waits("hit", joined_at=3.0)],
