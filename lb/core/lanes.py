@@ -21,7 +21,7 @@ from policies.routing.base import put_off_s
 
 T = TypeVar("T")
 
-SHARE = 0.25
+SHARE = 0.5
 
 _Place = tuple[bool, float, int]
 

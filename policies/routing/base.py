@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
-PATIENCE = 100.0
-LONGEST_PUT_OFF_S = 7.5  # a quarter of the time for which a request waits unless a table says otherwise
+PATIENCE = 10.0
+LONGEST_PUT_OFF_S = 15.0  # half of the time for which a request waits unless a table says otherwise
 
 
 def put_off_s(work_s: float) -> float:

@@ -28,7 +28,7 @@ work many times over. Counted three times in all, prefill is spared where that c
 have more hits, shorter waits and more tokens per second, at low load as well as at high.
 
 *Waiting.* The best target may have enough to do. It does if the prompts that were sent to it and have no first byte will
-take it PUSH_AHEAD_S or longer; that is enough for an engine never to run dry. Then the choice says `wait`, and the
+take it PUSH_AHEAD_S or longer, which is enough for an engine never to run dry. Then the choice says `wait`, and the
 caller that pushes by work holds the request for that target (see `lb.core.lanes`) instead of sending it somewhere. What
 is held counts in the cost of others as far as it would go before them.
 
@@ -70,7 +70,7 @@ DEFAULT_S_PER_BYTE = 0.0938e-3 / BYTES_PER_TOKEN
 MAX_TREE_BYTES = 2**24
 TROUBLE_S = 1.0
 PREFILL_WEIGHT = 3.0
-PUSH_AHEAD_S = 1.0
+PUSH_AHEAD_S = 2.0
 DOUBT = 3.0  # standard errors by which a target must differ from the fleet
 FULL_KV_USAGE = 0.95  # from here the authors' code leaves a target out; we price it: there may be no other
 FULL_S = 1.0

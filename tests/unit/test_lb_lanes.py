@@ -45,23 +45,23 @@ def order(queue: RequestQueue[str], made: Lanes[str]) -> list[str]:
         pytest.param([Waits("1"), Waits("2")], "12", id="first come, first served"),
         pytest.param([Waits("miss", work_s=1.0), Waits("hit")], "hit miss", id="a hit goes before a miss"),
         pytest.param(
-            [Waits("miss", work_s=0.05), Waits("hit", joined_at=4.0)],
+            [Waits("miss", work_s=0.5), Waits("hit", joined_at=4.0)],
             "hit miss",
-            id="by 100 s for each of work",
+            id="by 10 s for each of work",
         ),
         pytest.param(
-            [Waits("miss", work_s=0.05), Waits("hit", joined_at=6.0)], "miss hit", id="and not by more"
+            [Waits("miss", work_s=0.5), Waits("hit", joined_at=6.0)], "miss hit", id="and not by more"
         ),
         pytest.param(
-            [Waits("miss", work_s=10.0), Waits("hit", joined_at=7.0)], "hit miss", id="by 7.5 s at most"
+            [Waits("miss", work_s=10.0), Waits("hit", joined_at=14.0)], "hit miss", id="by 15 s at most"
         ),
         pytest.param(
-            [Waits("miss", work_s=10.0), Waits("hit", joined_at=8.0)], "miss hit", id="whatever the work"
+            [Waits("miss", work_s=10.0), Waits("hit", joined_at=16.0)], "miss hit", id="whatever the work"
         ),
         pytest.param(
-            [Waits("miss", work_s=1.0, hold_s=8.0), Waits("hit", joined_at=3.0)],
+            [Waits("miss", work_s=1.0, hold_s=8.0), Waits("hit", joined_at=5.0)],
             "miss hit",
-            id="nor for more than a quarter of its time",
+            id="nor for more than half of its time",
         ),
         pytest.param(
             [Waits("hit"), Waits("lost", joined_at=1.0, work_s=5.0, senior=True)],

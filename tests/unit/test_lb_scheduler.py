@@ -220,7 +220,7 @@ def test_nobody_is_asked_twice_while_nothing_has_changed() -> None:
 
 # --- pushing by work: requests wait for the target that is best for them
 
-SHARED = b"a document " * 6000  # 66 kB: 1.5 s of prefill at the rate that is assumed of new targets
+SHARED = b"a document " * 10_000  # 110 kB: 2.6 s of prefill at the rate that is assumed of new targets
 
 
 def by_work(*names: str) -> House:
@@ -247,13 +247,13 @@ def answer(house: House, request: Request) -> None:
 
 
 def busy_holder() -> tuple[House, list[Request]]:
-    """`a` has computed SHARED and is at work for two seconds on what nobody has seen; `b` is idle."""
+    """`a` has computed SHARED and is at work for three seconds on what nobody has seen; `b` is idle."""
     house = by_work("a", "b")
     first = asks("first", SHARED)
     assert house.come(first) == "a"
     answer(house, first)
     house.end(first)
-    work = [asks(f"work-{n}", bytes([65 + n]) * 42_700) for n in range(2)]
+    work = [asks(f"work-{n}", bytes([65 + n]) * 64_000) for n in range(2)]
     for request in work:
         house.go(request, "a")
     pending(house, a=1)
@@ -314,7 +314,7 @@ def test_hits_overtake_misses_in_the_lane_of_one_target() -> None:
     first = asks("first", SHARED)
     assert house.come(first) == "a"
     answer(house, first)
-    work = [asks(f"work-{n}", bytes([65 + n]) * 42_700) for n in range(2)]
+    work = [asks(f"work-{n}", bytes([65 + n]) * 64_000) for n in range(2)]
     for request in work:
         house.go(request, "a")
     pending(house, a=1)

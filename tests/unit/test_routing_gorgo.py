@@ -255,7 +255,7 @@ def test_a_common_beginning_does_not_collapse_onto_one_target() -> None:
 # --- waiting for a target that has enough to do
 
 
-LONG = b"0123456789abcdef" * 4000  # 64 kB: 1.5 s at the paper's rate
+LONG = b"0123456789abcdef" * 7000  # 112 kB: 2.6 s at the paper's rate
 
 
 @pytest.mark.parametrize(
@@ -263,13 +263,13 @@ LONG = b"0123456789abcdef" * 4000  # 64 kB: 1.5 s at the paper's rate
     [
         pytest.param([], 0.0, False, id="an idle target"),
         pytest.param([OTHER], 0.0, False, id="188 ms before it"),
-        pytest.param([LONG], 0.0, True, id="1.5 s before it"),
-        pytest.param([LONG], 0.6, False, id="of which the first 0.6 s are done"),
+        pytest.param([LONG], 0.0, True, id="2.6 s before it"),
+        pytest.param([LONG], 0.7, False, id="of which the first 0.7 s are done"),
         pytest.param([OTHER] * 7, 0.0, False, id="the same short prompt again and again is computed once"),
-        pytest.param([bytes([48 + n]) * 8000 for n in range(7)], 0.0, True, id="seven short prompts"),
+        pytest.param([bytes([48 + n]) * 8000 for n in range(11)], 0.0, True, id="eleven short prompts"),
     ],
 )
-def test_it_waits_while_its_target_has_a_second_of_prefill_before_it(
+def test_it_waits_while_its_target_has_two_seconds_of_prefill_before_it(
     sent: list[bytes], now: float, waits: bool
 ) -> None:
     policy = gorgo()
@@ -280,11 +280,11 @@ def test_it_waits_while_its_target_has_a_second_of_prefill_before_it(
 
 
 def holding(prompt: bytes) -> Gorgo:
-    """`a` has computed `prompt`, and is busy for two seconds with prompts that nobody else has."""
+    """`a` has computed `prompt`, and is busy for three seconds with prompts that no other target has."""
     policy = gorgo()
     serve(policy, asked("earlier", prompt), "a", 0.0, 0.2, 1.0)
     for number in range(2):
-        policy.record(asked(f"busy-{number}", bytes([65 + number]) * 42_700), "a", 1.0)
+        policy.record(asked(f"busy-{number}", bytes([65 + number]) * 64_000), "a", 1.0)
     return policy
 
 
@@ -292,7 +292,7 @@ def holding(prompt: bytes) -> Gorgo:
     ("prompt", "target", "wait"),
     [
         pytest.param(
-            LONG, "a", True, id="2 s of waiting spare 1.5 s of prefill, which weigh three times as much"
+            LONG, "a", True, id="3 s of waiting spare 2.6 s of prefill, which weigh three times as much"
         ),
         pytest.param(PROMPT, "b", False, id="they are too many for 0.2 s of prefill"),
     ],
