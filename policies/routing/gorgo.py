@@ -24,7 +24,7 @@ usual residual.
 *The burden on others.* A request that compares its own wait with its own prefill leaves the holder of its prompt as soon
 as it gains by that itself. But the seconds of prefill are taken from the target: from its streams, from those who wait and
 from those who have not come yet. Where prefixes carry the load (long shared documents) the fleet then does the same
-work many times over. Counted three times in all, prefill is spared where that costs little time, and simulated fleets
+work many times over. Counted twice, prefill is spared where that costs little time, and simulated fleets
 have more hits, shorter waits and more tokens per second, at low load as well as at high.
 
 *Waiting.* The best target may have enough to do. It does if the prompts that were sent to it and have no first byte will
@@ -36,7 +36,7 @@ is held counts in the cost of others as far as it would go before them.
 holders are the ones without room. Each such miss is seconds of prefill, which leave less room at the holders of other
 prompts: the overload makes the work that keeps it up, and stays when the burst is over (a metastable failure). Here
 a queue makes no work. A request leaves the holder only for a target where its first byte comes sooner by more
-than the prefill weighs, so what it adds is less than a third of what it saves in waiting; as the wait grows
+than the prefill weighs, so what it adds is less than half of what it saves in waiting; as the wait grows
 everywhere, nothing is gained by leaving, and the share of hits stays what it was. Hits go first and cost next to
 nothing, so the backlog is soon one of misses, which have to be computed once in any case. It shrinks by capacity
 less load at the usual share of hits, and until then each request keeps its place in a queue that it can still
@@ -69,7 +69,7 @@ from policies.routing.work import BYTES_PER_TOKEN, prompt_bytes, streamed
 DEFAULT_S_PER_BYTE = 0.0938e-3 / BYTES_PER_TOKEN
 MAX_TREE_BYTES = 2**24
 TROUBLE_S = 1.0
-PREFILL_WEIGHT = 3.0
+PREFILL_WEIGHT = 2.0
 PUSH_AHEAD_S = 2.0
 DOUBT = 3.0  # standard errors by which a target must differ from the fleet
 FULL_KV_USAGE = 0.95  # from here the authors' code leaves a target out; we price it: there may be no other
