@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from lb.config.decode import Fields
 
+MAX_CONCURRENT = 1_000_000
 _MIB = 1024 * 1024
 _O = TypeVar("_O", bound="_Options")
 
@@ -161,13 +162,15 @@ class Continuation(_Options):
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One client's key, known by its SHA-256 only. Limits of 0 mean none; `weight` is its share of a full queue."""
+    """One client's key, known by its SHA-256 only. Limits of 0 mean none; `weight` is its share of a full queue.
+    `max_concurrent` bounds its requests under way, those that wait for a target included."""
 
     name: str
     sha256: str
     requests_per_minute: float = 0.0
     tokens_per_minute: float = 0.0
     weight: float = 1.0
+    max_concurrent: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {one.name: getattr(self, one.name) for one in fields(self)}
@@ -181,6 +184,7 @@ class ApiKey:
             requests_per_minute=given.number("requests_per_minute", 0.0, 1e9, 0.0),
             tokens_per_minute=given.number("tokens_per_minute", 0.0, 1e12, 0.0),
             weight=given.number("weight", 0.001, 1000.0, 1.0),
+            max_concurrent=given.whole("max_concurrent", 0, MAX_CONCURRENT, 0),
         )
         given.done()
         return key

@@ -13,7 +13,8 @@ become the better one for them.
 *The drive.* Nothing happens here by itself. Whoever owns the dispatcher calls `let_in` when something may have made
 room (see `lb.core.targets.TargetTable`) and when time may have (an ejection runs out, a look at an engine goes stale: a few
 times a second). That is cheap: nobody is asked twice while nothing has changed, and nobody at all while there is no
-room.
+room. Whether any of them can go depends only on what each has tried. So that is asked once for each set of lives that
+some have tried, however many are held.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Scheduler(Generic[W]):
         """A place in the queue; None if there is none, or no time left to wait."""
         limit = self._table.table.limits.max_held
         ticket = self._queue.join(
-            waiter, now, waiter.hold_left_s, limit, waiter.tenant, waiter.weight, waiter.senior
+            waiter, now, waiter.hold_left_s, limit, waiter.tenant, waiter.weight, waiter.senior, waiter.tried
         )
         if ticket is not None:
             self._enter_lane(ticket, now)
@@ -173,33 +174,30 @@ class Scheduler(Generic[W]):
     def _serve_others(self, now: float) -> Iterator[tuple[W, Choice]]:
         if self._settled(now):
             return
-        state = self._state(now)
-        let_in = False
+        stuck: set[frozenset[int]] = set()
         for ticket in self._queue.walk():
-            if ticket.lane is not None:
+            if ticket.lane is not None or ticket.tried in stuck:
                 continue
-            if not self._table.room(now):
+            if not self._somebody_could_go(now):
                 return
             waiter = ticket.item
             choice = self._choose(waiter, now)
-            if choice is not None and choice.wait and self._table.waits(waiter.policy):
+            if choice is None:
+                stuck.add(ticket.tried)
+            elif choice.wait:
                 self._wait_for(ticket, choice, now)
-            elif choice is not None:
-                let_in = True
+            else:
                 self._queue.take(ticket)
                 yield waiter, choice
-        if not let_in:
-            self._nobody_goes = state
 
     def _somebody_could_go(self, now: float) -> bool:
         if self._settled(now):
             return False
-        state = self._state(now)
-        if any(
-            self._table.admits(now, ticket.item.tried) for ticket in self._queue.walk() if ticket.lane is None
+        if len(self._lanes) < len(self._queue) and any(
+            self._table.admits(now, tried) for tried in self._queue.tried_sets
         ):
             return True
-        self._nobody_goes = state
+        self._nobody_goes = self._state(now)
         return False
 
     def _settled(self, now: float) -> bool:

@@ -20,7 +20,7 @@ Who is offered is kept between requests (`lb.core.candidates`), so that choosing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from lb.config.options import PushMode
@@ -34,6 +34,10 @@ from policies.routing.base import Choice, RequestView, RoutingPolicy, TargetView
 from policies.routing.registry import make_policy
 
 __all__ = ["Blame", "Booking", "BookingError", "Changes", "Health", "Key", "Outlook", "TargetTable"]
+
+
+FADED_EACH_TIME = 16
+FADE_EVERY_S = 0.1
 
 
 class BookingError(RuntimeError):
@@ -64,6 +68,7 @@ class TargetTable:
         self._departed: dict[Key, TargetState] = {}
         self._open: set[Booking] = set()
         self._troubled: set[TargetState] = set()
+        self._fade_at = now
         self._generation = 0
         self._life = 0
         self._offers = Candidates(self._entries, self._open)
@@ -100,7 +105,7 @@ class TargetTable:
             if table.pushing != self.table.pushing:
                 known.use_pushing(table.pushing)
         self.table = table
-        self._offers.changed()
+        self._offers.replaced()
         return Changes(tuple(added), tuple(removed), frozenset(lost))
 
     def use(self, policy: str) -> None:
@@ -159,7 +164,9 @@ class TargetTable:
     def offered(self, target_id: str, now: float) -> bool:
         """Whether the target is of the best standing there is."""
         entry = self._entries.get(target_id)
-        return entry is not None and entry in self._offers.best(now)
+        if entry is None:
+            return False
+        return entry.standing(now) is Health.GOOD or entry.view in self._offers.best(now)
 
     def ready(self, target_id: str, now: float, policy: str | None = None) -> bool:
         """Whether a target of the table could take work now: its engine has nothing pending, or little to do before it."""
@@ -168,10 +175,7 @@ class TargetTable:
 
     def room_beside(self, target_ids: Collection[str], now: float) -> bool:
         """Whether a target of the best standing that is not one of those could take work now."""
-        return any(
-            entry.key.id not in target_ids and self.ready(entry.key.id, now)
-            for entry in self._offers.best(now)
-        )
+        return any(view.id not in target_ids and self.ready(view.id, now) for view in self._offers.best(now))
 
     def held(self, request: RequestView, choice: Choice, now: float, policy: str | None = None) -> None:
         """The request waits for the target of `choice`."""
@@ -181,7 +185,7 @@ class TargetTable:
         """The request waits no longer."""
         self._adviser(policy).left(request)
 
-    def candidates(self, now: float, exclude: Collection[int] = ()) -> tuple[Health, list[TargetView]]:
+    def candidates(self, now: float, exclude: Collection[int] = ()) -> tuple[Health, Sequence[TargetView]]:
         """The best standing of any target without the lives in `exclude`, and who of that standing admits."""
         self._fade(now)
         return self._offers.without(exclude, now)
@@ -212,7 +216,7 @@ class TargetTable:
         booking = entry.book(request, now)
         self._open.add(booking)
         if entry.trial is booking:
-            self._offers.changed()
+            self._offers.changed(entry)
         elif entry.view.in_flight >= entry.gate.cap:
             self._offers.filled(entry)
         for record in self._advisers.on_record:
@@ -231,9 +235,9 @@ class TargetTable:
         readmitted = entry.answered(booking, now)
         if readmitted:
             entry.life = self._next_life()
-            self._offers.changed()
+            self._offers.changed(entry)
         elif was_full and entry.admits():
-            self._offers.opened()
+            self._offers.opened(entry)
         for answered in self._advisers.on_answered:
             answered(booking.request, entry.key.id, now)
         return readmitted
@@ -263,10 +267,10 @@ class TargetTable:
         entry = booking.entry
         was_full = not entry.admits()
         if entry.trial is booking:
-            self._offers.changed()
+            self._offers.changed(entry)
         entry.release(booking)
         if was_full and entry.admits():
-            self._offers.opened()
+            self._offers.opened(entry)
         if entry.departed and not entry.view.in_flight:
             self._departed.pop(entry.key, None)
         for ended in self._advisers.on_ended:
@@ -274,11 +278,14 @@ class TargetTable:
 
     # --- what probes teach
 
-    def loaded(self, key: Key, load: EngineLoad | None, asked_at: float, now: float) -> bool:
+    def loaded(
+        self, key: Key, load: EngineLoad | None, asked_at: float, now: float, every_s: float = 0.0
+    ) -> bool:
         """An engine's account of itself, when asked at `asked_at`; None if it tells nothing. True if the target
-        admits a request now and did not before. What arrives out of order, or too late, is passed over."""
+        admits a request now and did not before. What arrives out of order, or too late, is passed over. It is good for
+        some time, and for three times `every_s`, where engines are so many that they are polled less often."""
         entry = self._current(key)
-        good_until = asked_at + max(10.0 * self.table.pushing.probe_s, 1.0)
+        good_until = asked_at + max(10.0 * self.table.pushing.probe_s, 1.0, 3.0 * every_s)
         if entry is None or asked_at < entry.load_asked_at or now >= good_until:
             return False
         before = entry.admits()
@@ -286,12 +293,12 @@ class TargetTable:
             entry.tells_nothing(asked_at)
         else:
             entry.loaded(load, asked_at, good_until)
-            self._offers.ends(good_until)
+            self._offers.ends(entry, good_until)
         after = entry.admits()
         if before and not after:
             self._offers.filled(entry)
         elif after and not before:
-            self._offers.opened()
+            self._offers.opened(entry)
         return after and not before
 
     def eject(self, key: Key, now: float, at_least_s: float = 0.0) -> bool:
@@ -318,7 +325,7 @@ class TargetTable:
             return False
         entry.life = self._next_life()
         entry.doubted = False
-        self._offers.changed()
+        self._offers.changed(entry)
         return True
 
     # --- looking
@@ -414,10 +421,10 @@ class TargetTable:
     def _adviser(self, policy: str | None) -> RoutingPolicy:
         return self._advisers.own if policy is None else self._advisers.named(policy, self._open)
 
-    def _ungated(self, exclude: Collection[int], now: float) -> list[TargetView]:
+    def _ungated(self, exclude: Collection[int], now: float) -> Sequence[TargetView]:
         if exclude:
             return self._offers.without(exclude, now, gated=False)[1]
-        return [entry.view for entry in self._offers.best(now)]
+        return self._offers.best(now)
 
     def _known(self) -> list[TargetState]:
         return [*self._entries.values(), *self._departed.values()]
@@ -440,9 +447,13 @@ class TargetTable:
 
     def _eject(self, entry: TargetState, now: float, at_least_s: float = 0.0, doubt: bool = True) -> None:
         entry.eject(now, self.table.breaker, at_least_s, doubt)
-        self._offers.changed()
+        self._offers.changed(entry)
 
     def _fade(self, now: float) -> None:
+        """Where many have failed, a tenth of a second is soon enough for the next time."""
+        if len(self._troubled) > FADED_EACH_TIME and now < self._fade_at:
+            return
+        self._fade_at = now + FADE_EVERY_S
         for entry in list(self._troubled):
             entry.view.trouble = entry.trouble_now(now)
             if not entry.view.trouble:

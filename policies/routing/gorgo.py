@@ -121,7 +121,7 @@ class Gorgo(PrefixPolicy):
         fleet = self._fleet.s_per_byte(DEFAULT_S_PER_BYTE, now)
         scored = tuple(
             self._score(target, size, matches.get(target.id, 0), decode_bytes, fleet, now, request.id)
-            for target in targets
+            for target in self._candidates(targets, matches)
         )
         best = min(scored, key=_COST_THEN_TURN)
         target_id, prefill_s = best[0], float(best[3])

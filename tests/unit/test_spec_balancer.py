@@ -189,7 +189,7 @@ def test_a_key_is_hashed_and_nothing_else_of_it_is_kept() -> None:
         service:
           load_balancer:
             api_keys:
-              - {name: research, key_env: RESEARCH_KEY, requests_per_minute: 60, tokens_per_minute: 9000, weight: 2}
+              - {name: research, key_env: RESEARCH_KEY, requests_per_minute: 60, tokens_per_minute: 9000, weight: 2, max_concurrent: 4}
               - {name: guests, key_env: GUEST_KEY}
         secrets: {GUEST_KEY: }
         run: serve
@@ -197,7 +197,7 @@ def test_a_key_is_hashed_and_nothing_else_of_it_is_kept() -> None:
         environ={"RESEARCH_KEY": KEY, "GUEST_KEY": OTHER},
     )
     assert loaded.spec.load_balancer.access.keys == (
-        ApiKey("research", DIGEST, 60.0, 9000.0, 2.0),
+        ApiKey("research", DIGEST, 60.0, 9000.0, 2.0, 4),
         ApiKey("guests", hashlib.sha256(OTHER.encode()).hexdigest()),
     )
     stored = json.dumps(spec_to_json(loaded.spec))
@@ -245,6 +245,8 @@ WRONG_KEYS = {
     "half a digest": ("{name: a, sha256: abc123}", "[0].sha256", "64 hexadecimal digits"),
     "the same twice": ("{name: a, key_env: K}, {name: b, key_env: K}", "[1]", "is the same key as api_keys[0]"),
     "no requests": ("{name: a, key_env: K, requests_per_minute: 0}", "[0].requests_per_minute", "above 0"),
+    "none at once": ("{name: a, key_env: K, max_concurrent: 0}", "[0].max_concurrent", "at least 1"),
+    "half a request": ("{name: a, key_env: K, max_concurrent: 1.5}", "[0].max_concurrent", "whole number"),
     "no share": ("{name: a, key_env: K, weight: 0}", "[0].weight", "at least 0.001"),
     "a slip": ("{name: a, key_env: K, request_per_minute: 1}", "[0].request_per_minute", "requests_per_minute"),
     "a name of two lines": ('{name: "a\\nb", key_env: K}', "[0].name", "printable characters"),
