@@ -119,13 +119,14 @@ class Gorgo(PrefixPolicy):
         size = prompt_bytes(request)
         decode_bytes = self._decode_bytes * self._lengths.predict(request)
         fleet = self._fleet.s_per_byte(DEFAULT_S_PER_BYTE, now)
+        candidates = self._candidates(targets, matches)
         scored = tuple(
             self._score(target, size, matches.get(target.id, 0), decode_bytes, fleet, now, request.id)
-            for target in self._candidates(targets, matches)
+            for target in candidates
         )
         best = min(scored, key=_COST_THEN_TURN)
         target_id, prefill_s = best[0], float(best[3])
-        view = next(target for target in targets if target.id == target_id)
+        view = next(target for target in candidates if target.id == target_id)
         return Choice(
             str(target_id),
             "answer expected soonest",
