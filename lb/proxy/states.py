@@ -13,7 +13,9 @@ from enum import Enum
 class State(Enum):
     """Where a request is. In the order of a life without trouble."""
 
-    __hash__ = object.__hash__  # Enum's own is written in Python, and this one is asked for at each step of each request
+    __hash__ = (
+        object.__hash__
+    )  # Enum's own is written in Python, and this one is asked for at each step of each request
 
     CHOOSING = "choosing"  # a target is being chosen; never seen from outside
     QUEUED = "queued"  # no target has room

@@ -772,7 +772,7 @@ class Books(RuleBasedStateMachine):
         assert standing is best
         assert self.it.anybody(self.now, lives) == (best is not Health.CLOSED)
         assert self.it.admits(self.now, lives) == bool(views)
-        if self.it.table.pushing.mode is not PushMode.SELECTIVE and best is not Health.CLOSED:
+        if not self.it.table.pushing.asks and best is not Health.CLOSED:
             cap = 2 if self.it.table.pushing.mode is PushMode.FIXED_CAP else sys.maxsize
             expected = [one.id for one, health, in_flight in rows if health is best and in_flight < cap]
             assert [view.id for view in views] == [views[at].id for at in range(len(views))] == expected
