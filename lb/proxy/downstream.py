@@ -104,7 +104,10 @@ class ClientConnection(asyncio.Protocol):
         self._look_later()
         self.proxy.clients.add(self)
         if self.proxy.is_full():
-            self._refuse(_TOO_MANY)
+            # Closed at once, without waiting for the client: its descriptor is needed.
+            self.proxy.refused(_TOO_MANY)
+            self.transport.write(self._error(_TOO_MANY, None, close=True))
+            self._close()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -296,6 +299,7 @@ class ClientConnection(asyncio.Protocol):
         self.request = request
         if self.body_left:
             self.pause_reading(_TARGET)  # until a target takes it
+            self._look_sooner()  # from here on the client owes the rest of it
         request.place()
 
     def _take_ahead(self, data: bytes) -> None:
@@ -429,6 +433,8 @@ class ClientConnection(asyncio.Protocol):
         if self._paused_by & who:
             self._paused_by &= ~who
             if not self._paused_by and not self.transport.is_closing():
+                if self.body_left:  # it could not send while we did not read
+                    self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
                 self.transport.resume_reading()
 
     def _too_large(self) -> Refusal:

@@ -79,9 +79,9 @@ class Gate:
         return Refusal(429, "rate_limit_exceeded", verdict.message, verdict.retry_after_s)
 
     def arrival(
-        self, head: RequestHead, body: bytes, admission: Admission, body_left: bool, now: float
+        self, head: RequestHead, body: bytes, admission: Admission, body_left: bool, dense: bool, now: float
     ) -> Arrival | Refusal:
-        """Returns what the request asks for, or why it is refused after all."""
+        """Returns what the request asks for, or why it is refused after all. A `dense` body is not parsed."""
         for name in admission.carried_by:
             head = head.without(name)  # the key was for us
         overrides = _NO_OVERRIDES if head.ours is None else self._overrides(head)
@@ -95,7 +95,7 @@ class Gate:
         if body and head.method == b"POST" and openai_request.for_model(path):
             prompts = self._table.needs_prompt or overrides.policy is not None
             if prompts or admission.tenant or (b'"stream"' in body and not body_left):
-                parsed = openai_request.read(body)
+                parsed = openai_request.scan(body) if dense else openai_request.read(body)
             if prompts:
                 prompt = openai_request.prompt_of(parsed.json, body)
             scope = f"{admission.tenant}\x00{parsed.model}"

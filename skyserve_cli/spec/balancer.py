@@ -159,7 +159,7 @@ class LoadBalancerSection(Section):
     )
     """The largest body of a request, in MiB."""
     pushing: PushingWord = _pushing.mode.value
-    """When a replica is given one more request: selective, fixed_cap or blind."""
+    """When a replica is given one more request: work, selective, fixed_cap or blind."""
     max_concurrency_per_replica: Annotated[int, _NUMBER, _within(Pushing, "cap")] | None = None
     """How many requests a replica has at most; for fixed_cap. Default: 32."""
     queue: QueueSection = QueueSection()
