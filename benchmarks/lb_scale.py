@@ -5,7 +5,7 @@
     choice    CPU time of one choice with its bookings, in this process
     explain   memory of the explanations of 1,000 requests at 1,000 targets
     waiting   CPU time of `python -m lb` while 10,000 requests are held and nothing changes
-    request   CPU time of `python -m lb` per request, probes included
+    request   CPU time of `python -m lb` per request, without what it needs when idle, which is printed as well
     lag       how long its event loop keeps a caller waiting: 1,000 targets of which one is dead, 300 requests a
               second, 1,000 held
 
@@ -38,6 +38,7 @@ from policies.routing.base import RequestView
 from policies.routing.registry import POLICIES
 
 SIZES = (10, 100, 1000)
+IDLE_S = 4.0
 PARTS = ("choice", "explain", "waiting", "request", "lag")
 TOKEN = "benchmark"
 SHARED = b"The instructions of the system, which all conversations share. " * 8
@@ -179,19 +180,25 @@ def targets_at(port: int, count: int) -> list[dict[str, str]]:
 class Requests:
     """Requests by sockets through a load balancer of its own."""
 
+    idle = 0.0  # CPU seconds per second
+
     def __init__(self, policy: str, count: int, until: ExitStack) -> None:
         self._engine = until.enter_context(load("--takes", "0.0"))
         self._lb = until.enter_context(balancer())
         self._lb.use(targets_at(int(line(self._engine)), count), policy)
         time.sleep(1.0)  # what the engines are is found out
         self.us()
+        start = self._lb.cpu_s()
+        time.sleep(IDLE_S)
+        self.idle = (self._lb.cpu_s() - start) / IDLE_S
 
     def us(self) -> float:
-        """CPU time of one, with all that the process does meanwhile."""
-        start = self._lb.cpu_s()
+        """CPU time of one, without what the process does when it has none."""
+        start, began = self._lb.cpu_s(), time.monotonic()
         run_clients(self._engine, {"port": self._lb.port, "clients": 4, "requests": 250, "seed": 0})
         line(self._engine)
-        return (self._lb.cpu_s() - start) / 1000 * 1e6
+        background_s = self.idle * (time.monotonic() - began)
+        return (self._lb.cpu_s() - start - background_s) / 1000 * 1e6
 
 
 def waiting_share(count: int) -> float:
@@ -258,6 +265,9 @@ def by_size(part: str, policy: str, rounds: int) -> tuple[list[float], float]:
             Choices(policy, size) if part == "choice" else Requests(policy, size, until) for size in SIZES
         ]
         costs = [[subject.us() for subject in subjects] for _ in range(rounds)]
+        for size, subject in zip(SIZES, subjects, strict=True):
+            if isinstance(subject, Requests):
+                print(f"idle     {policy:26} {100 * subject.idle:.1f} % of a core at {size} targets")
     ratio = statistics.median(row[-1] / row[0] for row in costs)
     return [statistics.median(column) for column in zip(*costs, strict=True)], ratio
 
