@@ -17,6 +17,7 @@ from pathlib import Path
 
 import uvloop
 
+from lb.agent.limits_file import shared_path
 from lb.agent.server import ServerOptions, serve
 from lb.config import file as config_file
 from lb.config.options import Continuation, Continue, Pushing, PushMode, Retries
@@ -75,13 +76,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--admin-port", type=_port, help="admin port, 0 for any (default: any, if there is a token)")
     add("--admin-token-file", type=Path, help=f"file with the admin token; else ${TOKEN_VARIABLE}")
     add("--table-file", type=Path, help="keep the last pushed table here; it goes before --target")
+    add(
+        "--limits-file",
+        type=Path,
+        help="share the limits of API keys with the agents of this host that name the same file (default: the port's "
+        "with --reuse-port, else one beside the table file or the handover socket)",
+    )
     add("--ready-file", type=Path, help="write the line of standard output here as well")
     add("--time-to-first-byte", type=_seconds, default=plain.time_to_first_byte_s, metavar="SECONDS")
     add("--idle-timeout", type=_seconds, default=plain.idle_timeout_s, metavar="SECONDS")
     add("--connect-timeout", type=_seconds, default=plain.connect_timeout_s, metavar="SECONDS")
     add("--hold", type=_seconds_or_zero, default=plain.hold_s, metavar="SECONDS")
     add("--max-attempts", type=_attempts, default=1 + Retries().max_total_retries, metavar="N")
-    add("--pushing", choices=[one.value for one in PushMode], default=PushMode.SELECTIVE.value)
+    add("--pushing", choices=[one.value for one in PushMode], default=Pushing().mode.value)
     add("--push-cap", type=_count, default=Pushing().cap, metavar="N", help="for --pushing fixed_cap")
     add(
         "--continue",
@@ -118,7 +125,7 @@ def _options(given: argparse.Namespace) -> ServerOptions:
     for file in (given.tls_certfile, given.tls_keyfile, given.targets_cafile):
         if file is not None and not file.is_file():
             raise _UsageError(f"there is no file {file}")
-    for file in (given.table_file, given.ready_file, given.handover_socket):
+    for file in (given.table_file, given.ready_file, given.handover_socket, given.limits_file):
         if file is not None and not file.absolute().parent.is_dir():
             raise _UsageError(f"there is no folder {file.absolute().parent}")
     return ServerOptions(
@@ -138,8 +145,20 @@ def _options(given: argparse.Namespace) -> ServerOptions:
         access_log=given.access_log,
         fast_path=not given.no_pump,
         handover_socket=given.handover_socket,
+        limits_file=_limits_file(given),
         targets_cafile=given.targets_cafile,
     )
+
+
+def _limits_file(given: argparse.Namespace) -> Path | None:
+    """The file that all agents have in common which serve one port, at once or one after the other; None if no other
+    agent can be told from the arguments."""
+    if given.limits_file is not None:
+        return Path(given.limits_file)
+    if given.reuse_port and given.port:
+        return shared_path(given.service, given.port)
+    beside: Path | None = given.table_file or given.handover_socket
+    return None if beside is None else beside.with_name(f"{beside.name}.limits")
 
 
 def _table(given: argparse.Namespace) -> Table:

@@ -1,12 +1,16 @@
-/* A mock OpenAI engine, fast enough never to be what is measured: one epoll process that listens on several ports.
+/* A mock engine of vLLM's shape, fast enough never to be what is measured: one epoll process that listens on several
+ * ports.
  *
- *     backend PORTS [--engine-metrics]
+ *     backend PORTS [--nameless]
  *
- * It binds PORTS ports of its own on loopback and says which in one line of JSON. POST /v1/chat/completions and
- * /v1/completions are answered at once with 1 KB, or, with "stream": true, by max_tokens events of about 200 bytes,
- * one at once and one every T ms, where the body says "every-T" ("every-20ms"). GET /counts says how many of them each
- * port has had, and over how many connections; the other GETs are what routers ask an engine before they use it.
- * With --engine-metrics, /metrics is vLLM's; without, it is 404: an engine that does not tell its load.
+ * It binds PORTS ports of its own on loopback and prints them in one line of JSON. POST /v1/chat/completions and
+ * /v1/completions are answered at once with 1 KB and a usage, or, with "stream": true, by max_tokens events of about
+ * 200 bytes: the first at once, the next every T ms, where the body contains "every-T" ("every-20ms"). As in vLLM,
+ * "return_token_ids" adds the ids of prompt and tokens, "include_usage" a usage at the end, "continuous_usage_stats" one
+ * to every chunk. /metrics is a page in vLLM's names with the requests that run; the other GETs are what routers ask
+ * of an engine before they use it. GET /counts returns the requests, connections and running streams of each port.
+ *
+ * With --nameless, /metrics is 404 and no request gets ids: an engine whose kind and load a router cannot find out.
  */
 #include "wire.h"
 
@@ -21,7 +25,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-enum { MAX_FDS = 65536, MAX_PORTS = 64, WHEEL_MS = 4096, READ_BYTES = 65536 };
+enum { MAX_FDS = 65536, MAX_PORTS = 64, WHEEL_MS = 4096, READ_BYTES = 65536, REPLY_BYTES = 131072, PAGE_BYTES = 98304 };
 static const uint64_t NS_PER_MS = 1000000;
 
 typedef struct {
@@ -35,21 +39,21 @@ typedef struct Conn {
     char *in, *out; /* read and not understood yet; written and not taken yet */
     size_t in_used, in_size, out_used, out_size;
     bool streaming;
-    unsigned next_event, events;
+    Stream stream;
+    unsigned next_event;
     uint64_t interval_ms, due_ms;
-    char nonce[NONCE_DIGITS];
     struct Conn *next; /* in its slot of the wheel */
 } Conn;
 
 static Port ports[MAX_PORTS];
 static int n_ports;
-static bool engine_metrics;
+static bool nameless;
 static Port *listeners[MAX_FDS];
 static Conn *conns[MAX_FDS];
 static Conn *wheel[WHEEL_MS]; /* streams by the millisecond of their next event */
 static uint64_t wheel_ms;
 static int poller;
-static Holes answer_holes, event_holes;
+static Holes answer_holes;
 
 /* --- writing */
 
@@ -98,11 +102,12 @@ static void flush(Conn *c) {
 }
 
 static void reply(Conn *c, const char *status, const char *type, const char *body, size_t n) {
-    char text[8192];
+    static char text[REPLY_BYTES];
     int head = snprintf(text, sizeof text,
                         "HTTP/1.1 %s\r\ndate: Tue, 14 Nov 2023 22:13:20 GMT\r\nserver: uvicorn\r\n"
                         "content-length: %zu\r\ncontent-type: %s\r\n\r\n",
                         status, n, type);
+    if ((size_t)head + n > sizeof text) fail("a response longer than REPLY_BYTES");
     memcpy(text + head, body, n);
     put(c, text, (size_t)head + n);
 }
@@ -123,11 +128,6 @@ static size_t frame(char *to, const char *bytes, size_t n) {
     return (size_t)head + n + 2;
 }
 
-static void stamp(char *text, const Conn *c) {
-    memcpy(text + event_holes.nonce, c->nonce, NONCE_DIGITS);
-    put_digits(text + event_holes.port, (unsigned)c->port->port, PORT_DIGITS);
-}
-
 static void into_wheel(Conn *c) {
     if (c->due_ms <= wheel_ms) c->due_ms = wheel_ms + 1;
     Conn **slot = &wheel[c->due_ms % WHEEL_MS];
@@ -135,26 +135,29 @@ static void into_wheel(Conn *c) {
     *slot = c;
 }
 
-/* The next event of a stream, or its end. */
+/* The next token of a stream; the role goes before the first one, and everything else after the last one. */
 static void step(Conn *c) {
-    char out[2048], text[512];
+    char out[MAX_EVENT_BYTES + 2048], text[MAX_EVENT_BYTES];
     size_t n = 0;
-    if (c->next_event < c->events) {
-        memcpy(text, EVENT, EVENT_BYTES);
-        stamp(text, c);
-        put_digits(text + event_holes.sequence, c->next_event++, SEQUENCE_DIGITS);
-        n = frame(out, text, EVENT_BYTES);
-    } else {
-        memcpy(text, EVENT_END, EVENT_END_BYTES);
-        stamp(text, c);
-        n = frame(out, text, EVENT_END_BYTES);
-        n += frame(out + n, SENTINEL, SENTINEL_BYTES);
+    unsigned tokens = c->stream.tokens, end = stream_events(&c->stream), from = c->next_event;
+    c->next_event = from == 0 ? (tokens ? 2 : 1) : from <= tokens ? from + 1 : end;
+    for (unsigned i = from; i < c->next_event; i++) n += frame(out + n, text, write_event(text, &c->stream, i));
+    if (c->next_event == end) {
         memcpy(out + n, "0\r\n\r\n", 5);
         n += 5;
         c->streaming = false;
         c->port->running--;
     }
     put(c, out, n);
+}
+
+/* Whether the body has this field, and it is true. */
+static bool requests_field(const char *body, size_t n, const char *name) {
+    const char *at = find(body, n, name);
+    if (!at) return false;
+    at += strlen(name);
+    while (at < body + n && (*at == ' ' || *at == ':')) at++;
+    return body + n - at >= 4 && !memcmp(at, "true", 4);
 }
 
 /* The number after the first of these marks that is there, or `otherwise`. */
@@ -168,21 +171,25 @@ static unsigned number_after(const char *body, size_t n, const char *mark, unsig
 
 static void complete(Conn *c, const char *body, size_t n) {
     c->port->requests++;
-    memset(c->nonce, '0', NONCE_DIGITS);
+    c->stream = (Stream){.port = (unsigned)c->port->port};
+    memset(c->stream.nonce, '0', NONCE_DIGITS);
     const char *nonce = find(body, n, NONCE_MARK);
     if (nonce && nonce + strlen(NONCE_MARK) + NONCE_DIGITS <= body + n)
-        memcpy(c->nonce, nonce + strlen(NONCE_MARK), NONCE_DIGITS);
+        memcpy(c->stream.nonce, nonce + strlen(NONCE_MARK), NONCE_DIGITS);
 
-    if (!find(body, n, "\"stream\":true") && !find(body, n, "\"stream\": true")) {
+    if (!requests_field(body, n, "\"stream\"")) {
         char text[ANSWER_BYTES];
         memcpy(text, answer_template(), ANSWER_BYTES);
-        memcpy(text + answer_holes.nonce, c->nonce, NONCE_DIGITS);
-        put_digits(text + answer_holes.port, (unsigned)c->port->port, PORT_DIGITS);
+        memcpy(text + answer_holes.nonce, c->stream.nonce, NONCE_DIGITS);
+        put_digits(text + answer_holes.port, c->stream.port, PORT_DIGITS);
         reply(c, "200 OK", "application/json", text, ANSWER_BYTES);
         return;
     }
     /* Some routers rename the one to the other. */
-    c->events = number_after(body, n, "\"max_tokens\"", number_after(body, n, "\"max_completion_tokens\"", 16));
+    c->stream.tokens = number_after(body, n, "\"max_tokens\"", number_after(body, n, "\"max_completion_tokens\"", 16));
+    c->stream.ids = !nameless && requests_field(body, n, "\"return_token_ids\"");
+    c->stream.usage = requests_field(body, n, "\"include_usage\"");
+    c->stream.counts = c->stream.usage && requests_field(body, n, "\"continuous_usage_stats\"");
     c->interval_ms = number_after(body, n, "every-", 20);
     c->next_event = 0;
     c->streaming = true;
@@ -196,23 +203,73 @@ static void complete(Conn *c, const char *body, size_t n) {
 /* --- what else is asked of an engine */
 
 static void counts(Conn *c) {
-    char text[MAX_PORTS * 80];
+    char text[MAX_PORTS * 112];
     int n = 0;
     for (int i = 0; i < n_ports; i++)
-        n += snprintf(text + n, sizeof text - (size_t)n, "%s\"%d\":{\"requests\":%lu,\"connections\":%lu}",
-                      i ? "," : "{", ports[i].port, ports[i].requests, ports[i].connections);
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s\"%d\":{\"requests\":%lu,\"connections\":%lu,\"running\":%lu}",
+                      i ? "," : "{", ports[i].port, ports[i].requests, ports[i].connections, ports[i].running);
     text[n++] = '}';
     reply(c, "200 OK", "application/json", text, (size_t)n);
 }
 
+static size_t append_series(char *to, size_t room, const char *name, const char *more, double value) {
+    return (size_t)snprintf(to, room, "vllm:%s{engine=\"0\",%smodel_name=\"mock\"} %.1f\n", name, more, value);
+}
+
+/* The histograms and counters of a vLLM that has just started: nobody reads them, but a router has to skip them. */
+static const char *histograms(void) {
+    static char page[PAGE_BYTES];
+    static const char *const names[] = {
+        "time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",
+        "e2e_request_latency_seconds", "request_queue_time_seconds", "request_inference_time_seconds",
+        "request_prefill_time_seconds", "request_decode_time_seconds", "request_prompt_tokens",
+        "request_generation_tokens", "request_max_num_generation_tokens", "request_params_n",
+        "request_params_max_tokens", "request_prefill_kv_computed_tokens", "iteration_tokens_total",
+    };
+    static const char *const bounds[] = {"0.001", "0.005", "0.01", "0.02", "0.04", "0.06", "0.08", "0.1", "0.25", "0.5", "0.75",
+                                         "1.0", "2.5", "5.0", "7.5", "10.0", "20.0", "40.0", "80.0", "160.0", "640.0", "+Inf"};
+    if (page[0]) return page;
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char series[128], label[64];
+        n += (size_t)snprintf(page + n, PAGE_BYTES - n, "# HELP vllm:%s Histogram.\n# TYPE vllm:%s histogram\n", names[i], names[i]);
+        snprintf(series, sizeof series, "%s_bucket", names[i]);
+        for (size_t k = 0; k < sizeof bounds / sizeof *bounds; k++) {
+            snprintf(label, sizeof label, "le=\"%s\",", bounds[k]);
+            n += append_series(page + n, PAGE_BYTES - n, series, label, 0);
+        }
+        snprintf(series, sizeof series, "%s_count", names[i]);
+        n += append_series(page + n, PAGE_BYTES - n, series, "", 0);
+        snprintf(series, sizeof series, "%s_sum", names[i]);
+        n += append_series(page + n, PAGE_BYTES - n, series, "", 0);
+    }
+    return page;
+}
+
+/* No request waits here: each runs from the moment it arrives. */
 static void metrics(Conn *c) {
-    char text[1024];
-    snprintf(text, sizeof text,
-             "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name=\"mock\"} %lu.0\n"
-             "# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{model_name=\"mock\"} 0.0\n"
-             "# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{model_name=\"mock\"} 0.1\n",
-             c->port->running);
-    reply_text(c, "200 OK", "text/plain; version=0.0.4; charset=utf-8", text);
+    static char page[PAGE_BYTES];
+    const struct {
+        const char *name, *more;
+        double value;
+    } gauges[] = {
+        {"num_requests_running", "", (double)c->port->running},
+        {"num_requests_waiting", "", 0},
+        {"num_requests_waiting_by_reason", "reason=\"capacity\",", 0},
+        {"num_requests_waiting_by_reason", "reason=\"deferred\",", 0},
+        {"kv_cache_usage_perc", "", 0.1},
+    };
+    const char *previous = "";
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof gauges / sizeof *gauges; i++) {
+        const char *name = gauges[i].name;
+        if (strcmp(name, previous))
+            n += (size_t)snprintf(page + n, PAGE_BYTES - n, "# HELP vllm:%s Gauge.\n# TYPE vllm:%s gauge\n", name, name);
+        n += append_series(page + n, PAGE_BYTES - n, name, gauges[i].more, gauges[i].value);
+        previous = name;
+    }
+    snprintf(page + n, PAGE_BYTES - n, "%s", histograms());
+    reply_text(c, "200 OK", "text/plain; version=0.0.4; charset=utf-8", page);
 }
 
 static void handle(Conn *c, char *method, char *path, const char *body, size_t n) {
@@ -237,7 +294,7 @@ static void handle(Conn *c, char *method, char *path, const char *body, size_t n
                    "\"version\":\"0.5.0\",\"max_running_requests\":4096}");
     else if (!strcmp(path, "/version"))
         reply_text(c, "200 OK", "application/json", "{\"version\":\"0.11.0\"}");
-    else if (engine_metrics && !strcmp(path, "/metrics"))
+    else if (!nameless && !strcmp(path, "/metrics"))
         metrics(c);
     else
         reply_text(c, "404 Not Found", "application/json", "{\"detail\":\"Not Found\"}");
@@ -372,14 +429,13 @@ static void listen_on_loopback(Port *port) {
 
 int main(int argc, char **argv) {
     n_ports = argc > 1 ? atoi(argv[1]) : 0;
-    engine_metrics = argc > 2 && !strcmp(argv[2], "--engine-metrics");
-    if (n_ports < 1 || n_ports > MAX_PORTS || argc > 2 + engine_metrics) {
-        fprintf(stderr, "usage: backend PORTS [--engine-metrics]\n");
+    nameless = argc > 2 && !strcmp(argv[2], "--nameless");
+    if (n_ports < 1 || n_ports > MAX_PORTS || argc > 2 + nameless) {
+        fprintf(stderr, "usage: backend PORTS [--nameless]\n");
         return 2;
     }
     signal(SIGPIPE, SIG_IGN);
     answer_holes = find_holes(answer_template());
-    event_holes = find_holes(EVENT);
     poller = epoll_create1(0);
     printf("{\"ports\":[");
     for (int i = 0; i < n_ports; i++) {

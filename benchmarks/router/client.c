@@ -14,15 +14,12 @@ enum { READ_BYTES = 65536, SHOWN = 3 };
 struct Seen seen;
 
 static int poller, shown;
-static const Request *requests;
-static size_t n_requests;
-static Holes event_holes, answer_holes;
+static Holes answer_holes;
 static uint64_t next_nonce, dice = 88172645463325252u;
 static size_t room_latencies;
 
-void clients_start(int epoll, const Request *all, size_t n) {
-    poller = epoll, requests = all, n_requests = n;
-    event_holes = find_holes(EVENT);
+void clients_start(int epoll) {
+    poller = epoll;
     answer_holes = find_holes(answer_template());
     next_nonce = monotonic_ns(); /* never the same in two runs: a cache has not seen it */
 }
@@ -53,18 +50,7 @@ static void hang_up(Conn *c) {
 /* The event that must come now; nothing after the sentinel. */
 static void expect(Conn *c) {
     c->expected_at = 0;
-    c->expected_bytes = c->event < given.events       ? EVENT_BYTES
-                        : c->event == given.events     ? EVENT_END_BYTES
-                        : c->event == given.events + 1 ? SENTINEL_BYTES
-                                                       : 0;
-    if (c->event > given.events) {
-        memcpy(c->expected, SENTINEL, SENTINEL_BYTES);
-        return;
-    }
-    memcpy(c->expected, c->event < given.events ? EVENT : EVENT_END, c->expected_bytes);
-    memcpy(c->expected + event_holes.nonce, c->nonce, NONCE_DIGITS);
-    put_digits(c->expected + event_holes.port, (unsigned)c->port, PORT_DIGITS);
-    if (c->event < given.events) put_digits(c->expected + event_holes.sequence, c->event, SEQUENCE_DIGITS);
+    c->expected_bytes = c->event < stream_events(&c->stream) ? write_event(c->expected, &c->stream, c->event) : 0;
 }
 
 void client_writable(Conn *c) {
@@ -75,23 +61,27 @@ void client_writable(Conn *c) {
     c->blocked = blocked;
 }
 
-void client_fire(Conn *c, uint64_t due_ns) {
+void client_fire(Conn *c, const Requests *from, uint64_t due_ns) {
     dice ^= dice << 13, dice ^= dice >> 7, dice ^= dice << 17; /* Marsaglia's xorshift64 */
-    size_t line = dice % n_requests;
+    size_t line = dice % from->n;
+    const Request *request = &from->all[line];
     if (c->fd < 0) dial(c);
-    c->request = realloc(c->request, requests[line].bytes);
+    c->request = realloc(c->request, request->bytes);
     if (!c->request) die("realloc");
-    memcpy(c->request, requests[line].text, requests[line].bytes);
+    memcpy(c->request, request->text, request->bytes);
     snprintf(c->nonce, sizeof c->nonce, "%016lx", (unsigned long)next_nonce++);
-    memcpy(c->request + requests[line].nonce_at, c->nonce, NONCE_DIGITS);
-    c->request_bytes = requests[line].bytes;
+    memcpy(c->request + request->nonce_at, c->nonce, NONCE_DIGITS);
+    c->request_bytes = request->bytes;
     c->group = (unsigned)(line % given.groups);
     c->busy = true;
-    c->wrong = c->last = false;
+    c->wrong = false;
+    c->last = c->late; /* the next late stream is a client of its own */
     c->began_ns = due_ns;
     c->framing = HEAD;
     c->sent = c->head_used = c->body_used = c->line_used = c->event = 0;
     c->port = 0;
+    c->stream = (Stream){.tokens = request->tokens, .usage = request->usage};
+    memcpy(c->stream.nonce, c->nonce, NONCE_DIGITS);
     if (given.streaming) expect(c);
     seen.busy++;
     seen.sent++;
@@ -119,6 +109,15 @@ static void note_target(Conn *c, const char *digits) {
     seen.answers[c->group][target]++;
 }
 
+static void note_latency(const Conn *c) {
+    if (seen.n_latencies == room_latencies) {
+        room_latencies = room_latencies ? 2 * room_latencies : 1 << 16;
+        seen.latencies_ns = realloc(seen.latencies_ns, room_latencies * sizeof *seen.latencies_ns);
+        if (!seen.latencies_ns) die("realloc");
+    }
+    seen.latencies_ns[seen.n_latencies++] = monotonic_ns() - c->began_ns;
+}
+
 /* Bytes of a stream against what they must be. The first event tells the port; the others must tell the same. */
 static void compare(Conn *c, const char *bytes, size_t n) {
     while (n && !c->wrong) {
@@ -126,9 +125,8 @@ static void compare(Conn *c, const char *bytes, size_t n) {
         if (k > n) k = n;
         if (!k) c->wrong = true;
         if (c->event == 0) {
-            size_t hole = event_holes.port;
             for (size_t i = 0, at = c->expected_at; i < k; i++, at++) {
-                if (at >= hole && at < hole + PORT_DIGITS) c->expected[at] = bytes[i];
+                if (at >= EVENT_PORT_AT && at < EVENT_PORT_AT + PORT_DIGITS) c->expected[at] = bytes[i];
                 if (c->expected[at] != bytes[i]) c->wrong = true;
             }
         } else if (memcmp(c->expected + c->expected_at, bytes, k)) {
@@ -138,10 +136,12 @@ static void compare(Conn *c, const char *bytes, size_t n) {
         c->expected_at += k, bytes += k, n -= k;
         if (c->expected_at < c->expected_bytes) return;
         if (c->event == 0) {
-            note_target(c, c->expected + event_holes.port);
-            seen.begun++;
+            note_target(c, c->expected + EVENT_PORT_AT);
+            c->stream.port = (unsigned)c->port;
+            if (!c->late) seen.begun++;
+            else if (seen.measuring) note_latency(c);
         }
-        if (seen.measuring && c->event < given.events) seen.events++;
+        if (seen.measuring && c->event && c->event <= c->stream.tokens) seen.events++;
         c->event++;
         expect(c);
     }
@@ -169,13 +169,12 @@ static bool is_answer(Conn *c) {
 }
 
 static void finish(Conn *c) {
-    uint64_t now_ns = monotonic_ns();
     c->busy = false;
     seen.busy--;
     if (c->status != 200) {
         seen.failed++;
         show(c, "failed");
-    } else if (c->wrong || !(given.streaming ? c->event == given.events + 2 : is_answer(c))) {
+    } else if (c->wrong || !(given.streaming ? c->event == stream_events(&c->stream) : is_answer(c))) {
         seen.wrong++;
         show(c, "wrong");
     } else {
@@ -183,12 +182,7 @@ static void finish(Conn *c) {
         if (!given.streaming) note_target(c, c->body + answer_holes.port);
         if (seen.measuring) {
             seen.requests++;
-            if (seen.n_latencies == room_latencies) {
-                room_latencies = room_latencies ? 2 * room_latencies : 1 << 16;
-                seen.latencies_ns = realloc(seen.latencies_ns, room_latencies * sizeof *seen.latencies_ns);
-                if (!seen.latencies_ns) die("realloc");
-            }
-            seen.latencies_ns[seen.n_latencies++] = now_ns - c->began_ns;
+            if (!given.streaming) note_latency(c);
         }
     }
     if (c->last) {

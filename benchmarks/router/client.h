@@ -14,6 +14,7 @@ typedef enum { HEAD, FIXED, CHUNK_SIZE, CHUNK_DATA, CHUNK_CRLF, TRAILER, WHOLE }
 typedef struct {
     int fd; /* -1: not connected */
     bool busy, blocked, wrong, last /* the answer ends the connection */;
+    bool late; /* opened while other streams run: the time to its first event is measured */
     unsigned group;
     uint64_t began_ns; /* of a paced request: when it was due */
     char *request;
@@ -22,24 +23,32 @@ typedef struct {
     int status, port;
     size_t left, head_used, line_used, body_used, expected_bytes, expected_at;
     unsigned event;
+    Stream stream; /* what the engine writes, of which `event` is the next */
     char nonce[NONCE_DIGITS + 1];
     char line[64];
     char expected[512]; /* the event that must come now */
     char head[HEAD_BYTES], body[BODY_BYTES];
 } Conn;
 
-/* A whole request, and where its nonce goes. */
+/* A whole request, where its nonce goes, and how many tokens and whether a usage it asks for. */
 typedef struct {
     char *text;
     size_t bytes, nonce_at;
+    unsigned tokens;
+    bool usage;
 } Request;
+
+typedef struct {
+    Request *all;
+    size_t n;
+} Requests;
 
 /* What the command line says. */
 extern struct Given {
-    const char *mode, *bodies, *proxy_pids, *backend_pids;
+    const char *mode, *bodies, *late_bodies, *proxy_pids, *backend_pids;
     int port, connections;
-    unsigned groups, events;
-    double rate, ramp_s, warm_s, window_s;
+    unsigned groups;
+    double rate, late_rate, ramp_s, warm_s, window_s;
     bool streaming;
 } given;
 
@@ -51,14 +60,14 @@ extern struct Seen {
     int busy, begun; /* connections that wait for an answer; streams that have had an event */
     int targets[MAX_TARGETS], n_targets;
     unsigned answers[MAX_GROUPS][MAX_TARGETS];
-    uint64_t *latencies_ns;
+    uint64_t *latencies_ns; /* of whole responses, or of the first events of late streams */
     size_t n_latencies;
 } seen;
 
-/* Before the first request; `epoll` is told of every connection, with the Conn as its data. */
-void clients_start(int epoll, const Request *requests, size_t n_requests);
+/* Before the first request; every connection is added to `epoll`, with the Conn as its data. */
+void clients_start(int epoll);
 /* Sends one of the requests, drawn at random, over a connection that is not busy. */
-void client_fire(Conn *c, uint64_t due_ns);
+void client_fire(Conn *c, const Requests *from, uint64_t due_ns);
 /* Its socket takes more; there is something to read. */
 void client_writable(Conn *c);
 void client_readable(Conn *c);

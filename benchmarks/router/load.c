@@ -1,14 +1,17 @@
 /* The load generator: it checks every byte that comes back, and measures the proxy over exactly the window it counts.
  *
  *     load unary   -P PORT -f BODIES -c CONNECTIONS [-r PER_SECOND]    closed loop, or paced by a schedule
- *     load streams -P PORT -f BODIES -c STREAMS -n EVENTS -R RAMP_S    long streams, opened one after the other
- *     load idle    -P PORT -f BODIES -c STREAMS -n EVENTS -R RAMP_S    streams that have begun and then wait: memory
+ *     load streams -P PORT -f BODIES -c STREAMS -R RAMP_S    long streams, opened one after the other
+ *     load idle    -P PORT -f BODIES -c STREAMS -R RAMP_S    streams that have begun and then wait: memory
+ *       -F BODIES -l PER_SECOND    beside the streams, new ones by a schedule, each over a connection of its own: the
+ *                                  time to their first event
  *       -w WARM_S -d WINDOW_S    what is under way after the window has DRAIN_S to end, and is checked as well
  *       -p PID,PID  -b PID       the processes of the proxy and of the backend, whose CPU time is read
  *       -g GROUPS                line i of BODIES is of group i modulo GROUPS: does a group stay on one target?
  *
- * BODIES has one JSON body per line with "nonce-" and 16 digits in it, which every request replaces by its own. Answers
- * are compared whole with wire.h: status, framing, nonce, sequence numbers, text, sentinel. One line of JSON is printed.
+ * BODIES has one JSON body per line with "nonce-" and 16 digits in it, which every request replaces by its own; the
+ * "max_tokens" of a stream is its length. Answers are compared whole with wire.h: status, framing, nonce, sequence
+ * numbers, text, usage, sentinel. One line of JSON is printed.
  * CPU time is that of the processes' own clocks (clock_getcpuclockid): nanoseconds, threads that ended included.
  */
 #include "client.h"
@@ -21,10 +24,11 @@
 static const uint64_t NS_PER_S = 1000000000;
 static const double DRAIN_S = 20;
 
+enum { MAX_LATE = 512 }; /* late streams at a time */
+
 struct Given given = {.connections = 1, .groups = 1, .warm_s = 1, .window_s = 3};
 
-static Request *requests;
-static size_t n_requests;
+static Requests requests, late_requests;
 static int poller;
 
 /* --- what the machine was doing */
@@ -87,29 +91,38 @@ static const char REQUEST_HEAD[] =
     "X-Stainless-Runtime-Version: 3.11.7\r\nAuthorization: Bearer benchmark-key\r\n"
     "X-Stainless-Async: async:asyncio\r\nx-stainless-retry-count: 0\r\nx-stainless-read-timeout: 600\r\n"
     "Content-Length: %zd\r\n\r\n";
+static const char MAX_TOKENS[] = "\"max_tokens\":";
 
-static void load_requests(void) {
-    FILE *file = fopen(given.bodies, "r");
-    if (!file) die(given.bodies);
+static Requests load_requests(const char *path) {
+    Requests loaded = {0};
+    FILE *file = fopen(path, "r");
+    if (!file) die(path);
     char *line = NULL;
     size_t size = 0;
     ssize_t n;
     while ((n = getline(&line, &size, file)) > 0) {
         if (line[n - 1] == '\n') n--;
-        requests = realloc(requests, (n_requests + 1) * sizeof *requests);
+        loaded.all = realloc(loaded.all, (loaded.n + 1) * sizeof *loaded.all);
         char *text = malloc((size_t)n + 1024);
-        if (!requests || !text) die("malloc");
+        if (!loaded.all || !text) die("malloc");
         int head = sprintf(text, REQUEST_HEAD, given.port, n);
         memcpy(text + head, line, (size_t)n);
         char *nonce = find(text + head, (size_t)n, NONCE_MARK);
         if (!nonce || nonce + strlen(NONCE_MARK) + NONCE_DIGITS > text + head + n) fail("a body without a nonce");
-        requests[n_requests].text = text;
-        requests[n_requests].bytes = (size_t)(head + n);
-        requests[n_requests++].nonce_at = (size_t)(nonce - text) + strlen(NONCE_MARK);
+        const char *tokens = find(text + head, (size_t)n, MAX_TOKENS);
+        if (given.streaming && !tokens) fail("a stream without max_tokens");
+        loaded.all[loaded.n++] = (Request){
+            .text = text,
+            .bytes = (size_t)(head + n),
+            .nonce_at = (size_t)(nonce - text) + strlen(NONCE_MARK),
+            .tokens = tokens ? (unsigned)strtoul(tokens + strlen(MAX_TOKENS), NULL, 10) : 0,
+            .usage = find(text + head, (size_t)n, "\"include_usage\":true"),
+        };
     }
     free(line);
     fclose(file);
-    if (!n_requests) fail("no bodies");
+    if (!loaded.n) fail("no bodies");
+    return loaded;
 }
 
 static int by_size(const void *a, const void *b) {
@@ -135,11 +148,11 @@ static void report(const Usage *start, const Usage *from, const Usage *to) {
     printf("{\"window_s\":%.6f,\"sent\":%lu,\"answered\":%lu,\"failed\":%lu,\"wrong\":%lu,\"cut\":%lu,"
            "\"unfinished\":%d,\"reconnected\":%lu,\"requests\":%lu,\"events\":%lu,\"reads\":%lu,"
            "\"proxy_cpu_s\":%.6f,\"backend_cpu_s\":%.6f,\"load_cpu_s\":%.6f,\"machine_cpu_s\":%.3f,\"rss_before_kib\":%ld,\"rss_kib\":%ld,"
-           "\"p50_us\":%.1f,\"p90_us\":%.1f,\"p99_us\":%.1f,\"affinity\":%.4f,\"by_target\":{",
+           "\"latencies\":%zu,\"p50_us\":%.1f,\"p90_us\":%.1f,\"p99_us\":%.1f,\"affinity\":%.4f,\"by_target\":{",
            (double)(to->at_ns - from->at_ns) / 1e9, seen.sent, seen.answered, seen.failed, seen.wrong, seen.cut,
            seen.busy, seen.reconnected, seen.requests, seen.events, seen.reads, to->proxy_s - from->proxy_s,
            to->backend_s - from->backend_s, to->load_s - from->load_s, to->machine_s - from->machine_s,
-           start->proxy_rss_kib, to->proxy_rss_kib, latency_us(0.5), latency_us(0.9), latency_us(0.99),
+           start->proxy_rss_kib, to->proxy_rss_kib, seen.n_latencies, latency_us(0.5), latency_us(0.9), latency_us(0.99),
            all ? (double)favourite / (double)all : -1);
     for (int t = 0; t < seen.n_targets; t++) {
         unsigned n = 0;
@@ -152,47 +165,68 @@ static void report(const Usage *start, const Usage *from, const Usage *to) {
 /* Starts requests or streams on a schedule; a timer counts those that are due. */
 typedef struct {
     int timer;
-    uint64_t step_ns, epoch_ns, due, fired;
-    int next; /* connection to try */
+    uint64_t step_ns, epoch_ns, due, fired, most;
+    const Requests *requests;
+    Conn *conns;
+    int n_conns, next; /* connection to try */
 } Schedule;
 
-static Schedule schedule_from_now(double step_s) {
-    Schedule s = {.timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK), .step_ns = (uint64_t)(step_s * 1e9) + 1};
-    struct itimerspec every = {.it_interval = {(time_t)(s.step_ns / NS_PER_S), (long)(s.step_ns % NS_PER_S)}};
-    every.it_value = every.it_interval;
-    s.epoch_ns = monotonic_ns();
-    timerfd_settime(s.timer, 0, &every, NULL);
-    struct epoll_event e = {.events = EPOLLIN, .data.ptr = NULL};
-    epoll_ctl(poller, EPOLL_CTL_ADD, s.timer, &e);
-    return s;
+/* `most`: how many it starts in all. */
+static void schedule_start(Schedule *s, double from_s, double step_s, uint64_t most) {
+    uint64_t from_ns = (uint64_t)(from_s * 1e9);
+    s->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+    s->step_ns = (uint64_t)(step_s * 1e9) + 1;
+    s->epoch_ns = monotonic_ns() + from_ns;
+    s->most = most;
+    uint64_t first_ns = from_ns + s->step_ns;
+    struct itimerspec every = {.it_interval = {(time_t)(s->step_ns / NS_PER_S), (long)(s->step_ns % NS_PER_S)},
+                               .it_value = {(time_t)(first_ns / NS_PER_S), (long)(first_ns % NS_PER_S)}};
+    timerfd_settime(s->timer, 0, &every, NULL);
+    struct epoll_event e = {.events = EPOLLIN, .data.ptr = s};
+    epoll_ctl(poller, EPOLL_CTL_ADD, s->timer, &e);
 }
 
-/* Those that are due, as far as connections are free. A stream has a connection of its own. */
-static void fire_due(Schedule *s, Conn *all) {
-    uint64_t most = given.streaming ? (uint64_t)given.connections : s->due;
-    while (s->fired < s->due && s->fired < most && (given.streaming || seen.busy < given.connections)) {
-        while (all[s->next % given.connections].busy) s->next++;
-        client_fire(&all[s->next++ % given.connections], s->epoch_ns + ++s->fired * s->step_ns);
+static Conn *free_conn(Schedule *s) {
+    for (int tried = 0; tried < s->n_conns; tried++) {
+        Conn *c = &s->conns[s->next++ % s->n_conns];
+        if (!c->busy) return c;
     }
+    return NULL;
+}
+
+/* Those that are due, as far as connections are free. */
+static void fire_due(Schedule *s) {
+    Conn *c;
+    while (s->fired < s->due && s->fired < s->most && (c = free_conn(s)))
+        client_fire(c, s->requests, s->epoch_ns + ++s->fired * s->step_ns);
+}
+
+static Conn *new_conns(int n, bool late) {
+    Conn *conns = calloc((size_t)n, sizeof *conns);
+    if (!conns) die("calloc");
+    for (int i = 0; i < n; i++) conns[i].fd = -1, conns[i].late = late;
+    return conns;
 }
 
 static void run(void) {
     bool idle = !strcmp(given.mode, "idle"), paced = given.streaming || given.rate > 0, begun = false, stopping = false;
-    Conn *all = calloc((size_t)given.connections, sizeof *all);
-    if (!all) die("calloc");
-    for (int i = 0; i < given.connections; i++) all[i].fd = -1;
+    bool has_late = given.late_rate > 0, waits = idle || has_late; /* until all streams have begun */
+    Conn *all = new_conns(given.connections, false);
+    Schedule schedule = {.requests = &requests, .conns = all, .n_conns = given.connections};
+    Schedule late = {.requests = &late_requests, .conns = new_conns(MAX_LATE, true), .n_conns = MAX_LATE};
 
     Usage start = usage(), from = start, to = start;
-    Schedule schedule = {0};
-    if (paced) schedule = schedule_from_now(given.streaming ? given.ramp_s / given.connections : 1 / given.rate);
+    if (given.streaming) schedule_start(&schedule, 0, given.ramp_s / given.connections, (uint64_t)given.connections);
+    else if (paced) schedule_start(&schedule, 0, 1 / given.rate, UINT64_MAX);
     else
-        for (int i = 0; i < given.connections; i++) client_fire(&all[i], monotonic_ns());
+        for (int i = 0; i < given.connections; i++) client_fire(&all[i], &requests, monotonic_ns());
+    if (has_late) schedule_start(&late, given.ramp_s, 1 / given.late_rate, UINT64_MAX);
 
     uint64_t begin_ns = monotonic_ns() + (uint64_t)((given.ramp_s + given.warm_s) * 1e9);
     uint64_t end_ns = begin_ns + (uint64_t)(given.window_s * 1e9), stop_ns = end_ns + (uint64_t)(DRAIN_S * 1e9);
     for (;;) {
         uint64_t now_ns = monotonic_ns();
-        if (idle && !begun && seen.begun < given.connections) { /* the window begins when all streams have */
+        if (waits && !begun && seen.begun < given.connections) { /* the window begins when all streams have */
             if (now_ns > stop_ns) fail("not every stream began");
             begin_ns = now_ns + (uint64_t)(given.warm_s * 1e9);
             end_ns = begin_ns + (uint64_t)(given.window_s * 1e9);
@@ -211,17 +245,20 @@ static void run(void) {
         struct epoll_event events[512];
         int n = epoll_wait(poller, events, 512, edge_ns > now_ns ? (int)((edge_ns - now_ns) / 1000000 + 1) : 0);
         for (int i = 0; i < n; i++) {
+            Schedule *timed = events[i].data.ptr == &schedule ? &schedule : events[i].data.ptr == &late ? &late : NULL;
             Conn *c = events[i].data.ptr;
             uint64_t more;
-            if (!c) {
-                if (read(schedule.timer, &more, sizeof more) > 0) schedule.due += more;
+            if (timed) {
+                if (read(timed->timer, &more, sizeof more) > 0) timed->due += more;
                 continue;
             }
             if (c->fd >= 0 && events[i].events & EPOLLOUT) client_writable(c);
             if (c->fd >= 0 && events[i].events & ~(uint32_t)EPOLLOUT) client_readable(c);
-            if (!paced && !stopping && !c->busy) client_fire(c, monotonic_ns());
+            if (!paced && !stopping && !c->busy) client_fire(c, &requests, monotonic_ns());
         }
-        if (paced && !stopping) fire_due(&schedule, all);
+        if (stopping) continue;
+        if (paced) fire_due(&schedule);
+        if (has_late) fire_due(&late);
     }
     report(&start, &from, &to);
 }
@@ -230,12 +267,13 @@ int main(int argc, char **argv) {
     int option;
     given.mode = argc > 1 ? argv[1] : "";
     optind = 2;
-    while ((option = getopt(argc, argv, "P:f:c:n:r:R:w:d:p:b:g:")) != -1) switch (option) {
+    while ((option = getopt(argc, argv, "P:f:F:c:r:l:R:w:d:p:b:g:")) != -1) switch (option) {
         case 'P': given.port = atoi(optarg); break;
         case 'f': given.bodies = optarg; break;
         case 'c': given.connections = atoi(optarg); break;
-        case 'n': given.events = (unsigned)atoi(optarg); break;
+        case 'F': given.late_bodies = optarg; break;
         case 'r': given.rate = atof(optarg); break;
+        case 'l': given.late_rate = atof(optarg); break;
         case 'R': given.ramp_s = atof(optarg); break;
         case 'w': given.warm_s = atof(optarg); break;
         case 'd': given.window_s = atof(optarg); break;
@@ -245,16 +283,18 @@ int main(int argc, char **argv) {
         default: return 2;
         }
     given.streaming = !strcmp(given.mode, "streams") || !strcmp(given.mode, "idle");
-    bool known = given.streaming ? given.events > 0 : !strcmp(given.mode, "unary");
-    bool sane = given.bodies && given.port > 0 && given.connections > 0 && given.groups - 1 < MAX_GROUPS;
+    bool known = given.streaming || !strcmp(given.mode, "unary");
+    bool has_late = given.late_rate > 0;
+    bool sane = given.bodies && has_late == !!given.late_bodies && (given.streaming || !has_late) && given.port > 0 && given.connections > 0 && given.groups - 1 < MAX_GROUPS;
     if (!known || !sane || optind < argc) {
         fprintf(stderr, "usage: load unary|streams|idle -P PORT -f BODIES -c CONNECTIONS ... (see the top of load.c)\n");
         return 2;
     }
     signal(SIGPIPE, SIG_IGN);
     poller = epoll_create1(0);
-    load_requests();
-    clients_start(poller, requests, n_requests);
+    requests = load_requests(given.bodies);
+    if (has_late) late_requests = load_requests(given.late_bodies);
+    clients_start(poller);
     run();
     return 0;
 }

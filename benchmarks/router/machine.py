@@ -1,4 +1,4 @@
-"""What the measurements stand on: cores, processes that are certainly ended, compiled C, a cache folder."""
+"""What the measurements need of the machine: cores, processes that always end, compiled C, a cache folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PROGRAMS = {"backend": ("backend.c",), "load": ("load.c", "client.c")}
 
 
 class Missing(RuntimeError):
-    """Something this machine does not have; the text says what to do."""
+    """This machine lacks something; the message names what to install."""
 
 
 def cache_folder() -> Path:
@@ -36,7 +36,7 @@ def cache_folder() -> Path:
 
 @functools.cache
 def compiled(name: str) -> Path:
-    """The program of that name, built anew when a source has changed. Raises Missing."""
+    """Compiles the program of that name if a source has changed, and returns its path. Raises Missing."""
     sources = sorted((*HERE.glob("*.c"), *HERE.glob("*.h")))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
     program = cache_folder() / f"{name}-{digest}"
@@ -62,7 +62,7 @@ def allow_many_files() -> None:
 
 @contextmanager
 def pinned(core: int) -> Iterator[None]:
-    """What is started in here runs on that core alone (and sizes its thread pools for one core)."""
+    """Pins the processes that are started in this context to one core; they size their thread pools for it."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -78,7 +78,7 @@ def free_port() -> int:
 
 
 def is_free(port: int) -> bool:
-    """Is nobody listening there? Connections that are still being forgotten do not count."""
+    """Whether no process listens on the port. Connections in TIME_WAIT do not count."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -89,8 +89,8 @@ def is_free(port: int) -> bool:
 
 
 class Process:
-    """A program in a session of its own, on one core (None: on any). Leaving the context ends it and whatever it
-    started."""
+    """A program in a session of its own, on one core (None: on any). Leaving the context terminates it and all
+    processes that it started."""
 
     def __init__(
         self, command: Sequence[str], log: Path, core: int | None, cwd: Path, pipe: bool = False
@@ -150,8 +150,8 @@ def ask(
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request(method, path, body or None, dict(headers or {}))
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+        response = connection.getresponse()
+        return response.status, response.read()
     finally:
         connection.close()
 

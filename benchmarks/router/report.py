@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.router.cells import CELLS, Cell
+from benchmarks.router.cells import CELLS, Cell, Measure
 from benchmarks.router.systems import Family, Group
 
 _CONFIDENCE = 0.9
-_ONE_SIDED = 0.6  # of the answers from one target of four
+_ONE_SIDED = 0.6  # of the responses from one target of four
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,15 @@ class Row:
     load: Mapping[str, Any]
     engine_requests: int  # that reached the backend meanwhile
     streams: int = 0
+    measure: Measure = Measure.CPU
 
     @property
     def cost(self) -> float:
-        """CPU µs of the proxy per request or chunk; MiB for the streams that idle."""
-        if self.cell == "idle":
+        """What is compared: CPU µs of the proxy per request or chunk, MiB per 1,000 idle streams, or the 99th
+        percentile of the milliseconds to the first chunk."""
+        if self.measure is Measure.FIRST_CHUNK:
+            return float(self.load["p99_us"]) / 1000 if self.load["latencies"] else math.nan
+        if self.measure is Measure.MEMORY:
             return float(self.load["rss_kib"] - self.load["rss_before_kib"]) / 1024 * 1000 / self.streams
         units = self.load["events"] if self.streams else self.load["requests"]
         return float(self.load["proxy_cpu_s"]) * 1e6 / units if units else math.nan
@@ -51,8 +55,10 @@ class Row:
     @property
     def faults(self) -> str:
         """Why the row does not count; empty if every byte was right and every request had reached one engine once."""
-        kinds = ("failed", "wrong", "cut", *(() if self.cell == "idle" else ("unfinished",)))
+        kinds = ("failed", "wrong", "cut", *(() if self.measure is Measure.MEMORY else ("unfinished",)))
         found = [f"{self.load[kind]} {kind}" for kind in kinds if self.load[kind]]
+        if self.measure is Measure.FIRST_CHUNK and not self.load["latencies"]:
+            found.append("no first chunk")
         if self.engine_requests != self.load["sent"]:
             found.append(f"engines had {self.engine_requests} of {self.load['sent']}")
         return ", ".join(found)
@@ -65,15 +71,15 @@ class Row:
 
     @property
     def largest_share(self) -> float:
-        answers = list(self.load["by_target"].values())
-        return max(answers) / sum(answers) if answers else math.nan
+        responses = list(self.load["by_target"].values())
+        return max(responses) / sum(responses) if responses else math.nan
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Row:
-        return cls(**{**plain, "family": Family(plain["family"])})
+        return cls(**{**plain, "family": Family(plain["family"]), "measure": Measure(plain["measure"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +137,24 @@ class Headline:
     cell: Cell
     system: str
     best: str | None
+    cost: float | None  # median; None: no row without faults
     to_best: Ratio | None
     to_nginx: Ratio | None
 
     @property
     def holds(self) -> bool | None:
         """None: this cell has no goal, or nothing to compare with."""
+        if self.cell.limit is not None and self.cost is not None:
+            return self.cost <= self.cell.limit
         if self.cell.goal is None or self.to_best is None:
             return None
         return self.to_best.median <= self.cell.goal
+
+    @property
+    def goal(self) -> str:
+        if self.cell.limit is not None:
+            return f"{self.cell.limit:g} {self.cell.measure.value}"
+        return "" if self.cell.goal is None else f"{self.cell.goal:.2f}"
 
 
 def headlines(rows: Sequence[Row]) -> list[Headline]:
@@ -150,7 +165,9 @@ def headlines(rows: Sequence[Row]) -> list[Headline]:
         best = best_rust(here)
         for name in _names(row for row in here if row.family is Family.OURS):
             to_best = ratio(here, name, best) if best else None
-            found.append(Headline(cell, name, best, to_best, ratio(here, name, "nginx")))
+            costs = [row.cost for row in here if row.system == name and not row.faults]
+            cost = statistics.median(costs) if costs else None
+            found.append(Headline(cell, name, best, cost, to_best, ratio(here, name, "nginx")))
     return found
 
 
@@ -166,20 +183,23 @@ def render(rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
 
 
 def _headline_table(lines: Sequence[Headline]) -> list[str]:
-    table = [["cell", "system", "of the best Rust router", "which is", "goal", "", "of nginx"]]
+    table = [["cell", "system", "median", "of the best Rust router", "which is", "goal", "", "of nginx"]]
     for line in lines:
         verdict = {None: "", True: "holds", False: "does not hold"}[line.holds]
-        goal = "" if line.cell.goal is None else f"{line.cell.goal:.2f}"
         best, nginx = line.to_best or "-", line.to_nginx or "-"
-        table.append([line.cell.title, line.system, str(best), line.best or "-", goal, verdict, str(nginx)])
+        cost = "-" if line.cost is None else f"{line.cost:.1f}"
+        table.append(
+            [line.cell.title, line.system, cost, str(best), line.best or "-", line.goal, verdict, str(nginx)]
+        )
     return _aligned(table)
 
 
 def _cell_table(cell: Cell, rows: Sequence[Row]) -> list[str]:
-    cost = "MiB" if cell.mode == "idle" else f"CPU µs/{cell.unit}"
+    cost = f"{cell.measure.value}/{cell.unit}" if cell.measure is Measure.CPU else cell.measure.value
     rate = "chunks/s" if cell.mode == "streams" else "requests/s"
     head = ["system", "policy", f"{cost}: median", "min - max", "of best Rust", rate, "cores used"]
-    head += ["chunks/read"] if cell.mode == "streams" else ["p50 µs"] if cell.mode == "unary" else []
+    head += ["chunks/read"] if cell.mode == "streams" else []
+    head += ["p50 µs"] if _has_latency(cell) else []
     head += (
         ["busiest target"] + (["affinity"] if cell.group is Group.PREFIX else []) + ["ambient cores", "notes"]
     )
@@ -195,9 +215,10 @@ def _system_line(cell: Cell, mine: Sequence[Row], rows: Sequence[Row], best: str
     first, notes = mine[0], sorted({row.faults for row in mine if row.faults})
     name = f"{first.system} {first.version}".strip()
     if not good:
-        return [name, first.policy, *["-"] * (len(_FIXED) + (cell.group is Group.PREFIX)), "; ".join(notes)]
+        columns = 7 + (cell.mode == "streams") + _has_latency(cell) + (cell.group is Group.PREFIX)
+        return [name, first.policy, *["-"] * columns, "; ".join(notes)]
     costs = [row.cost for row in good]
-    has_cost = first.family is not Family.DIRECT
+    has_cost = first.family is not Family.DIRECT or cell.measure is Measure.FIRST_CHUNK
     line = [name, first.policy]
     line.append(f"{statistics.median(costs):.1f}" if has_cost else "-")
     line.append(f"{min(costs):.1f} - {max(costs):.1f}" if has_cost else "-")
@@ -206,7 +227,7 @@ def _system_line(cell: Cell, mine: Sequence[Row], rows: Sequence[Row], best: str
     line.append(f"{_median(good, lambda row: row.load['proxy_cpu_s'] / row.load['window_s']):.2f}")
     if cell.mode == "streams":
         line.append(f"{_median(good, lambda row: row.load['events'] / max(1, row.load['reads'])):.2f}")
-    elif cell.mode == "unary":
+    if _has_latency(cell):
         line.append(f"{_median(good, lambda row: row.load['p50_us']):.0f}")
     share = _median(good, lambda row: row.largest_share)
     line.append(f"{share:.0%}")
@@ -218,7 +239,8 @@ def _system_line(cell: Cell, mine: Sequence[Row], rows: Sequence[Row], best: str
     return [*line, "; ".join(notes)]
 
 
-_FIXED = ("cost", "range", "ratio", "rate", "cores", "p50 or reads", "busiest", "ambient")
+def _has_latency(cell: Cell) -> bool:
+    return cell.mode == "unary" or cell.measure is Measure.FIRST_CHUNK
 
 
 def _median(rows: Iterable[Row], value: Callable[[Row], float]) -> float:

@@ -1,8 +1,8 @@
-"""The runs: every round starts every system afresh and takes the cells one after the other, systems in random order.
+"""The runs: every round starts every system and measures the cells one after the other, systems in random order.
 
 A proxy has core 1 to itself, the mock engine and the load generator share core 0. Systems that take part in a cell
 follow each other within seconds, so that what else the machine does meets all of them; nothing is measured in a
-system's first moments (each is warmed, and its answers checked, before its first cell).
+system's first moments (each is warmed, and its responses checked, before its first cell).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks.router import systems as known
-from benchmarks.router.cells import CELLS, EXTRA, TARGETS, Cell
+from benchmarks.router.cells import CELLS, EXTRA, STREAM_CELLS, TARGETS, Cell
 from benchmarks.router.machine import (
     Missing,
     Process,
@@ -43,7 +43,8 @@ from benchmarks.router.systems import Family, Group, Launch, System
 _PROXY_CORE, _LOAD_CORE = 1, 0
 _START_S = 60.0
 _SETTLE_S = 1.0
-_IN_A_ROW = 40  # right answers before a system counts as started
+_SETTLE_LIMIT_S = 30.0
+_IN_A_ROW = 40  # right responses before a system counts as started
 _LOAD_LIMIT_S = 120.0
 _PROBE = json.dumps(
     {"model": "mock", "messages": [{"role": "user", "content": "nonce-0000000000000000"}]}
@@ -51,7 +52,7 @@ _PROBE = json.dumps(
 
 
 class Broken(RuntimeError):
-    """A system that does not start, or answers wrongly while it is warmed."""
+    """A system does not start, or responds wrongly while it is warmed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +63,35 @@ class Plan:
     warm_s: float
     window_s: float
     seed: int
-    engine_metrics: bool
 
 
 class Backend:
-    """The mock engine on TARGETS ports, new for every group of cells."""
+    """A mock engine on TARGETS ports, new for every group of cells."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
         self.ports: list[int] = json.loads(process.line())["ports"]
 
     def requests(self) -> int:
+        return self._counts()[0]
+
+    def settle(self) -> None:
+        """Waits until no stream runs and no request arrives: an overloaded proxy still sends those of clients that
+        have given up, and they would be counted as the next system's."""
+        deadline = time.monotonic() + _SETTLE_LIMIT_S
+        before = self._counts()
+        while time.monotonic() < deadline:
+            time.sleep(_SETTLE_S / 4)
+            now = self._counts()
+            if now == before and not now[1]:
+                return
+            before = now
+
+    def _counts(self) -> tuple[int, int]:
+        """Requests so far, and streams that run."""
         _, body = ask(self.ports[0], "GET", "/counts")
-        return sum(port["requests"] for port in json.loads(body).values())
+        ports = json.loads(body).values()
+        return sum(port["requests"] for port in ports), sum(port["running"] for port in ports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +99,11 @@ class Running:
     system: System
     port: int
     process: Process | None  # None: there is nothing in between
+    backend: Backend
 
 
 def measure(plan: Plan) -> list[Row]:
-    """All rounds. A system that breaks is left out from there on, and said so."""
+    """Measures all rounds. A system that breaks is reported and left out of later rounds."""
     rng = random.Random(plan.seed)
     rows: list[Row] = []
     broken: set[tuple[str, Group]] = set()
@@ -93,62 +111,73 @@ def measure(plan: Plan) -> list[Row]:
     for number in range(1, plan.rounds + 1):
         for group in Group:
             cells = [cell for cell in plan.cells if cell.group is group]
-            able = [system for system in plan.systems if (system.name, group) not in broken]
+            able = [
+                system
+                for system in plan.systems
+                if (system.name, group) not in broken and any(system.takes_part(cell.name) for cell in cells)
+            ]
             if not cells or not able:
                 continue
             with ExitStack() as stack:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="router-benchmark-")))
-                backend = _backend(stack, folder, plan)
-                running = _started(stack, folder, backend, able, group, broken)
-                ports += [one.port for one in running] + backend.ports
+                backends = {
+                    nameless: _backend(stack, folder, nameless)
+                    for nameless in sorted({system.nameless for system in able})
+                }
+                running = _started(stack, folder, backends, able, group, broken)
+                ports += [one.port for one in running]
+                ports += [port for backend in backends.values() for port in backend.ports]
                 for cell in cells:
                     rng.shuffle(running)
                     for one in running:
-                        if one.process is None and cell.name != "paced":
+                        if not one.system.takes_part(cell.name):
+                            continue
+                        if one.process is None and not (cell.rate_s or cell.late_s):
                             continue  # without a proxy there is only latency to see
                         try:
-                            row = _row(number, cell, one, backend, folder, plan)
+                            row = _row(number, cell, one, folder, plan)
                         except Broken as error:
-                            _say(f"round {number} {cell.name:10} {one.system.name:14} broken: {error}")
+                            _say(f"round {number} {cell.name:12} {one.system.name:18} broken: {error}")
                             continue
                         rows.append(row)
                         _say(
-                            f"round {number} {cell.name:10} {one.system.name:14} {row.cost:8.1f} {row.faults}"
+                            f"round {number} {cell.name:12} {one.system.name:18} {row.cost:8.1f} {row.faults}"
                         )
     left = [port for port in ports if not is_free(port)]
     if left:
-        raise Broken(f"somebody still listens on {left}")
+        raise Broken(f"processes still listen on the ports {left}")
     return rows
 
 
-def _backend(stack: ExitStack, folder: Path, plan: Plan) -> Backend:
-    command = [str(compiled("backend")), str(TARGETS), *(["--engine-metrics"] if plan.engine_metrics else [])]
-    log = folder / "backend.log"
+def _backend(stack: ExitStack, folder: Path, nameless: bool) -> Backend:
+    command = [str(compiled("backend")), str(TARGETS), *(["--nameless"] if nameless else [])]
+    log = folder / f"backend-{nameless}.log"
     return Backend(stack.enter_context(Process(command, log, _LOAD_CORE, folder, pipe=True)))
 
 
 def _started(
     stack: ExitStack,
     folder: Path,
-    backend: Backend,
+    backends: Mapping[bool, Backend],
     able: Sequence[System],
     group: Group,
     broken: set[tuple[str, Group]],
 ) -> list[Running]:
-    """All of them start at once; each is warmed when it answers."""
-    begun = []
+    """Starts all systems at once, and warms each when it responds. Returns those that work."""
+    launched = []
     for system in able:
+        backend = backends[system.nameless]
         if system.family is Family.DIRECT:
-            begun.append(Running(system, backend.ports[0], None))
+            launched.append(Running(system, backend.ports[0], None, backend))
             continue
         own = folder / system.name
         own.mkdir()
         port = free_port()
         command = system.command(Launch(port, backend.ports, group, own))
         process = Process(command, folder / f"{system.name}.log", _PROXY_CORE, system.cwd)
-        begun.append(Running(system, port, stack.enter_context(process)))
+        launched.append(Running(system, port, stack.enter_context(process), backend))
     ready = []
-    for one in begun:
+    for one in launched:
         try:
             if one.process is not None:
                 _await(one.port, one.process)
@@ -162,12 +191,12 @@ def _started(
 
 
 def _await(port: int, process: Process) -> None:
-    """Until it has given many right answers in a row: routers learn of their targets one by one."""
+    """Waits until it has given many right responses in a row: routers discover their targets one by one."""
     deadline = time.monotonic() + _START_S
     in_a_row = 0
     while in_a_row < _IN_A_ROW:
         if process.ended or time.monotonic() > deadline:
-            raise Broken(process.last_words() or "it does not answer")
+            raise Broken(process.last_words() or "it does not respond")
         try:
             status, _ = ask(
                 port, "POST", "/v1/chat/completions", _PROBE, {"Content-Type": "application/json"}
@@ -180,20 +209,21 @@ def _await(port: int, process: Process) -> None:
 
 
 def _warm(one: Running, folder: Path) -> None:
-    """Short loads of each kind. Raises Broken if an answer is wrong."""
+    """Sends a short load of each kind. Raises Broken if a response is wrong."""
     for cell in (
         Cell("warm-unary", "", "", connections=8),
         Cell("warm-streams", "", "", mode="streams", connections=8),
         Cell("warm-again", "", "", connections=8),
     ):
-        said = _load(cell, one, folder, 0.1, 0.3, None)
+        said = _load(cell, one, folder, 0.1, 0.3)
         if said["answered"] != said["sent"]:
-            raise Broken(f"{cell.name}: {said['answered']} right answers to {said['sent']} requests")
+            raise Broken(f"{cell.name}: {said['answered']} right responses to {said['sent']} requests")
 
 
-def _row(number: int, cell: Cell, one: Running, backend: Backend, folder: Path, plan: Plan) -> Row:
-    before = backend.requests()
-    said = _load(cell, one, folder, plan.warm_s, plan.window_s, backend)
+def _row(number: int, cell: Cell, one: Running, folder: Path, plan: Plan) -> Row:
+    one.backend.settle()
+    before = one.backend.requests()
+    said = _load(cell, one, folder, plan.warm_s, plan.window_s)
     return Row(
         round=number,
         cell=cell.name,
@@ -202,14 +232,13 @@ def _row(number: int, cell: Cell, one: Running, backend: Backend, folder: Path, 
         version=one.system.version,
         policy=one.system.policy(cell.group),
         load=said,
-        engine_requests=backend.requests() - before,
+        engine_requests=one.backend.requests() - before,
         streams=0 if cell.mode == "unary" else cell.connections,
+        measure=cell.measure,
     )
 
 
-def _load(
-    cell: Cell, one: Running, folder: Path, warm_s: float, window_s: float, backend: Backend | None
-) -> dict[str, Any]:
+def _load(cell: Cell, one: Running, folder: Path, warm_s: float, window_s: float) -> dict[str, Any]:
     command = [
         str(compiled("load")),
         cell.mode,
@@ -219,8 +248,7 @@ def _load(
     ]
     if one.process is not None:
         command += ["-p", ",".join(map(str, one.process.pids()))]
-    if backend is not None:
-        command += ["-b", ",".join(map(str, backend.process.pids()))]
+    command += ["-b", ",".join(map(str, one.backend.process.pids()))]
     try:
         with pinned(_LOAD_CORE):
             done = subprocess.run(command, capture_output=True, text=True, timeout=_LOAD_LIMIT_S, check=False)
@@ -255,7 +283,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warm_s=0.5 if given.quick else 1.0,
         window_s=2.0 if given.quick else given.seconds,
         seed=given.seed,
-        engine_metrics=given.engine_metrics,
     )
     facts = _facts(plan, given)
     try:
@@ -265,6 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    facts["load average at the end"] = _load_average()
     print(render(rows, facts), end="")
     if given.json:
         kept = {"facts": facts, "rows": [row.to_json() for row in rows]}
@@ -273,16 +301,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _verdict(plan: Plan, rows: Sequence[Row], check: bool) -> int:
-    """1 if one of ours lost, doubled or garbled an answer, did not run, or, asked to check, missed a goal."""
+    """The exit code: 1 if one of ours lost, doubled or garbled a response or did not run, or if `check` and a goal is
+    missed."""
     right = [row for row in rows if row.family is Family.OURS and not row.faults]
-    runs = sum(system.family is Family.OURS for system in plan.systems) * len(plan.cells) * plan.rounds
-    missed = any(line.cell.goal is not None and not line.holds for line in headlines(rows))
+    own = [system for system in plan.systems if system.family is Family.OURS]
+    runs = sum(system.takes_part(cell.name) for system in own for cell in plan.cells) * plan.rounds
+    missed = [line for line in headlines(rows) if line.cell.has_goal and not line.holds]
+    for line in missed if check else ():
+        _say(f"missed: {line.cell.name} {line.system}")
     return 1 if len(right) < runs or not rows or (check and missed) else 0
 
 
 def _systems(given: argparse.Namespace) -> list[System]:
-    """Those that can be had; what is missing is said."""
-    chosen = [known.ours("skyserve", plain=given.policy)]
+    """The chosen systems that this machine can run; missing ones are reported."""
+    chosen = _own(given.policy)
     chosen += [known.ours(label, Path(folder).resolve(), plain=given.policy) for label, folder in given.also]
     chosen += [known.ours(label, arguments=text.split(), plain=given.policy) for label, text in given.variant]
     makers = {
@@ -298,15 +330,30 @@ def _systems(given: argparse.Namespace) -> list[System]:
     return [system for system in chosen if not given.systems or system.name in given.systems]
 
 
+def _own(plain: str) -> list[System]:
+    """Our agent as it comes, and what else has a goal: each mode of continuation, the other prefix policy. The
+    nameless engines are for comparison with those of vLLM's shape."""
+    return [
+        known.ours("skyserve", plain=plain),
+        known.ours("skyserve-text", arguments=("--continue", "text"), plain=plain, cells=STREAM_CELLS),
+        known.ours("skyserve-off", arguments=("--continue", "off"), plain=plain, cells=STREAM_CELLS),
+        known.ours("skyserve-nameless", plain=plain, cells=STREAM_CELLS | {"unary"}, nameless=True),
+        known.ours("skyserve-gorgo", prefix="gorgo", cells=frozenset({"prefix"})),
+    ]
+
+
+def _load_average() -> str:
+    return " ".join(f"{load:.1f}" for load in os.getloadavg())
+
+
 def _facts(plan: Plan, given: argparse.Namespace) -> dict[str, Any]:
     return {
         "rounds": plan.rounds,
         "window": f"{plan.window_s:g} s",
         "seed": plan.seed,
-        "engines": "tell their load" if plan.engine_metrics else "tell no load",
         "metrics of the Rust routers": "off" if given.no_peer_metrics else "on",
         "on": f"{cpu_model()} ({os.cpu_count()} cores), Linux {platform.release()}, Python {platform.python_version()}",
-        "load average": " ".join(f"{load:.1f}" for load in os.getloadavg()),
+        "load average at the start": _load_average(),
     }
 
 
@@ -359,7 +406,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LABEL=ARGUMENTS",
         help="ours with arguments",
     )
-    add("--engine-metrics", action="store_true", help="the mock engine tells its load as vLLM does")
     add("--no-peer-metrics", action="store_true", help="the Rust routers without their Prometheus port")
     add("--seed", type=int, default=0, help="of the order of systems (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="keep every row")

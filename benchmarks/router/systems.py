@@ -1,4 +1,4 @@
-"""The load balancers that are compared: how each is had, and how it is started.
+"""The load balancers that are compared: how each is installed and started.
 
 All of them run as their users run them: defaults, metrics on, retries and circuit breakers on, no log line per
 request. Where something is not the default, the line says why.
@@ -37,7 +37,7 @@ class Group(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a command line is made from."""
+    """The values that a command line depends on."""
 
     port: int
     targets: Sequence[int]
@@ -51,26 +51,43 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class System:
+    """A load balancer with its options. It takes part in `cells` (None: all), in front of engines of vLLM's shape or
+    of the nameless ones."""
+
     name: str
     family: Family
     version: str
     command: Callable[[Launch], list[str]] = field(repr=False)
     policies: tuple[str, str]  # in the groups PLAIN, PREFIX
     cwd: Path = CHECKOUT
+    cells: frozenset[str] | None = None
+    nameless: bool = False
 
     def policy(self, group: Group) -> str:
         return self.policies[group is Group.PREFIX]
+
+    def takes_part(self, cell: str) -> bool:
+        return self.cells is None or cell in self.cells
 
 
 # --- ours
 
 
 def ours(
-    name: str, checkout: Path = CHECKOUT, arguments: Sequence[str] = (), plain: str = "round_robin"
+    name: str,
+    checkout: Path = CHECKOUT,
+    arguments: Sequence[str] = (),
+    plain: str = "round_robin",
+    prefix: str = "cache_aware",
+    cells: frozenset[str] | None = None,
+    nameless: bool = False,
 ) -> System:
+    """Our agent of a checkout: the defaults of its command line, and `arguments`. `plain` and `prefix` are its policies
+    in these groups of cells."""
+
     def command(launch: Launch) -> list[str]:
         targets = [word for url in launch.urls for word in ("--target", url)]
-        policy = plain if launch.group is Group.PLAIN else "cache_aware"
+        policy = plain if launch.group is Group.PLAIN else prefix
         base = [
             sys.executable,
             "-m",
@@ -84,11 +101,12 @@ def ours(
         ]
         return [*base, "--log-level", "warning", *targets, *arguments]
 
-    return System(name, Family.OURS, _revision(checkout), command, (plain, "cache_aware"), checkout)
+    version = _revision(checkout)
+    return System(name, Family.OURS, version, command, (plain, prefix), checkout, cells, nameless)
 
 
 def _revision(checkout: Path) -> str:
-    """What is measured: the commit, and whether there are changes on top of it."""
+    """The commit that is measured, and whether the checkout has changes on top of it."""
     words = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "no commit"
@@ -114,7 +132,7 @@ PEER_NAMES = tuple(peer.package for peer in _PEERS)
 
 
 def rust_router(name: str, metrics: bool = True) -> System:
-    """Installed when it is first needed. Raises Missing.
+    """A Rust router, installed when it is first needed. Raises Missing.
 
     Metrics are an option of theirs that we have on, for ours and any in production are; without them they are
     somewhat cheaper.
@@ -141,7 +159,7 @@ def rust_router(name: str, metrics: bool = True) -> System:
 
 
 def _installed(peer: _Peer) -> tuple[Path, str]:
-    """Its virtual environment and the version in it: the one we know, else the latest there is."""
+    """Its virtual environment and the version in it: the pinned one, else the latest."""
     folder = cache_folder() / "venvs" / f"{peer.package}-{peer.version}"
     python = folder / "bin" / "python"
     stamp = folder / "installed"
@@ -162,7 +180,7 @@ def _installed(peer: _Peer) -> tuple[Path, str]:
     return folder, stamp.read_text().strip()
 
 
-# --- nginx: no routing by prefix, no metrics, no idea of a stream; near what the kernel lets anybody do
+# --- nginx: no routing by prefix, no metrics, no parsing of streams; near the cost of the kernel alone
 
 
 _NGINX_CONF = """\

@@ -11,7 +11,7 @@ strictly as tables: what is wrong is named with its path, and changes nothing.
 | `POST /-/drain?target=ID&deadline_s=`, `POST /-/undrain?target=ID` | one target; without `target` the agent itself, which goes on serving and is not ready |
 | `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`) |
 | `GET /-/metrics` | Prometheus |
-| `GET /-/keys` | what the owner of each API key has used, and has left |
+| `GET /-/keys` | what the owner of each API key has used, has reserved and in flight, and has left |
 | `GET /-/explain/ID`, `GET /-/explain?limit=20` | why one of the last requests went where it went; the latest ones |
 | `GET /workers`, `POST /workers`, `GET`/`PUT`/`PATCH`/`DELETE /workers/ID` | as SGLang's gateway has them |
 | `POST /add_worker?url=`, `POST /remove_worker?url=`, `GET /list_workers` | as SGLang's router has them |
@@ -72,7 +72,7 @@ class Administered(Protocol):
     def exposition(self) -> bytes: ...
 
     def usage(self) -> Iterable[Usage]:
-        """The accounts of the owners of API keys (`lb.core.api_keys.Keyring.usage`)."""
+        """The accounts of the owners of API keys (`lb.core.api_keys.ApiKeyStore.usage`)."""
         ...
 
 

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
+from typing import Any
 
 from lb.config import file as config_file
 from lb.config.schema import Stats, Table
 from lb.core.api_keys import Usage
+from lb.core.limit_store import LimitStore
 from lb.core.targets import Changes, Health, TargetTable
 from lb.engines.health_checks import HealthChecker
 from lb.engines.http_get import HttpGetter
@@ -23,6 +25,7 @@ from lb.observe.metrics import Metrics
 from lb.observe.tracing import Tracing
 from lb.proxy.context import Proxy
 from lb.proxy.fast_path import open_fast_path
+from lb.proxy.sweep import Sweep, move_waiting
 from policies.routing.registry import make_policy
 
 _log = logging.getLogger("lb.agent.agent")
@@ -49,6 +52,8 @@ class Agent:
         access_log: Callable[[RequestRecord], None] | None = None,
         targets_tls: ssl.SSLContext | None = None,
         fast_path: bool = True,
+        limits: LimitStore | None = None,
+        max_clients: int | None = None,
     ) -> None:
         self._region = region
         self._table_file = table_file
@@ -78,7 +83,12 @@ class Agent:
             finished=_both(tracing.finished if tracing is not None else None, access_log),
             begin_span=tracing.begin if tracing is not None else None,
             fast_path=self._fast_path,
+            max_clients=max_clients,
         )
+        if limits is not None:
+            self.proxy.api_keys.share(limits, self._started_at)
+        self.sweep = Sweep(self.proxy)
+        self.proxy.on_changed = lambda: move_waiting(self.proxy)
         self.checker = HealthChecker(
             self.targets,
             self._fetcher.alive,
@@ -102,7 +112,21 @@ class Agent:
 
     async def run(self) -> None:
         """Watch over time and targets, until cancelled."""
-        await asyncio.gather(self.proxy.patrol(), self.checker.run(), self.prober.run(), self._tidy())
+        await asyncio.gather(
+            self.sweep.run(),
+            self._restarted("health checks", self.checker.run),
+            self._restarted("load poller", self.prober.run),
+            self._restarted("tidying", self._tidy),
+        )
+
+    async def _restarted(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a loop, and again a second after it has raised: a defect in it must not end the agent."""
+        while True:
+            try:
+                await loop()
+            except Exception as error:  # noqa: BLE001 (the barrier)
+                self.proxy.faults.report(name, error)
+            await asyncio.sleep(1.0)
 
     async def _tidy(self) -> None:
         while True:
@@ -177,11 +201,23 @@ class Agent:
 
     def usage(self) -> Iterable[Usage]:
         """What the owners of API keys have used."""
-        return self.proxy.keyring.usage(self._clock())
+        return self.proxy.api_keys.usage(self._clock())
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return self.metrics.expose(self.targets, self.proxy.held, self._clock(), self.targets.gauges())
+        proxy = self.proxy
+        agent_gauges = {
+            "client_connections": len(proxy.clients),
+            "buffered_bytes": proxy.buffers.taken,
+            "buffer_limit_bytes": proxy.buffers.limit,
+            "internal_errors": proxy.faults.total,
+            "retries_refused": proxy.budget.refused,
+        }
+        if proxy.max_clients is not None:
+            agent_gauges["max_client_connections"] = proxy.max_clients
+        return self.metrics.expose(
+            self.targets, proxy.held, self._clock(), self.targets.gauges(), agent_gauges
+        )
 
     def close(self) -> None:
         """Nothing goes on after this."""

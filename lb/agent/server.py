@@ -30,11 +30,16 @@ from aiohttp.http import HttpProcessingError
 from lb.agent import socket_handover
 from lb.agent.admin_api import admin_app
 from lb.agent.agent import Agent
+from lb.agent.descriptors import max_clients, raise_limit
+from lb.agent.limits_file import LimitsFile
 from lb.config.schema import Table
+from lb.core.limit_store import LimitStore
+from lb.http.upstream import keep_alive
 from lb.observe.access_log import AccessLog, RequestRecord
 from lb.observe.tracing import tracing
 from lb.proxy.downstream import ClientConnection
 
+_log = logging.getLogger("lb.agent.server")
 _BACKLOG = 4096
 _LOOK_EVERY_S = 0.05
 # For whom a successor serves: what was accepted by us, but has not said what it wants yet, is ours to answer. A busy
@@ -64,6 +69,7 @@ class ServerOptions:
     targets_cafile: Path | None = None
     fast_path: bool = True
     handover_socket: Path | None = None
+    limits_file: Path | None = None
 
 
 async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
@@ -77,6 +83,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     tls = _tls(options)
     before = socket_handover.take(options.handover_socket) if options.handover_socket is not None else None
     data_socket, admin_socket = _sockets(options, before)
+    keep_alive(data_socket)  # inherited by every connection that it accepts
     tracer = tracing(options.table.service, options.region, os.environ, time.time_ns)
     agent = Agent(
         options.table,
@@ -89,6 +96,8 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         access_log=_access_log() if options.access_log else None,
         targets_tls=_targets_tls(options),
         fast_path=options.fast_path,
+        max_clients=max_clients(raise_limit()),
+        limits=_limits(options),
     )
     data = await loop.create_server(
         lambda: ClientConnection(agent.proxy), sock=data_socket, ssl=tls, backlog=_BACKLOG
@@ -223,6 +232,20 @@ def _targets_tls(options: ServerOptions) -> ssl.SSLContext | None:
     if options.targets_cafile is None:
         return None
     return ssl.create_default_context(cafile=str(options.targets_cafile))
+
+
+def _limits(options: ServerOptions) -> LimitStore | None:
+    """Shared with other agents of this host; None if there is no file for it. An agent that does not start helps no
+    client, so one that cannot share limits serves with its own."""
+    if options.limits_file is None:
+        return None
+    try:
+        return LimitsFile(options.limits_file)
+    except OSError as error:
+        _log.error(
+            "limits of API keys are per process: limits_file=%s why=%r", options.limits_file, str(error)
+        )
+        return None
 
 
 def _access_log() -> Callable[[RequestRecord], None]:

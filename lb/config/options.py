@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from lb.config.decode import Fields
 
+MAX_CONCURRENT = 1_000_000
 _MIB = 1024 * 1024
 _O = TypeVar("_O", bound="_Options")
 
@@ -119,6 +120,9 @@ class Breaker(_Options):
 class PushMode(str, Enum):
     """When a target may be given one more request (SkyWalker §3.3)."""
 
+    WORK = (
+        "work"  # as SP-P, or while the prefill it has before it is bounded; requests wait for the best target
+    )
     SELECTIVE = "selective"  # SP-P: while its engine has no pending request
     FIXED_CAP = "fixed_cap"  # SP-O: while it has fewer than `cap` in flight
     BLIND = "blind"  # always
@@ -126,12 +130,17 @@ class PushMode(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pushing(_Options):
-    """`probe_s` is how often an engine that has work is asked for its load. Selective pushing falls back to
-    `blind` for targets that tell no load."""
+    """`probe_s` is how often an engine that has work is asked for its load. Pushing by work or selectively falls back
+    to `blind` for targets that tell no load, and by work to `selective` for routing policies that do not measure it."""
 
-    mode: PushMode = PushMode.SELECTIVE
+    mode: PushMode = PushMode.WORK
     cap: int = _number(32, 1, 100_000)
     probe_s: float = _number(0.1, 0.01, 60.0)
+
+    @property
+    def asks(self) -> bool:
+        """Whether engines are asked for their load."""
+        return self.mode in (PushMode.WORK, PushMode.SELECTIVE)
 
 
 class Continue(str, Enum):
@@ -153,13 +162,15 @@ class Continuation(_Options):
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One client's key, known by its SHA-256 only. Limits of 0 mean none; `weight` is its share of a full queue."""
+    """One client's key, known by its SHA-256 only. Limits of 0 mean none; `weight` is its share of a full queue.
+    `max_concurrent` bounds its requests under way, those that wait for a target included."""
 
     name: str
     sha256: str
     requests_per_minute: float = 0.0
     tokens_per_minute: float = 0.0
     weight: float = 1.0
+    max_concurrent: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {one.name: getattr(self, one.name) for one in fields(self)}
@@ -173,6 +184,7 @@ class ApiKey:
             requests_per_minute=given.number("requests_per_minute", 0.0, 1e9, 0.0),
             tokens_per_minute=given.number("tokens_per_minute", 0.0, 1e12, 0.0),
             weight=given.number("weight", 0.001, 1000.0, 1.0),
+            max_concurrent=given.whole("max_concurrent", 0, MAX_CONCURRENT, 0),
         )
         given.done()
         return key

@@ -1,30 +1,65 @@
 """Who may call, and how much: API keys and their limits. Pure; `now` is an argument.
 
-A key arrives as `Authorization: Bearer KEY` and is known here by its SHA-256 only, so a table, a dump or a log
-holds nothing that opens a door. It is found by looking its digest up in a dict. That lookup need not take
-constant time: an attacker who measures it learns about digests of his own guesses, and to steer a digest towards
-a known one he would have to find preimages of SHA-256. Keys are long and random, so no salt and no slow hash.
+A key arrives as `Authorization: Bearer KEY`, `x-api-key: KEY` or `api-key: KEY` and is known here by its SHA-256 only,
+so a table, a dump or a log holds nothing that opens an endpoint. It is found by looking its digest up in a dict. That
+lookup need not take constant time: an attacker who measures it learns about digests of his own guesses, and to steer a
+digest towards a known one he would have to find preimages of SHA-256. Keys are long and random, so no salt and no slow
+hash.
 
-With keys configured the `Authorization` header belongs to the load balancer: it is consumed, and targets do not
-get it. Without keys everybody is the anonymous tenant, nothing is limited, and the header is passed on.
+With keys configured, each header that carried a known key (`Admission.carried_by`) belongs to the load balancer: targets
+do not get it. Without keys every client is the anonymous tenant, nothing is limited, and all headers are passed on.
 
-Limits are token buckets. A bucket holds one minute's worth and fills evenly: who was idle may send a minute's
-worth at once (as people read "60 per minute"), and over any t minutes nobody gets more than 1 + t minutes'
-worth. A request takes one from the bucket of requests when it is let in. What it costs in model tokens is known
-only when it is over, so it is let in while that bucket is above zero and charged afterwards, below zero if need
-be; the debt is paid by waiting. Several keys of one name are one tenant (an old key and its successor): they
-share the buckets, and the limits are those of the one listed last.
+**The account of a request** is opened by `admit_head`, on the head alone; `reserve` follows when its body is known, and
+`settle` exactly once when it has ended, in whatever way. Requests that are refused after `admit_head` (by `reserve`, by
+a full queue, for a bad body) are settled with 0 tokens.
+
+Limits of requests and tokens are token buckets. A bucket holds one minute's worth and fills evenly: a tenant that was
+idle may send a minute's worth at once (as people read "60 per minute"), and over any t minutes it gets no more than 1 + t
+minutes' worth. A request takes 1 from the bucket of requests. From the bucket of tokens it takes its prompt and the tokens
+it is expected to generate, which is `max_tokens`, or what the tenant's requests have generated lately if that is less;
+`settle` replaces this reservation by what was used. A request is let in while the bucket holds at least one token, and
+may take it below zero; the debt is paid by waiting. So a request that is larger than a whole bucket passes when its turn
+comes, and n requests in parallel get the limit plus one request, not n times as much. What is used beyond the
+expectation is charged in full, afterwards.
+
+`max_concurrent` bounds the requests between `admit_head` and `settle`, held ones included.
+
+Several keys of one name are one tenant (an old key and its successor): they share the buckets, and the limits are those
+of the one listed last. The numbers are kept in a `LimitStore`, which several processes may share.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from lb.config.options import Access, ApiKey
+from lb.core.limit_store import LimitStore, MemoryLimits
+from lb.core.tenant import ONE, Limited, Tenant
+
+__all__ = [
+    "ANONYMOUS",
+    "Admission",
+    "Admitted",
+    "AlreadySettledError",
+    "ApiKeyStore",
+    "Limited",
+    "Unauthorized",
+    "Usage",
+]
 
 ANONYMOUS = ""
+
+
+class AlreadySettledError(RuntimeError):
+    """A request's account was used after it had been settled."""
+
+
+class Unauthorized(NamedTuple):
+    """No key, or none that is known: 401."""
+
+    given: bool  # there was a header for a key, though with a wrong one
 
 
 class Admitted(NamedTuple):
@@ -34,24 +69,9 @@ class Admitted(NamedTuple):
     weight: float
 
 
-class Unauthorized(NamedTuple):
-    """No key, or none that is known: 401."""
-
-    given: bool  # there was an Authorization header, though a wrong one
-
-
-class Limited(NamedTuple):
-    """The tenant has used up what it may have: 429. `what` is "requests" or "tokens", of which it may have
-    `per_minute`; after `retry_after_s` one more request would be let in if no other came."""
-
-    tenant: str
-    what: str
-    per_minute: float
-    retry_after_s: float
-
-
 class Usage(NamedTuple):
-    """A tenant's account since the start of the agent. What is left of a bucket is None if there is no limit."""
+    """A tenant's account. `admitted`, `limited` and `tokens` are this process's since its start; what is left of the
+    buckets (None without a limit), what is reserved and what is in flight are those of all that share the limits."""
 
     tenant: str
     admitted: int
@@ -59,57 +79,30 @@ class Usage(NamedTuple):
     tokens: int
     requests_left: float | None
     tokens_left: float | None
+    reserved: int
+    in_flight: int
 
 
-class _Bucket:
-    """Holds at most one minute's worth; a rate of 0 is no limit."""
+class Admission:
+    """A request that was let in, from `admit_head` to `settle`: its place among the tenant's requests under way and the
+    tokens it has reserved. `carried_by` names the headers, in lower case, that must not reach a target."""
 
-    __slots__ = ("at", "level", "per_minute")
+    __slots__ = ("_account", "_prompt", "_settled", "carried_by", "reserved", "tenant", "weight")
 
-    def __init__(self, per_minute: float, now: float) -> None:
-        self.per_minute = per_minute
-        self.level = self._size()
-        self.at = now
+    def __init__(self, account: Tenant | None, carried_by: tuple[bytes, ...]) -> None:
+        self.tenant = ANONYMOUS if account is None else account.key.name
+        self.weight = 1.0 if account is None else account.key.weight
+        self.carried_by = carried_by
+        self.reserved = 0
+        self._account = account
+        self._prompt = 0
+        self._settled = False
 
-    def _size(self) -> float:
-        return max(1.0, self.per_minute)  # one request must fit, or none would ever be let in
-
-    def fill(self, now: float) -> float:
-        """The level now."""
-        if now > self.at:
-            self.level = min(self._size(), self.level + (now - self.at) * self.per_minute / 60.0)
-            self.at = now
-        return self.level
-
-    def change(self, per_minute: float, now: float) -> None:
-        """A new limit keeps what is there, debts too; one where none was starts full."""
-        if not self.per_minute:
-            self.per_minute = per_minute
-            self.level, self.at = self._size(), now
-            return
-        self.fill(now)
-        self.per_minute = per_minute
-        self.level = min(self.level, self._size())
-
-    def wait_s(self, wanted: float) -> float:
-        """How long until the level is `wanted`."""
-        return max(0.0, wanted - self.level) * 60.0 / self.per_minute
+    @property
+    def settled(self) -> bool:
+        return self._settled
 
 
-class _Tenant:
-    __slots__ = ("admitted", "limited", "pass_", "requests", "tokens", "used")
-
-    def __init__(self, key: ApiKey, now: float) -> None:
-        self.pass_ = Admitted(key.name, key.weight)
-        self.requests = _Bucket(key.requests_per_minute, now)
-        self.tokens = _Bucket(key.tokens_per_minute, now)
-        self.admitted = 0
-        self.limited = 0
-        self.used = 0
-
-
-_SOME_TOKENS = 1.0  # the bucket of tokens must be this full for a request to be let in
-_NOBODY_S = Admitted(ANONYMOUS, 1.0)
 _NO_KEY = Unauthorized(False)
 _WRONG_KEY = Unauthorized(True)
 
@@ -117,71 +110,197 @@ _WRONG_KEY = Unauthorized(True)
 class ApiKeyStore:
     """The keys in force and what their owners have used."""
 
-    def __init__(self, access: Access, now: float) -> None:
-        self._by_digest: dict[bytes, _Tenant] = {}
-        self._by_name: dict[str, _Tenant] = {}
+    def __init__(self, access: Access, now: float, limits: LimitStore | None = None) -> None:
+        self._limits = MemoryLimits() if limits is None else limits
+        self._by_digest: dict[bytes, Tenant] = {}
+        self._by_name: dict[str, Tenant] = {}
         self.apply(access, now)
 
     @property
     def guards(self) -> bool:
-        """Whether keys are needed; then `Authorization` is not passed on to targets."""
+        """Whether keys are needed."""
         return bool(self._by_digest)
 
     def apply(self, access: Access, now: float) -> None:
         """Other keys are in force. Tenants that stay keep the levels of their buckets."""
-        by_digest: dict[bytes, _Tenant] = {}
-        by_name: dict[str, _Tenant] = {}
+        by_digest: dict[bytes, Tenant] = {}
+        by_name: dict[str, Tenant] = {}
         for key in access.keys:
-            tenant = self._by_name.get(key.name) or by_name.get(key.name) or _Tenant(key, now)
-            tenant.pass_ = Admitted(key.name, key.weight)
+            tenant = by_name.get(key.name) or self._by_name.get(key.name) or Tenant(key, self._limits)
             by_name[key.name] = by_digest[bytes.fromhex(key.sha256)] = tenant
-        for key in {key.name: key for key in access.keys}.values():
-            by_name[key.name].requests.change(key.requests_per_minute, now)
-            by_name[key.name].tokens.change(key.tokens_per_minute, now)
+        self._change({key.name: key for key in access.keys}.values(), by_name, now)
         self._by_digest, self._by_name = by_digest, by_name
 
-    def admit(self, authorization: bytes | None, now: float) -> Admitted | Unauthorized | Limited:
-        """What becomes of a request with this `Authorization` header (None: it has none)."""
-        if not self._by_digest:
-            return _NOBODY_S
-        if authorization is None:
-            return _NO_KEY
-        scheme, _, key = authorization.partition(b" ")
-        if scheme.lower() != b"bearer":
-            return _WRONG_KEY
-        tenant = self._by_digest.get(hashlib.sha256(key.strip()).digest())
-        if tenant is None:
-            return _WRONG_KEY
-        requests, tokens = tenant.requests, tenant.tokens
-        if requests.per_minute and requests.fill(now) < 1.0:
-            return self._limited(tenant, "requests", requests, 1.0)
-        if tokens.per_minute and tokens.fill(now) < _SOME_TOKENS:
-            return self._limited(tenant, "tokens", tokens, _SOME_TOKENS)
-        if requests.per_minute:
-            requests.level -= 1.0
-        tenant.admitted += 1
-        return tenant.pass_
+    def share(self, limits: LimitStore, now: float) -> None:
+        """Keep the numbers in `limits` from now on. Must be called before the first request."""
+        self._limits = limits
+        for tenant in self._by_name.values():
+            tenant.row = limits.row(tenant.key.name)
+        self._change(tuple(tenant.key for tenant in self._by_name.values()), self._by_name, now)
 
-    def charge(self, tenant: str, tokens: int, now: float) -> None:
-        """A request of the tenant has cost so many tokens, of its prompt and of its answer. A tenant that is no
-        longer known owes nothing."""
-        account = self._by_name.get(tenant)
+    # --- the account of one request
+
+    def admit_head(
+        self, credentials: Iterable[tuple[bytes, bytes]], now: float
+    ) -> Admission | Unauthorized | Limited:
+        """What becomes of a request with these headers for keys: (name in lower case, value), as they came.
+
+        Checks the limits and takes one request. The first header that carries a known key decides whose it is.
+        """
+        if not self._by_digest:
+            return Admission(None, ())
+        account: Tenant | None = None
+        given = False
+        carried_by: tuple[bytes, ...] = ()
+        for header, value in credentials:
+            given = True
+            owner = self._by_digest.get(_digest(header, value))
+            if owner is not None:
+                account = account or owner
+                carried_by += (header,)
+        if account is None:
+            return _WRONG_KEY if given else _NO_KEY
+        refusal = self._enter(account, now)
+        if refusal is not None and self._limits.reap(now):
+            refusal = self._enter(account, now)
+        if refusal is not None:
+            account.limited += 1
+            return refusal
+        account.admitted += 1
+        return Admission(account, carried_by)
+
+    def reserve(
+        self, admission: Admission, prompt_tokens: int, max_tokens: int | None, now: float
+    ) -> Limited | None:
+        """Take the tokens that the request is expected to use, at most once; None if it may go on.
+
+        `max_tokens` is the client's limit on what is generated, over all choices; None or below zero is no limit.
+        A request that is refused here has taken no request from its bucket; it is still to be settled.
+        """
+        account = admission._account
+        if admission._settled or admission.reserved:
+            raise AlreadySettledError("a request reserves its tokens once, before it is settled")
+        admission._prompt = prompt_tokens
+        if account is None or not account.key.tokens_per_minute:
+            return None
+        generated = account.expected
+        if max_tokens is not None and max_tokens >= 0:
+            generated = min(generated, max_tokens)
+        wanted = prompt_tokens + round(generated)
+        row = account.row
+        self._limits.lock(now)
+        try:
+            account.fill(now)
+            refusal = account.lacks_tokens()
+            if refusal is not None:
+                row.requests += ONE
+                account.admitted -= 1
+                account.limited += 1
+                return refusal
+            row.tokens -= wanted
+            row.own_reserved += wanted
+        finally:
+            self._limits.unlock()
+        admission.reserved = wanted
+        return None
+
+    def settle(self, admission: Admission, tokens: int, now: float) -> None:
+        """The request has ended and has used so many tokens, of its prompt and generated. Raises AlreadySettledError
+        the second time."""
+        if admission._settled:
+            raise AlreadySettledError(f"a request of {admission.tenant!r} has been settled before")
+        admission._settled = True
+        account = admission._account
         if account is None:
             return
-        account.used += tokens
-        if account.tokens.per_minute:
-            account.tokens.fill(now)
-            account.tokens.level -= tokens
+        account.row.own_in_flight -= 1
+        if tokens:
+            account.learn(tokens - admission._prompt)
+        self._charge(account, tokens, admission.reserved, now)
 
     def usage(self, now: float) -> Iterator[Usage]:
         """Every tenant's account."""
+        self._limits.reap(now)
         for name, tenant in self._by_name.items():
-            left = [
-                bucket.fill(now) if bucket.per_minute else None for bucket in (tenant.requests, tenant.tokens)
-            ]
-            yield Usage(name, tenant.admitted, tenant.limited, tenant.used, *left)
+            row, key = tenant.row, tenant.key
+            self._limits.lock(now)
+            try:
+                tenant.fill(now)
+                requests, tokens = row.requests, row.tokens
+            finally:
+                self._limits.unlock()
+            yield Usage(
+                name,
+                tenant.admitted,
+                tenant.limited,
+                tenant.used,
+                requests if key.requests_per_minute else None,
+                tokens if key.tokens_per_minute else None,
+                row.reserved(),
+                row.in_flight(),
+            )
 
-    @staticmethod
-    def _limited(tenant: _Tenant, what: str, bucket: _Bucket, wanted: float) -> Limited:
-        tenant.limited += 1
-        return Limited(tenant.pass_.tenant, what, bucket.per_minute, bucket.wait_s(wanted))
+    def _change(self, keys: Iterable[ApiKey], by_name: Mapping[str, Tenant], now: float) -> None:
+        self._limits.lock(now)
+        try:
+            for key in keys:
+                by_name[key.name].change(key, now)
+        finally:
+            self._limits.unlock()
+
+    def _enter(self, account: Tenant, now: float) -> Limited | None:
+        """Take one request and a place among those under way, unless a limit is reached."""
+        row = account.row
+        if not account.is_limited:
+            row.own_in_flight += 1
+            return None
+        self._limits.lock(now)
+        try:
+            account.fill(now)
+            refusal = account.exceeded()
+            if refusal is None:
+                row.requests -= ONE
+                row.own_in_flight += 1
+        finally:
+            self._limits.unlock()
+        return refusal
+
+    def _charge(self, account: Tenant, tokens: int, reserved: int, now: float) -> None:
+        account.used += tokens
+        if not reserved and not (tokens and account.key.tokens_per_minute):
+            return
+        row = account.row
+        self._limits.lock(now)
+        try:
+            account.fill(now)
+            row.tokens += reserved - tokens
+            row.own_reserved -= reserved
+        finally:
+            self._limits.unlock()
+
+    # --- without an account: neither reservations nor `max_concurrent`
+
+    def admit(self, authorization: bytes | None, now: float) -> Admitted | Unauthorized | Limited:
+        """As `admit_head`, of a request whose account is closed at once."""
+        admission = self.admit_head(
+            () if authorization is None else ((b"authorization", authorization),), now
+        )
+        if not isinstance(admission, Admission):
+            return admission
+        self.settle(admission, 0, now)
+        return Admitted(admission.tenant, admission.weight)
+
+    def charge(self, tenant: str, tokens: int, now: float) -> None:
+        """A request of the tenant has cost so many tokens. A tenant that is no longer known owes nothing."""
+        account = self._by_name.get(tenant)
+        if account is not None:
+            self._charge(account, tokens, 0, now)
+
+
+def _digest(header: bytes, value: bytes) -> bytes:
+    """The digest of the key in a header; that of no key if it holds none."""
+    if header == b"authorization":
+        scheme, _, value = value.partition(b" ")
+        if scheme.lower() != b"bearer":
+            return b""
+    return hashlib.sha256(value.strip()).digest()

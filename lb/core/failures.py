@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from enum import Enum
 
 from lb.core.targets import Blame
@@ -13,6 +14,7 @@ class Failure(str, Enum):
     """Before the first byte the request goes elsewhere; after it a stream may be continued."""
 
     UNREACHABLE = "unreachable"  # no connection: the request has run nowhere
+    LOCAL = "local"  # no connection, for want of something of ours: descriptors, ports, memory, a name server
     STALE = "stale"  # a reused connection ended before the first byte
     DIED = "died"  # a connection of our own ended before the answer had begun (or, if whole, ended)
     MALFORMED = "malformed"  # what it sends is not HTTP
@@ -28,6 +30,7 @@ class Failure(str, Enum):
 
 BLAME = {
     Failure.UNREACHABLE: Blame.EJECT,
+    Failure.LOCAL: Blame.NONE,
     Failure.STALE: Blame.NONE,
     Failure.DIED: Blame.DIED,
     Failure.MALFORMED: Blame.TROUBLE,  # a strange request may have provoked it
@@ -40,3 +43,29 @@ BLAME = {
     Failure.REFUSED: Blame.TROUBLE,
     Failure.SILENT: Blame.EJECT,
 }
+
+
+# What a failed connect says of this host and not of the target.
+_LOCAL_ERRORS = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOBUFS,
+        errno.ENOMEM,
+        errno.EADDRNOTAVAIL,
+    }
+)
+
+
+def is_local(error: BaseException) -> bool:
+    """Returns True if a connect failed for a reason on our side: then the target is not to blame.
+
+    A name that does not resolve counts as ours (`socket.gaierror`, whose numbers are not those of `errno`).
+    """
+    return isinstance(error, OSError) and (type(error).__name__ == "gaierror" or error.errno in _LOCAL_ERRORS)
+
+
+def described(error: BaseException) -> str:
+    """Returns an error in a word and a number, as logs show it: `ConnectionRefusedError errno=111`."""
+    number = getattr(error, "errno", None)
+    return type(error).__name__ if number is None else f"{type(error).__name__} errno={number}"

@@ -23,6 +23,9 @@ from lb.config.options import Retries
 from lb.core.sliding_window import WindowCounter
 
 BUDGET_WINDOW_S = 10.0
+MAX_DEATHS = 2  # targets that may die on one request before its first byte
+
+_SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 
 
 class Verdict(str, Enum):
@@ -33,6 +36,8 @@ class Verdict(str, Enum):
     NOBODY_LEFT = "nobody left"  # it may be tried again, but there is no target: hold it
     TOO_OFTEN = "too often"  # it has been begun as often as it may
     TOO_SLOW = "too slow"  # it has cost two targets too much time already
+    KILLS_TARGETS = "kills targets"  # two targets died on it: a third is not given to it
+    NOT_REPEATABLE = "not repeatable"  # it was sent, and doing it twice may do harm
     OVER_BUDGET = "over budget"  # too many are being tried again; said by the budget, never by the rules
 
     @property
@@ -45,6 +50,7 @@ class RetryHistory(NamedTuple):
 
     `begun` attempts may have begun to run, the longest for `longest_s` seconds. `on_target` were made on the target
     that has just failed; `reached` is false if no connection to it could be made, `died` true if the one there was ended.
+    `deaths` targets died on it in a row. `repeatable` requests may run twice (see `is_repeatable`).
     """
 
     begun: int
@@ -52,25 +58,40 @@ class RetryHistory(NamedTuple):
     reached: bool
     longest_s: float
     died: bool = False
+    deaths: int = 0
+    repeatable: bool = True
 
 
-def may_retry(story: RetryHistory, rules: Retries, others: bool) -> Verdict:
+def may_retry(history: RetryHistory, rules: Retries, others: bool) -> Verdict:
     """The verdict of the rules; `others` tells whether there is a target that has not failed the request."""
-    if story.begun > rules.max_total_retries:
+    if history.reached and not history.repeatable:
+        return Verdict.NOT_REPEATABLE
+    if history.deaths >= MAX_DEATHS:
+        return Verdict.KILLS_TARGETS
+    if history.begun > rules.max_total_retries:
         return Verdict.TOO_OFTEN
-    if story.begun >= 2 and story.longest_s >= rules.slow_after_s:
+    if history.begun >= 2 and history.longest_s >= rules.slow_after_s:
         return Verdict.TOO_SLOW
     if others:
         return Verdict.ELSEWHERE
-    if story.on_target <= rules.max_worker_retries:
+    if history.on_target <= rules.max_worker_retries:
         return Verdict.SAME_TARGET
     return Verdict.NOBODY_LEFT
 
 
-def is_free(story: RetryHistory) -> bool:
+def is_repeatable(method: bytes, for_model: bool, idempotency_key: bool) -> bool:
+    """Returns True if a request may be sent again after a target has read it and has not responded.
+
+    Reading twice is harmless, a generation that nobody saw costs GPU time at most, and with an `Idempotency-Key` the server
+    promises to do it once. Anything else (uploads, deletions, a user's own application) might happen twice.
+    """
+    return for_model or idempotency_key or method in _SAFE_METHODS
+
+
+def is_free(history: RetryHistory) -> bool:
     """Whether it is outside the budget: after a refused connection, for nobody has worked for that attempt, and the
     first time that a target dies."""
-    return not story.reached or (story.died and story.begun <= 1)
+    return not history.reached or (history.died and history.begun <= 1)
 
 
 def backoff_s(rules: Retries, retry: int, rng: random.Random) -> float:
@@ -79,6 +100,70 @@ def backoff_s(rules: Retries, retry: int, rng: random.Random) -> float:
         return 0.0
     full_s = min(rules.max_backoff_s, rules.backoff_s * 2.0 ** min(retry - 2, 60))
     return full_s * (1.0 - rules.jitter * rng.random())
+
+
+class Tries:
+    """What has become of one request so far: where it has been, how often it may have run, how long it may still wait.
+
+    `by_life` counts attempts by the lives of targets (see `lb.core.target_state`); those in it have failed the request.
+    `executions` are attempts that may have begun to run. `replayable` is false once part of a body that is not kept has been
+    sent.
+    """
+
+    __slots__ = (
+        "attempts",
+        "by_life",
+        "deaths",
+        "executions",
+        "failed",
+        "longest_s",
+        "queue_left_s",
+        "repeatable",
+        "replayable",
+        "stale",
+        "wait_left_s",
+        "was_queued",
+    )
+
+    def __init__(self, repeatable: bool, wait_left_s: float, queue_left_s: float) -> None:
+        self.repeatable = repeatable
+        self.wait_left_s = wait_left_s  # to the first byte, over all attempts
+        self.queue_left_s = queue_left_s
+        self.by_life: dict[int, int] = {}
+        self.attempts = 0
+        self.executions = 0
+        self.deaths = 0
+        self.longest_s = 0.0  # of the attempts that failed
+        self.failed = False
+        self.stale = False  # a reused connection was stale
+        self.was_queued = False
+        self.replayable = True
+
+    def begin(self, life: int) -> None:
+        """An attempt on a target begins."""
+        self.by_life[life] = self.by_life.get(life, 0) + 1
+        self.attempts += 1
+
+    def may_move(self) -> bool:
+        """Returns True if an attempt that has been sent may be given up for another."""
+        return self.replayable and self.repeatable
+
+    def after(self, *, reached: bool, died: bool, ran_s: float, life: int) -> RetryHistory:
+        """Returns what the rules of a retry need to know after an attempt of `ran_s` seconds has failed."""
+        self.failed = True
+        self.longest_s = max(self.longest_s, ran_s)
+        if died:
+            self.deaths += 1
+        on_target = self.by_life.get(life, 0)
+        return RetryHistory(
+            self.executions, on_target, reached, self.longest_s, died, self.deaths, self.repeatable
+        )
+
+    def resume(self, wait_left_s: float, queue_left_s: float) -> None:
+        """A stream that broke goes on: what its request went through before its first byte no longer counts."""
+        self.executions = self.deaths = 0
+        self.longest_s = 0.0
+        self.wait_left_s, self.queue_left_s = wait_left_s, queue_left_s
 
 
 class RetryBudget:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from lb.config.schema import Target
+from lb.core.failures import is_local
 from lb.engines.kinds import Fetched
 from lb.http.body_framing import (
     BodyDecoder,
@@ -34,7 +35,10 @@ class HttpGetter:
         return await asyncio.wait_for(self._fetch(target, path, timeout_s, fresh), timeout_s)
 
     async def alive(self, target: Target, timeout_s: float) -> bool:
-        """Whether the target gives a sign of life: an answer below 500 on its health path, else a connection."""
+        """Returns False if the target gives no sign of life: a response below 500 on its health path, else a connection.
+
+        A connect that fails for want of something of this host says nothing of the target, and counts as a sign of life.
+        """
         try:
             if target.health_path is not None:
                 answer = await self.fetch(target, target.health_path, timeout_s, fresh=True)
@@ -42,8 +46,8 @@ class HttpGetter:
             connection = await self._pools.of(target).dial(timeout_s)
             connection.drop()
             return True
-        except (OSError, asyncio.TimeoutError):  # noqa: UP041 (not the same in 3.10)
-            return False
+        except (OSError, asyncio.TimeoutError) as error:  # noqa: UP041 (not the same in 3.10)
+            return is_local(error)
 
     def expire(self) -> None:
         """Close connections that have been idle for too long."""
@@ -155,6 +159,9 @@ class _Call:
     def target_full(self) -> None: ...
 
     def target_drained(self) -> None: ...
+
+    def crashed(self, error: Exception) -> None:
+        self._fail(f"{type(error).__name__} while reading the response")
 
     def _finish(self) -> None:
         if not self.answer.done():

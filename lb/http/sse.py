@@ -24,6 +24,15 @@ def is_data(payload: bytes) -> bool:
     return payload.startswith(b"data") or b"\ndata" in payload
 
 
+def ends_with_done(events: bytes) -> bool:
+    """Whether the last data event of these bytes, chunk-framed or not, is the end mark. Text that contains `[DONE]` is part
+    of a longer line, so only whole lines are compared."""
+    for line in reversed(events.split(b"\n")):
+        if line.startswith(b"data:"):
+            return line[5:].strip() == b"[DONE]"
+    return False
+
+
 def is_readable(content_type: bytes, content_encoding: bytes) -> bool:
     """Whether an answer with these headers is a stream of events whose bytes can be read as they are."""
     kind = content_type.partition(b";")[0].strip().lower()
@@ -109,29 +118,31 @@ def _after(data: bytes, end: bytes, start: int) -> int:
 class EventReader:
     """The data of each event, in order."""
 
-    __slots__ = ("_begun", "_tail")
+    __slots__ = ("_begun", "_edge", "_parts", "held_bytes")
 
     def __init__(self) -> None:
-        self._tail = b""
+        self._parts: list[bytes] = []  # of an event that has not ended
+        self._edge = b""  # their last bytes: an end may lie across two parts
         self._begun = False
-
-    @property
-    def held_bytes(self) -> int:
-        """How long the event is that has begun and not ended."""
-        return len(self._tail)
+        self.held_bytes = 0
 
     def feed(self, payload: bytes) -> list[bytes]:
-        """The data of the events that are whole by now; comments and events without data are left out."""
-        payload = self._tail + payload
+        """The data of the events that are whole by now; comments and events without data are left out.
+
+        Parts of a long event are joined once, when it ends: joining at every call would take quadratic time."""
         if not self._begun:
-            if len(payload) < len(_BOM) and _BOM.startswith(payload):
-                self._tail = payload
-                return []
-            payload = payload.removeprefix(_BOM)
-            self._begun = True
+            payload = self._begin(payload)
+        window = self._edge + payload
+        if not any(end in window for end in _ENDS):
+            self._parts.append(payload)
+            self._edge = window[-3:]
+            self.held_bytes += len(payload)
+            return []
+        payload = b"".join(self._parts) + payload
         if b"\r" in payload:
             payload = payload.replace(b"\r\n", b"\n")
-        *blocks, self._tail = payload.split(b"\n\n")
+        *blocks, tail = payload.split(b"\n\n")
+        self._keep(tail)
         found = []
         for block in blocks:
             if block.startswith(b"data: ") and b"\n" not in block:
@@ -139,6 +150,18 @@ class EventReader:
             elif (data := _data_of(block)) is not None:
                 found.append(data)
         return found
+
+    def _begin(self, payload: bytes) -> bytes:
+        """The bytes so far, less a byte order mark."""
+        payload = b"".join(self._parts) + payload
+        self._keep(b"")
+        self._begun = len(payload) >= len(_BOM)
+        return payload.removeprefix(_BOM)
+
+    def _keep(self, tail: bytes) -> None:
+        self._parts = [tail] if tail else []
+        self._edge = tail[-3:]
+        self.held_bytes = len(tail)
 
 
 def _data_of(block: bytes) -> bytes | None:

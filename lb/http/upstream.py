@@ -8,6 +8,7 @@ under a request; the last one used is used first, so that those no longer needed
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -19,13 +20,37 @@ POOL_KEEPALIVE_S = 4.0
 WRITE_HIGH_WATER = 256 * 1024
 
 
+KEEPALIVE_IDLE_S = 30
+KEEPALIVE_PROBES = 4
+USER_TIMEOUT_MS = 180_000  # longer than any timeout that the agent keeps itself by default
+
+
 class Sink(Protocol):
-    """Whoever has the connection now."""
+    """The user of a connection."""
 
     def target_data(self, data: bytes) -> None: ...
     def target_lost(self, error: Exception | None) -> None: ...
     def target_full(self) -> None: ...
     def target_drained(self) -> None: ...
+    def crashed(self, error: Exception) -> None:
+        """One of the other methods has raised. Must not raise."""
+        ...
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Have the kernel find out that a peer is gone: probes while nothing is sent, and a limit for what is sent.
+
+    On a listening socket all connections that it accepts inherit this.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_IDLE_S // 2),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+        ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS),
+    ):
+        if hasattr(socket, option):  # not on every system
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 class TargetConnection(asyncio.Protocol):
@@ -43,13 +68,19 @@ class TargetConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         self.transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            keep_alive(sock)
 
     def data_received(self, data: bytes) -> None:
         sink = self.sink
         if sink is None or self.unsent:
             self.transport.abort()  # it speaks without having been asked
-        else:
+            return
+        try:
             sink.target_data(data)
+        except Exception as error:  # noqa: BLE001 (the barrier: see lb.proxy.faults)
+            sink.crashed(error)
 
     def eof_received(self) -> bool:
         return False
@@ -58,15 +89,26 @@ class TargetConnection(asyncio.Protocol):
         self.pool.forget(self)
         sink, self.sink = self.sink, None
         if sink is not None:
-            sink.target_lost(error)
+            try:
+                sink.target_lost(error)
+            except Exception as fault:  # noqa: BLE001
+                sink.crashed(fault)
 
     def pause_writing(self) -> None:
-        if self.sink is not None:
-            self.sink.target_full()
+        sink = self.sink
+        if sink is not None:
+            try:
+                sink.target_full()
+            except Exception as fault:  # noqa: BLE001
+                sink.crashed(fault)
 
     def resume_writing(self) -> None:
-        if self.sink is not None:
-            self.sink.target_drained()
+        sink = self.sink
+        if sink is not None:
+            try:
+                sink.target_drained()
+            except Exception as fault:  # noqa: BLE001
+                sink.crashed(fault)
 
     def flush(self) -> None:
         unsent, self.unsent = self.unsent, b""

@@ -17,6 +17,7 @@ QUEUE_WAIT_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 
 INTER_TOKEN_S = (
     0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0,
 )  # fmt: skip
+LOOP_LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 DURATION_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1800.0)
 
 
@@ -45,6 +46,10 @@ class Histogram:
         return rows
 
 
+def _by_status() -> defaultdict[int, int]:
+    return defaultdict(int)
+
+
 def _by_kind() -> defaultdict[str, int]:
     return defaultdict(int)
 
@@ -59,6 +64,11 @@ class Counts:
 
     requests: int = 0
     responses: list[int] = field(default_factory=lambda: [0] * 6)
+    codes: defaultdict[int, int] = field(default_factory=_by_status)  # responses by status
+    errors: defaultdict[str, int] = field(
+        default_factory=_by_kind
+    )  # requests that ended otherwise than well, by reason
+    local_failures: int = 0  # connects that failed for want of something of this host
     rejected: int = 0  # no target could take them
     limited: int = 0  # 429 by the limits of a key
     unauthorized: int = 0
@@ -76,8 +86,14 @@ class Counts:
     tokens_in: int = 0
     tokens_out: int = 0
     bytes_out: int = 0
+    duration: Histogram = field(default_factory=lambda: Histogram(DURATION_S))
     queue_wait: Histogram = field(default_factory=lambda: Histogram(QUEUE_WAIT_S))
     ttft: Histogram = field(default_factory=lambda: Histogram(TIME_TO_FIRST_BYTE_S))
+
+    def responded(self, status: int) -> None:
+        """A client was sent a response."""
+        self.responses[status // 100] += 1
+        self.codes[status] += 1
 
 
 @dataclass(slots=True, eq=False)

@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from lb.core.targets import Health, TargetTable
-from lb.observe.counters import Counts, Histogram, TargetCounts
+from lb.observe.counters import LOOP_LAG_S, Counts, Histogram, TargetCounts
 
 __all__ = ["CONTENT_TYPE", "Counts", "Histogram", "Metrics", "TargetCounts"]
 
@@ -29,6 +29,15 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 _PREFIX = "skyserve_lb_"
+_AGENT_HELP = {
+    "client_connections": "Open connections of clients.",
+    "max_client_connections": "How many there may be; more are refused.",
+    "buffered_bytes": "Bytes kept of requests' bodies and what was parsed from them.",
+    "buffer_limit_bytes": "How many there may be; more are refused.",
+    "internal_errors": "Exceptions in the load balancer's own code, each of which ended one request.",
+    "retries_refused": "Retries that the retry budget did not allow.",
+}
+_AGENT_COUNTERS = frozenset({"internal_errors", "retries_refused"})
 _AGENT = ("service", "region", "policy")
 _TARGET = ("service", "region", "zone", "capacity_type", "policy")
 
@@ -45,6 +54,17 @@ class _Family(NamedTuple):
 
 _OF_AGENT = (
     _Family("requests", "requests", "Requests that arrived, whatever became of them."),
+    _Family("codes", "responses", "Responses to clients, by status.", "code"),
+    _Family(
+        "errors",
+        "request_errors",
+        "Requests that ended otherwise than well, by the code of the error.",
+        "code",
+    ),
+    _Family(
+        "local_failures", "local_connect_failures", "Connects that failed for want of something of this host."
+    ),
+    _Family("duration", "request_duration_seconds", "From a request's arrival to the end of its response."),
     _Family("rejected", "rejected_requests", "Requests turned away because no target could take them."),
     _Family("limited", "limited_requests", "Requests turned away by the limits of their key."),
     _Family("unauthorized", "unauthorized_requests", "Requests without a known key."),
@@ -104,6 +124,7 @@ class Metrics:
         self._targets: dict[tuple[str, ...], TargetCounts] = {}
         self._process = ProcessCollector(registry=None)
         self.counts = Counts()
+        self.loop_lag = Histogram(LOOP_LAG_S)
 
     def use_policy(self, name: str) -> None:
         """Label what follows with this policy. Its families appear at once, with zeros."""
@@ -120,15 +141,22 @@ class Metrics:
         return counts
 
     def expose(
-        self, table: TargetTable, held: int, now: float, policy_gauges: Mapping[str, float] = _NOTHING
+        self,
+        table: TargetTable,
+        held: int,
+        now: float,
+        policy_gauges: Mapping[str, float] = _NOTHING,
+        agent_gauges: Mapping[str, float] = _NOTHING,
     ) -> bytes:
-        """The text exposition format. `policy_gauges` are the routing policy's own (the size of its tree ...)."""
+        """Returns the text exposition format. `policy_gauges` are the routing policy's own (the size of its tree ...),
+        `agent_gauges` the agent's, by name as in `_AGENT_HELP`."""
         agents = [((self._service, self._region, policy), one) for policy, one in self._agents.items()]
         families = [
             *_responses(agents),
             *_counted(_OF_AGENT, _AGENT, agents),
             *_counted(_OF_TARGET, _TARGET, self._targets.items()),
             *self._agent_gauges(table, held, policy_gauges),
+            *self._process_wide(agent_gauges),
             *self._target_gauges(table, now),
             *self._process.collect(),
         ]
@@ -145,6 +173,19 @@ class Metrics:
         yield _gauge("bookings", "Attempts on targets that have not ended.", _AGENT, {agent: table.in_flight})
         for name, value in of_policy.items():
             yield _gauge(f"policy_{name}", "Of the routing policy.", _AGENT, {agent: value})
+
+    def _process_wide(self, gauges: Mapping[str, float]) -> Iterator[Metric]:
+        agent = (self._service, self._region)
+        for name, value in gauges.items():
+            family = CounterMetricFamily if name in _AGENT_COUNTERS else GaugeMetricFamily
+            metric = family(_PREFIX + name, _AGENT_HELP[name], labels=_AGENT[:2])
+            metric.add_metric(agent, value)
+            yield metric
+        lag = HistogramMetricFamily(
+            _PREFIX + "loop_lag_seconds", "How late the event loop ran its timers.", labels=_AGENT[:2]
+        )
+        lag.add_metric(agent, self.loop_lag.cumulative(), self.loop_lag.sum)
+        yield lag
 
     def _target_gauges(self, table: TargetTable, now: float) -> Iterator[Metric]:
         """Targets with the same labels are one row: their counts are added up, their cache usage is averaged."""
@@ -258,5 +299,5 @@ def _counted(
         yield counter
 
 
-def _text(kind: str) -> str:
-    return str(kind.value) if isinstance(kind, Enum) else kind
+def _text(kind: str | int) -> str:
+    return str(kind.value) if isinstance(kind, Enum) else str(kind)

@@ -1,47 +1,65 @@
 /* Moves the chunks of running streams from targets to clients without waking Python for each of them.
  *
- * A forwarding is a pair of sockets and the bytes that went through. What passes here is only the plain case: a read that is
- * one or more whole HTTP chunks, each a whole server-sent event, in which the engine neither ends nor gives up, and
- * that the client takes at once. Anything else stops the forwarding and goes back to Python as the bytes that were read, so
- * that every decision is made in one place (lb/proxy/resumable_relay.py). lb/proxy/fast_path.py says what the kinds of news mean.
+ * A forwarding is a pair of sockets and the bytes that went through. What passes here is only the regular case: a read that
+ * is one or more whole HTTP chunks, each of whole server-sent events, in which the engine neither ends the stream nor gives
+ * it up, and that the client takes at once. Fields that the client has not asked for are removed where they have the one
+ * shape that engines write. Anything else stops the forwarding and goes back to Python as the bytes that were read, so that
+ * every decision is made in one place (lb/proxy/forwarded_relay.py). lb/proxy/fast_path.py says what modes and reasons mean;
+ * lb/stream/stream_merge.py removes the same fields, and lb/stream/token_usage.py counts the same tokens.
  *
  * Sockets are non-blocking and belong to the event loop; a forwarding must be stopped before either is closed. */
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
 #include <Python.h>
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #define READ_BYTES (256 * 1024)
-#define BATCH 128
+#define OUT_BYTES (2 * READ_BYTES) /* `null` in the place of `{}` is longer */
+#define BATCH 16
+/* Of one call of `run`, after which the event loop sees to everything else: new connections and first chunks need some ten
+ * turns of the loop, so this is about a tenth of what they wait while more comes than one core can move. */
+#define BUDGET_NS 1000000
 #define MAX_SIZE_DIGITS 7
+#define MAX_CUTS 64 /* of one chunk */
 
-enum { NEWS_DATA = 0, NEWS_UNSENT = 1, NEWS_FULL = 2, NEWS_ENDED = 3 };
+enum { STOP_IRREGULAR = 0, STOP_UNSENT = 1, STOP_FULL = 2, STOP_ENDED = 3 };
+enum { MODE_CHUNKS = 0, MODE_EVENTS = 1, MODE_WITHOUT_IDS = 2, MODE_WITHOUT_USAGE = 3 };
 
 typedef struct {
     PyObject_HEAD
     int epoll;
-    char *buffer;
+    char *buffer, *out;
 } FastPath;
 
 typedef struct {
-    PyObject_HEAD
-    FastPath *fast_path;      /* NULL while stopped */
-    PyObject *owner; /* who hears the news */
-    int from, to;
-    char *kept; /* what went through, with its framing */
-    size_t kept_bytes, kept_room, limit;
-    unsigned long long chunks, bytes;
+    unsigned long long chunks, events, ids;
     int heard;
+} Counts;
+
+typedef struct {
+    PyObject_HEAD
+    FastPath *fast_path; /* NULL while stopped */
+    PyObject *owner;     /* gets the reason why it has stopped */
+    int source, sink, mode;
+    char *kept; /* what came, with its framing */
+    size_t kept_bytes, kept_room, limit;
+    unsigned long long sent_bytes;
+    Counts counts;
 } Forwarding;
 
 static PyTypeObject ForwardingType;
 
-/* --- what may pass */
+/* --- reading events */
+
+#define FIND(text, size, literal) memmem(text, size, literal, sizeof(literal) - 1)
+#define STARTS(text, end, literal) ((size_t)((end) - (text)) >= sizeof(literal) - 1 && !memcmp(text, literal, sizeof(literal) - 1))
 
 static int hex_of(char c) {
     if (c >= '0' && c <= '9') return c - '0';
@@ -49,32 +67,156 @@ static int hex_of(char c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* How many chunks the bytes are if all of them are plain; 0 if not. `heard` is set if there is a data event. */
-static unsigned plain_chunks(const char *data, size_t size, int *heard) {
-    const char *at = data, *end = data + size;
-    unsigned chunks = 0;
-    while (at < end) {
-        size_t length = 0;
-        int digits = 0, digit;
-        while (at < end && digits <= MAX_SIZE_DIGITS && (digit = hex_of(*at)) >= 0) {
-            length = length * 16 + (size_t)digit;
-            at++, digits++;
-        }
-        if (!digits || digits > MAX_SIZE_DIGITS || length < 2) return 0; /* the last chunk among them */
-        if ((size_t)(end - at) < 2 + length + 2 || at[0] != '\r' || at[1] != '\n') return 0;
-        const char *payload = at + 2;
-        at = payload + length;
-        if (at[0] != '\r' || at[1] != '\n' || at[-1] != '\n' || at[-2] != '\n') return 0;
-        at += 2;
-        chunks++;
-        if (memmem(payload, length, "data: [DONE]", 12) || memmem(payload, length, "data: {\"error\"", 14) ||
-            memmem(payload, length, "\"finish_reason\":\"abort\"", 23))
-            return 0;
-        if (!*heard) *heard = (length >= 4 && !memcmp(payload, "data", 4)) || memmem(payload, length, "\ndata", 5) != NULL;
+/* Whether the key that ends before `end`, and begins with a quotation mark at `least` or later, is one whose value is text. */
+static int is_text_key(const char *least, const char *end) {
+    static const char *const KEYS[] = {"content",  "text",         "delta",     "reasoning_content", "reasoning",
+                                       "thinking", "partial_json", "arguments", "response"};
+    for (size_t i = 0; i < sizeof(KEYS) / sizeof(*KEYS); i++) {
+        size_t size = strlen(KEYS[i]);
+        if ((size_t)(end - least) > size && end[-(ptrdiff_t)size - 1] == '"' && !memcmp(end - size, KEYS[i], size)) return 1;
     }
-    return chunks;
+    return 0;
 }
 
+/* How many lines have a field of text that is not empty. */
+static unsigned events_with_text(const char *at, const char *end) {
+    unsigned count = 0;
+    const char *least = at, *colon;
+    while ((colon = FIND(at, (size_t)(end - at), "\":"))) {
+        const char *value = colon + 2;
+        at = value;
+        if (value < end && *value == ' ') value++;
+        if (end - value < 2 || value[0] != '"' || value[1] == '"' || !is_text_key(least, colon)) continue;
+        count++;
+        at = least = memchr(value + 2, '\n', (size_t)(end - value - 2));
+        if (!at) break;
+    }
+    return count;
+}
+
+static unsigned long long listed_ids(const char *at, const char *end) {
+    unsigned long long count = 0;
+    while ((at = FIND(at, (size_t)(end - at), "\"token_ids\":["))) {
+        unsigned commas = 0;
+        const char *first = at += 13;
+        while (at < end && ((*at >= '0' && *at <= '9') || *at == ',')) commas += *at++ == ',';
+        if (at < end && *at == ']' && at > first) count += commas + 1;
+    }
+    return count;
+}
+
+/* --- removing fields */
+
+typedef struct {
+    const char *from, *to;
+    int null; /* leave `null` in its place */
+} Cut;
+
+/* Where the token ids of a payload are; -1 if they have another shape than expected. */
+static int find_ids(const char *payload, const char *end, Cut *cuts) {
+    int count = 0;
+    for (const char *at = payload, *key; (key = FIND(at, (size_t)(end - at), "token_ids\"")); count++) {
+        if (count == MAX_CUTS) return -1;
+        const char *from = key - payload >= 9 && !memcmp(key - 9, ",\"prompt_", 9) ? key - 9 : key - 2;
+        if (from < payload || from[0] != ',' || from[1] != '"') return -1;
+        at = key + 10;
+        if (STARTS(at, end, ":null")) {
+            at += 5;
+        } else if (STARTS(at, end, ":[")) {
+            at += 2;
+            while (at < end && ((*at >= '0' && *at <= '9') || *at == ',')) at++;
+            if (at == end || *at++ != ']') return -1;
+        } else {
+            return -1;
+        }
+        cuts[count] = (Cut){from, at, 0};
+    }
+    return count;
+}
+
+/* The same for usage: objects within it hold none themselves. An event without choices is dropped or kept by Python. */
+static int find_usage(const char *payload, const char *end, Cut *cuts) {
+    int count = 0;
+    if (FIND(payload, (size_t)(end - payload), "\"choices\":[]")) return -1;
+    for (const char *at = payload, *key; (key = FIND(at, (size_t)(end - at), "\"usage\"")); ) {
+        at = key + 7;
+        if (STARTS(at, end, ":null")) continue;
+        if (count == MAX_CUTS || key == payload || key[-1] != ',' || !STARTS(at, end, ":{")) return -1;
+        const char *from = ++at;
+        int depth = 0;
+        for (; at < end; at++) {
+            if (*at == '{' && ++depth > 2) return -1;
+            if (*at == '}' && --depth == 0) break;
+        }
+        if (at == end) return -1;
+        cuts[count++] = (Cut){from, ++at, 1};
+    }
+    return count;
+}
+
+/* Write a chunk without what is cut out of it. Returns the place behind it. */
+static char *write_chunk(char *out, const char *payload, const char *end, const Cut *cuts, int count) {
+    size_t size = (size_t)(end - payload);
+    for (int i = 0; i < count; i++) size -= (size_t)(cuts[i].to - cuts[i].from) - (cuts[i].null ? 4 : 0);
+    out += sprintf(out, "%zx\r\n", size);
+    for (int i = 0; i < count; payload = cuts[i++].to) {
+        out = mempcpy(out, payload, (size_t)(cuts[i].from - payload));
+        if (cuts[i].null) out = mempcpy(out, "null", 4);
+    }
+    out = mempcpy(out, payload, (size_t)(end - payload));
+    return mempcpy(out, "\r\n", 2);
+}
+
+/* --- what may pass */
+
+/* The payload of the chunk at `at`, and its end; NULL if it is not a whole one, or the last. */
+static const char *payload_of(const char *at, const char *end, const char **payload_end) {
+    size_t length = 0;
+    int digits = 0, digit;
+    while (at < end && digits <= MAX_SIZE_DIGITS && (digit = hex_of(*at)) >= 0) {
+        length = length * 16 + (size_t)digit;
+        at++, digits++;
+    }
+    if (!digits || digits > MAX_SIZE_DIGITS || !length) return NULL;
+    if ((size_t)(end - at) < 2 + length + 2 || at[0] != '\r' || at[1] != '\n') return NULL;
+    *payload_end = at + 2 + length;
+    return (*payload_end)[0] == '\r' && (*payload_end)[1] == '\n' ? at + 2 : NULL;
+}
+
+/* Whether a payload is whole events, none of which ends the stream or gives it up. */
+static int is_regular(const char *payload, const char *end) {
+    size_t size = (size_t)(end - payload);
+    return size >= 2 && end[-1] == '\n' && end[-2] == '\n' && !FIND(payload, size, "data: [DONE]") &&
+           !FIND(payload, size, "data: {\"error\"") && !FIND(payload, size, "\"finish_reason\":\"abort\"");
+}
+
+/* What may be sent of a read, and its size; NULL if any of it is irregular. `counts` are then of no use. */
+static const char *passable(FastPath *fast_path, int mode, size_t *size, Counts *counts) {
+    const char *at = fast_path->buffer, *end = at + *size, *payload_end;
+    char *out = fast_path->out;
+    int changed = 0;
+    while (at < end) {
+        const char *chunk = at, *payload = payload_of(at, end, &payload_end);
+        if (!payload || (mode != MODE_CHUNKS && !is_regular(payload, payload_end))) return NULL;
+        at = payload_end + 2;
+        counts->chunks++;
+        counts->events += events_with_text(payload, payload_end);
+        counts->ids += listed_ids(payload, payload_end);
+        counts->heard |= mode == MODE_CHUNKS || STARTS(payload, payload_end, "data") ||
+                         FIND(payload, (size_t)(payload_end - payload), "\ndata") != NULL;
+        if (mode < MODE_WITHOUT_IDS) continue;
+        Cut cuts[MAX_CUTS];
+        int count = mode == MODE_WITHOUT_IDS ? find_ids(payload, payload_end, cuts) : find_usage(payload, payload_end, cuts);
+        if (count < 0) return NULL;
+        changed |= count > 0;
+        out = count ? write_chunk(out, payload, payload_end, cuts, count) : mempcpy(out, chunk, (size_t)(at - chunk));
+    }
+    if (!changed) return fast_path->buffer;
+    *size = (size_t)(out - fast_path->out);
+    return fast_path->out;
+}
+
+/* Keep what came: all of it until Python takes it, or only the last bytes. 0 if there is no memory. */
 static int keep(Forwarding *forwarding, const char *data, size_t size) {
     size_t wanted = forwarding->kept_bytes + size;
     if (wanted > forwarding->kept_room) {
@@ -87,6 +229,10 @@ static int keep(Forwarding *forwarding, const char *data, size_t size) {
     }
     memcpy(forwarding->kept + forwarding->kept_bytes, data, size);
     forwarding->kept_bytes = wanted;
+    if (forwarding->mode == MODE_CHUNKS && wanted > 2 * forwarding->limit) {
+        memmove(forwarding->kept, forwarding->kept + wanted - forwarding->limit, forwarding->limit);
+        forwarding->kept_bytes = forwarding->limit;
+    }
     return 1;
 }
 
@@ -94,9 +240,9 @@ static int keep(Forwarding *forwarding, const char *data, size_t size) {
 
 static void forwarding_halt(Forwarding *forwarding) {
     if (!forwarding->fast_path) return;
-    epoll_ctl(forwarding->fast_path->epoll, EPOLL_CTL_DEL, forwarding->from, NULL);
+    epoll_ctl(forwarding->fast_path->epoll, EPOLL_CTL_DEL, forwarding->source, NULL);
     Py_CLEAR(forwarding->fast_path);
-    Py_DECREF(forwarding); /* the reference that epoll has had */
+    Py_DECREF(forwarding); /* the reference that epoll had */
 }
 
 static PyObject *forwarding_stop(Forwarding *forwarding, PyObject *Py_UNUSED(none)) {
@@ -118,15 +264,16 @@ static PyObject *forwarding_take(Forwarding *forwarding, PyObject *Py_UNUSED(non
 }
 
 static PyObject *forwarding_pulse(Forwarding *forwarding, PyObject *Py_UNUSED(none)) {
-    int heard = forwarding->heard;
-    forwarding->heard = 0;
+    int heard = forwarding->counts.heard;
+    forwarding->counts.heard = 0;
     return PyBool_FromLong(heard);
 }
 
 static PyObject *forwarding_counts(Forwarding *forwarding, PyObject *Py_UNUSED(none)) {
-    PyObject *counts = Py_BuildValue("(KK)", forwarding->chunks, forwarding->bytes);
-    forwarding->chunks = forwarding->bytes = 0;
-    return counts;
+    Counts *counts = &forwarding->counts;
+    PyObject *values = Py_BuildValue("(KKKK)", counts->chunks, forwarding->sent_bytes, counts->events, counts->ids);
+    counts->chunks = counts->events = counts->ids = forwarding->sent_bytes = 0;
+    return values;
 }
 
 static int forwarding_traverse(Forwarding *forwarding, visitproc visit, void *arg) {
@@ -149,10 +296,10 @@ static void forwarding_dealloc(Forwarding *forwarding) {
 }
 
 static PyMethodDef forwarding_methods[] = {
-    {"stop", (PyCFunction)forwarding_stop, METH_NOARGS, "Nothing passes any longer."},
-    {"take", (PyCFunction)forwarding_take, METH_NOARGS, "What has gone through since the last call, framing included."},
+    {"stop", (PyCFunction)forwarding_stop, METH_NOARGS, "Let nothing more pass."},
+    {"take", (PyCFunction)forwarding_take, METH_NOARGS, "What has come since the last call, as it came, with its framing."},
     {"pulse", (PyCFunction)forwarding_pulse, METH_NOARGS, "Whether a data event has passed since the last call."},
-    {"counts", (PyCFunction)forwarding_counts, METH_NOARGS, "Chunks and bytes that have passed since the last call."},
+    {"counts", (PyCFunction)forwarding_counts, METH_NOARGS, "Since the last call: chunks, bytes sent, events that carry text, token ids."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -166,7 +313,7 @@ static PyTypeObject ForwardingType = {
     .tp_methods = forwarding_methods,
 };
 
-/* --- the fast_path */
+/* --- the fast path */
 
 static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (PyTuple_GET_SIZE(args) || (kwargs && PyDict_GET_SIZE(kwargs))) {
@@ -177,7 +324,8 @@ static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     if (!fast_path) return NULL;
     fast_path->epoll = epoll_create1(EPOLL_CLOEXEC);
     fast_path->buffer = malloc(READ_BYTES);
-    if (fast_path->epoll < 0 || !fast_path->buffer) {
+    fast_path->out = malloc(OUT_BYTES);
+    if (fast_path->epoll < 0 || !fast_path->buffer || !fast_path->out) {
         PyErr_SetFromErrno(PyExc_OSError);
         Py_DECREF(fast_path);
         return NULL;
@@ -188,26 +336,29 @@ static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 static void fast_path_dealloc(FastPath *fast_path) {
     if (fast_path->epoll >= 0) close(fast_path->epoll);
     free(fast_path->buffer);
+    free(fast_path->out);
     Py_TYPE(fast_path)->tp_free((PyObject *)fast_path);
 }
 
 static PyObject *fast_path_fileno(FastPath *fast_path, PyObject *Py_UNUSED(none)) { return PyLong_FromLong(fast_path->epoll); }
 
-static PyObject *fast_path_lane(FastPath *fast_path, PyObject *args) {
-    int from, to;
+static PyObject *fast_path_forwarding(FastPath *fast_path, PyObject *args) {
+    int source, sink, mode;
     Py_ssize_t limit;
     PyObject *owner;
-    if (!PyArg_ParseTuple(args, "iinO", &from, &to, &limit, &owner)) return NULL;
+    if (!PyArg_ParseTuple(args, "iinOi", &source, &sink, &limit, &owner, &mode)) return NULL;
+    if (mode < MODE_CHUNKS || mode > MODE_WITHOUT_USAGE) return PyErr_Format(PyExc_ValueError, "no such mode: %d", mode);
     Forwarding *forwarding = PyObject_GC_New(Forwarding, &ForwardingType);
     if (!forwarding) return NULL;
     memset((char *)forwarding + sizeof(PyObject), 0, sizeof(Forwarding) - sizeof(PyObject));
-    forwarding->from = from;
-    forwarding->to = to;
+    forwarding->source = source;
+    forwarding->sink = sink;
+    forwarding->mode = mode;
     forwarding->limit = (size_t)limit;
     forwarding->owner = Py_NewRef(owner);
     PyObject_GC_Track(forwarding);
     struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = forwarding};
-    if (epoll_ctl(fast_path->epoll, EPOLL_CTL_ADD, from, &event) < 0) {
+    if (epoll_ctl(fast_path->epoll, EPOLL_CTL_ADD, source, &event) < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
         Py_DECREF(forwarding);
         return NULL;
@@ -217,59 +368,84 @@ static PyObject *fast_path_lane(FastPath *fast_path, PyObject *args) {
     return (PyObject *)forwarding;
 }
 
-static int tell(PyObject *news, Forwarding *forwarding, int kind, const char *data, size_t size) {
-    PyObject *item = Py_BuildValue("(Oiy#)", forwarding->owner, kind, data, (Py_ssize_t)size);
+/* Stop a forwarding and add to the list why; 0 on an exception. */
+static int stop(PyObject *stopped, Forwarding *forwarding, int reason, const char *data, size_t size) {
+    PyObject *item = Py_BuildValue("(Oiy#)", forwarding->owner, reason, data, (Py_ssize_t)size);
     forwarding_halt(forwarding);
     if (!item) return 0;
-    int failed = PyList_Append(news, item);
+    int failed = PyList_Append(stopped, item);
     Py_DECREF(item);
     return !failed;
 }
 
 /* One read of one forwarding; 0 on an exception. */
-static int move(FastPath *fast_path, Forwarding *forwarding, PyObject *news) {
-    ssize_t got = recv(forwarding->from, fast_path->buffer, READ_BYTES, MSG_DONTWAIT);
+static int move(FastPath *fast_path, Forwarding *forwarding, PyObject *stopped) {
+    ssize_t got = recv(forwarding->source, fast_path->buffer, READ_BYTES, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return 1;
-    if (got <= 0) return tell(news, forwarding, NEWS_ENDED, got < 0 ? "reset" : "", got < 0 ? 5 : 0);
-    const char *data = fast_path->buffer;
+    if (got <= 0) return stop(stopped, forwarding, STOP_ENDED, got < 0 ? "reset" : "", got < 0 ? 5 : 0);
     size_t size = (size_t)got;
-    unsigned chunks = plain_chunks(data, size, &forwarding->heard);
-    if (!chunks) return tell(news, forwarding, NEWS_DATA, data, size);
-    if (!keep(forwarding, data, size)) {
+    Counts counts = forwarding->counts;
+    const char *data = passable(fast_path, forwarding->mode, &size, &counts);
+    if (!data) return stop(stopped, forwarding, STOP_IRREGULAR, fast_path->buffer, (size_t)got);
+    if (!keep(forwarding, fast_path->buffer, (size_t)got)) {
         PyErr_NoMemory();
         return 0;
     }
-    forwarding->chunks += chunks;
-    forwarding->bytes += size;
-    ssize_t sent = send(forwarding->to, data, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+    forwarding->counts = counts;
+    forwarding->sent_bytes += size;
+    ssize_t sent = send(forwarding->sink, data, size, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0) sent = 0; /* whatever the reason, the event loop will meet it as well */
-    if ((size_t)sent < size) return tell(news, forwarding, NEWS_UNSENT, data + sent, size - (size_t)sent);
-    if (forwarding->kept_bytes > forwarding->limit) return tell(news, forwarding, NEWS_FULL, "", 0);
+    if ((size_t)sent < size) return stop(stopped, forwarding, STOP_UNSENT, data + sent, size - (size_t)sent);
+    if (forwarding->mode != MODE_CHUNKS && forwarding->kept_bytes > forwarding->limit)
+        return stop(stopped, forwarding, STOP_FULL, "", 0);
     return 1;
 }
 
-static PyObject *fast_path_run(FastPath *fast_path, PyObject *Py_UNUSED(none)) {
+/* One read of each of the next forwardings that have something; how many, or -1 on an exception. */
+static int move_batch(FastPath *fast_path, PyObject *stopped) {
     struct epoll_event events[BATCH];
     int count = epoll_wait(fast_path->epoll, events, BATCH, 0);
-    if (count < 0 && errno != EINTR) return PyErr_SetFromErrno(PyExc_OSError);
-    PyObject *news = PyList_New(0);
-    if (!news) return NULL;
-    /* Making news runs Python's memory management, and what that runs may stop forwardings: each stays ours until the end. */
+    if (count < 0) {
+        if (errno == EINTR) return 0;
+        PyErr_SetFromErrno(PyExc_OSError);
+        return -1;
+    }
+    /* Adding to the list runs Python's memory management, and what that runs may stop forwardings: each stays ours until the
+     * end. */
     for (int i = 0; i < count; i++) Py_INCREF((PyObject *)events[i].data.ptr);
     int sound = 1;
     for (int i = 0; i < count; i++) {
         Forwarding *forwarding = events[i].data.ptr;
-        if (sound && forwarding->fast_path) sound = move(fast_path, forwarding, news);
+        if (sound && forwarding->fast_path) sound = move(fast_path, forwarding, stopped);
         Py_DECREF(forwarding);
     }
-    if (!sound) Py_CLEAR(news);
-    return news;
+    return sound ? count : -1;
+}
+
+static long long now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+/* epoll returns what is ready in turn, so whom the budget leaves out is first next time. */
+static PyObject *fast_path_run(FastPath *fast_path, PyObject *Py_UNUSED(none)) {
+    PyObject *stopped = PyList_New(0);
+    if (!stopped) return NULL;
+    long long end = now_ns() + BUDGET_NS;
+    int count;
+    do count = move_batch(fast_path, stopped);
+    while (count == BATCH && now_ns() < end);
+    if (count < 0) Py_CLEAR(stopped);
+    return stopped;
 }
 
 static PyMethodDef fast_path_methods[] = {
     {"fileno", (PyCFunction)fast_path_fileno, METH_NOARGS, "Readable when a forwarding has something to move."},
-    {"forwarding", (PyCFunction)fast_path_lane, METH_VARARGS, "Open a forwarding: (from fd, to fd, limit of kept bytes, owner)."},
-    {"run", (PyCFunction)fast_path_run, METH_NOARGS, "Move what there is. [(owner, kind, data)] of forwardings that have stopped."},
+    {"forwarding", (PyCFunction)fast_path_forwarding, METH_VARARGS,
+     "Open a forwarding: (source fd, sink fd, limit of kept bytes, owner, mode)."},
+    {"run", (PyCFunction)fast_path_run, METH_NOARGS, 
+     "Move what there is, for about a millisecond. Returns [(owner, reason, data)] of the forwardings that have stopped."},
     {NULL, NULL, 0, NULL},
 };
 

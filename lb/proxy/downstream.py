@@ -1,43 +1,62 @@
-"""Connections from clients: requests in, one at a time, and the bytes of answers out.
+"""Connections from clients: requests in, one at a time, and the bytes of responses out.
 
 Bounded in everything a client can make long: heads (`max_head_bytes`, `max_headers`, `head_timeout_s`), bodies
-(`max_body_bytes`, `idle_timeout_s` between two parts), idleness (`keepalive_s`), and what it sends ahead of its answer
-(reading stops). Bodies up to `buffer_bytes` are collected, so that they can be sent again; of longer ones only the
-first part is, and the rest is passed on as the target takes it.
+(`max_body_bytes`, `idle_timeout_s` between two parts, one budget for what all of them keep), idleness (`keepalive_s`), and
+what it sends ahead of its response (the connection is closed). Whether a request is let in is decided on its head, before
+its body is asked for or kept. Bodies up to `buffer_bytes` are collected, so that they can be sent again; of longer ones only
+the first part is, and the rest is passed on as the target takes it.
+
+Every callback is an entrance of the fault barrier (`lb.proxy.faults`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from enum import IntFlag
+from typing import cast
 
+from lb.core.api_keys import Admission
 from lb.http import error_responses
-from lb.http.body_framing import ChunkedDecoder, FramingError
+from lb.http.body_framing import FramingError
 from lb.http.messages import END, HeadError, Hop, RequestHead
-
-if TYPE_CHECKING:
-    from lb.proxy.context import Proxy
-    from lb.proxy.request import ProxiedRequest
+from lb.proxy.ports import ClientRequest, Entrance, Refusal
+from lb.proxy.upload import TinyChunksError, Upload
 
 WRITE_HIGH_WATER = 64 * 1024
-MAX_AHEAD_BYTES = 256 * 1024  # what a client may send before its answer is over
+MAX_AHEAD_BYTES = 256 * 1024  # what a client may send before its response is over
 
 _LINGER_S = 2.0
-
 
 # Plain numbers: a member of an Enum is looked up in its class each time it is compared.
 _IDLE = 0  # between two requests
 _HEAD = 1  # a head has begun
 _BODY = 2  # collecting a body
-_ANSWER = 3  # the exchange has the word
+_RESPONSE = 3  # a response is in progress
 _TUNNEL = 4
 _OVER = 5
+
+
+class Pause(IntFlag):
+    """Why reading from a client has stopped."""
+
+    TARGET = 2  # it is slow to take a body
+    CLIENT = 4  # it does not take what it is sent
+
+
+_TARGET = int(Pause.TARGET)
+_CLIENT = int(Pause.CLIENT)
+
+_NO_ROOM = Refusal(503, "out_of_memory", "The load balancer keeps as many bodies as it may; try again.", 1.0)
+_TINY = Refusal(400, "tiny_chunks", "The chunks of the body are too small.")
+_MALFORMED_BODY = Refusal(400, "malformed_body", "The body is not well-formed.")
+_TOO_MANY = Refusal(503, "too_many_connections", "The load balancer has as many connections as it may.", 1.0)
 
 
 class ClientConnection(asyncio.Protocol):
     """One connection of a client."""
 
     __slots__ = (
+        "_admission",
         "_ahead",
         "_deadline",
         "_full",
@@ -47,30 +66,26 @@ class ClientConnection(asyncio.Protocol):
         "_timer",
         "body_left",
         "closing",
-        "exchange",
         "head",
         "hop",
-        "kept",
         "length",
-        "parts",
         "proxy",
-        "size",
+        "request",
         "transport",
         "unsent",
-        "walker",
+        "upload",
     )
 
-    def __init__(self, proxy: Proxy) -> None:
+    def __init__(self, proxy: Entrance) -> None:
         self.proxy = proxy
-        self.exchange: ProxiedRequest | None = None
-        self.closing = False  # after the answer under way
+        self.request: ClientRequest | None = None
+        self.closing = False  # after the response under way
         self.head: RequestHead | None = None
-        self.walker: ChunkedDecoder | None = None
-        self.parts: list[bytes] = []  # where the walker leaves what it finds
-        self.kept = bytearray()  # of a body that is being collected; one object, however small its pieces
-        self.size = 0  # of the body so far
-        self.unsent = b""  # of an answer, for `lb.http.write_batch`
-        self.body_left = False  # the exchange has begun before the body was over
+        self.length = 0
+        self.upload: Upload | None = None
+        self.unsent = b""  # of a response, for `lb.http.write_batch`
+        self.body_left = False  # the request has begun before its body was over
+        self._admission: Admission | None = None  # of a request that has not begun
         self._ahead = b""
         self._full = False  # it does not take what is written to it
         self._phase = _IDLE
@@ -85,56 +100,94 @@ class ClientConnection(asyncio.Protocol):
         peer = str(name[0]).encode() if name else b"unknown"
         scheme = b"https" if transport.get_extra_info("sslcontext") is not None else b"http"
         self.hop = Hop(b"[%b]" % peer if b":" in peer else peer, scheme)
-        self.proxy.clients.add(self)
         self._deadline = self.proxy.clock() + self.proxy.limits.head_timeout_s
         self._look_later()
+        self.proxy.clients.add(self)
+        if self.proxy.is_full():
+            # Closed at once, without waiting for the client: its descriptor is needed.
+            self.proxy.refused(_TOO_MANY)
+            self.transport.write(self._error(_TOO_MANY, None, close=True))
+            self._close()
 
     def data_received(self, data: bytes) -> None:
-        if self.unsent:
-            self.flush()  # what comes now may be answered at once
-        phase = self._phase
-        if phase == _ANSWER:
-            self._take_ahead(data)
-        elif phase == _BODY:
-            self._take_body(data)
-        elif phase == _TUNNEL:
-            if self.exchange is not None:
-                self.exchange.client_data(data)
-        elif phase != _OVER:
-            self._take_head(self._ahead + data if self._ahead else data)
+        try:
+            if self.unsent:
+                self.flush()  # what comes now may be responded to at once
+            phase = self._phase
+            if phase == _RESPONSE:
+                self._take_ahead(data)
+            elif phase == _BODY:
+                self._take_body(data)
+            elif phase == _TUNNEL:
+                if self.request is not None:
+                    self.request.client_data(data)
+            elif phase != _OVER:
+                self._take_head(self._ahead + data if self._ahead else data)
+        except Exception as error:  # noqa: BLE001 (the barrier)
+            self._crashed(error)
 
     def eof_received(self) -> bool:
-        # Half a close is a close: whoever shuts down his writing side before the answer has mostly left, and cannot be
-        # told from one who has.
-        if self.exchange is not None:
-            self.exchange.halt()
-        self.flush()
+        # Half a close is a close: a client that shuts down its writing side before the response has mostly left, and cannot
+        # be told from one that has.
+        try:
+            if self.request is not None:
+                self.request.halt()
+            self.flush()
+        except Exception as error:  # noqa: BLE001 (the barrier)
+            self._crashed(error)
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
         self._timer.cancel()
         self.proxy.clients.discard(self)
-        phase, self._phase = self._phase, _OVER
-        exchange, self.exchange = self.exchange, None
-        if exchange is not None:
-            exchange.client_lost()
-        elif phase == _BODY:
-            self.proxy.metrics.counts.client_gone += 1
+        if self._phase == _BODY:
+            self.proxy.client_gone()
+        self._phase = _OVER
+        self._drop_upload()
+        request, self.request = self.request, None
+        if request is not None:
+            try:
+                request.client_lost()
+            except Exception as fault:  # noqa: BLE001 (the barrier)
+                request.crashed("client", fault)
 
     def pause_writing(self) -> None:
         self._full = True
-        if self.exchange is not None:
-            self.exchange.client_full()
-        else:
-            self.pause_reading(4)
+        request = self.request
+        try:
+            if request is not None:
+                request.client_full()
+            else:
+                self.pause_reading(_CLIENT)
+        except Exception as error:  # noqa: BLE001 (the barrier)
+            self._crashed(error)
 
     def resume_writing(self) -> None:
         self._full = False
-        self.resume_reading(4)
-        if self.exchange is not None:
-            self.exchange.client_drained()
-        elif self._phase == _ANSWER:
-            self.proxy.loop.call_soon(self._next_head)
+        try:
+            self.resume_reading(_CLIENT)
+            if self.request is not None:
+                self.request.client_drained()
+            elif self._phase == _RESPONSE:
+                self.proxy.loop.call_soon(self._next_head)
+        except Exception as error:  # noqa: BLE001 (the barrier)
+            self._crashed(error)
+
+    def _crashed(self, error: Exception) -> None:
+        request = self.request
+        if request is not None:
+            request.crashed("client", error)
+            return
+        self.proxy.faults.report("client", error)
+        self._drop_upload()
+        if self._phase in (_IDLE, _OVER) or self.transport.is_closing():
+            self.transport.abort()
+            return
+        try:
+            self._refuse(Refusal(500, "internal_error", "The load balancer failed on this request."))
+        except Exception as second:  # noqa: BLE001 (the barrier)
+            self.proxy.faults.report("client", second)
+            self.transport.abort()
 
     # --- requests in
 
@@ -148,129 +201,160 @@ class ClientConnection(asyncio.Protocol):
             self._deadline = self.proxy.clock() + limits.head_timeout_s
         end = data.find(END, max(0, len(self._ahead) - 3))
         if end < 0 or end > limits.max_head_bytes:
-            if not data[:1].isalpha():  # a handshake of TLS, say, which would wait for an answer
-                self._refuse(400, "malformed_request", "The head of the request is malformed.")
-                return
-            if len(data) > limits.max_head_bytes:
-                text = f"The head of the request exceeds {limits.max_head_bytes} bytes."
-                self._refuse(431, "head_too_large", text)
-                return
-            self._ahead = data
-            self._look_sooner()
+            self._wait_for_head(data)
             return
         self._ahead = b""
         try:
             head, length = self.proxy.heads.request(data[: end + 4], limits.max_headers)
         except HeadError as error:
-            self._refuse(error.status, error.code, str(error))
+            self._refuse(Refusal(error.status, error.code, str(error)))
             return
         self.proxy.arrived()
         self.closing = not head.keep_alive
         self.head, self.length = head, length
-        rest = data[end + 4 :]
+        self._take_request(head, length, data[end + 4 :])
+
+    def _wait_for_head(self, data: bytes) -> None:
+        limit = self.proxy.limits.max_head_bytes
+        if not data[:1].isalpha() or b"\n\n" in data:  # a handshake of TLS, say, or bare line feeds
+            self._refuse(Refusal(400, "malformed_request", "The head of the request is malformed."))
+        elif len(data) > limit:
+            self._refuse(Refusal(431, "head_too_large", f"The head of the request exceeds {limit} bytes."))
+        else:
+            self._ahead = data
+            self._look_sooner()
+
+    def _take_request(self, head: RequestHead, length: int, rest: bytes) -> None:
+        """The head is here, and `rest` behind it."""
+        limits = self.proxy.limits
+        whole = length <= len(rest) and not head.chunked
+        verdict = self.proxy.check(head)
+        if not isinstance(verdict, Admission):
+            self._phase = _RESPONSE
+            self._ahead = rest[length:] if whole else b""
+            self.body_left = not whole
+            self._answer_here(verdict)
+            return
         if length > limits.max_body_bytes:
-            self._refuse_body()
+            self._admission = verdict
+            self._drop_upload()
+            self._refuse(self._too_large())
             return
-        if length == len(rest) and length <= limits.buffer_bytes and not head.chunked:
-            self._begin(rest)  # as nearly always: all of it is here
+        if whole and length <= limits.buffer_bytes:
+            self._ahead = rest[length:]
+            self._begin(
+                head, rest[:length] if self._ahead else rest, verdict
+            )  # as nearly always: all of it is here
             return
-        if head.expects and not rest and (length or head.chunked):
+        if head.expects and not rest:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._phase = _BODY
-        self.size = 0
-        self.parts = []
-        self.kept = bytearray()
-        self.walker = ChunkedDecoder(self.parts) if head.chunked else None
-        self._deadline = self.proxy.clock() + limits.idle_timeout_s
+        self._admission = verdict
+        self.upload = Upload(length, head.chunked, self.proxy.buffers)
         self._take_body(rest)
 
     def _take_body(self, data: bytes) -> None:
         """More of the body, while it is collected."""
-        head = self.head
-        assert head is not None  # noqa: S101 (for the type checker)
+        upload, head, admission = self.upload, self.head, self._admission
+        assert upload is not None and head is not None and admission is not None  # noqa: S101, PT018
         limits = self.proxy.limits
-        if self.walker is not None:
-            try:
-                end = self.walker.feed(data)
-            except FramingError:
-                self._refuse(400, "malformed_body", "The body is not well-formed.")
-                return
-            for part in self.parts:
-                self.kept += part
-            self.parts.clear()
+        refusal = None
+        try:
+            part, end = upload.feed(data)
+        except FramingError:
+            refusal = _MALFORMED_BODY
+        except TinyChunksError:
+            refusal = _TINY
         else:
-            end = self.length - len(self.kept)
-            end = -1 if len(data) < end else end
-            self.kept += data if end < 0 else data[:end]
-        self.size = len(self.kept)
-        if self.size > limits.max_body_bytes:
-            self._refuse_body()
+            if upload.size > limits.max_body_bytes:
+                refusal = self._too_large()
+            elif not upload.keep(part):
+                refusal = _NO_ROOM
+        if refusal is not None:
+            self._drop_upload()
+            self._refuse(refusal)
             return
         self._deadline = self.proxy.clock() + limits.idle_timeout_s
         if end >= 0:
             self._ahead = data[end:]
-            self._begin(self._take_kept())
-        elif self.size > limits.buffer_bytes:
+        elif upload.size > limits.buffer_bytes:
             self.body_left = True
-            self._begin(self._take_kept())
+        else:
+            return
+        body = upload.take()
+        upload.release()  # the request reserves what it keeps
+        if not self.body_left:
+            self.upload = None
+        self._begin(head, body, admission)
 
-    def _take_kept(self) -> bytes:
-        kept, self.kept = bytes(self.kept), bytearray()
-        return kept
-
-    def _begin(self, body: bytes) -> None:
-        head = self.head
-        assert head is not None  # noqa: S101 (for the type checker)
-        self._phase = _ANSWER
-        self.proxy.begin(self, head, body)
+    def _begin(self, head: RequestHead, body: bytes, admission: Admission) -> None:
+        self._phase = _RESPONSE
+        self._admission = admission
+        request = self.proxy.begin(self, head, body, admission)
+        if isinstance(request, Refusal):
+            self._drop_upload()
+            self._answer_here(request)
+            return
+        self._admission = None  # from here on the request settles it
+        self.request = request
+        if self.body_left:
+            self.pause_reading(_TARGET)  # until a target takes it
+            self._look_sooner()  # from here on the client owes the rest of it
+        request.place()
 
     def _take_ahead(self, data: bytes) -> None:
-        """Something comes while the exchange has the word: the rest of a long body, or the next request."""
+        """Something comes while a response is in progress: the rest of a long body, or the next request."""
         if self.body_left:
             self._pass_body(data)
             return
         self._ahead += data
         if len(self._ahead) > MAX_AHEAD_BYTES:
-            self.pause_reading(1)  # until the next request is begun
+            # Not read on, its end would not be noticed, and the engine would work for a client that may have left.
+            self.transport.abort()
 
     def _pass_body(self, data: bytes) -> None:
         """The rest of a body that is too long to be kept."""
-        head, exchange, limits = self.head, self.exchange, self.proxy.limits
-        assert head is not None  # noqa: S101 (for the type checker)
-        if self.walker is not None:
-            try:
-                end = self.walker.feed(data)
-            except FramingError:
-                self._abort_body("malformed_body")
-                return
-            part = b"".join(self.parts)
-            self.parts.clear()
-        else:
-            end = self.length - self.size
-            end = -1 if len(data) < end else end
-            part = data if end < 0 else data[:end]
-        self.size += len(part)
-        if self.size > limits.max_body_bytes:
-            self._abort_body("body_too_large")
+        request, upload = self.request, self.upload
+        assert upload is not None  # noqa: S101 (for the type checker)
+        try:
+            part, end = upload.feed(data)
+        except FramingError:
+            self._abort_body(_MALFORMED_BODY)
+            return
+        except TinyChunksError:
+            self._abort_body(_TINY)
+            return
+        self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
+        if upload.size > self.proxy.limits.max_body_bytes:
+            self._abort_body(self._too_large())
             return
         if end >= 0:
             self.body_left = False
+            self.upload = None
             self._ahead = data[end:]
-        if exchange is not None:
-            exchange.more_body(part, last=end >= 0)
+        if request is not None:
+            request.more_body(part, last=end >= 0)
 
-    def _abort_body(self, code: str) -> None:
+    def _abort_body(self, refusal: Refusal) -> None:
         self.closing = True
-        if self.exchange is not None:
-            self.exchange.bad_body(code)
+        if self.request is not None:
+            self.request.bad_body(refusal.status, refusal.code, refusal.message)
         else:
             self.transport.close()
 
-    # --- answers out
+    def _drop_upload(self) -> None:
+        upload, self.upload = self.upload, None
+        if upload is not None:
+            upload.release()
+        admission, self._admission = self._admission, None
+        if admission is not None:
+            self.proxy.abandoned(admission)
+
+    # --- responses out
 
     def next(self) -> None:
-        """The answer is over: on to the next request, or to the end."""
-        self.exchange = None
+        """The response is over: on to the next request, or to the end."""
+        self.request = None
         if self.body_left:  # what is not read to its end would be taken for the next request
             self._linger()
         elif self.closing or self.proxy.closing:
@@ -279,32 +363,34 @@ class ClientConnection(asyncio.Protocol):
             self.head = None
             self._deadline = self.proxy.clock() + self.proxy.limits.keepalive_s
             if self._full:
-                self.pause_reading(4)  # answers that nobody reads must not pile up
+                self.pause_reading(_CLIENT)  # responses that the client does not read must not pile up
             if self._ahead:
                 # In a turn of its own: a thousand requests in one packet must not be a thousand frames on the stack.
-                self._phase = _ANSWER
+                self._phase = _RESPONSE
                 self.proxy.loop.call_soon(self._next_head)
             else:
                 self._phase = _IDLE
                 if self._paused_by:
-                    self.resume_reading(3)
+                    self.resume_reading(_TARGET)
 
     def _next_head(self) -> None:
-        """Go on with what was sent ahead, unless the client does not even take what it has been answered."""
-        if self._phase != _ANSWER or self.exchange is not None or self._full:
+        """Go on with what was sent ahead, unless the client does not even take what it has been sent."""
+        if self._phase != _RESPONSE or self.request is not None or self._full:
             return
-        if self.closing or self.proxy.closing:
-            self._close()
-            return
-        self._phase = _IDLE
-        ahead, self._ahead = self._ahead, b""
-        if self._paused_by:
-            self.resume_reading(3)
-        self._take_head(ahead)
+        try:
+            if self.closing or self.proxy.closing:
+                self._close()
+                return
+            self._phase = _IDLE
+            ahead, self._ahead = self._ahead, b""
+            if self._paused_by:
+                self.resume_reading(_TARGET)
+            self._take_head(ahead)
+        except Exception as error:  # noqa: BLE001 (the barrier)
+            self._crashed(error)
 
-    def send_soon(self, answer: bytes) -> None:
-        """A whole answer, to be sent at the end of this turn."""
-        self.unsent = answer
+    def send_soon(self, response: bytes) -> None:
+        self.unsent = response
         self.proxy.outbox.add(self)
 
     def flush(self) -> None:
@@ -313,36 +399,32 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(unsent)
 
     def tunnel(self) -> bytes:
-        """From now on all bytes go to the exchange as they are; what came ahead is returned."""
         self._phase = _TUNNEL
         ahead, self._ahead = self._ahead, b""
-        self.resume_reading(1)
         return ahead
 
     def hang_up(self, *, abort: bool = False) -> None:
-        """No further request, and no end mark for the answer under way."""
-        self.exchange = None
+        self.request = None
         if abort:
             self._phase = _OVER
             self.transport.abort()
         else:
             self._close()
 
-    def close_soon(self, lame_s: float) -> None:
-        """The agent closes: others go after their answer, an idle connection once no request has come for `lame_s`: one
+    def close_soon(self, grace_s: float) -> None:
+        """The agent closes: others go after their response, an idle connection once no request has come for `grace_s`: one
         may be on its way, and would be lost if we closed now."""
         self.closing = True
         if self._phase != _IDLE:
             return
-        if lame_s <= 0:
+        if grace_s <= 0:
             self._close()
         else:
-            self._deadline = min(self._deadline, self.proxy.clock() + lame_s)
+            self._deadline = min(self._deadline, self.proxy.clock() + grace_s)
             self._look_sooner()
 
     def pause_reading(self, who: int) -> None:
-        """`who` is a bit: 1 the bound on what is sent ahead, 2 a target that is slow to take a body, 4 a client that does
-        not read."""
+        """`who` is a `Pause`."""
         if not self._paused_by and not self.transport.is_closing():
             self.transport.pause_reading()
         self._paused_by |= who
@@ -351,25 +433,48 @@ class ClientConnection(asyncio.Protocol):
         if self._paused_by & who:
             self._paused_by &= ~who
             if not self._paused_by and not self.transport.is_closing():
+                if self.body_left:  # it could not send while we did not read
+                    self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
                 self.transport.resume_reading()
 
-    def _refuse_body(self) -> None:
-        text = f"The body exceeds {self.proxy.limits.max_body_bytes} bytes."
-        self._refuse(413, "body_too_large", text)
+    def _too_large(self) -> Refusal:
+        limit = self.proxy.limits.max_body_bytes
+        return Refusal(413, "body_too_large", f"The body exceeds {limit} bytes (load_balancer.max_body_mb).")
 
-    def _refuse(self, status: int, code: str, message: str) -> None:
-        """Answer here and now, and hear no more from this connection."""
-        self.proxy.refused(status)
-        self.transport.write(error_responses.raw_error(status, code, message, close=True))
+    def _answer_here(self, refusal: Refusal | bytes) -> None:
+        """Respond without a request, and go on with the connection."""
+        head = self.head
+        if isinstance(refusal, Refusal):
+            self.proxy.refused(refusal)
+            refusal = self._error(refusal, head, close=self.closing or self.body_left)
+        self.transport.write(refusal)
+        self.next()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Respond here and now, and read no more of this connection."""
+        self.proxy.refused(refusal)
+        self.transport.write(self._error(refusal, self.head, close=True))
         self._linger()
 
+    def _error(self, refusal: Refusal, head: RequestHead | None, *, close: bool) -> bytes:
+        retry_after_s = refusal.retry_after_s
+        return error_responses.raw_error(
+            refusal.status,
+            refusal.code,
+            refusal.message,
+            request_id=head.request_id if head is not None else b"",
+            retry_after_s=None if retry_after_s is None else max(1, round(retry_after_s + 0.5)),
+            close=close,
+            head_only=head is not None and head.method == b"HEAD",
+        )
+
     def _linger(self) -> None:
-        """Let the client read our answer although it is still sending: closing with unread bytes resets the
-        connection, and a reset may overtake the answer."""
+        """Let the client read our response although it is still sending: closing with unread bytes resets the
+        connection, and a reset may overtake the response."""
         self._phase = _OVER
         self._ahead = b""
         self.flush()
-        self.resume_reading(7)  # and drop it
+        self.resume_reading(_TARGET | _CLIENT)  # and drop it
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
         self._deadline = self.proxy.clock() + _LINGER_S
@@ -396,18 +501,30 @@ class ClientConnection(asyncio.Protocol):
             self._look_later()
 
     def _look(self) -> None:
-        """One timer per connection, not one per request: it looks at the deadline in force, and goes on waiting."""
-        now = self.proxy.clock()
-        phase = self._phase
-        if self.exchange is not None:  # which has a clock of its own
-            self._looks_at = now + max(1.0, self.proxy.limits.head_timeout_s)
+        """One timer per connection, not one per request: it checks the deadline in force, and goes on waiting."""
+        try:
+            self._check_time(self.proxy.clock())
+        except Exception as error:  # noqa: BLE001 (the barrier)
+            self._crashed(error)
+
+    def _check_time(self, now: float) -> None:
+        if self.request is not None:  # which has a clock of its own, but for what its client owes it
+            if self.body_left and not self._paused_by and now >= self._deadline:
+                self._abort_body(Refusal(408, "body_timeout", "The body did not arrive in time."))
+                return
+            wait_s = max(1.0, self.proxy.limits.head_timeout_s)
+            if self.body_left:
+                wait_s = min(wait_s, max(0.05, self._deadline - now)) if not self._paused_by else 1.0
+            self._looks_at = now + wait_s
             self._timer = self.proxy.loop.call_at(self._looks_at, self._look)
             return
+        phase = self._phase
         if now >= self._deadline:
             if phase == _HEAD:
-                self._refuse(408, "head_timeout", "The head of the request did not arrive in time.")
+                self._refuse(Refusal(408, "head_timeout", "The head of the request did not arrive in time."))
             elif phase == _BODY:
-                self._refuse(408, "body_timeout", "The body did not arrive in time.")
+                self._drop_upload()
+                self._refuse(Refusal(408, "body_timeout", "The body did not arrive in time."))
             elif phase == _IDLE:
                 self._close()
             else:

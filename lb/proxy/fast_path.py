@@ -1,8 +1,8 @@
-"""The fast_path: an optional helper in C that moves the plain chunks of running streams (`lb/proxy/_fast_path.c`).
+"""The fast path: an optional helper in C that moves the chunks of running streams (`lb/proxy/_fast_path.c`).
 
-Python decides, C moves: a stream whose chunks are whole events goes through a forwarding of the fast_path until something
-is out of the ordinary; then the forwarding stops and says what it has read, and `lb.proxy.resumable_relay` goes on with that as if it had
-read it itself. Where the helper was not built (no compiler at installation) everything works without it, at a few
+Python decides, C moves: a stream whose chunks are regular goes through a forwarding of the fast path until something
+is out of the ordinary. Then the forwarding stops and returns what it has read, and the relay goes on with that as if it
+had read it itself. Where the helper was not built (no compiler at installation) everything works without it, at a few
 microseconds more per chunk.
 """
 
@@ -19,31 +19,45 @@ _log = logging.getLogger("lb.proxy.fast_path")
 class StopReason(IntEnum):
     """Why a forwarding has stopped. Its bytes are those that were read and have not been passed on."""
 
-    DATA = 0  # something that is not plain
-    UNSENT = 1  # the client does not take more; the bytes are plain, and counted as passed
+    IRREGULAR = 0  # what only Python can handle
+    UNSENT = 1  # the client does not take more; the bytes are as it must get them, and counted as passed
     FULL = 2  # enough is kept: take it, and open another forwarding
     ENDED = 3  # the connection has ended
 
 
+class Mode(IntEnum):
+    """What a forwarding passes: whole chunks, and what else it requires of them or changes."""
+
+    CHUNKS = 0  # whatever is in them; only their last bytes are kept
+    EVENTS = 1  # of whole events that neither end nor give up the stream
+    WITHOUT_IDS = 2  # the same, less the token ids
+    WITHOUT_USAGE = 3  # the same, less the usage
+
+
 class Forwarding(Protocol):
-    """One stream in the fast_path's hands."""
+    """One stream in the fast path's hands."""
 
     def stop(self) -> None: ...
-    def take(self) -> bytes: ...
+    def take(self) -> bytes:
+        """What has come since the last call, as it came, with its framing."""
+        ...
+
     def pulse(self) -> bool: ...
-    def counts(self) -> tuple[int, int]: ...
+    def counts(self) -> tuple[int, int, int, int]:
+        """Since the last call: chunks, bytes sent, events that carry text, token ids."""
+        ...
 
 
 class ForwardingOwner(Protocol):
-    def forwarding_stopped(self, news: StopReason, data: bytes) -> None:
-        """The forwarding is stopped already."""
+    def forwarding_stopped(self, reason: StopReason, data: bytes) -> None:
+        """The forwarding is stopped already. Must not raise: the streams of other owners wait for the same call."""
         ...
 
 
 class _Native(Protocol):
     def fileno(self) -> int: ...
     def forwarding(
-        self, source: int, sink: int, limit_bytes: int, owner: ForwardingOwner, /
+        self, source: int, sink: int, limit_bytes: int, owner: ForwardingOwner, mode: int, /
     ) -> Forwarding: ...
     def run(self) -> list[tuple[ForwardingOwner, int, bytes]]: ...
 
@@ -58,19 +72,19 @@ class FastPath:
         loop.add_reader(native.fileno(), self._run)
 
     def _run(self) -> None:
-        for owner, kind, data in self._native.run():
-            owner.forwarding_stopped(StopReason(kind), data)
+        for owner, reason, data in self._native.run():
+            owner.forwarding_stopped(StopReason(reason), data)
 
     def close(self) -> None:
         self._loop.remove_reader(self._native.fileno())
 
 
 def open_fast_path(loop: asyncio.AbstractEventLoop) -> FastPath | None:
-    """The fast_path, or None if it was not built."""
+    """The fast path, or None if it was not built."""
     try:
         from lb.proxy._fast_path import FastPath as Native
     except ImportError:
-        _log.info("no fast_path: chunks are moved by Python")
+        _log.info("no fast path: chunks are moved by Python")
         return None
     return FastPath(Native(), loop)
 

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from lb.config.options import Limits
+from lb.core.api_keys import Admission
+from lb.core.byte_budget import ByteBudget
 from lb.core.failures import Failure
 from lb.engines.kinds import EngineKind
-from lb.http.messages import Hop, RequestHead
-from lb.http.upstream import TargetConnection
+from lb.http.body_framing import BodyDecoder
+from lb.http.messages import Hop, Reader, RequestHead, ResponseHead
+from lb.http.upstream import Pools, TargetConnection
+from lb.http.write_batch import WriteBatcher
 from lb.proxy.fast_path import FastPath
+from lb.proxy.faults import Faults
 from lb.stream.resume_rules import Reason
+from lb.stream.token_usage import Tokens
 
 
 class Downstream(Protocol):
@@ -105,3 +112,208 @@ class RelayHost(Protocol):
     def not_resumed(self, reason: Reason) -> None:
         """Count a stream that cannot be resumed."""
         ...
+
+    def crashed(self, entrance: str, error: Exception) -> None:
+        """The code behind an entrance raised: end this request, and nothing else."""
+        ...
+
+
+class Relay(Protocol):
+    """A response on its way to the client, as its request and its attempt use it. Made with its first byte."""
+
+    blocked: bool  # the client has no room
+    silent_s: float  # for how long nothing has come, as far as the sweep knows
+    chunks: int
+    sent_bytes: int  # of the body
+
+    def tokens(self) -> Tokens | None:
+        """Returns how long prompt and response were, if the response said so."""
+        ...
+
+    def generated(self) -> int:
+        """Returns how many tokens the client has been sent, counted or estimated."""
+        ...
+
+    def data(self, data: bytes) -> None:
+        """Bytes of the target's connection."""
+        ...
+
+    def pulse(self) -> bool:
+        """Returns True if something has come since the last call."""
+        ...
+
+    def halt(self) -> None:
+        """The target's connection is about to be closed, or taken away."""
+        ...
+
+    def collected(self, body: bytes) -> None:
+        """The beginning of the body, without framing: the decoder has walked over it already."""
+        ...
+
+    def ended(self) -> bool:
+        """The target's connection has ended. Returns False if the body had not."""
+        ...
+
+    def may_continue(self, *, now_or_later: bool = False) -> bool:
+        """Returns True if the response could go on without its target: from another that has room, or (`now_or_later`)
+        from any that is healthy."""
+        ...
+
+    def resume(self, why: str) -> bool:
+        """Prepare for going on elsewhere. Returns False if the response is over instead, one way or another."""
+        ...
+
+    def fail(self, code: str, message: str) -> None:
+        """End the response as an error."""
+        ...
+
+
+class AttemptServices(Protocol):
+    """What attempts share."""
+
+    outbox: WriteBatcher
+    pools: Pools
+    limits: Limits
+    heads: Reader
+
+    @property
+    def clock(self) -> Callable[[], float]: ...
+
+
+class Responding(Protocol):
+    """An attempt whose target has begun to respond."""
+
+    reply: ResponseHead
+    reply_length: int | None
+    decoder: BodyDecoder
+
+    def pause(self) -> None: ...
+
+
+class AttemptHost(Protocol):
+    """A request, as its attempt uses it."""
+
+    span: str
+    relay: Relay | None
+
+    @property
+    def head(self) -> RequestHead: ...
+    @property
+    def request_id(self) -> bytes: ...
+    @property
+    def client(self) -> Downstream: ...
+    @property
+    def services(self) -> AttemptServices: ...
+
+    def outgoing(self) -> tuple[bytes, bytes] | None:
+        """Returns path and body for the target of the attempt; None if it cannot do what is wanted: the attempt is over."""
+        ...
+
+    def halt(self) -> None:
+        """One of the two connections is about to be closed."""
+        ...
+
+    def attempt_failed(self, failure: Failure, why: str) -> None:
+        """Before the first byte."""
+        ...
+
+    def broke(self, failure: Failure, why: str) -> None:
+        """After the first byte."""
+        ...
+
+    def responded_whole(self, reply: ResponseHead, body: bytes) -> None:
+        """All of the response is here."""
+        ...
+
+    def begin_relay(self, attempt: Responding) -> Relay:
+        """The first byte has come of a response that is passed on as it comes."""
+        ...
+
+    def open_tunnel(self, reply: ResponseHead, rest: bytes) -> None: ...
+    def tunnel_data(self, data: bytes) -> None: ...
+    def target_closed_tunnel(self) -> None: ...
+    def websocket_refused(self) -> None: ...
+    def crashed(self, entrance: str, error: Exception) -> None:
+        """The code behind an entrance raised: end this request, and nothing else."""
+        ...
+
+
+class ClientRequest(Protocol):
+    """A request, as its client's connection uses it."""
+
+    def place(self) -> None:
+        """Go to a target, or wait for one."""
+        ...
+
+    def client_data(self, data: bytes) -> None:
+        """Bytes for the tunnel."""
+        ...
+
+    def client_lost(self) -> None: ...
+    def client_full(self) -> None: ...
+    def client_drained(self) -> None: ...
+    def halt(self) -> None: ...
+    def more_body(self, part: bytes, last: bool) -> None: ...
+    def bad_body(self, status: int, code: str, message: str) -> None: ...
+    def crashed(self, entrance: str, error: Exception) -> None: ...
+
+
+class Refusal(NamedTuple):
+    """An error response of our own to a request that is not let in."""
+
+    status: int
+    code: str
+    message: str
+    retry_after_s: float | None = None
+
+
+class Entrance(Protocol):
+    """The proxy, as clients' connections use it."""
+
+    loop: asyncio.AbstractEventLoop
+    outbox: WriteBatcher
+    faults: Faults
+    buffers: ByteBudget
+    limits: Limits
+    heads: Reader
+    closing: bool
+    clients: set[Client]
+
+    @property
+    def clock(self) -> Callable[[], float]: ...
+
+    def arrived(self) -> None:
+        """The head of a request is here."""
+        ...
+
+    def is_full(self) -> bool:
+        """Returns True if there are more clients than descriptors allow."""
+        ...
+
+    def check(self, head: RequestHead) -> Refusal | Admission | bytes:
+        """Decide on the head alone whether a request is let in. Bytes are a response to it, already whole."""
+        ...
+
+    def begin(
+        self, client: Client, head: RequestHead, body: bytes, admission: Admission
+    ) -> ClientRequest | Refusal:
+        """A request is here with its body, or with as much of it as is kept. The caller places it."""
+        ...
+
+    def abandoned(self, admission: Admission) -> None:
+        """A request that was let in did not begin: its body never came, say."""
+        ...
+
+    def client_gone(self) -> None:
+        """Count a client that left before its request was whole."""
+        ...
+
+    def refused(self, refusal: Refusal) -> None:
+        """Count a response to what never became a request."""
+        ...
+
+
+class Client(Downstream, Protocol):
+    """A client's connection, as the proxy keeps it."""
+
+    def close_soon(self, grace_s: float) -> None: ...

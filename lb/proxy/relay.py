@@ -1,12 +1,10 @@
-"""From a begun response to the client: bytes pass as they come, with back-pressure, until either side ends it.
+"""From the first byte of a response to its end: bytes pass as they come, with back-pressure, until either side ends it.
 
 A write that the client has no room for pauses the target's connection, so a slow client slows its engine and not the agent.
 Nothing is copied, parsed or timed per chunk beyond what finds the end of the body.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from lb.core.failures import Failure
 from lb.http.body_framing import (
@@ -19,87 +17,29 @@ from lb.http.body_framing import (
     chunk,
 )
 from lb.http.messages import ResponseHead, response_bytes
+from lb.proxy.fast_path import Mode
+from lb.proxy.forwarded_relay import TAIL_BYTES, ForwardedRelay
 from lb.proxy.ports import RelayHost
-from lb.stream.token_usage import Tokens
+from lb.stream.token_usage import Tokens, prompt_tokens_in, usage_of
 
 
-class Relay(Protocol):
-    """What an request and the patrol know of the way a response goes. The first byte has been there when it is made."""
+class PlainRelay(ForwardedRelay):
+    """Any response, as it is. Chunked streams of events go through a forwarding of the fast path where there is one."""
 
-    blocked: bool  # the client has no room
-    silent_s: float  # for how long nothing has come, as far as the patrol knows
-    chunks: int
-    sent_bytes: int  # of the body
-
-    def tokens(self) -> Tokens | None:
-        """How long prompt and response were, if the response told."""
-        ...
-
-    def data(self, data: bytes) -> None:
-        """Bytes of the target's connection."""
-        ...
-
-    def pulse(self) -> bool:
-        """Whether something has come since this was last asked."""
-        ...
-
-    def halt(self) -> None:
-        """The target's connection is about to be closed, or taken away."""
-        ...
-
-    def collected(self, body: bytes) -> None:
-        """The beginning of the body, without framing: the decoder has walked over it already."""
-        ...
-
-    def ended(self) -> bool:
-        """The target's connection has ended; False if the body had not."""
-        ...
-
-    def may_continue(self, *, now_or_later: bool = False) -> bool:
-        """Whether the response could go on without its target: from another that has room, or (`now_or_later`) from any that
-        is well."""
-        ...
-
-    def resume(self, why: str) -> bool:
-        """Prepare the request for going on elsewhere; False if the response is over instead, one way or another."""
-        ...
-
-    def fail(self, code: str, message: str) -> None:
-        """End the response as an error."""
-        ...
-
-
-class PlainRelay:
-    """Any response, as it is."""
-
-    __slots__ = (
-        "_chunks",
-        "_decoder",
-        "_frame",
-        "_heard",
-        "_request",
-        "_write",
-        "blocked",
-        "chunks",
-        "sent_bytes",
-        "silent_s",
-    )
+    __slots__ = ("_chunks", "_counts", "_decoder", "_frame", "_prompt_tokens", "_tail")
 
     def __init__(
         self, request: RelayHost, response: ResponseHead, decoder: BodyDecoder, length: int | None = None
     ) -> None:
-        self._request = request
+        super().__init__(request, Mode.CHUNKS, TAIL_BYTES)
         self._decoder = decoder
-        self._heard = True
-        self.blocked = False
-        self.silent_s = 0.0
-        self.chunks = 0
-        self.sent_bytes = 0
         self._frame = begin_response(request, response, decoder, length)
         self._chunks = self._frame and not isinstance(
             decoder, ChunkedDecoder
         )  # the client gets chunks of ours
-        self._write = request.client.transport.write
+        self._counts = _has_events(response)
+        self._prompt_tokens = 0
+        self._tail = b""  # of a stream of events
 
     def data(self, data: bytes) -> None:
         self._heard = True
@@ -112,6 +52,8 @@ class PlainRelay:
             return
         body = data if end < 0 or end == len(data) else data[:end]
         self.sent_bytes += len(body)
+        if self._counts:
+            self._count(body)
         if self._frame:
             self._write_framed(body)
         else:
@@ -120,6 +62,21 @@ class PlainRelay:
             if self._chunks:
                 self._write(LAST_CHUNK)
             self._request.relayed(rest=end < len(data))
+        elif self._may_forward():
+            self._expect_forwarding()
+
+    def _count(self, body: bytes) -> None:
+        if not self._tail:
+            self._prompt_tokens = prompt_tokens_in(body)
+        self._counter.add(body)
+        self._forwarded(body)
+
+    def _may_forward(self) -> bool:
+        decoder = self._decoder
+        return self._counts and not self._frame and isinstance(decoder, ChunkedDecoder) and decoder.between
+
+    def _forwarded(self, passed: bytes) -> None:
+        self._tail = (self._tail + passed)[-TAIL_BYTES:]
 
     def _write_framed(self, body: bytes) -> None:
         decoder = self._decoder
@@ -149,13 +106,13 @@ class PlainRelay:
         return True
 
     def tokens(self) -> Tokens | None:
-        return None
+        self._absorb()
+        tokens = usage_of(self._tail)
+        return tokens and Tokens(tokens.prompt or self._prompt_tokens, tokens.out)
 
-    def pulse(self) -> bool:
-        heard, self._heard = self._heard, False
-        return heard
-
-    def halt(self) -> None: ...
+    def generated(self) -> int:
+        tokens = self.tokens()
+        return max(self._counter.tokens, tokens.out if tokens is not None else 0)
 
     def may_continue(self, *, now_or_later: bool = False) -> bool:
         return False
@@ -166,6 +123,12 @@ class PlainRelay:
 
     def fail(self, code: str, message: str) -> None:
         self._request.cut(code)
+
+
+def _has_events(response: ResponseHead) -> bool:
+    """Whether tokens can be counted in the bytes of this response."""
+    kind = response.content_type.partition(b";")[0].strip().lower()
+    return not response.encoded and kind in (b"text/event-stream", b"application/x-ndjson")
 
 
 def begin_response(

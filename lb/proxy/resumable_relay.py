@@ -1,20 +1,22 @@
 """Streams of models that outlive their target: the relay that can change engines under a running response.
 
-While all is well the chunks go through a forwarding of the fast_path (`lb.proxy.fast_path`), where there is one; without it a chunk of an
-engine, which is one write and one whole event, passes as it came; what it costs beyond that is a look at its ends and a
-place in the transcript. Only when something is unusual (events cut in two, several chunks at once, token ids that the
-client did not ask for) are bodies unframed and framed anew.
+While all is well the chunks go through a forwarding of the fast path (`lb.proxy.fast_path`), where there is one, which also
+removes what the client did not ask for. Without it a chunk of an engine, which is one write and one whole event, passes
+as it came; what it costs beyond that is a look at its ends and a place in the transcript. Only when something is unusual
+(events cut in two, several chunks at once, fields to be removed) are bodies unframed and framed again.
 
 When the target dies, stalls, gives up or is about to be taken away, the transcript says how far the stream has come
-(`lb.stream.transcript`), `lb.stream.resume_request` makes the request that goes on from there, the request finds a target for it like for
-any other, and `lb.stream.stream_merge` makes one stream of the two. What cannot go on ends with an error event that says so.
+(`lb.stream.transcript`), `lb.stream.resume_request` makes the request that goes on from there, the request finds a target
+for it like for any other, and `lb.stream.stream_merge` makes one stream of the two. What cannot go on ends with an error
+event.
+
+Whether a response is complete is decided by its last events, never by what its text contains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
-from lb.config.options import Continuation
 from lb.core.failures import Failure
 from lb.engines.kinds import EngineKind
 from lb.http.body_framing import (
@@ -27,223 +29,100 @@ from lb.http.body_framing import (
     one_chunk,
 )
 from lb.http.messages import ResponseHead
-from lb.http.sse import Gate, error_event, is_data, is_readable
-from lb.proxy.fast_path import Forwarding, StopReason, descriptor_of
+from lb.http.sse import DONE, Gate, ends_with_done, error_event, is_data, is_readable
+from lb.proxy.fast_path import Mode
+from lb.proxy.forwarded_relay import TAIL_BYTES, ForwardedRelay
 from lb.proxy.ports import RelayHost
 from lb.proxy.relay import begin_response
-from lb.stream.openai_request import ParsedRequest
-from lb.stream.resume_request import NotResumable, Preparation, ResumeRequest, prepare, resume, with_fields
-from lb.stream.resume_rules import Reason
-from lb.stream.stream_merge import StreamMerger, closing, stripper
+from lb.stream.first_request import Strip
+from lb.stream.resume_rules import NotResumable, Reason
+from lb.stream.resume_state import ResumeState as ResumeState
+from lb.stream.stream_merge import StreamMerger, stripper
 from lb.stream.token_usage import Tokens, usage_of
-from lb.stream.transcript import StreamProgress, Transcript
+from lb.stream.transcript import StreamProgress, Transcript, has_finished
 
 BY_ENGINE = frozenset({Reason.ENGINE, Reason.PROMPT_IDS, Reason.LAST_MESSAGE})  # another may be able to
 
 _FORWARDING_BYTES = 256 * 1024  # kept by a forwarding before it comes back
-_TAIL_BYTES = 4096  # in which the usage of a stream and its end mark are found
+_MAX_HELD_BYTES = 256 * 1024  # of an event that has not ended; a longer one is passed in pieces
 
 _EVENT_END = b"\n\n\r\n"  # of an event that is a chunk
 _GOES_ON = b'"finish_reason":null'  # an event with this neither ends a stream nor gives it up
+_MODES = {
+    Strip.NOTHING: Mode.EVENTS,
+    Strip.IDS: Mode.WITHOUT_IDS,
+    Strip.COUNTS: Mode.WITHOUT_USAGE,  # the last one, which the client wants, has no choices: it comes back
+    Strip.USAGE: Mode.WITHOUT_USAGE,
+}
 
 
-class ResumeState:
-    """What a stream needs to be continued: the client's request, how far the response has come, and how it is asked for."""
-
-    __slots__ = (
-        "_body",
-        "_path",
-        "_request",
-        "breaks",
-        "kind",
-        "options",
-        "preparation",
-        "progress",
-        "resumption",
-    )
-
-    def __init__(self, path: bytes, ask: ParsedRequest, body: bytes, options: Continuation) -> None:
-        self._path = path
-        self._request = ask.json or {}
-        self._body = body
-        self.options = options
-        self.breaks = 0
-        self.kind = EngineKind.UNKNOWN  # of the present target
-        self.progress: StreamProgress | None = None  # None until the first break
-        self.preparation: Preparation | None = None
-        self.resumption: ResumeRequest | None = None
-
-    def outgoing(self, kind: EngineKind) -> tuple[bytes | None, bytes]:
-        """Path (None: the client's) and body of the request for a target of this kind. Raises NotResumable."""
-        self.kind = kind
-        if self.progress is None:
-            ready = prepare(self._path, self._request, kind, self.options.mode)
-            self.preparation = ready
-            return None, with_fields(self._body, self._request, ready.fields)
-        self.resumption = resume(self._path, self._request, self.progress, kind, self.options.mode)
-        return self.resumption.path, self.resumption.body
-
-    def could_resume(self, progress: StreamProgress, kind: EngineKind) -> bool:
-        """Whether a stream that has come so far could go on with an engine of this kind."""
-        if self.breaks >= self.options.max_breaks:
-            return False
-        try:
-            resume(self._path, self._request, progress, kind, self.options.mode)
-        except NotResumable:
-            return False
-        return True
-
-    def closing(self, progress: StreamProgress) -> bytes | None:
-        """What is missing of a stream whose response was complete; None if the response was not."""
-        return closing(self._path, self._request, progress, self.kind)
-
-    def merger(self) -> StreamMerger:
-        assert self.progress is not None  # noqa: S101 (for the type checker)
-        assert self.resumption is not None  # noqa: S101 (for the type checker)
-        return StreamMerger(
-            self._path, self._request, self.progress, self.resumption, self.options.buffer_bytes
-        )
-
-
-class ResumableRelay:
+class ResumableRelay(ForwardedRelay):
     """A stream of events that can go on from another target."""
 
     __slots__ = (
         "_decoder",
-        "_fast_path_due",
-        "_forwarding",
         "_gate",
-        "_heard",
         "_last",
         "_merger",
         "_payloads",
-        "_quick",
-        "_request",
         "_resume_state",
         "_strip",
         "_transcript",
         "_unchunked",
-        "_write",
-        "blocked",
-        "chunks",
-        "sent_bytes",
-        "silent_s",
+        "_verdict",
+        "_whole",
     )
 
     def __init__(
         self, request: RelayHost, resume_state: ResumeState, response: ResponseHead, decoder: BodyDecoder
     ) -> None:
-        self._request = request
+        super().__init__(request, _MODES[resume_state.strip], _FORWARDING_BYTES)
         self._resume_state = resume_state
         self._decoder = decoder
-        self._heard = True
-        self._forwarding: Forwarding | None = None
-        self._fast_path_due = False
-        self.blocked = False
-        self.silent_s = 0.0
-        self.chunks = 0
-        self.sent_bytes = 0
-        self._last = b""
+        self._last = b""  # the last events, as the engine wrote them
         limit = resume_state.options.buffer_bytes
         chunked = isinstance(decoder, ChunkedDecoder)
         self._transcript = Transcript(chunked, limit)
-        self._gate = Gate(min(limit, 256 * 1024))
-        ready = resume_state.preparation
-        self._strip = stripper(ready.strip) if ready is not None else None
+        self._gate = Gate(min(limit, _MAX_HELD_BYTES))
+        self._strip = stripper(resume_state.strip)
         self._merger: StreamMerger | None = None
+        self._verdict: tuple[object, bool] | None = None  # of `may_continue`, and for what
         begin_response(request, response, decoder)
         self._unchunked = request.head.http_1_0
         self._payloads: list[bytes] = []
         if isinstance(decoder, ChunkedDecoder):
             decoder.payloads = self._payloads
-        self._quick = chunked and not self._unchunked and self._strip is None
-        self._write: Callable[[bytes], None] = request.client.transport.write
+        # All that came is whole chunks of whole events of the first target, so the next may pass without the decoder.
+        self._whole = chunked and not self._unchunked
 
     # --- while all is well
 
     def data(self, data: bytes) -> None:
         self.chunks += 1
-        if self._quick and data[-4:] == _EVENT_END and _GOES_ON in data and one_chunk(data):
+        if (
+            self._whole
+            and self._strip is None
+            and data[-4:] == _EVENT_END
+            and _GOES_ON in data
+            and one_chunk(data)
+        ):
             self._heard = True
             self._last = data
+            self._counter.add(data)
             self._transcript.add(data)
             self.sent_bytes += len(data)
             self._write(data)
-            if not self._fast_path_due and self._request.fast_path is not None:
-                self._fast_path_due = True  # when what was written has gone
-                self._request.call_soon(self._open_forwarding)
         else:
             self._walk(data)
+        if self._whole:
+            self._expect_forwarding()
 
-    # --- the forwarding
+    def _may_forward(self) -> bool:
+        return self._whole
 
-    def _open_forwarding(self) -> None:
-        """Let the fast_path move what comes, if nothing is in between."""
-        self._fast_path_due = False
-        request = self._request
-        fast_path, connection, client = (
-            request.fast_path,
-            self._request.connection,
-            request.client.transport,
-        )
-        if (
-            fast_path is None
-            or connection is None
-            or self._forwarding is not None
-            or not self._quick
-            or self.blocked
-        ):
-            return
-        source, sink = descriptor_of(connection.transport), descriptor_of(client)
-        if source is None or sink is None or connection.transport.is_closing() or client.is_closing():
-            return
-        if client.get_write_buffer_size():
-            return  # what it holds must go first; the next chunk tries again
-        connection.transport.pause_reading()
-        self._forwarding = fast_path.forwarding(source, sink, _FORWARDING_BYTES, self)
-
-    def forwarding_stopped(self, news: StopReason, data: bytes) -> None:
-        """The forwarding has met something that it leaves to us."""
-        self._absorb()
-        self._forwarding = None
-        connection = self._request.connection
-        if connection is None:
-            return
-        if news is StopReason.FULL:
-            self._open_forwarding()
-            if self._forwarding is None:  # its client is slow
-                connection.transport.resume_reading()
-            return
-        connection.transport.resume_reading()
-        if news is StopReason.UNSENT:
-            self._write(data)
-        elif news is StopReason.DATA:
-            self.data(data)
-
-    def _absorb(self) -> None:
-        """Take over what has gone through the forwarding."""
-        forwarding = self._forwarding
-        if forwarding is None:
-            return
-        passed = forwarding.take()
-        if passed:
-            self._transcript.add(passed)
-            self._last = passed[-_TAIL_BYTES:]
-        chunks, size = forwarding.counts()
-        self.chunks += chunks
-        self.sent_bytes += size
-        if forwarding.pulse():
-            self._heard = True
-
-    def halt(self) -> None:
-        if self._forwarding is not None:
-            self._forwarding.stop()
-            self._absorb()
-            self._forwarding = None
-
-    def pulse(self) -> bool:
-        heard, self._heard = self._heard, False
-        return (self._forwarding is not None and self._forwarding.pulse()) or heard
+    def _forwarded(self, passed: bytes) -> None:
+        self._transcript.add(passed)
+        self._last = passed[-TAIL_BYTES:]
 
     # --- what is not plain
 
@@ -270,12 +149,12 @@ class ResumableRelay:
             self._transcript.add(body)
             events = self._gate.feed(payload)
             if events:
-                self._last = (self._last + events)[-_TAIL_BYTES:]
+                self._last = (self._last + events)[-TAIL_BYTES:]
+                self._counter.add(events)
                 self._send(events if self._strip is None else self._strip(events))
             gave_up = bool(self._gate.error)
-            self._quick = (
+            self._whole = (
                 not self._unchunked
-                and self._strip is None
                 and self._gate.clear
                 and isinstance(decoder, ChunkedDecoder)
                 and decoder.between
@@ -301,24 +180,33 @@ class ResumableRelay:
 
     def _over(self, rest: bool, reusable: bool) -> None:
         """The target has ended its response in good order, whatever it was."""
-        if b"[DONE]" not in self._last and self._merger is None:
-            progress = self._transcript.read()
-            if not (progress.finish_reason or progress.done or progress.strange or progress.lost) and (
-                progress.events or self._gate.clear
-            ):
-                self._request.broke(
-                    Failure.SHORT, "the stream ended before its response"
-                )  # a server that shuts down closes what it was saying, or had not begun to say
-                return
-        elif self._merger is not None and not self._merger.over:
-            progress = self._merger.progress()
-            if not (progress.finish_reason or progress.done or progress.strange):
-                self._request.broke(Failure.SHORT, "the stream ended before its response")
-                return
-        if self._merger is None:
-            self._send(self._gate.rest())
+        missing = self._missing()
+        if (
+            missing is None
+        ):  # a server that shuts down ends the response it is writing, or has not begun to write
+            self._request.broke(Failure.SHORT, "the stream ended before its response")
+            return
+        self._send(missing)
         self._finish()
         self._request.relayed(rest=rest, reusable=reusable)
+
+    def _missing(self) -> bytes | None:
+        """What the client lacks of a stream whose target has ended it; None if that is more than its end mark and usage."""
+        merger = self._merger
+        if merger.over if merger is not None else ends_with_done(self._last):
+            return b""
+        if merger is None and ends_with_done(self._last + self._gate.rest()):
+            return DONE  # it lacked only its empty line
+        progress = self._progress()
+        missing = self._resume_state.closing(progress)
+        if missing is not None:
+            return missing
+        if not (progress.strange or progress.lost or (merger is None and has_finished(self._last))):
+            return None
+        # A dialect that is not known here, or more than the transcript keeps: its last event decides, or else its framing.
+        if merger is None and has_finished(self._last):
+            return DONE
+        return None if progress.lost or isinstance(self._decoder, CloseDelimitedDecoder) else b""
 
     def _finish(self) -> None:
         if not self._unchunked:
@@ -326,26 +214,42 @@ class ResumableRelay:
 
     def tokens(self) -> Tokens | None:
         self._absorb()
+        if self._merger is None:
+            return usage_of(self._last)
+        usage = self._merger.usage
+        if usage is None:
+            return None
+        return Tokens(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
+
+    def generated(self) -> int:
         if self._merger is not None:
-            usage = self._merger.progress().usage
-            if usage is None:
-                return None
-            return Tokens(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
-        return usage_of(self._last)
+            return self._merger.tokens
+        if self._resume_state.progress is not None:  # between two legs
+            return self._resume_state.progress.tokens
+        tokens = self.tokens()
+        return max(self._counter.tokens, tokens.out if tokens is not None else 0)
 
     # --- when it is not
 
     def may_continue(self, *, now_or_later: bool = False) -> bool:
+        # Silent streams are asked every second, and a verdict takes a parse of the transcript and a new request for each kind.
+        self._absorb()
+        kinds = self._request.kinds_elsewhere(now_or_later=now_or_later)
+        circumstances = (self.chunks, self._resume_state.breaks, frozenset(kinds))
+        if self._verdict is None or self._verdict[0] != circumstances:
+            self._verdict = circumstances, self._could_continue(kinds)
+        return self._verdict[1]
+
+    def _could_continue(self, kinds: set[EngineKind]) -> bool:
         progress = self._progress()
         if self._resume_state.closing(progress) is not None:
             return True  # only the end mark is missing, and the relay can send it itself
-        kinds = self._request.kinds_elsewhere(now_or_later=now_or_later)
         return any(self._resume_state.could_resume(progress, kind) for kind in kinds)
 
     def resume(self, why: str) -> bool:
         resume_state = self._resume_state
         self.halt()  # an old target that lives (a drain, a stall) goes on speaking until its connection is closed
-        self._quick = False  # nor is a forwarding opened on the next one, before it has begun to response
+        self._whole = False  # nor is a forwarding opened on the next one
         progress = self._progress()
         rest = resume_state.closing(progress)
         if rest is not None:
@@ -362,12 +266,12 @@ class ResumableRelay:
         return True
 
     def next_leg(self, decoder: BodyDecoder) -> None:
-        """Another target has begun to response where the last one stopped."""
+        """The response of another target has begun where the last one stopped."""
         self._decoder = decoder
         self._payloads.clear()
         if isinstance(decoder, ChunkedDecoder):
             decoder.payloads = self._payloads
-        self._quick = False
+        self._whole = False
         self._merger = self._resume_state.merger()
         self._heard = True
         self.silent_s = 0.0
@@ -379,7 +283,7 @@ class ResumableRelay:
     def _refused(self, reason: Reason, why: str) -> None:
         self._request.not_resumed(reason)
         self.fail(
-            "stream_interrupted", f"The replica was lost in the midst of its response ({reason.value})."
+            "stream_interrupted", f"The replica was lost before the end of its response ({reason.value})."
         )
 
     def fail(self, code: str, message: str) -> None:
@@ -394,7 +298,8 @@ class ResumableRelay:
         if self._resume_state.progress is not None and self._resume_state.breaks:
             return self._resume_state.progress  # between two legs
         self._absorb()
-        return self._transcript.read()
+        progress = self._transcript.read()
+        return replace(progress, lost=True) if self._gate.torn else progress
 
 
 def is_resumable(response: ResponseHead) -> bool:

@@ -10,6 +10,7 @@ Bodies that are none of the known shapes are compared as they are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,13 @@ import orjson
 
 MAX_PROMPT_BYTES = 256 * 1024  # of a prompt, what is looked at: prefixes beyond it are the same to us
 MAX_SESSION_BYTES = 256
+
+_DENSE_ABOVE_BYTES = 256 * 1024
+_DENSE_FACTOR = 3
+_MOST_LOOKED_AT = 64  # fields of one name
+_TEXT_VALUE = re.compile(rb'\s*:\s*"([^"\\]{1,256})"')
+_NUMBER = re.compile(rb"\s*:\s*(\d{1,9})\b")
+_TRUE = re.compile(rb"\s*:\s*(true)\b")
 
 _FIELD = b"\x1f"
 _MESSAGE = b"\x1e"
@@ -45,6 +53,12 @@ class ParsedRequest(NamedTuple):
     user: str = ""
     max_tokens: int = 0
     stream: bool = False
+    choices: int = 1
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The client's limit on what is generated, over all choices; None if it sets none."""
+        return self.max_tokens * self.choices or None
 
 
 NOT_PARSED = ParsedRequest(None)
@@ -53,6 +67,39 @@ NOT_PARSED = ParsedRequest(None)
 def for_model(path: bytes) -> bool:
     """Whether requests to this path carry prompts."""
     return path in _MODEL_PATHS
+
+
+def is_dense(body: bytes, parsed: int) -> bool:
+    """Returns True if a large body is made of so many small values that parsing it would multiply its memory. `parsed` is
+    its `parsed_bytes`."""
+    return len(body) > _DENSE_ABOVE_BYTES and parsed > _DENSE_FACTOR * len(body)
+
+
+def scan(body: bytes) -> ParsedRequest:
+    """Read what routing needs off the text of a body that is not parsed. A field of the same name deeper down may be
+    taken for the request's own; text never is, as quotes in it are escaped."""
+    model, user = _field(body, b'"model"', _TEXT_VALUE), _field(body, b'"user"', _TEXT_VALUE)
+    limit = _field(body, b'"max_completion_tokens"', _NUMBER) or _field(body, b'"max_tokens"', _NUMBER)
+    return ParsedRequest(
+        None,
+        model.decode("utf-8", "replace"),
+        user.decode("utf-8", "replace")[:MAX_SESSION_BYTES],
+        int(limit or 0),
+        bool(_field(body, b'"stream"', _TRUE)),
+    )
+
+
+def _field(body: bytes, name: bytes, value: re.Pattern[bytes]) -> bytes:
+    """The value of the first field of this name that has one of this form; empty if there is none among the first few."""
+    at = body.find(name)
+    for _ in range(_MOST_LOOKED_AT):
+        if at < 0:
+            break
+        found = value.match(body, at + len(name))
+        if found is not None:
+            return found[1]
+        at = body.find(name, at + len(name))
+    return b""
 
 
 def read(body: bytes) -> ParsedRequest:
@@ -64,13 +111,15 @@ def read(body: bytes) -> ParsedRequest:
     if type(json) is not dict:
         return NOT_PARSED
     model, user = json.get("model"), json.get("user")
-    limit = json.get("max_completion_tokens") or json.get("max_tokens") or 0
+    limit = json.get("max_completion_tokens") or json.get("max_tokens") or json.get("max_output_tokens") or 0
+    choices = json.get("n")
     return ParsedRequest(
         json,
         model if type(model) is str else "",
         user[:MAX_SESSION_BYTES] if type(user) is str else "",
         limit if type(limit) is int and 0 < limit < 2**31 else 0,
         json.get("stream") is True,
+        choices if type(choices) is int and 1 <= choices <= 1024 else 1,
     )
 
 
@@ -80,7 +129,10 @@ def prompt_of(json: Mapping[str, Any] | None, body: bytes) -> bytes:
         return body[:MAX_PROMPT_BYTES]
     try:
         return _canonical(json, body)
-    except TypeError:  # nested more deeply than orjson writes, which is less than it reads
+    except (
+        TypeError,
+        RecursionError,
+    ):  # nested more deeply than orjson or Python writes, which is less than orjson reads
         return body[:MAX_PROMPT_BYTES]
 
 

@@ -43,21 +43,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import orjson
-
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
+from lb.stream.first_request import ASK_IDS, TAKES_FLAGS, Strip, ids_are_of_use, prepare, written
 from lb.stream.openai_request import CHAT, COMPLETIONS
 from lb.stream.resume_rules import NEVER, Reason, prompts_of, refusal, whole
+from lb.stream.resume_rules import NotResumable as NotResumable
 from lb.stream.transcript import StreamProgress
-
-
-class NotResumable(Exception):
-    """The stream ends here; `reason` says why."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason.value)
-        self.reason = reason
 
 
 class Way(str, Enum):
@@ -66,25 +58,6 @@ class Way(str, Enum):
     RESTART = "restart"
     TOKENS = "tokens"
     TEXT = "text"
-
-
-class Strip(str, Enum):
-    """What an engine says only because it was asked to by us, and the client must not see."""
-
-    NOTHING = "nothing"
-    IDS = "ids"
-    COUNTS = "counts"  # the usage of each chunk, but not the one at the end
-    USAGE = "usage"  # all of it
-
-
-@dataclass(frozen=True, slots=True)
-class Preparation:
-    """What the first request needs for a better continuation: `fields` to be added to its body, and what must be kept
-    from the client then (`lb.stream.stream_merge.stripper`). `refused` if it will not be continued (but perhaps begun anew)."""
-
-    fields: Mapping[str, Any]
-    strip: Strip = Strip.NOTHING
-    refused: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +75,6 @@ class ResumeRequest:
         return self.way is not Way.TEXT
 
 
-_TELLS_IDS: Mapping[EngineKind, frozenset[bytes]] = {
-    EngineKind.VLLM: frozenset({CHAT, COMPLETIONS}),
-    EngineKind.SKYSERVE: frozenset({CHAT, COMPLETIONS}),
-    EngineKind.SGLANG: frozenset({COMPLETIONS}),  # a streamed chat that asks for them is refused
-}
-_TAKES_FLAGS = frozenset({EngineKind.VLLM, EngineKind.SGLANG, EngineKind.SKYSERVE})
-_COUNTS = _TAKES_FLAGS  # the tokens of each chunk, if asked to
-# Ids and text of one event end at the same place, also while a stop string may be coming.
-_IDS_KEEP_STEP = frozenset({EngineKind.SKYSERVE})
 # How long a completion gets that sets no limit; others have none, or one that the operator sets.
 _DEFAULT_TOKENS: Mapping[EngineKind, int] = {
     EngineKind.VLLM: 16,
@@ -118,11 +82,6 @@ _DEFAULT_TOKENS: Mapping[EngineKind, int] = {
     EngineKind.SKYSERVE: 16,
     EngineKind.UNKNOWN: 16,  # OpenAI's
 }
-_IDS: Mapping[str, Any] = {"return_token_ids": True}
-_COUNTING: Mapping[str, Any] = {"include_usage": True, "continuous_usage_stats": True}
-_NONE: Mapping[str, Any] = {}
-
-_STOPS = ("stop", "stop_regex")
 _OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
 # What a completion of ids has no use for, or would apply to the prompt once more.
 _NOT_WITH_IDS = frozenset(
@@ -159,35 +118,6 @@ _NOT_WITH_IDS = frozenset(
 )
 
 
-def prepare(
-    path: bytes, request: Mapping[str, Any], kind: EngineKind, mode: Continue = Continue.AUTO
-) -> Preparation:
-    """What to ask of an engine of this kind in the first place: its token ids, or at least their number."""
-    refused = Reason.OFF if mode is Continue.OFF else refusal(path, request)
-    if refused is not None or mode is Continue.TEXT or kind not in _COUNTS:
-        return Preparation(_NONE, refused=refused)
-    if _ids_are_of_use(path, request, kind):
-        asks = request.get("return_token_ids") is True
-        return Preparation(_NONE) if asks else Preparation(_IDS, Strip.IDS)
-    options = request.get("stream_options") or {}
-    if not isinstance(options, Mapping) or (
-        options.get("continuous_usage_stats") and options.get("include_usage")
-    ):
-        return Preparation(_NONE)
-    counting = {"stream_options": {**options, **_COUNTING}}
-    return Preparation(counting, Strip.COUNTS if options.get("include_usage") is True else Strip.USAGE)
-
-
-def with_fields(body: bytes, request: Mapping[str, Any], fields: Mapping[str, Any]) -> bytes:
-    """The body with the fields of a Preparation; `request` is what the body says."""
-    if not fields:
-        return body
-    closing = body.rstrip()
-    if not request or any(name in request for name in fields) or not closing.endswith(b"}"):
-        return orjson.dumps({**request, **fields})
-    return closing[:-1] + b"," + orjson.dumps(fields)[1:]
-
-
 def resume(
     path: bytes,
     request: Mapping[str, Any],
@@ -202,7 +132,7 @@ def resume(
     _check(sofar)
     if sofar.silent and not (request.get("return_token_ids") and sofar.output_ids):
         ready = prepare(path, request, kind, mode)
-        return ResumeRequest(Way.RESTART, path, orjson.dumps({**request, **ready.fields}), ready.strip)
+        return ResumeRequest(Way.RESTART, path, written({**request, **ready.fields}), ready.strip)
     if refused is not None:
         raise NotResumable(refused)
     if sofar.tool_call:
@@ -211,7 +141,7 @@ def resume(
         raise NotResumable(Reason.REASONING)
     if left(path, request, sofar, kind) == 0:
         raise NotResumable(Reason.ENDED)
-    if mode is Continue.AUTO and _ids_are_of_use(path, request, kind) and sofar.output_ids:
+    if mode is Continue.AUTO and ids_are_of_use(path, request, kind) and sofar.output_ids:
         context = sofar.context_ids or _ids_of(request.get("prompt"))
         if context:
             return _by_tokens(path, request, sofar, context, kind)
@@ -242,9 +172,9 @@ def _by_tokens(
     # A chat without a limit may use what the context has left. To a completion, only an explicit null says so.
     if rest is not None or path == CHAT:
         body["max_tokens"] = rest
-    body.update(_IDS)
+    body.update(ASK_IDS)
     body["prompt"] = [*context, *(sofar.output_ids or ())]
-    return ResumeRequest(Way.TOKENS, COMPLETIONS, orjson.dumps(body), prepare(path, request, kind).strip)
+    return ResumeRequest(Way.TOKENS, COMPLETIONS, written(body), prepare(path, request, kind).strip)
 
 
 def _by_text(
@@ -259,12 +189,12 @@ def _by_text(
         if not isinstance(prompt, str):
             raise NotResumable(Reason.PROMPT_IDS)
         body["prompt"] = prompt + sofar.text
-    return ResumeRequest(Way.TEXT, path, orjson.dumps(body), ready.strip)
+    return ResumeRequest(Way.TEXT, path, written(body), ready.strip)
 
 
 def _reopened(request: Mapping[str, Any], text: str, kind: EngineKind) -> dict[str, Any]:
     """The messages of a chat, with the text as an assistant's message that is not finished."""
-    if kind not in _TAKES_FLAGS and kind is not EngineKind.LLAMACPP:
+    if kind not in TAKES_FLAGS and kind is not EngineKind.LLAMACPP:
         raise NotResumable(Reason.ENGINE)
     messages = request.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
@@ -291,6 +221,8 @@ def _longer(message: Mapping[str, Any], text: str) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
         return {**message, "content": [*content, {"type": "text", "text": text}]}
+    if content is not None and not isinstance(content, str):
+        raise NotResumable(Reason.LAST_MESSAGE)
     return {**message, "content": (content or "") + text}
 
 
@@ -323,31 +255,6 @@ def _check(sofar: StreamProgress) -> None:
     ):
         if holds:
             raise NotResumable(reason)
-
-
-def _ids_are_of_use(path: bytes, request: Mapping[str, Any], kind: EngineKind) -> bool:
-    """Whether an engine of this kind would continue the request by tokens if their ids were known."""
-    if path not in _TELLS_IDS.get(kind, ()):
-        return False
-    if kind not in _IDS_KEEP_STEP and any(request.get(name) for name in _STOPS):
-        return False
-    if path == COMPLETIONS:
-        return True
-    offers_tools = bool(request.get("tools")) and request.get("tool_choice") != "none"
-    return not (offers_tools or request.get("functions")) and _is_text(request.get("messages"))
-
-
-def _is_text(messages: Any) -> bool:
-    """Whether the messages hold nothing but text."""
-    if not isinstance(messages, list):
-        return False
-    parts = [
-        part
-        for message in messages
-        if isinstance(message, dict) and isinstance(message.get("content"), list)
-        for part in message["content"]
-    ]
-    return all(isinstance(part, str) or (isinstance(part, dict) and "text" in part) for part in parts)
 
 
 def _ids_of(prompt: Any) -> Sequence[int] | None:

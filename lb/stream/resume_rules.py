@@ -42,6 +42,14 @@ class Reason(str, Enum):
     LAST_MESSAGE = "last_message"  # the client's own use of the template leaves no place for the text
 
 
+class NotResumable(Exception):
+    """The stream ends here; `reason` says why."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
 # A stream of which nothing has been said is begun anew, and one whose answer is complete is closed, whatever else its
 # request asks for, unless it is one of these.
 NEVER = frozenset({Reason.NOT_A_STREAM, Reason.SEVERAL_CHOICES, Reason.SEVERAL_PROMPTS, Reason.KV_TRANSFER})

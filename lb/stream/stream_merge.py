@@ -17,9 +17,10 @@ from typing import Any
 import orjson
 
 from lb.engines.kinds import EngineKind
-from lb.http.sse import ABORT, DONE, EventReader, event
+from lb.http.sse import ABORT, DONE, EventReader, error_event, event
+from lb.stream.first_request import Strip
 from lb.stream.openai_request import CHAT
-from lb.stream.resume_request import ResumeRequest, Strip, Way, left
+from lb.stream.resume_request import ResumeRequest, Way, left
 from lb.stream.resume_rules import NEVER, refusal
 from lb.stream.transcript import ProgressTally, StreamProgress
 
@@ -36,7 +37,7 @@ _TEXT_CHUNK = "text_completion"
 
 def stripper(strip: Strip) -> Callable[[bytes], bytes] | None:
     """What takes whole events as they came and returns them as the client may see them; None if that is the same.
-    The journal keeps them as they came."""
+    The transcript keeps them as they came. `lb/proxy/_fast_path.c` does the same for events of the regular shape."""
     return _STRIPPERS[strip]
 
 
@@ -110,7 +111,8 @@ class StreamMerger:
 
     `feed` takes the bytes of the new answer, without chunk framing, and gives whole events for the client. If this
     leg breaks as well, `sofar` says how far the stream has come by then, over all legs, for the next `resume`.
-    An event in which the engine gives up is not passed on but kept in `error`: the leg is broken.
+    An event in which the engine gives up is not passed on but kept in `error`: the leg is broken. So it is if one event
+    is longer than the limit.
     """
 
     def __init__(
@@ -144,7 +146,20 @@ class StreamMerger:
 
     def feed(self, payload: bytes) -> bytes:
         """The events for the client that these bytes complete; possibly none."""
-        return b"".join([self._passed(data) for data in self._reader.feed(payload)])
+        passed = b"".join([self._passed(data) for data in self._reader.feed(payload)])
+        if self._reader.held_bytes > self._limit and not self.over:
+            self.error = error_event("event_too_long", "An event of the replica is too long.")
+        return passed
+
+    @property
+    def tokens(self) -> int:
+        """Of the response, over all legs."""
+        return self._tally.tokens
+
+    @property
+    def usage(self) -> Mapping[str, Any] | None:
+        """The last that an engine has reported, over all legs."""
+        return self._tally.usage
 
     def progress(self) -> StreamProgress:
         """How far the stream has come, with all of its legs."""

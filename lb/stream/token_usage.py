@@ -1,29 +1,79 @@
-"""How many tokens an answer was long, as its engine says: read off the end of its JSON without parsing the rest."""
+"""How many tokens a response has: what the engine reports in its JSON, or else a count of what its events carry.
+
+Both are found by patterns in the bytes: in the text of a response quotation marks are escaped, so `"usage":` is always a key.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-_TAIL_BYTES = 2048  # `usage` is the last field of engines' answers, or nearly so
-_PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d{1,12})\b')
-_OUT = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,12})\b')
+from policies.routing.base import RequestView
+
+BYTES_PER_TOKEN = 4  # of a prompt whose engine does not count, on average
+_TAIL_BYTES = 2048  # `usage` is the last field of a response, or nearly so
+_PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens|prompt_eval_count)"\s*:\s*(\d{1,12})\b')
+_OUT = re.compile(rb'"(?:completion_tokens|output_tokens|eval_count)"\s*:\s*(\d{1,12})\b')
+# The fields that hold the two: of OpenAI and Anthropic, of SGLang's /generate, of Ollama.
+_REPORTS = (b'"usage"', b'"meta_info"', b'"prompt_eval_count"')
+
+_IDS = re.compile(rb'"token_ids":\[([0-9,]+)\]')
+# A field that carries text and is not empty, and the rest of its line: one match for an event. `_fast_path.c` has the same.
+_CONTENT = re.compile(
+    rb'"(?:content|text|delta|reasoning_content|reasoning|thinking|partial_json|arguments|response)": ?"[^"][^\n]*'
+)
 
 
 class Tokens(NamedTuple):
-    """Of one request: its prompt's and its answer's."""
+    """Of one request: its prompt's and its response's."""
 
     prompt: int
     out: int
 
 
 def usage_of(body: bytes) -> Tokens | None:
-    """The `usage` at the end of an answer, or of the last event of a stream; None if there is none."""
-    start = body.find(b'"usage"', max(0, len(body) - _TAIL_BYTES))
-    if start < 0:
-        return None
-    prompt = _PROMPT.search(body, start)
-    out = _OUT.search(body, start)
-    if prompt is None and out is None:
-        return None
-    return Tokens(int(prompt[1]) if prompt else 0, int(out[1]) if out else 0)
+    """The last report of tokens at the end of a response, or of a stream; None if there is none."""
+    start = max(0, len(body) - _TAIL_BYTES)
+    end = len(body)
+    while (at := max(body.rfind(report, start, end) for report in _REPORTS)) >= 0:
+        end = at
+        if b'"message_start"' in body[body.rfind(b"\n", 0, at) + 1 : at]:
+            continue  # Anthropic's first event counts a response that has not begun
+        prompt = _PROMPT.search(body, at)
+        out = _OUT.search(body, at)
+        if prompt is not None or out is not None:
+            return Tokens(int(prompt[1]) if prompt else 0, int(out[1]) if out else 0)
+    return None
+
+
+def prompt_tokens_in(events: bytes) -> int:
+    """The tokens of the prompt as the first events of a stream report them (Anthropic's `message_start`); 0 if they do
+    not."""
+    found = _PROMPT.search(events)
+    return int(found[1]) if found else 0
+
+
+class OutputCounter:
+    """Counts the tokens of a stream's response: exactly where the events list their ids, else one for each event that
+    carries text. `ids` and `events` may be increased from outside, by what `_fast_path.c` has counted."""
+
+    __slots__ = ("events", "ids")
+
+    def __init__(self) -> None:
+        self.ids = 0
+        self.events = 0
+
+    def add(self, events: bytes) -> None:
+        """Whole events, chunk-framed or not."""
+        self.events += len(_CONTENT.findall(events))
+        if b'"token_ids":[' in events:
+            self.ids += sum(ids.count(b",") + 1 for ids in _IDS.findall(events))
+
+    @property
+    def tokens(self) -> int:
+        return self.ids or self.events
+
+
+def estimated_prompt(request: RequestView) -> int:
+    """Returns about how many tokens a prompt has whose engine does not count: one for four bytes."""
+    return (len(request.prompt) if request.prompt is not None else request.body_bytes) // BYTES_PER_TOKEN

@@ -5,14 +5,14 @@ lost are the events parsed, into a `StreamProgress`: who the stream claims to be
 the bytes outgrow half of their limit the oldest are parsed, a few at a time as new ones come, and dropped; what is
 left of an event then is its text and its token ids.
 
-The journal is given what the engine said, of which the client has seen every whole event (see `lb.http.sse.Gate`), with
+The transcript is given what the engine said, of which the client has seen every whole event (see `lb.http.sse.Gate`), with
 or without the token ids it did not ask for. The beginning of an event at the end is not part of what was said.
 """
 
 from __future__ import annotations
 
+import re
 from array import array
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,8 @@ from lb.http.body_framing import ChunkedDecoder, FramingError
 from lb.http.sse import ABORT, EventReader
 
 _BYTES_PER_ID = 8
+# Within a text the quotation marks would be escaped.
+_FINISH = re.compile(rb'"finish_reason":\s*"(?!abort")')
 _SPEECH = ("reasoning_content", "reasoning")
 _CALLS = ("tool_calls", "function_call")
 _KNOWN = frozenset({"role", "content", "refusal", *_SPEECH, *_CALLS})
@@ -229,25 +231,30 @@ class ProgressTally:
             self.cached_tokens = cached if isinstance(cached, int) else None
 
 
+def has_finished(events: bytes) -> bool:
+    """Whether one of these events has a finish reason. The bytes may begin within an event, and be chunk-framed."""
+    return any(_FINISH.search(line) for line in events.split(b"\n") if line.startswith(b"data:"))
+
+
 class Transcript:
     """The first leg of one stream."""
 
-    __slots__ = ("_bytes", "_half", "_parts", "_payloads", "_reader", "_tally", "_walker", "lost")
+    __slots__ = ("_bytes", "_chunked", "_half", "_parts", "_reading", "lost")
 
     def __init__(self, chunked: bool, limit_bytes: int) -> None:
         """`chunked`: what is added is the body with its HTTP chunk framing, from its first byte on. About
         `limit_bytes` are kept; a stream that says more is `lost`."""
         self.lost = False
+        self._chunked = chunked
         self._half = limit_bytes // 2
-        self._parts: deque[bytes] = deque()
+        self._parts: list[bytes] = []
         self._bytes = 0
-        self._payloads: list[bytes] = []
-        self._walker = ChunkedDecoder(self._payloads) if chunked else None
-        self._reader = EventReader()
-        self._tally = ProgressTally()
+        self._reading: _Reading | None = None  # most streams end unread
 
     def add(self, data: bytes) -> None:
         """The next bytes of the body."""
+        if self.lost:
+            return
         self._parts.append(data)
         self._bytes += len(data)
         if self._bytes > self._half:
@@ -255,36 +262,53 @@ class Transcript:
 
     def read(self) -> StreamProgress:
         """How far the stream has come. More may be added afterwards."""
-        self._fold(0)
-        return self._tally.told()
+        if self.lost:
+            return StreamProgress(lost=True)
+        reading = self._fold(0)
+        return StreamProgress(lost=True) if self.lost else reading.tally.told()
 
-    def _fold(self, leave_bytes: int) -> None:
+    def _fold(self, leave_bytes: int) -> _Reading:
         """Read the oldest bytes until no more than `leave_bytes` are left unread."""
-        while self._bytes > leave_bytes and self._parts:
-            part = self._parts.popleft()
+        reading = self._reading = self._reading or _Reading(self._chunked)
+        folded = 0
+        while self._bytes > leave_bytes and folded < len(self._parts) and not self.lost:
+            part = self._parts[folded]
+            folded += 1
             self._bytes -= len(part)
-            if not self.lost:
-                self._take(part)
-                if self._tally.size_bytes + self._reader.held_bytes > self._half:
-                    self._lose()
+            reading.take(part)
+            self.lost = reading.size_bytes > self._half
+        del self._parts[:folded]
+        if self.lost:
+            self._bytes = 0
+            self._parts.clear()
+            self._reading = None
+        return reading
 
-    def _take(self, part: bytes) -> None:
+
+class _Reading:
+    """The part of a transcript that has been read."""
+
+    __slots__ = ("_payloads", "_reader", "_walker", "tally")
+
+    def __init__(self, chunked: bool) -> None:
+        self._payloads: list[bytes] = []
+        self._walker = ChunkedDecoder(self._payloads) if chunked else None
+        self._reader = EventReader()
+        self.tally = ProgressTally()
+
+    @property
+    def size_bytes(self) -> int:
+        return self.tally.size_bytes + self._reader.held_bytes
+
+    def take(self, part: bytes) -> None:
         payloads = [part]
         if self._walker is not None:
             try:
                 self._walker.feed(part)
             except FramingError:
-                self._tally.strange = True
+                self.tally.strange = True
             payloads = self._payloads.copy()
             self._payloads.clear()
         for payload in payloads:
             for data in self._reader.feed(payload):
-                self._tally.event(data)
-
-    def _lose(self) -> None:
-        self.lost = True
-        self._half = 0  # what is still added is dropped at once
-        self._parts.clear()
-        self._bytes = 0
-        self._tally = ProgressTally(StreamProgress(lost=True))
-        self._reader = EventReader()
+                self.tally.event(data)

@@ -2,7 +2,8 @@
 
 The folder holds what a later controller needs to take the agent back: `agent.json` (what the agent printed once
 it listened: ports and pid), `shape.json` (what it was started with), `token`, `table.json` (the table it
-begins with; it writes each later one itself), `agent.log`, and `agent.lock`, which the agent holds for as long as it lives.
+begins with; it writes each later one itself), `table.json.limits` (what the keys have used), `agent.log`, and
+`agent.lock`, which the agent holds for as long as it lives.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class AgentFolder:
 
     def clear(self) -> None:
         """The agent is gone for good; its log stays."""
-        for name in ("agent.json", "table.json", "token", "shape.json", "agent.lock"):
+        for name in ("agent.json", "table.json", "table.json.limits", "token", "shape.json", "agent.lock"):
             (self.path / name).unlink(missing_ok=True)
 
     def _agent(self, told: dict[str, int], shape: Shape, process: subprocess.Popen[bytes] | None) -> Agent:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from lb.config.options import (
+    MAX_CONCURRENT,
     Access,
     ApiKey,
     Breaker,
@@ -137,7 +138,9 @@ class ApiKeySection(Section):
     requests_per_minute: AboveZero | None = None
     """Default: no limit."""
     tokens_per_minute: AboveZero | None = None
-    """Tokens of prompts and answers. Default: no limit."""
+    """Tokens of prompts and of what is generated. Default: no limit."""
+    max_concurrent: Annotated[int, _NUMBER, Field(ge=1, le=MAX_CONCURRENT)] | None = None
+    """Requests under way at a time, waiting ones included; more get 429. Default: no limit."""
     weight: Annotated[float, _NUMBER, Field(ge=0.001, le=1000, allow_inf_nan=False)] = 1.0
     """Its share of a full queue, relative to others."""
 
@@ -156,7 +159,7 @@ class LoadBalancerSection(Section):
     )
     """The largest body of a request, in MiB."""
     pushing: PushingWord = _pushing.mode.value
-    """When a replica is given one more request: selective, fixed_cap or blind."""
+    """When a replica is given one more request: work, selective, fixed_cap or blind."""
     max_concurrency_per_replica: Annotated[int, _NUMBER, _within(Pushing, "cap")] | None = None
     """How many requests a replica has at most; for fixed_cap. Default: 32."""
     queue: QueueSection = QueueSection()

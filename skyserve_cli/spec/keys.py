@@ -56,6 +56,7 @@ def digests(
                 requests_per_minute=entry.requests_per_minute or 0.0,
                 tokens_per_minute=entry.tokens_per_minute or 0.0,
                 weight=entry.weight,
+                max_concurrent=entry.max_concurrent or 0,
             )
         )
     return found

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sysconfig
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,7 @@ import pytest
 import yaml
 from moto.server import ThreadedMotoServer
 
+from skyserve_cli.controller.bundle import LIBRARIES
 from tests.clouds.aws.aws_account import Launched
 from tests.clouds.aws.aws_world import AwsWorld
 from tests.clouds.vms import vm_world
@@ -26,14 +26,8 @@ from tests.clouds.vms.vm_world import Vm, VmWorld
 from tests.e2e.conftest import ROOT, Serve
 from tests.e2e.regions_client import Client
 
-LIBRARIES = sysconfig.get_path("purelib")
-pytestmark = [
-    pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not())),
-    pytest.mark.skipif(
-        vm_world.why_not() is None and not vm_world.can_import("uvloop", LIBRARIES),
-        reason="the machine's Python is another than ours",
-    ),
-]
+WHY_NOT = vm_world.why_not() or vm_world.why_other_python()
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 SERVICE = """
 service:
@@ -91,7 +85,7 @@ def cloud(serve: Serve) -> Iterator[Cloud]:
                 addresses=[launched.private_ip],
                 user_data=launched.user_data,
                 gpus=int(launched.region == "us-east-1"),
-                libraries=[LIBRARIES],
+                libraries=LIBRARIES,
             )
 
         aws.on_launch = boot

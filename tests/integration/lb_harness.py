@@ -173,6 +173,8 @@ class RunningAgent:
         return await self.ask("GET", "/-/stats?window_s=60")
 
     async def text(self, path: str = "/", **kwargs: Any) -> tuple[int, str]:
+        """Send a request that may be sent again, unless `headers` say otherwise."""
+        kwargs.setdefault("headers", {"Idempotency-Key": "1"})
         async with self.http.request(kwargs.pop("method", "POST"), self.url + path, **kwargs) as response:
             return response.status, await response.text()
 

@@ -24,6 +24,7 @@ from lb.http.upstream import Pool, Pools, TargetConnection
 from lb.observe.metrics import Metrics
 from lb.proxy.context import Proxy
 from lb.proxy.downstream import ClientConnection
+from lb.proxy.sweep import Sweep, move_waiting
 
 T = TypeVar("T")
 Answer = Iterable[bytes]  # the pieces in which it comes
@@ -407,6 +408,7 @@ class Bench:
             rng=random.Random(1),
             kind_of=lambda key: kind,
         )
+        self.proxy.on_changed = lambda: move_waiting(self.proxy)
 
     def on_request(self, peer: Peer, seen: Seen) -> None:
         self.seen.append(seen)
@@ -417,7 +419,7 @@ class Bench:
 
     def watch(self) -> None:
         """From now on what is due by the clock happens."""
-        self._patrol = asyncio.get_running_loop().create_task(self.proxy.patrol())
+        self._patrol = asyncio.get_running_loop().create_task(Sweep(self.proxy).run())
 
     def check(self) -> None:
         """Nothing is left of anything."""

@@ -138,7 +138,18 @@ async def test_metrics_have_the_promised_names_and_labels_only(w: World) -> None
         "held_requests", "in_flight_requests", "good_targets", "targets",
     ):  # fmt: skip
         assert f"skyserve_lb_{name}{{" in text, name
-    allowed = {"service", "region", "zone", "capacity_type", "policy", "le", "kind", "reason", "standing"}
+    allowed = {
+        "service",
+        "region",
+        "zone",
+        "capacity_type",
+        "policy",
+        "le",
+        "kind",
+        "reason",
+        "standing",
+        "code",
+    }
     for line in text.splitlines():
         if line.startswith("skyserve_"):
             labels = line.partition("{")[2].rpartition("}")[0]
@@ -153,7 +164,7 @@ async def test_explain_tells_candidates_terms_and_the_retry(w: World) -> None:
     agent = await w.agent()
     dying, well = await w.target("dying", die), await w.target("well")
     await agent.push(dying.json, well.json)
-    await agent.text("/v1/chat?key=hush", headers={"X-Request-Id": "why"})
+    await agent.text("/v1/chat?key=hush", headers={"X-Request-Id": "why", "Idempotency-Key": "1"})
     story = await agent.ask("GET", "/-/explain/why")
     assert (story["method"], story["path"]) == ("POST", "/v1/chat")
     assert [(step["event"], step["target"]) for step in story["steps"]] == [

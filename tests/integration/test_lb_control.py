@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
@@ -15,7 +16,7 @@ from yarl import URL
 from lb.agent.admin_api import MAX_PUSH_BYTES, admin_app
 from lb.config.options import ApiKey
 from lb.config.schema import Readiness, Stats, Table, Target
-from lb.core.api_keys import ApiKeyStore, Usage
+from lb.core.api_keys import Admission, ApiKeyStore, Usage
 from lb.core.targets import Health, TargetTable
 from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
@@ -276,7 +277,23 @@ async def test_keys_tell_what_was_used_and_never_the_key(admin: Admin) -> None:
     (alice,) = (await admin.ask("GET", "/-/keys"))["keys"]
     assert (alice["tenant"], alice["tokens"], alice["requests_left"]) == ("alice", 30, None)
     assert 70.0 <= alice["tokens_left"] <= 100.0
+    assert (alice["reserved"], alice["in_flight"]) == (0, 0)
     assert digest not in json.dumps(alice)
+
+
+async def test_keys_tell_what_is_reserved_and_in_flight(admin: Admin) -> None:
+    key = ApiKey("alice", hashlib.sha256(b"sk-alice").hexdigest(), tokens_per_minute=6).to_json()
+    await admin.ask("PATCH", "/-/options", {"access": {"keys": [key]}})
+    keys, now = admin.desk.keyring, admin.desk.clock()
+    admission = keys.admit_head([(b"x-api-key", b"sk-alice")], now)
+    assert isinstance(admission, Admission)
+    keys.reserve(admission, 1000, 20, now)
+    (alice,) = (await admin.ask("GET", "/-/keys"))["keys"]
+    assert (alice["reserved"], alice["in_flight"], alice["tokens"]) == (1020, 1, 0)
+    assert alice["tokens_left"] < 0
+    keys.settle(admission, 1003, now)
+    (alice,) = (await admin.ask("GET", "/-/keys"))["keys"]
+    assert (alice["reserved"], alice["in_flight"], alice["tokens"]) == (0, 0, 1003)
 
 
 async def test_the_latest_stories_are_listed(admin: Admin) -> None:

@@ -197,14 +197,40 @@ async def test_an_application_error_is_passed_on_and_not_repeated(w: World) -> N
 
 
 async def test_a_request_is_begun_at_most_max_attempts_times(w: World) -> None:
+    async def talk_nonsense(seen: Seen) -> None:
+        await seen.send(b"SSH-2.0-x\r\n\r\n")
+
+    strange = [await w.target(name, talk_nonsense) for name in "abcde"]
+    agent = await w.agent("--max-attempts", "3", *flags(strange))
+    status, text = await agent.text(data=b"x")
+    assert (status, "no_target_answered" in text) == (502, True)
+    assert sum(len(target.seen) for target in strange) == 3
+
+
+async def test_a_request_on_which_two_targets_died_is_not_given_a_third(w: World) -> None:
     async def die(seen: Seen) -> None:
         seen.die()
 
     dying = [await w.target(name, die) for name in "abcde"]
-    agent = await w.agent("--max-attempts", "3", *flags(dying))
+    agent = await w.agent("--max-attempts", "5", *flags(dying))
     status, text = await agent.text(data=b"x")
-    assert (status, "no_target_answered" in text) == (502, True)
-    assert sum(len(target.seen) for target in dying) == 3
+    assert (status, "request_kills_engines" in text) == (502, True)
+    assert sum(len(target.seen) for target in dying) == 2
+    stats = await agent.ask("GET", "/-/stats")
+    assert sum(target["ejected"] for target in stats["targets"]) == 1, "the second one is not to blame"
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE", "PATCH", "PUT"])
+async def test_what_may_not_run_twice_is_sent_once(w: World, method: str) -> None:
+    async def die(seen: Seen) -> None:
+        seen.die()
+
+    dying, well = await w.target("dying", die), await w.target("well")
+    agent = await w.agent(*flags([dying, well]))
+    outcomes = [await agent.text("/v1/files", method=method, headers={}) for _ in range(4)]
+    assert 502 in [status for status, _ in outcomes]
+    ids = [seen.header("X-Request-Id") for target in (dying, well) for seen in target.seen]
+    assert len(ids) == len(set(ids)) == 4
 
 
 async def test_targets_that_refuse_the_connection_do_not_use_up_the_attempts(w: World) -> None:

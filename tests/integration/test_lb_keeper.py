@@ -64,8 +64,8 @@ class Machine:
     def bring(self, bundle: Bundle) -> None:
         place = self.folder / "bundles" / bundle.version
         place.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(fileobj=io.BytesIO(bundle.data)) as archive:
-            archive.extractall(place, filter="data")
+        # As the controller unpacks it on a machine; `extractall(filter=)` is missing before Python 3.11.4.
+        subprocess.run(["tar", "-xzf", "-", "-C", place], input=bundle.data, check=True)
         (place / "interpreter").write_text(sys.executable + "\n")
 
     def want(self, release: Release) -> None:
@@ -114,12 +114,14 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Backend)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     made = Machine(tmp_path, server.server_port)
-    made.bring(agent_bundle())
-    yield made
-    if made.keeper.poll() is None:
-        made.end()
-    server.shutdown()
-    server.server_close()
+    try:
+        made.bring(agent_bundle())
+        yield made
+    finally:
+        if made.keeper.poll() is None:
+            made.end()
+        server.shutdown()
+        server.server_close()
 
 
 def other_code(folder: Path, line: str) -> Bundle:

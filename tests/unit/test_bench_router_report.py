@@ -7,17 +7,22 @@ from typing import Any
 
 import pytest
 
+from benchmarks.router.cells import CELLS, Measure
 from benchmarks.router.report import Row, best_rust, headlines, interval, ratio, render
 from benchmarks.router.systems import Family
 
 
-def row(round: int, system: str, cost_us: float, **load: Any) -> Row:
+def row(round: int, system: str, cost_us: float, cell: str = "unary", **load: Any) -> Row:
     family = {"skyserve": Family.OURS, "nginx": Family.NGINX}.get(system, Family.RUST)
     said: dict[str, Any] = dict.fromkeys(("failed", "wrong", "cut", "unfinished"), 0)
     said |= {"sent": 1000, "requests": 1000, "proxy_cpu_s": cost_us / 1000, "window_s": 2.0, "p50_us": 100.0}
     said |= {"backend_cpu_s": 0.1, "load_cpu_s": 0.1, "machine_cpu_s": 1.5, "by_target": {"1": 250, "2": 750}}
     engine_requests = load.pop("engine_requests", 1000)
-    return Row(round, "unary", system, family, "1", "round_robin", said | load, engine_requests)
+    (measure,) = {one.measure for one in CELLS if one.name == cell}
+    streams = 0 if measure is Measure.CPU else 500
+    return Row(
+        round, cell, system, family, "1", "round_robin", said | load, engine_requests, streams, measure
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,6 +75,37 @@ def test_the_goal_is_against_the_best_of_the_rust_routers() -> None:
     assert line.to_nginx is not None
     assert (line.to_best.median, line.to_nginx.median) == (pytest.approx(0.625), pytest.approx(2.5))
     assert line.holds is False
+
+
+@pytest.mark.parametrize(
+    ("mib", "holds"),
+    [pytest.param(4.9, True, id="9.8 MiB for 1,000"), pytest.param(5.1, False, id="10.2 MiB for 1,000")],
+)
+def test_the_memory_of_1000_streams_has_a_limit_of_its_own(mib: float, holds: bool) -> None:
+    # 500 streams were open; no Rust router is needed to judge.
+    (line,) = headlines([row(1, "skyserve", 0, "idle", rss_before_kib=2048, rss_kib=2048 + mib * 1024)])
+    assert line.cost == pytest.approx(2 * mib)
+    assert line.holds is holds
+
+
+def test_late_streams_are_compared_by_the_time_to_their_first_chunk() -> None:
+    seen = {"latencies": 500, "events": 10_000, "reads": 9_000}
+    rows = [
+        row(1, "skyserve", 10, "latecomers", p99_us=9_000.0, **seen),
+        row(1, "smg", 99, "latecomers", p99_us=6_000.0, **seen),
+        row(1, "vllm-router", 1, "latecomers", p99_us=8_000.0, **seen),
+    ]
+    (line,) = headlines(rows)
+    assert line.to_best is not None
+    assert (line.best, line.to_best.median, line.holds) == ("smg", pytest.approx(1.5), False)
+    assert "9.0" in render(rows, {})
+
+
+def test_a_window_without_a_late_stream_does_not_count() -> None:
+    one = row(1, "skyserve", 10, "latecomers", p99_us=-1.0, latencies=0, events=1, reads=1)
+    assert one.faults == "no first chunk"
+    (line,) = headlines([one])
+    assert line.holds is None
 
 
 def test_a_system_that_puts_all_on_one_target_is_flagged() -> None:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lb.config.options import Access, ApiKey
-from lb.core.api_keys import ANONYMOUS, Admitted, ApiKeyStore, Limited, Unauthorized
+from lb.core.api_keys import ANONYMOUS, Admitted, ApiKeyStore, Unauthorized
+from lb.core.tenant import Limited
 
 
 def key(secret: str, name: str = "", **limits: float) -> ApiKey:
@@ -166,7 +167,10 @@ def test_usage_tells_what_was_used_and_what_is_left() -> None:
         keyring.admit(bearer("alice"), 0.0)
     keyring.charge("alice", 30, 0.0)
     keyring.charge("bob", 5, 0.0)
-    assert list(keyring.usage(0.0)) == [("alice", 2, 1, 30, 0.0, 70.0), ("bob", 0, 0, 5, None, None)]
+    assert list(keyring.usage(0.0)) == [
+        ("alice", 2, 1, 30, 0.0, 70.0, 0, 0),
+        ("bob", 0, 0, 5, None, None, 0, 0),
+    ]
 
 
 @given(

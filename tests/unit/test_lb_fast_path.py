@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lb.proxy.fast_path import StopReason
+from lb.proxy.fast_path import Mode, StopReason
 
 native = pytest.importorskip(
     "lb.proxy._fast_path", reason="the helper is not built: no C compiler at installation"
@@ -25,7 +25,7 @@ EVENT = chunk(b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null}
 
 
 class Wires:
-    """Engine -> (fast_path) -> client."""
+    """Engine -> (fast path) -> client."""
 
     def __init__(self) -> None:
         self.engine, self.source = socket.socketpair()
@@ -34,8 +34,8 @@ class Wires:
             one.setblocking(False)
         self.fast_path: Any = native.FastPath()
 
-    def forwarding(self, limit: int = LIMIT) -> Any:
-        return self.fast_path.forwarding(self.source.fileno(), self.sink.fileno(), limit, self)
+    def forwarding(self, limit: int = LIMIT, mode: Mode = Mode.EVENTS) -> Any:
+        return self.fast_path.forwarding(self.source.fileno(), self.sink.fileno(), limit, self, mode)
 
     def got(self) -> bytes:
         try:
@@ -56,23 +56,26 @@ def wires() -> Iterator[Wires]:
 
 
 @pytest.mark.parametrize(
-    ("data", "heard", "chunks"),
+    ("data", "heard", "chunks", "events"),
     [
-        pytest.param(EVENT, True, 1, id="an event"),
-        pytest.param(EVENT * 3, True, 3, id="three in one read"),
-        pytest.param(chunk(b": still here\n\n"), False, 1, id="a comment is no sign of life"),
-        pytest.param(chunk(b": hm\n\n" + b"data: x\n\n"), True, 1, id="two events in one chunk"),
-        pytest.param(b"00000A\r\ndata: xy\n\n\r\n", True, 1, id="leading zeros and upper case"),
+        pytest.param(EVENT, True, 1, 1, id="an event"),
+        pytest.param(EVENT * 3, True, 3, 3, id="three in one read"),
+        pytest.param(chunk(b": still here\n\n"), False, 1, 0, id="a comment is no sign of life"),
+        pytest.param(chunk(b": hm\n\n" + b"data: x\n\n"), True, 1, 0, id="two events in one chunk"),
+        pytest.param(b"00000A\r\ndata: xy\n\n\r\n", True, 1, 0, id="leading zeros and upper case"),
     ],
 )
-def test_plain_chunks_pass(wires: Wires, data: bytes, heard: bool, chunks: int) -> None:
-    forwarding = wires.forwarding()
+@pytest.mark.parametrize("mode", [Mode.EVENTS, Mode.WITHOUT_IDS, Mode.WITHOUT_USAGE])
+def test_regular_chunks_pass(
+    wires: Wires, mode: Mode, data: bytes, heard: bool, chunks: int, events: int
+) -> None:
+    forwarding = wires.forwarding(mode=mode)
     wires.engine.send(data)
     assert wires.fast_path.run() == []
     assert wires.got() == data
     assert (forwarding.pulse(), forwarding.pulse()) == (heard, False)
-    assert forwarding.counts() == (chunks, len(data))
-    assert forwarding.counts() == (0, 0)
+    assert forwarding.counts() == (chunks, len(data), events, 0)
+    assert forwarding.counts() == (0, 0, 0, 0)
     assert (forwarding.take(), forwarding.take()) == (data, b"")
     forwarding.stop()
 
@@ -100,10 +103,10 @@ def test_plain_chunks_pass(wires: Wires, data: bytes, heard: bool, chunks: int) 
         pytest.param(b"\r\n", id="no size"),
     ],
 )
-def test_anything_else_comes_back_unsent_and_stops_the_lane(wires: Wires, data: bytes) -> None:
+def test_anything_else_comes_back_unsent_and_stops_the_forwarding(wires: Wires, data: bytes) -> None:
     forwarding = wires.forwarding()
     wires.engine.send(data)
-    assert wires.fast_path.run() == [(wires, StopReason.DATA, data)]
+    assert wires.fast_path.run() == [(wires, StopReason.IRREGULAR, data)]
     assert wires.got() == b""
     assert forwarding.take() == b""
     wires.engine.send(EVENT)
@@ -111,7 +114,7 @@ def test_anything_else_comes_back_unsent_and_stops_the_lane(wires: Wires, data: 
     assert wires.source.recv(1000) == EVENT
 
 
-def test_an_end_is_news(wires: Wires) -> None:
+def test_the_end_of_a_connection_is_reported(wires: Wires) -> None:
     wires.forwarding()
     wires.engine.close()
     assert wires.fast_path.run() == [(wires, StopReason.ENDED, b"")]
@@ -124,10 +127,10 @@ def test_what_a_slow_client_does_not_take_comes_back_and_is_kept_once(wires: Wir
     for _ in range(2000):
         wires.engine.send(EVENT)
         sent += EVENT
-        news = wires.fast_path.run()
-        if news:
-            ((owner, kind, unsent),) = news
-            assert (owner, kind) == (wires, StopReason.UNSENT)
+        stopped = wires.fast_path.run()
+        if stopped:
+            ((owner, reason, unsent),) = stopped
+            assert (owner, reason) == (wires, StopReason.UNSENT)
             break
     assert unsent
     received = b""
@@ -136,7 +139,7 @@ def test_what_a_slow_client_does_not_take_comes_back_and_is_kept_once(wires: Wir
     assert received + unsent == sent == forwarding.take()
 
 
-def test_a_lane_that_keeps_enough_comes_back(wires: Wires) -> None:
+def test_a_forwarding_that_keeps_enough_comes_back(wires: Wires) -> None:
     forwarding = wires.forwarding(limit=len(EVENT))
     wires.engine.send(EVENT)
     assert wires.fast_path.run() == []
@@ -145,7 +148,7 @@ def test_a_lane_that_keeps_enough_comes_back(wires: Wires) -> None:
     assert wires.got() == forwarding.take() == EVENT * 2
 
 
-def test_a_lane_can_be_stopped_twice_and_opened_again(wires: Wires) -> None:
+def test_a_forwarding_can_be_stopped_twice_and_opened_again(wires: Wires) -> None:
     first = wires.forwarding()
     first.stop()
     first.stop()
@@ -156,9 +159,12 @@ def test_a_lane_can_be_stopped_twice_and_opened_again(wires: Wires) -> None:
     second.stop()
 
 
-def test_many_lanes_at_once(wires: Wires) -> None:
+def test_many_forwardings_at_once(wires: Wires) -> None:
     others = [Wires() for _ in range(300)]
-    lanes = [wires.fast_path.forwarding(one.source.fileno(), one.sink.fileno(), LIMIT, one) for one in others]
+    forwardings = [
+        wires.fast_path.forwarding(one.source.fileno(), one.sink.fileno(), LIMIT, one, Mode.EVENTS)
+        for one in others
+    ]
     try:
         for one in others:
             one.engine.send(EVENT)
@@ -166,7 +172,7 @@ def test_many_lanes_at_once(wires: Wires) -> None:
             assert wires.fast_path.run() == []
         assert all(one.got() == EVENT for one in others)
     finally:
-        for forwarding in lanes:
+        for forwarding in forwardings:
             forwarding.stop()
         for one in others:
             one.close()
@@ -174,4 +180,4 @@ def test_many_lanes_at_once(wires: Wires) -> None:
 
 def test_a_closed_socket_is_refused(wires: Wires) -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
-        wires.fast_path.forwarding(1_000_000, wires.sink.fileno(), LIMIT, wires)
+        wires.fast_path.forwarding(1_000_000, wires.sink.fileno(), LIMIT, wires, Mode.EVENTS)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.http import messages
+from lb.http import head_lines, messages
 from lb.http.messages import (
     END,
     HeadError,
@@ -451,5 +451,23 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(reader._requests) <= messages.MAX_REMEMBERED
     assert len(reader._answers) <= messages.MAX_REMEMBERED
     assert max(len(before) + len(after) for before, after in reader._requests) < 5000
-    assert len(messages._SEEN) <= messages._MAX_SEEN
-    assert max(map(len, messages._SEEN)) <= messages._LONGEST_SEEN
+    assert len(head_lines._SEEN) <= head_lines._MAX_SEEN
+    assert max(map(len, head_lines._SEEN)) <= head_lines._LONGEST_SEEN
+
+
+def test_headers_that_may_carry_a_key_are_told_apart_and_passed_on() -> None:
+    request = read_request(head(b"X-API-Key: k1", b"Authorization: Bearer k2", b"api-key: k3"), 128)
+    assert request.credentials == (
+        (b"x-api-key", b"k1"),
+        (b"authorization", b"Bearer k2"),
+        (b"api-key", b"k3"),
+    )
+    assert values(witness(passed_on(request)), b"x-api-key") == [b"k1"]
+    rest = witness(passed_on(request.without(b"x-api-key")))
+    assert (values(rest, b"x-api-key"), values(rest, b"api-key")) == ([], [b"k3"])
+
+
+def test_a_key_spelled_with_an_underscore_reaches_no_target() -> None:
+    request = read_request(head(b"x_api_key: k1"), 128)
+    assert request.credentials == ()
+    assert b"k1" not in passed_on(request)

@@ -11,18 +11,10 @@ from hypothesis import strategies as st
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
+from lb.stream.first_request import Strip, prepare, with_fields
 from lb.stream.openai_request import CHAT, COMPLETIONS
-from lb.stream.resume_request import (
-    NotResumable,
-    ResumeRequest,
-    Strip,
-    Way,
-    left,
-    prepare,
-    resume,
-    with_fields,
-)
-from lb.stream.resume_rules import Reason, refusal
+from lb.stream.resume_request import ResumeRequest, Way, left, resume
+from lb.stream.resume_rules import NotResumable, Reason, refusal
 from lb.stream.transcript import StreamProgress
 
 USER = {"role": "user", "content": "Hello"}
@@ -516,3 +508,29 @@ def test_ids_that_were_told_are_not_begun_anew() -> None:
 )
 def test_what_is_left(path: bytes, more: dict[str, Any], kind: EngineKind, rest: int | None) -> None:
     assert left(path, asked(path, more), BY_TEXT, kind) == rest
+
+
+def nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("sofar", [BROKEN, BY_TEXT, StreamProgress()], ids=["by ids", "by text", "restart"])
+def test_a_request_that_orjson_reads_and_does_not_write_cannot_be_resumed(sofar: StreamProgress) -> None:
+    request = HELLO | {"zzz": nested(300)}
+    with pytest.raises(NotResumable) as raised:
+        resume(CHAT, request, sofar, VLLM)
+    assert raised.value.reason is Reason.STRANGE
+    with pytest.raises(NotResumable):
+        with_fields(b"{}", request | {"return_token_ids": False}, {"return_token_ids": True})
+
+
+@pytest.mark.parametrize("content", [5, True, {"text": "x"}], ids=repr)
+def test_an_open_message_whose_content_is_no_text_cannot_be_resumed(content: Any) -> None:
+    open_message = {"role": "assistant", "content": content}
+    request = HELLO | {"messages": [USER, open_message], "continue_final_message": True}
+    with pytest.raises(NotResumable) as raised:
+        resume(CHAT, request | {"add_generation_prompt": False}, BY_TEXT, VLLM)
+    assert raised.value.reason is Reason.LAST_MESSAGE

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.http.sse import EventReader, Gate, error_event, is_data, is_readable
+from lb.http.sse import EventReader, Gate, ends_with_done, error_event, is_data, is_readable
 
 LIMIT = 1 << 20
 
@@ -149,3 +149,30 @@ def test_the_final_error_is_one_openais_clients_raise() -> None:
         "param": None,
         "code": "tool_call",
     }
+
+
+@pytest.mark.parametrize(
+    ("events", "done"),
+    [
+        (b"data: {}\n\ndata: [DONE]\n\n", True),
+        (b"data:[DONE]\r\n\r\n", True),
+        (b"data: [DONE]\n\n: bye\n\n", True),
+        (b"e\r\ndata: [DONE]\n\n\r\n", True),
+        (b"data: [DONE]\n\ndata: {}\n\n", False),
+        (b'data: {"text":"data: [DONE]"}\n\n', False),
+        (b'[DONE]\\n"}\n\n', False),
+        (b": [DONE]\n\n", False),
+        (b"", False),
+    ],
+)
+def test_the_end_mark_is_a_line_of_its_own(events: bytes, done: bool) -> None:
+    assert ends_with_done(events) is done
+
+
+def test_a_long_event_is_held_in_parts_and_joined_once() -> None:
+    reader = EventReader()
+    for _ in range(1000):
+        assert reader.feed(b"data: " if not reader.held_bytes else b"x" * 1000) == []
+    assert reader.held_bytes == 6 + 999_000
+    (data,) = reader.feed(b"\n") + reader.feed(b"\ndata")
+    assert (len(data), reader.held_bytes) == (999_000, 4)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
 from lb.http.sse import Gate
+from lb.stream.first_request import Strip, prepare
 from lb.stream.openai_request import CHAT, COMPLETIONS
-from lb.stream.resume_request import Strip, Way, prepare, resume
+from lb.stream.resume_request import Way, resume
 from lb.stream.stream_merge import StreamMerger, closing, stripper
 from lb.stream.transcript import StreamProgress, Transcript
 from tests.unit.stream_engines import MODEL, stream
@@ -448,3 +449,15 @@ def test_an_event_that_is_nothing_but_counts_leaves_no_byte() -> None:
     take = stripper(Strip.USAGE)
     assert take is not None
     assert take(b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\n') == b""
+
+
+def test_an_event_that_never_ends_breaks_the_leg() -> None:
+    request = a_request(CHAT)
+    merger = StreamMerger(
+        CHAT, request, StreamProgress(), resume(CHAT, request, StreamProgress(), VLLM), 1000
+    )
+    assert merger.feed(b"data: " + b"x" * 900) == b""
+    assert not merger.over
+    assert merger.feed(b"x" * 200) == b""
+    assert merger.over
+    assert b"event_too_long" in merger.error

@@ -148,11 +148,11 @@ WRONG = {
     "a slip": ("que: {}", "que", 'did you mean "queue"?'),
     "a slip inside": ("queue: {sise: 1}", "queue.sise", 'did you mean "size"?'),
     "the breaker's other name": ("circuit_breaker: {failures: 3}", "circuit_breaker.failures", "failure_threshold"),
-    "a mode nobody has": ("pushing: eager", "pushing", "must be one of selective, fixed_cap, blind"),
+    "a mode nobody has": ("pushing: eager", "pushing", "must be one of work, selective, fixed_cap, blind"),
     "a cap without the mode": (
         "max_concurrency_per_replica: 8",
         "max_concurrency_per_replica",
-        "is for pushing: fixed_cap; selective has no such bound (got 8)",
+        "is for pushing: fixed_cap; work has no such bound (got 8)",
     ),
     "a cap of 0": ("pushing: fixed_cap, max_concurrency_per_replica: 0", "max_concurrency_per_replica", "at least 1"),
     "a queue of less than nobody": ("queue: {size: -1}", "queue.size", "at least 0 (got -1)"),
@@ -189,7 +189,7 @@ def test_a_key_is_hashed_and_nothing_else_of_it_is_kept() -> None:
         service:
           load_balancer:
             api_keys:
-              - {name: research, key_env: RESEARCH_KEY, requests_per_minute: 60, tokens_per_minute: 9000, weight: 2}
+              - {name: research, key_env: RESEARCH_KEY, requests_per_minute: 60, tokens_per_minute: 9000, weight: 2, max_concurrent: 4}
               - {name: guests, key_env: GUEST_KEY}
         secrets: {GUEST_KEY: }
         run: serve
@@ -197,7 +197,7 @@ def test_a_key_is_hashed_and_nothing_else_of_it_is_kept() -> None:
         environ={"RESEARCH_KEY": KEY, "GUEST_KEY": OTHER},
     )
     assert loaded.spec.load_balancer.access.keys == (
-        ApiKey("research", DIGEST, 60.0, 9000.0, 2.0),
+        ApiKey("research", DIGEST, 60.0, 9000.0, 2.0, 4),
         ApiKey("guests", hashlib.sha256(OTHER.encode()).hexdigest()),
     )
     stored = json.dumps(spec_to_json(loaded.spec))
@@ -245,6 +245,8 @@ WRONG_KEYS = {
     "half a digest": ("{name: a, sha256: abc123}", "[0].sha256", "64 hexadecimal digits"),
     "the same twice": ("{name: a, key_env: K}, {name: b, key_env: K}", "[1]", "is the same key as api_keys[0]"),
     "no requests": ("{name: a, key_env: K, requests_per_minute: 0}", "[0].requests_per_minute", "above 0"),
+    "none at once": ("{name: a, key_env: K, max_concurrent: 0}", "[0].max_concurrent", "at least 1"),
+    "half a request": ("{name: a, key_env: K, max_concurrent: 1.5}", "[0].max_concurrent", "whole number"),
     "no share": ("{name: a, key_env: K, weight: 0}", "[0].weight", "at least 0.001"),
     "a slip": ("{name: a, key_env: K, request_per_minute: 1}", "[0].request_per_minute", "requests_per_minute"),
     "a name of two lines": ('{name: "a\\nb", key_env: K}', "[0].name", "printable characters"),

@@ -2,7 +2,8 @@
 
 A machine has its own network (an address, and 169.254.169.254 with its cloud's metadata service), processes, mounts and
 host name; its disk is a tmpfs of a given size over this machine's root, so programs are there and nothing that it writes
-is left. It boots like one: after `boot_s` sshd comes up with the host key of its image, then the user data runs as
+is left. What it needs from this checkout is copied to that disk: its users need not be able to read the checkout, which
+may be in a folder of root's own. It boots like one: after `boot_s` sshd comes up with the host key of its image, then the user data runs as
 root, and `shutdown` ends it. Ending its first process is the end of all, as if the power had gone.
 
 A machine lives no longer than the test: its power is a pipe that the test holds. What is left of a test that was killed
@@ -28,6 +29,7 @@ from pathlib import Path
 from threading import RLock
 
 from tests.clouds.vms.vm_metadata import Metadata
+from tests.clouds.vms.wheels import copy_installed
 
 _ROOT = Path(tempfile.gettempdir()) / "skyserve-vms"
 _NETWORKS = [IPv4Network(f"10.215.{number}.0/24") for number in range(64)]
@@ -42,7 +44,9 @@ kill $!
 """
 
 _BEFORE_INIT = """set -e
+umask 022
 cd {folder}
+chmod -R a+rX files
 mount --make-rprivate /
 hostname {name}
 mount -t tmpfs -o size={disk_mb}m tmpfs disk
@@ -220,7 +224,8 @@ class VmWorld:
         wheels: Path | None = None,
     ) -> Vm:
         """Boot a machine; returns at once. `logins` are the users that its cloud makes, with their public keys.
-        `libraries` are folders that its Python finds modules in beside its own, `wheels` one that its pip installs from."""
+        `libraries` are the names of distributions that its Python has, with all that they need; `wheels` is the folder that
+        its pip installs from."""
         addresses = list(addresses) or [self.allocate()]
         with self._guard:
             number = len(self.vms)
@@ -230,9 +235,7 @@ class VmWorld:
             (folder / "disk").mkdir(parents=True)
             self._write(files, user_data, logins or {}, gpus, boot_s, user_data_after_s)
             if libraries:
-                site = files / python_site()
-                site.mkdir(parents=True)
-                (site / "image.pth").write_text("".join(f"{path}\n" for path in libraries))
+                copy_installed(files / python_site(), libraries)
             if wheels is not None:
                 shutil.copytree(wheels, files / "opt" / "wheels")
                 (files / "etc" / "pip.conf").write_text(
@@ -316,26 +319,29 @@ def python_site() -> str:
 
 
 @cache
-def why_no_venv() -> str | None:
-    """Why a machine's Python cannot make the environment that this process runs in, or None."""
-    script = "import ensurepip, sys; print(sys.version_info[:2])"
-    done = subprocess.run(
-        ["sh", "-c", 'exec /usr/bin/python3 -c "$0"', script], capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        return "/usr/bin/python3 is not there, or has no venv (python3-venv)"
-    if done.stdout.strip() != str(sys.version_info[:2]):
-        return "the machine's Python is another than ours"
-    return None
+def why_other_python() -> str | None:
+    """Why a machine's Python cannot load the libraries that are installed for this process, or None."""
+    version = _python("import sys; print(sys.version_info[:2])")
+    if version == str(sys.version_info[:2]):
+        return None
+    return f"a machine's Python (/usr/bin/python3) is {version or 'missing'}, ours is {sys.version_info[:2]}"
 
 
 @cache
-def can_import(module: str, folder: str) -> bool:
-    """Whether a machine's Python finds it there."""
-    done = subprocess.run(
-        ["/usr/bin/python3", "-c", f"import {module}"], env={"PYTHONPATH": folder}, capture_output=True
-    )
-    return done.returncode == 0
+def why_no_venv() -> str | None:
+    """Why a machine's Python cannot make the environment that this process runs in, or None."""
+    if _python("import ensurepip; print(True)") is None:
+        return "/usr/bin/python3 is not there, or has no venv (python3-venv)"
+    return why_other_python()
+
+
+def _python(script: str) -> str | None:
+    """What a machine's Python prints; None if it fails or is not there."""
+    with suppress(OSError):
+        done = subprocess.run(["/usr/bin/python3", "-c", script], capture_output=True, text=True)
+        if done.returncode == 0:
+            return done.stdout.strip()
+    return None
 
 
 def _take(networks: Sequence[IPv4Network]) -> tuple[IPv4Network, int]:

@@ -1,9 +1,10 @@
-"""Wheels made of what is installed here, so that machines without a network can install it too."""
+"""What is installed here, for machines without a network: as wheels, or as the files themselves."""
 
 from __future__ import annotations
 
+import shutil
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
@@ -15,16 +16,32 @@ _OF_INSTALLERS = {"INSTALLER", "REQUESTED", "direct_url.json"}
 def wheelhouse(folder: Path, names: Iterable[str]) -> Path:
     """The folder, with a wheel of each of these distributions and of all that they need."""
     folder.mkdir(parents=True, exist_ok=True)
+    for found in _with_needs(names):
+        _pack(folder, found)
+    return folder
+
+
+def copy_installed(folder: Path, names: Iterable[str]) -> None:
+    """Copy the files of these distributions, and of all that they need, into the folder."""
+    for found in _with_needs(names):
+        for path in found.files or ():
+            if ".." not in path.parts:  # a program, outside site-packages
+                target = folder / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(str(found.locate_file(path)), target)
+
+
+def _with_needs(names: Iterable[str]) -> Iterator[Distribution]:
+    """These distributions and all that they need, each once."""
     to_do, seen = list(names), set[str]()
     while to_do:
         name = to_do.pop()
         if name not in seen:
             seen.add(name)
             found = distribution(name)
-            _pack(folder, found)
+            yield found
             needs = map(Requirement, found.requires or ())
             to_do += [one.name for one in needs if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return folder
 
 
 def _pack(folder: Path, found: Distribution) -> None:

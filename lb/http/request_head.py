@@ -1,0 +1,284 @@
+"""Heads of requests: read strictly, and rewritten for a target. See `messages`."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import httptools
+
+from lb.http.head_lines import (
+    API_KEY,
+    AUTHORITY,
+    AUTHORIZATION,
+    CODING,
+    CONNECTION,
+    COOKIE,
+    CORS_HEADERS,
+    CORS_METHOD,
+    EXPECT,
+    FORWARDED_FOR,
+    FORWARDED_HOST,
+    FORWARDED_PROTO,
+    HOST,
+    IDEMPOTENCY_KEY,
+    KEPT,
+    LENGTH,
+    NEVER_HOP,
+    ORIGIN,
+    OURS,
+    REQUEST_ID,
+    REQUEST_LINE,
+    SANE_ID,
+    SESSION,
+    TRACEPARENT,
+    TYPE,
+    UPGRADE,
+    WEBSOCKET_KEY,
+    WEBSOCKET_VERSION,
+    HeaderLines,
+    HeadError,
+    length_of,
+    numbers_of,
+    tokens_of,
+)
+
+
+class RequestHead:
+    """One request as its head tells it. Header values are bytes, as they came.
+
+    The defaults are the class's: most requests set few of them.
+    """
+
+    method = b""
+    target = b""  # path and query, as sent
+    path = b""  # without the query
+    method_text = ""
+    path_text = ""
+    lines = b""  # end-to-end header lines as they came, joined, without what we set ourselves
+    length = 0
+    chunked = False
+    http_1_0 = False
+    keep_alive = True
+    websocket = False
+    websocket_key = b""
+    expects = False
+    host = b""
+    request_id = b""
+    forwarded_for = b""
+    has_forwarded_proto = False
+    has_forwarded_host = False
+    authorization: bytes | None = None
+    traceparent = b""
+    content_type = b""
+    cookie = b""
+    session = b""
+    ours: Mapping[bytes, bytes] | None = None  # X-SkyServe-*, by what follows, in lower case
+    idempotent = False  # it has an Idempotency-Key: the server does it once
+    credentials: tuple[
+        tuple[bytes, bytes], ...
+    ] = ()  # headers that may carry a key: (name in lower case, value)
+    origin: bytes | None = None
+    cors_method: bytes | None = None  # Access-Control-Request-Method
+    cors_headers: bytes | None = None  # Access-Control-Request-Headers
+
+    def without(self, name: bytes) -> RequestHead:
+        """The same without any header line of this name (lower case)."""
+        other = RequestHead()
+        other.__dict__.update(self.__dict__)
+        prefix = name + b":"
+        size = len(prefix)
+        kept = (line for line in self.lines.split(b"\r\n") if line[:size].lower() != prefix)
+        other.lines = b"\r\n".join(kept)
+        return other
+
+
+def read_request(head: bytes, max_headers: int) -> RequestHead:
+    """`head` ends with the empty line. Raises HeadError."""
+    seen = HeaderLines()
+    parser = httptools.HttpRequestParser(seen)
+    try:
+        parser.feed_data(head)
+    except httptools.HttpParserUpgrade:
+        pass
+    except httptools.HttpParserInvalidMethodError:
+        raise HeadError(501, "unknown_method", "The method is not known.") from None
+    except httptools.HttpParserError:
+        raise HeadError(400, "malformed_request", "The head of the request is malformed.") from None
+    lines = head[:-4].split(b"\r\n")
+    if not seen.complete or seen.count != len(lines) - 1 or not REQUEST_LINE.fullmatch(lines[0]):
+        raise HeadError(400, "malformed_request", "The head of the request is malformed.")
+    if seen.count > max_headers:
+        raise HeadError(431, "too_many_headers", f"The request has more than {max_headers} header lines.")
+    version = parser.get_http_version()
+    if version not in ("1.1", "1.0"):
+        raise HeadError(505, "unsupported_version", "HTTP/1.1 and HTTP/1.0 are spoken here.")
+    request = RequestHead()
+    request.method = parser.get_method()
+    if request.method == b"CONNECT":  # whatever its target: a 2xx would make a tunnel of the connection
+        raise HeadError(400, "bad_request_target", "The request target must be a path.")
+    authority, request.target = _origin_form(seen.url)
+    request.path = request.target.partition(b"?")[0]
+    request.method_text = request.method.decode("ascii")
+    request.path_text = request.path.decode("latin-1")
+    request.http_1_0 = version == "1.0"
+    request.keep_alive = not request.http_1_0
+    drop = _apply_request(request, seen.marked, lines)
+    request.host = authority or request.host  # RFC 9112 §3.2.2
+    request.lines = b"\r\n".join(line for number, line in enumerate(lines) if number and number not in drop)
+    return request
+
+
+def _apply_request(
+    request: RequestHead, marked: list[tuple[int, int, bytes, bytes]], lines: list[bytes]
+) -> set[int]:
+    """Set what the marked lines say; the numbers of the lines that are not passed."""
+    drop: set[int] = set()
+    hosts = 0
+    named: list[bytes] = []
+    proto = host = 0  # the numbers of their lines
+    upgrade = key = version = b""
+    ours: dict[bytes, bytes] = {}
+    for kind, number, name, value in marked:
+        if kind < KEPT:
+            drop.add(number)
+        if kind == LENGTH:
+            request.length = length_of(value)
+        elif kind == HOST:
+            hosts += 1
+            request.host = value
+        elif kind == TYPE:
+            request.content_type = value
+        elif kind == AUTHORIZATION:
+            request.authorization = value
+            request.credentials += ((b"authorization", value),)
+        elif kind == CONNECTION:
+            named += tokens_of(value)
+        elif kind == CODING:
+            if value.lower() != b"chunked" or request.chunked:
+                raise HeadError(501, "transfer_coding", "The only transfer coding spoken here is chunked.")
+            request.chunked = True
+        elif kind == REQUEST_ID:
+            request.request_id = value if SANE_ID.fullmatch(value) else b""
+        elif kind == FORWARDED_FOR:
+            before = request.forwarded_for
+            request.forwarded_for = before + b", " + value if before else value
+        elif kind == FORWARDED_PROTO:
+            proto = number
+        elif kind == FORWARDED_HOST:
+            host = number
+        elif kind == SESSION:
+            request.session = value
+        elif kind == COOKIE:
+            request.cookie = value
+        elif kind == TRACEPARENT:
+            request.traceparent = value
+        elif kind == IDEMPOTENCY_KEY:
+            request.idempotent = True
+        elif kind == API_KEY:
+            request.credentials += ((name.lower(), value),)
+        elif kind == ORIGIN:
+            request.origin = value
+        elif kind == CORS_METHOD:
+            request.cors_method = value
+        elif kind == CORS_HEADERS:
+            request.cors_headers = value
+        elif kind == EXPECT:
+            request.expects = value.lower() == b"100-continue"
+        elif kind == UPGRADE:
+            upgrade = value.lower()
+        elif kind == WEBSOCKET_KEY:
+            key = value
+        elif kind == WEBSOCKET_VERSION:
+            version = value
+        elif kind == OURS:
+            ours[name[11:].lower()] = value
+    if ours:
+        request.ours = ours
+    if request.http_1_0:
+        if request.chunked:  # RFC 9112 §6.1: a sender that old cannot mean it
+            raise HeadError(400, "malformed_request", "HTTP/1.0 has no transfer codings.")
+        request.expects = False
+    elif hosts != 1:
+        raise HeadError(400, "malformed_request", "The request must have exactly one Host.")
+    if hosts > 1 or not AUTHORITY.fullmatch(request.host):
+        raise HeadError(400, "malformed_request", "The request must have exactly one Host.")
+    for token in named:
+        if token == b"close":
+            request.keep_alive = False
+        elif token == b"keep-alive":
+            request.keep_alive = b"close" not in named
+        elif token not in NEVER_HOP:
+            drop |= numbers_of(token, lines)
+    request.has_forwarded_proto = proto > 0 and proto not in drop  # `Connection` may have named them
+    request.has_forwarded_host = host > 0 and host not in drop
+    if upgrade == b"websocket" and b"upgrade" in named and request.method == b"GET":
+        _check_handshake(request, key, version)
+        request.websocket, request.websocket_key = True, key
+    return drop
+
+
+def _check_handshake(request: RequestHead, key: bytes, version: bytes) -> None:
+    """RFC 6455 §4.1: a handshake that cannot succeed would bother a target in vain."""
+    try:
+        sound = len(base64.b64decode(key, validate=True)) == 16
+    except ValueError:
+        sound = False
+    if not sound or version != b"13" or request.chunked or request.length or request.http_1_0:
+        text = "A WebSocket needs Sec-WebSocket-Version: 13 and a Sec-WebSocket-Key of 16 bytes in base64."
+        raise HeadError(400, "malformed_handshake", text)
+
+
+def _origin_form(url: bytes) -> tuple[bytes, bytes]:
+    """The authority, if the request target tells it, and path and query."""
+    if url.startswith(b"/"):
+        return b"", url
+    scheme, separator, rest = url.partition(b"://")
+    if separator and scheme.lower() in (b"http", b"https"):
+        authority = re.split(rb"[/?]", rest, maxsplit=1)[0]
+        path = rest[len(authority) :]
+        if authority and AUTHORITY.fullmatch(authority):
+            return authority, path if path.startswith(b"/") else b"/" + path
+    raise HeadError(400, "bad_request_target", "The request target must be a path.")
+
+
+class Hop(NamedTuple):
+    """What is the same for all requests of one client connection: its address and the scheme it used."""
+
+    peer: bytes
+    scheme: bytes
+
+
+def request_bytes(
+    request: RequestHead,
+    hop: Hop,
+    request_id: bytes,
+    path: bytes,
+    base_path: bytes,
+    host: bytes,
+    framing: bytes,
+) -> bytes:
+    """The head a target gets: for `path`, below the `base_path` of its URL. `host` is the target's own name or empty (the client's is kept); `framing` is the
+    line, with its line end, that says how long the body is; empty for none."""
+    forwarded = request.forwarded_for
+    extra = framing
+    if not request.has_forwarded_proto:
+        extra = b"X-Forwarded-Proto: %b\r\n%b" % (hop.scheme, extra)
+    if not request.has_forwarded_host and request.host:
+        extra = b"X-Forwarded-Host: %b\r\n%b" % (request.host, extra)
+    if request.websocket:
+        extra += b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+    lines = request.lines
+    return b"%b %b%b HTTP/1.1\r\nHost: %b\r\n%b%bX-Forwarded-For: %b\r\nX-Request-Id: %b\r\n%b\r\n" % (
+        request.method,
+        base_path,
+        path,
+        host or request.host,
+        lines,
+        b"\r\n" if lines else b"",
+        forwarded + b", " + hop.peer if forwarded else hop.peer,
+        request_id,
+        extra,
+    )

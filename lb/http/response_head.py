@@ -1,0 +1,136 @@
+"""Heads of responses: read strictly, and rewritten for a client. See `messages`."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+import httptools
+
+from lb.http.head_lines import (
+    ACCEPT,
+    CODING,
+    CONNECTION,
+    CORS,
+    ENCODING,
+    HOP,
+    LENGTH,
+    NEVER_HOP,
+    OURS,
+    REQUEST_ID,
+    SERVER,
+    STATUS_LINE,
+    TYPE,
+    UPGRADE,
+    WEBSOCKET_GUID,
+    HeaderLines,
+    HeadError,
+    length_of,
+    numbers_of,
+    tokens_of,
+)
+from lb.http.request_head import RequestHead
+
+
+class ResponseHead:
+    """One response as its head tells it. `length` is None unless the head says it."""
+
+    status = 0
+    lines_without_cors: bytes | None = None  # as `lines`, where those have headers of CORS
+    lines = b""  # the status line, and the end-to-end header lines as they came
+    length: int | None = None
+    chunked = False
+    keep_alive = True
+    content_type = b""
+    encoded = False
+    has_request_id = False
+    has_server = False
+    upgrade = b""
+    accept = b""  # of a WebSocket
+
+
+def read_response(head: bytes, max_headers: int) -> ResponseHead:
+    """`head` ends with the empty line. Raises HeadError; its status is of no use here."""
+    seen = HeaderLines()
+    parser = httptools.HttpResponseParser(seen)
+    try:
+        parser.feed_data(head)
+    except httptools.HttpParserUpgrade:
+        pass
+    except httptools.HttpParserError as error:
+        raise HeadError(
+            502, "malformed_response", f"the head of the response is malformed: {error}"
+        ) from None
+    lines = head[:-4].split(b"\r\n")
+    if not seen.complete or seen.count != len(lines) - 1 or not STATUS_LINE.fullmatch(lines[0]):
+        raise HeadError(502, "malformed_response", "the head of the response is malformed")
+    if seen.count > max_headers:
+        raise HeadError(502, "malformed_response", "the head of the response has too many lines")
+    response = ResponseHead()
+    response.status = parser.get_status_code()
+    http_1_1 = lines[0][7:8] == b"1"
+    lines[0] = b"HTTP/1.1 " + lines[0][9:]
+    named: list[bytes] = []
+    server = request_id = 0  # the numbers of their lines
+    drop: set[int] | None = None
+    cors: set[int] = set()
+    for kind, number, _name, value in seen.marked:
+        if kind == TYPE:
+            response.content_type = value
+        elif kind == SERVER:
+            server = number
+        elif kind == REQUEST_ID:
+            request_id = number
+        elif kind == ENCODING:
+            response.encoded = value.lower() != b"identity"
+        elif kind == ACCEPT:
+            response.accept = value
+        elif kind == CORS:
+            cors.add(number)
+        elif kind == LENGTH:
+            response.length = length_of(value)
+            drop = drop or set()
+            drop.add(number)
+        elif kind in (CODING, CONNECTION, HOP, UPGRADE, OURS):
+            drop = drop or set()
+            drop.add(number)
+            if kind == UPGRADE:
+                response.upgrade = value.lower()
+            elif kind == CODING:
+                if value.lower() != b"chunked" or response.chunked:
+                    raise HeadError(
+                        502, "malformed_response", "the response has a transfer coding but chunked"
+                    )
+                response.chunked = True
+            elif kind == CONNECTION:
+                named += tokens_of(value)
+    for token in named:
+        if token not in NEVER_HOP:
+            drop = (drop or set()) | numbers_of(token, lines)
+    # RFC 9112 §6.1: what an HTTP/1.0 server means by chunked is in doubt once its body is over.
+    lasting = b"keep-alive" in named and not response.chunked
+    response.keep_alive = b"close" not in named and (http_1_1 or lasting)
+    response.has_server = server > 0 and not (drop and server in drop)
+    response.has_request_id = request_id > 0 and not (drop and request_id in drop)
+    if not response.has_server:
+        lines.append(b"Server: skyserve")
+    response.lines = b"\r\n".join(line for number, line in enumerate(lines) if not drop or number not in drop)
+    if cors:
+        without = cors | (drop or set())
+        response.lines_without_cors = b"\r\n".join(
+            line for number, line in enumerate(lines) if number not in without
+        )
+    return response
+
+
+def opens_websocket(request: RequestHead, response: ResponseHead) -> bool:
+    """Whether the target's 101 completes the handshake (RFC 6455 §4.1)."""
+    digest = hashlib.sha1(request.websocket_key + WEBSOCKET_GUID, usedforsecurity=False).digest()
+    return response.upgrade == b"websocket" and response.accept == base64.b64encode(digest)
+
+
+def response_bytes(response: ResponseHead, request_id: bytes, framing: bytes) -> bytes:
+    """The head a client gets. `framing` are the lines, each with its line end, on length and connection."""
+    if response.has_request_id:
+        return b"%b\r\n%b\r\n" % (response.lines, framing)
+    return b"%b\r\nX-Request-Id: %b\r\n%b\r\n" % (response.lines, request_id, framing)

@@ -1,0 +1,138 @@
+"""What relays have in common that let the fast path (`lb.proxy.fast_path`) move their chunks while nothing is unusual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lb.proxy.fast_path import Forwarding, Mode, StopReason, descriptor_of
+from lb.proxy.ports import RelayHost
+from lb.stream.token_usage import OutputCounter
+
+TAIL_BYTES = 2048  # of a stream, in which its usage and its end mark are found
+_MAX_FRUITLESS = 8  # forwardings in a row through which nothing went; then the stream stays with Python
+
+
+class ForwardedRelay:
+    """A relay with at most one forwarding. While it has one, the event loop does not read the target's connection."""
+
+    __slots__ = (
+        "_counter",
+        "_due",
+        "_forwarding",
+        "_fruitless",
+        "_heard",
+        "_limit_bytes",
+        "_mode",
+        "_request",
+        "_write",
+        "blocked",
+        "chunks",
+        "sent_bytes",
+        "silent_s",
+    )
+
+    def __init__(self, request: RelayHost, mode: Mode, limit_bytes: int) -> None:
+        """`limit_bytes` are kept by a forwarding before it comes back."""
+        self._request = request
+        self._mode = mode
+        self._limit_bytes = limit_bytes
+        self._forwarding: Forwarding | None = None
+        self._due = False  # is a forwarding about to be opened?
+        self._fruitless = 0
+        self._heard = True
+        self._counter = OutputCounter()
+        self._write: Callable[[bytes], None] = request.client.transport.write
+        self.blocked = False
+        self.silent_s = 0.0
+        self.chunks = 0
+        self.sent_bytes = 0
+
+    # --- what a relay provides
+
+    def data(self, data: bytes) -> None:
+        """Bytes of the target's connection."""
+        raise NotImplementedError
+
+    def _may_forward(self) -> bool:
+        """Whether the stream is at a place where the fast path can go on."""
+        raise NotImplementedError
+
+    def _forwarded(self, passed: bytes) -> None:
+        """These bytes have gone through the forwarding."""
+        raise NotImplementedError
+
+    # --- the forwarding
+
+    def _expect_forwarding(self) -> None:
+        """Open a forwarding when what was written has gone: in the next turn of the loop."""
+        if not self._due and self._request.fast_path is not None and self._fruitless < _MAX_FRUITLESS:
+            self._due = True
+            self._request.call_soon(self._open_forwarding)
+
+    def _open_forwarding(self) -> None:
+        self._due = False
+        request = self._request
+        fast_path, connection, client = request.fast_path, request.connection, request.client.transport
+        if self._forwarding is not None or self.blocked or not self._may_forward():
+            return
+        if fast_path is None or connection is None:
+            return
+        source, sink = descriptor_of(connection.transport), descriptor_of(client)
+        if source is None or sink is None or connection.transport.is_closing() or client.is_closing():
+            return
+        if client.get_write_buffer_size():
+            return  # what it holds must go first; the next chunk tries again
+        connection.transport.pause_reading()
+        self._forwarding = fast_path.forwarding(source, sink, self._limit_bytes, self, self._mode)
+
+    def forwarding_stopped(self, reason: StopReason, data: bytes) -> None:
+        """The forwarding has met something that it leaves to us."""
+        try:
+            self._take_back(reason, data)
+        except Exception as error:  # noqa: BLE001 (an entrance into the proxy)
+            self._request.crashed("forwarding_stopped", error)
+
+    def _take_back(self, reason: StopReason, data: bytes) -> None:
+        self._fruitless = 0 if self._absorb() else self._fruitless + 1
+        self._forwarding = None
+        connection = self._request.connection
+        if connection is None:
+            return
+        if reason is StopReason.FULL:
+            self._open_forwarding()
+            if self._forwarding is None:  # its client is slow
+                connection.transport.resume_reading()
+            return
+        connection.transport.resume_reading()
+        if reason is StopReason.UNSENT:
+            self._write(data)
+        elif reason is StopReason.IRREGULAR:
+            self.data(data)
+
+    def _absorb(self) -> int:
+        """Take over what has gone through the forwarding; how many chunks."""
+        forwarding = self._forwarding
+        if forwarding is None:
+            return 0
+        passed = forwarding.take()
+        if passed:
+            self._forwarded(passed)
+        chunks, sent_bytes, events, ids = forwarding.counts()
+        self.chunks += chunks
+        self.sent_bytes += sent_bytes
+        self._counter.events += events
+        self._counter.ids += ids
+        self._heard = forwarding.pulse() or self._heard
+        return chunks
+
+    def halt(self) -> None:
+        """The target's connection is about to be closed, or taken away."""
+        if self._forwarding is not None:
+            self._forwarding.stop()
+            self._absorb()
+            self._forwarding = None
+
+    def pulse(self) -> bool:
+        """Whether something has come since this was last asked."""
+        heard, self._heard = self._heard, False
+        return (self._forwarding is not None and self._forwarding.pulse()) or heard

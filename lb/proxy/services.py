@@ -1,0 +1,81 @@
+"""What requests need of their proxy: a Protocol, so that `request` and `context` do not import each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from lb.config.options import Limits
+from lb.core.queue import RequestQueue
+from lb.core.retry import RetryHistory, Verdict
+from lb.core.scheduler import Scheduler
+from lb.core.sliding_window import WindowCounter, WindowMean
+from lb.core.targets import Booking, Key, TargetTable
+from lb.engines.kinds import EngineKind
+from lb.http.messages import Reader
+from lb.http.upstream import Pools
+from lb.http.write_batch import WriteBatcher
+from lb.observe.counters import TargetCounts
+from lb.observe.metrics import Metrics
+from lb.proxy.ending import Endings
+from lb.proxy.fast_path import FastPath
+from lb.proxy.faults import Faults
+
+
+class Services(Protocol):
+    """The proxy, as its requests use it. Requests are `Any` here: only `context` names their class."""
+
+    loop: asyncio.AbstractEventLoop
+    outbox: WriteBatcher
+    pools: Pools
+    limits: Limits
+    heads: Reader
+    table: TargetTable
+    metrics: Metrics
+    faults: Faults
+    endings: Endings
+    fast_path: FastPath | None
+    closing: bool  # no connection is kept alive any longer
+    queueing: bool  # may a request wait for a target?
+    queue: RequestQueue[Any]
+    scheduler: Scheduler[Any]
+    waiting: dict[Any, None]  # with an attempt that has no first byte yet
+    relays: dict[Any, None]  # with a response under way
+    tunnels: dict[Any, None]
+    rejections: WindowCounter
+    ongoing: WindowMean
+
+    @property
+    def clock(self) -> Callable[[], float]: ...
+    @property
+    def kind_of(self) -> Callable[[Key], EngineKind]: ...
+
+    def kind_of_id(self, target_id: str) -> EngineKind:
+        """Returns the kind of engine of a target of the table, as far as it is known."""
+        ...
+
+    def counts_of(self, booking: Booking) -> TargetCounts: ...
+
+    def release(self, booking: Booking, now: float, tokens: int | None = None) -> None:
+        """The attempt is over; a queued request may find room now."""
+        ...
+
+    def verdict(self, request: Any, history: RetryHistory, now: float) -> Verdict:
+        """Returns whether and where a failed request may be tried again, by the rules and the budget."""
+        ...
+
+    def delay_before(self, request: Any, verdict: Verdict, life: int, now: float) -> float | None:
+        """Returns how long to wait before another attempt; None if there must be none. `life` is the target's that failed."""
+        ...
+
+    def local_trouble(self, why: str, now: float) -> None:
+        """A connect failed for want of something of this host."""
+        ...
+
+    def forget_body(self, request: Any) -> None:
+        """Give the bytes of a body that is not needed any longer back to the budget."""
+        ...
+
+    def let_in_soon(self) -> None: ...
+    def changed_soon(self) -> None: ...

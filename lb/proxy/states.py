@@ -1,0 +1,96 @@
+"""The states of a proxied request: one table from (state, event) to state.
+
+`python -m lb.proxy.states` prints it. A pair that is not in the table is a defect: `move` raises, and the fault barrier
+(`lb.proxy.faults`) ends that one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+
+class State(Enum):
+    """Where a request is. In the order of a life without trouble."""
+
+    __hash__ = (
+        object.__hash__
+    )  # Enum's own is written in Python, and this one is asked for at each step of each request
+
+    CHOOSING = "choosing"  # a target is being chosen; never seen from outside
+    QUEUED = "queued"  # no target has room
+    BACKING_OFF = "backing_off"  # waits before another attempt
+    ATTEMPTING = "attempting"  # an attempt is under way, without the first byte of its response
+    STREAMING = "streaming"  # the response is passed on as it comes
+    TUNNEL = "tunnel"  # a WebSocket
+    DONE = "done"
+
+
+class Event(Enum):
+    """What happens to a request."""
+
+    __hash__ = object.__hash__
+
+    CHOSEN = "chosen"  # a target
+    ENQUEUED = "enqueued"
+    FAILED = "failed"  # its attempt, before the first byte
+    BACKED_OFF = "backed_off"  # another attempt is allowed, later
+    RETRIED = "retried"  # the wait is over
+    FIRST_BYTE = "first_byte"  # of a response that is passed on as it comes
+    UPGRADED = "upgraded"
+    BROKEN = "broken"  # its response broke off, or is taken away from its target
+    ENDED = "ended"  # the client has all it will get
+
+
+TABLE: Mapping[State, Mapping[Event, State]] = {
+    State.CHOOSING: {
+        Event.CHOSEN: State.ATTEMPTING,
+        Event.ENQUEUED: State.QUEUED,
+        Event.BACKED_OFF: State.BACKING_OFF,
+        Event.ENDED: State.DONE,
+    },
+    State.QUEUED: {
+        Event.CHOSEN: State.ATTEMPTING,
+        Event.ENDED: State.DONE,
+    },
+    State.BACKING_OFF: {
+        Event.RETRIED: State.CHOOSING,
+        Event.ENDED: State.DONE,
+    },
+    State.ATTEMPTING: {
+        Event.FAILED: State.CHOOSING,
+        Event.FIRST_BYTE: State.STREAMING,
+        Event.UPGRADED: State.TUNNEL,
+        Event.ENDED: State.DONE,
+    },
+    State.STREAMING: {
+        Event.BROKEN: State.CHOOSING,
+        Event.ENDED: State.DONE,
+    },
+    State.TUNNEL: {
+        Event.ENDED: State.DONE,
+    },
+    State.DONE: {},
+}
+
+
+class TransitionError(RuntimeError):
+    """An event that the state of a request does not allow."""
+
+
+def move(state: State, event: Event) -> State:
+    """Returns the next state. Raises TransitionError."""
+    after = TABLE[state].get(event)
+    if after is None:
+        raise TransitionError(f"a request that is {state.value} cannot be {event.value}")
+    return after
+
+
+def main() -> None:
+    for state, row in TABLE.items():
+        for event, after in row.items():
+            print(f"{state.value:12} {event.value:12} {after.value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The sweep of timeouts: one timer for all requests, instead of some for each.
+
+Ten times a second it checks requests without a first byte and those in the queue, and less often running responses and
+tunnels. A thousand waiting requests cost a millisecond or two a second, and a request that goes well costs no timer at all.
+Each request is checked behind the fault barrier: a defect that one of them meets ends that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from lb.core.failures import Failure
+from lb.core.targets import Booking, Health, Outlook
+from lb.proxy.context import Proxy
+from lb.proxy.request import ProxiedRequest
+
+SWEEP_S = 0.1
+LONGEST_ROUND_S = 1.0  # between two checks of the running responses
+
+
+class Sweep:
+    """Checks everything that is due by the clock."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+        self._round_at = proxy.clock()
+        self._expected_at = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        proxy = self._proxy
+        while True:
+            self._expected_at = proxy.clock() + SWEEP_S
+            await asyncio.sleep(SWEEP_S)
+            proxy.metrics.loop_lag.observe(max(0.0, proxy.clock() - self._expected_at))
+            try:
+                self.check()
+            except Exception as error:  # noqa: BLE001 (the barrier)
+                proxy.faults.report("sweep", error)
+
+    def check(self) -> None:
+        proxy = self._proxy
+        now = proxy.clock()
+        for request in list(proxy.waiting):
+            booking = request.booking
+            if booking is not None and now - booking.since >= request.tries.wait_left_s:
+                self._guard(request, lambda one: one.out_of_time(now))
+        for ticket in proxy.queue.expire(now):
+            self._guard(ticket.item, lambda one: one.expired(now))
+        if len(proxy.queue):
+            proxy.let_in()  # an ejection may have run out
+        self._hand_over(now)
+        limits = proxy.limits
+        # A stream that flows must be seen to flow before its target falls under suspicion.
+        least = min(limits.idle_timeout_s, limits.stall_timeout_s, 1.5 * limits.suspect_after_s)
+        elapsed = now - self._round_at
+        if elapsed >= min(LONGEST_ROUND_S, least / 3):
+            self._round_at = now
+            for request in list(proxy.relays):
+                self._guard(request, lambda one: self._check_relay(one, now, elapsed))
+            for request in list(proxy.tunnels):
+                self._guard(request, lambda one: self._check_tunnel(one, now))
+            proxy.pools.expire(now)
+            proxy.table.drop_unused_policies(now)
+
+    def _guard(self, request: ProxiedRequest, act: Callable[[ProxiedRequest], None]) -> None:
+        try:
+            act(request)
+        except Exception as error:  # noqa: BLE001 (the barrier)
+            request.crashed("sweep", error)
+
+    def _hand_over(self, now: float) -> None:
+        proxy = self._proxy
+        due: list[Booking] = proxy.table.handovers(now, proxy.table.table.continuation.handover_s)
+        if not due:
+            return
+        owners = {request.booking: request for request in (*proxy.relays, *proxy.tunnels)}
+        for booking in due:
+            owner = owners.get(booking)
+            if owner is None:
+                continue
+            if owner.tunnel is not None:
+                self._guard(owner, lambda one: one.close_tunnel("its target is being drained"))
+            else:
+                self._guard(owner, _hand_over)
+
+    def _check_relay(self, request: ProxiedRequest, now: float, elapsed: float) -> None:
+        proxy = self._proxy
+        limits = proxy.limits
+        relay, booking = request.relay, request.booking
+        if relay is None or booking is None:
+            return
+        if relay.pulse():
+            relay.silent_s = 0.0
+            proxy.table.heard(booking.key, now)
+            return
+        relay.silent_s += elapsed
+        if relay.blocked:
+            if relay.silent_s > limits.idle_timeout_s:
+                request.client.transport.abort()  # it has stopped reading
+        elif relay.silent_s > limits.idle_timeout_s:
+            request.broke(Failure.IDLE, "no byte within the idle timeout")
+        elif relay.silent_s > limits.stall_timeout_s and relay.may_continue():
+            request.broke(Failure.STALLED, "no event within the stall timeout")
+        elif (
+            relay.silent_s > limits.suspect_after_s
+            and proxy.table.missing(booking, now)
+            and relay.may_continue(now_or_later=True)
+        ):
+            request.broke(Failure.SILENT, "no byte, and no sign of life from its target")
+
+    def _check_tunnel(self, request: ProxiedRequest, now: float) -> None:
+        tunnel, booking = request.tunnel, request.booking
+        if tunnel is None or booking is None:
+            return
+        if tunnel.idle_s(now) > self._proxy.limits.idle_timeout_s:
+            request.close_tunnel("nothing passed within the idle timeout")
+
+
+def _hand_over(request: ProxiedRequest) -> None:
+    request.hand_over()
+
+
+def move_waiting(proxy: Proxy) -> None:
+    """The table has changed: call back attempts that wait in vain, and close tunnels whose target is gone."""
+    now = proxy.clock()
+    retries = proxy.table.table.retries
+    for request in list(proxy.waiting):
+        booking = request.booking
+        if booking is None:
+            continue
+        try:
+            outlook = proxy.table.outlook(booking, now)
+            if outlook is Outlook.LOST:
+                request.call_back("its target is gone")
+            elif outlook is Outlook.DOUBTFUL:
+                health, _ = proxy.table.candidates(now, request.tried)
+                # A server that does one request at a time looks frozen while it works on this very one: without
+                # a bound, the request would be begun again and again and keep all of them busy.
+                if health is Health.GOOD and request.tries.executions < retries.max_total_retries:
+                    request.tries.executions += 1
+                    request.call_back("its target is in doubt and another is healthy")
+        except Exception as error:  # noqa: BLE001 (the barrier)
+            request.crashed("changed", error)
+    for request in list(proxy.tunnels):
+        booking = request.booking
+        if booking is None or not booking.entry.departed:
+            continue
+        try:
+            request.close_tunnel("its target is gone")
+        except Exception as error:  # noqa: BLE001 (the barrier)
+            request.crashed("changed", error)

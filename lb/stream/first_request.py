@@ -1,0 +1,117 @@
+"""What the first request of a stream asks of its engine, so that the stream can be resumed. Pure.
+
+Engines return token ids or running counts only where a request asks for them. A client that did not ask must not see
+them: `Preparation.strip` says what to remove (`lb.stream.stream_merge.stripper`, and `lb/proxy/_fast_path.c`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import orjson
+
+from lb.config.options import Continue
+from lb.engines.kinds import EngineKind
+from lb.stream.openai_request import CHAT, COMPLETIONS
+from lb.stream.resume_rules import NotResumable, Reason, refusal
+
+
+class Strip(str, Enum):
+    """What a response contains only because the first request asked for it, and the client must not see."""
+
+    NOTHING = "nothing"
+    IDS = "ids"
+    COUNTS = "counts"  # the usage of each chunk, but not the one at the end
+    USAGE = "usage"  # all of it
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Fields to add to the body of the first request, and what to strip from the response then. `refused` is why the stream
+    will not be resumed (it may still be restarted)."""
+
+    fields: Mapping[str, Any]
+    strip: Strip = Strip.NOTHING
+    refused: Reason | None = None
+
+
+_TELLS_IDS: Mapping[EngineKind, frozenset[bytes]] = {
+    EngineKind.VLLM: frozenset({CHAT, COMPLETIONS}),
+    EngineKind.SKYSERVE: frozenset({CHAT, COMPLETIONS}),
+    EngineKind.SGLANG: frozenset({COMPLETIONS}),  # a streamed chat that asks for them is refused
+}
+TAKES_FLAGS = frozenset({EngineKind.VLLM, EngineKind.SGLANG, EngineKind.SKYSERVE})
+_COUNTS = TAKES_FLAGS  # the tokens of each chunk, if asked to
+# Ids and text of one event end at the same place, also while a stop string may be coming.
+_IDS_KEEP_STEP = frozenset({EngineKind.SKYSERVE})
+ASK_IDS: Mapping[str, Any] = {"return_token_ids": True}
+_COUNTING: Mapping[str, Any] = {"include_usage": True, "continuous_usage_stats": True}
+_NONE: Mapping[str, Any] = {}
+
+_STOPS = ("stop", "stop_regex")
+
+
+def prepare(
+    path: bytes, request: Mapping[str, Any], kind: EngineKind, mode: Continue = Continue.AUTO
+) -> Preparation:
+    """What to ask of an engine of this kind: its token ids, or else their number."""
+    refused = Reason.OFF if mode is Continue.OFF else refusal(path, request)
+    if refused is not None or mode is Continue.TEXT or kind not in _COUNTS:
+        return Preparation(_NONE, refused=refused)
+    if ids_are_of_use(path, request, kind):
+        asks = request.get("return_token_ids") is True
+        return Preparation(_NONE) if asks else Preparation(ASK_IDS, Strip.IDS)
+    options = request.get("stream_options") or {}
+    if not isinstance(options, Mapping) or (
+        options.get("continuous_usage_stats") and options.get("include_usage")
+    ):
+        return Preparation(_NONE)
+    counting = {"stream_options": {**options, **_COUNTING}}
+    return Preparation(counting, Strip.COUNTS if options.get("include_usage") is True else Strip.USAGE)
+
+
+def with_fields(body: bytes, request: Mapping[str, Any], fields: Mapping[str, Any]) -> bytes:
+    """The body with the fields of a Preparation; `request` is what the body says. Raises NotResumable if the request
+    cannot be written again."""
+    if not fields:
+        return body
+    closing = body.rstrip()
+    if not request or any(name in request for name in fields) or not closing.endswith(b"}"):
+        return written({**request, **fields})
+    return closing[:-1] + b"," + orjson.dumps(fields)[1:]
+
+
+def written(body: Mapping[str, Any]) -> bytes:
+    """The JSON of a request. orjson parses 1,024 levels and writes 254: a client can send what it refuses to write."""
+    try:
+        return orjson.dumps(body)
+    except TypeError as error:
+        raise NotResumable(Reason.STRANGE) from error
+
+
+def ids_are_of_use(path: bytes, request: Mapping[str, Any], kind: EngineKind) -> bool:
+    """Whether an engine of this kind would continue the request by tokens if their ids were known."""
+    if path not in _TELLS_IDS.get(kind, ()):
+        return False
+    if kind not in _IDS_KEEP_STEP and any(request.get(name) for name in _STOPS):
+        return False
+    if path == COMPLETIONS:
+        return True
+    offers_tools = bool(request.get("tools")) and request.get("tool_choice") != "none"
+    return not (offers_tools or request.get("functions")) and _is_text(request.get("messages"))
+
+
+def _is_text(messages: Any) -> bool:
+    """Whether the messages hold nothing but text."""
+    if not isinstance(messages, list):
+        return False
+    parts = [
+        part
+        for message in messages
+        if isinstance(message, dict) and isinstance(message.get("content"), list)
+        for part in message["content"]
+    ]
+    return all(isinstance(part, str) or (isinstance(part, dict) and "text" in part) for part in parts)

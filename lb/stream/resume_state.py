@@ -1,0 +1,80 @@
+"""What the proxy keeps of a stream so that it can be resumed: the client's request and how far the response has come. Pure."""
+
+from __future__ import annotations
+
+from lb.config.options import Continuation
+from lb.engines.kinds import EngineKind
+from lb.stream.first_request import Preparation, Strip, prepare, with_fields
+from lb.stream.openai_request import ParsedRequest
+from lb.stream.resume_request import ResumeRequest, resume
+from lb.stream.resume_rules import NotResumable
+from lb.stream.stream_merge import StreamMerger, closing
+from lb.stream.transcript import StreamProgress
+
+
+class ResumeState:
+    """`progress` is None until the first break, `kind` that of the present target."""
+
+    __slots__ = (
+        "_body",
+        "_path",
+        "_request",
+        "breaks",
+        "kind",
+        "options",
+        "preparation",
+        "progress",
+        "resumption",
+    )
+
+    def __init__(self, path: bytes, ask: ParsedRequest, body: bytes, options: Continuation) -> None:
+        self._path = path
+        self._request = ask.json or {}
+        self._body = body
+        self.options = options
+        self.breaks = 0
+        self.kind = EngineKind.UNKNOWN
+        self.progress: StreamProgress | None = None
+        self.preparation: Preparation | None = None
+        self.resumption: ResumeRequest | None = None
+
+    @property
+    def strip(self) -> Strip:
+        """What to remove from the first response."""
+        return self.preparation.strip if self.preparation is not None else Strip.NOTHING
+
+    def outgoing(self, kind: EngineKind) -> tuple[bytes | None, bytes]:
+        """Path (None: the client's) and body of the request for a target of this kind. Raises NotResumable, but never for
+        the first request: what cannot be written again is sent as it came."""
+        self.kind = kind
+        if self.progress is not None:
+            self.resumption = resume(self._path, self._request, self.progress, kind, self.options.mode)
+            return self.resumption.path, self.resumption.body
+        ready = prepare(self._path, self._request, kind, self.options.mode)
+        try:
+            body = with_fields(self._body, self._request, ready.fields)
+        except NotResumable as error:
+            ready, body = Preparation({}, refused=error.reason), self._body
+        self.preparation = ready
+        return None, body
+
+    def could_resume(self, progress: StreamProgress, kind: EngineKind) -> bool:
+        """Whether a stream that has come so far could go on with an engine of this kind."""
+        if self.breaks >= self.options.max_breaks:
+            return False
+        try:
+            resume(self._path, self._request, progress, kind, self.options.mode)
+        except NotResumable:
+            return False
+        return True
+
+    def closing(self, progress: StreamProgress) -> bytes | None:
+        """What is missing of a stream whose response was complete; None if the response was not."""
+        return closing(self._path, self._request, progress, self.kind)
+
+    def merger(self) -> StreamMerger:
+        assert self.progress is not None  # noqa: S101 (for the type checker)
+        assert self.resumption is not None  # noqa: S101 (for the type checker)
+        return StreamMerger(
+            self._path, self._request, self.progress, self.resumption, self.options.buffer_bytes
+        )

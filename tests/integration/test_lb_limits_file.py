@@ -1,0 +1,329 @@
+"""Limits over real processes that share one file: in parallel, killed, frozen and of different releases."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from lb.__main__ import _limits_file, _parser
+from lb.agent import limits_file
+from lb.agent.limits_file import LimitsFile, shared_path
+from lb.config.options import Access, ApiKey
+from lb.core.api_keys import Admission, ApiKeyStore, Usage
+from lb.core.tenant import Limited
+from tests.integration.lb_harness import RunningAgent, World, world
+
+ROOT = Path(__file__).parents[2]
+BEARER = ((b"authorization", b"Bearer sk-alice"),)
+
+# A process of its own: reads commands, one a line, and prints what came of each.
+PROCESS = """
+import hashlib, sys
+from pathlib import Path
+from lb.agent.limits_file import LimitsFile
+from lb.config.options import Access, ApiKey
+from lb.core.api_keys import Admission, ApiKeyStore
+limits = LimitsFile(Path(sys.argv[1]))
+key = ApiKey("alice", hashlib.sha256(b"sk-alice").hexdigest(), *map(float, sys.argv[2:4]), 1.0, int(sys.argv[4]))
+keys = ApiKeyStore(Access((key,)), 0.0, limits)
+open_ = []
+print("ready", flush=True)
+for line in sys.stdin:
+    command, now, number = line.split()
+    done = 0
+    for _ in range(int(number)):
+        if command == "admit":
+            verdict = keys.admit_head(((b"authorization", b"Bearer sk-alice"),), float(now))
+            if isinstance(verdict, Admission):
+                open_.append(verdict)
+                done += 1
+        elif command == "reserve":
+            done += keys.reserve(open_[-1], 10, 0, float(now)) is None
+        elif command == "settle":
+            keys.settle(open_.pop(), 10, float(now))
+            done += 1
+        elif command == "cycle":
+            verdict = keys.admit_head(((b"authorization", b"Bearer sk-alice"),), float(now))
+            if isinstance(verdict, Admission):
+                keys.reserve(verdict, 3, 0, float(now))
+                keys.settle(verdict, 1, float(now))
+                done += 1
+        elif command == "lock":
+            limits.lock(float(now))
+    print(done, flush=True)
+"""
+
+
+class Process:
+    def __init__(self, path: Path, requests: float = 0, tokens: float = 0, concurrent: int = 0) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(path), str(requests), str(tokens), str(concurrent)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        assert self.said == "ready"
+
+    @property
+    def said(self) -> str:
+        out: IO[str] | None = self.process.stdout
+        assert out is not None
+        return out.readline().strip()
+
+    def send(self, command: str, now: float = 0.0, number: int = 1) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{command} {now} {number}\n")
+        self.process.stdin.flush()
+
+    def ask(self, command: str, now: float = 0.0, number: int = 1) -> int:
+        self.send(command, now, number)
+        return int(self.said)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    processes: list[Process] = []
+
+    def begin(requests: float = 0, tokens: float = 0, concurrent: int = 0) -> Process:
+        processes.append(Process(tmp_path / "limits", requests, tokens, concurrent))
+        return processes[-1]
+
+    yield begin
+    for one in processes:
+        one.kill()
+        one.process.stdin.close()
+        one.process.stdout.close()
+
+
+def here(path: Path, **limits: Any) -> ApiKeyStore:
+    """A store of this process on the file."""
+    key = ApiKey("alice", hashlib.sha256(b"sk-alice").hexdigest(), **limits)
+    return ApiKeyStore(Access((key,)), 0.0, LimitsFile(path))
+
+
+def account(keys: ApiKeyStore, now: float = 0.0) -> Usage:
+    (usage,) = keys.usage(now)
+    return usage
+
+
+def test_three_processes_that_compete_get_one_limit(start: Start) -> None:
+    processes = [start(requests=1000) for _ in range(3)]
+    for one in processes:
+        one.send("admit", number=900)
+    assert sum(int(one.said) for one in processes) == 1000
+
+
+def test_no_change_is_lost_where_processes_compete(start: Start, tmp_path: Path) -> None:
+    processes = [start(tokens=1e6, requests=1e6, concurrent=100) for _ in range(3)]
+    for one in processes:
+        one.send("cycle", number=2000)
+    assert [int(one.said) for one in processes] == [2000] * 3
+    usage = account(here(tmp_path / "limits", tokens_per_minute=1e6, requests_per_minute=1e6))
+    assert (usage.tokens_left, usage.requests_left) == (1e6 - 6000, 1e6 - 6000)
+    assert (usage.reserved, usage.in_flight) == (0, 0)
+
+
+def test_an_idle_process_leaves_its_part_to_the_others(start: Start) -> None:
+    busy, idle = start(requests=60, concurrent=50), start(requests=60, concurrent=50)
+    assert busy.ask("admit", number=100) == 50
+    assert idle.ask("admit") == 0
+    busy.ask("settle")
+    assert idle.ask("admit") == 1
+
+
+def test_a_killed_process_leaves_nothing_in_flight_or_reserved(start: Start, tmp_path: Path) -> None:
+    first, second = start(tokens=100, concurrent=2), start(tokens=100, concurrent=2)
+    for _ in range(2):
+        assert (first.ask("admit"), first.ask("reserve")) == (1, 1)
+    assert second.ask("admit") == 0
+    keys = here(tmp_path / "limits", tokens_per_minute=100, max_concurrent=2)
+    assert (account(keys).reserved, account(keys).in_flight, account(keys).tokens_left) == (20, 2, 80)
+    first.kill()
+    assert second.ask("admit", now=2.0, number=5) == 2
+    assert (account(keys, 2.0).reserved, account(keys, 2.0).in_flight, account(keys, 2.0).tokens_left) == (
+        0,
+        2,
+        100,
+    )
+
+
+def test_a_successor_goes_on_with_the_levels_of_a_process_that_has_ended(start: Start) -> None:
+    first = start(requests=10)
+    assert first.ask("admit", number=20) == 10
+    first.kill()
+    assert [start(requests=10).ask("admit", now=now, number=20) for now in (0.0, 6.0, 6.0)] == [0, 1, 0]
+
+
+def test_slots_of_the_dead_are_used_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        one = start(concurrent=1)
+        assert one.ask("admit") == 1
+        one.kill()
+    monkeypatch.setattr(limits_file, "SLOTS", 1)
+    assert account(here(tmp_path / "limits", max_concurrent=1)).in_flight == 0
+    with pytest.raises(OSError, match="1 processes share"):
+        LimitsFile(tmp_path / "limits")
+
+
+def test_a_process_that_is_frozen_with_the_lock_stops_no_other(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits_file, "_TRIES", 3)
+    keys = here(tmp_path / "limits", requests_per_minute=10)
+    frozen = start(requests=10)
+    frozen.ask("lock")
+    os.kill(frozen.process.pid, signal.SIGSTOP)
+    assert isinstance(keys.admit_head(BEARER, 0.0), Admission)
+    assert isinstance(keys.admit_head(BEARER, 0.5), Admission)
+    assert len([one for one in caplog.records if "go on without" in one.message]) == 1
+    frozen.kill()
+    assert account(keys, 5.0).requests_left == pytest.approx(8.83, abs=0.01)
+
+
+OTHERS = {
+    "empty": b"",
+    "of another layout": b"SKYLIM00" + bytes(4096),
+    "of another boot": b"SKYLIM01" + b"?" * 16 + bytes(limits_file._SIZE - 24),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_file_that_is_not_ours_is_replaced_and_not_written_to(tmp_path: Path, case: str) -> None:
+    path, former = tmp_path / "limits", tmp_path / "former"
+    path.write_bytes(OTHERS[case])
+    former.hardlink_to(path)
+    keys = here(path, requests_per_minute=1)
+    assert isinstance(keys.admit_head(BEARER, 0.0), Admission)
+    assert isinstance(here(path, requests_per_minute=1).admit_head(BEARER, 0.0), Limited)
+    assert former.read_bytes() == OTHERS[case]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["former", "limits"]
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "limits").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError):
+        LimitsFile(tmp_path / "limits")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_tenants_beyond_the_file_are_limited_by_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits_file, "ROWS", 1)
+    limits = [LimitsFile(tmp_path / "limits") for _ in range(2)]
+    for store in limits:
+        store.row("first").own_in_flight = 1
+        store.row("second").own_in_flight = 1
+    assert limits[0].row("first").in_flight() == 2
+    assert LimitsFile(tmp_path / "limits").row("second").in_flight() == 0
+
+
+def test_the_file_is_for_its_user_alone(tmp_path: Path) -> None:
+    LimitsFile(tmp_path / "limits")
+    assert (tmp_path / "limits").stat().st_mode & 0o777 == 0o600
+
+
+# --- through agents
+
+
+@pytest.fixture
+async def w(tmp_path: Path) -> AsyncIterator[World]:
+    async with world(tmp_path) as it:
+        yield it
+
+
+def alice(**limits: float) -> dict[str, Any]:
+    return ApiKey("alice", hashlib.sha256(b"sk-alice").hexdigest(), **limits).to_json()  # type: ignore[arg-type]
+
+
+async def statuses(agent: RunningAgent, count: int) -> list[int]:
+    """Of requests on a connection each, which the kernel may give to any agent of the port."""
+    headers = {"Authorization": "Bearer sk-alice", "Connection": "close"}
+    return [(await agent.text(headers=headers))[0] for _ in range(count)]
+
+
+async def test_agents_that_share_a_port_share_the_limits(w: World, tmp_path: Path) -> None:
+    target = await w.target("a")
+    first = await w.agent("--reuse-port", "--limits-file", str(tmp_path / "limits"))
+    second = await w.agent(
+        "--reuse-port", "--limits-file", str(tmp_path / "limits"), "--port", str(first.port)
+    )
+    for agent in (first, second):
+        await agent.push(target.json, access={"keys": [alice(requests_per_minute=5)]})
+    admitted = await statuses(first, 20)
+    assert admitted == [200] * 5 + [429] * 15
+    for agent in (first, second):
+        (usage,) = (await agent.ask("GET", "/-/keys"))["keys"]
+        assert usage["requests_left"] < 1
+
+
+async def test_a_restarted_agent_knows_what_was_used(w: World, tmp_path: Path) -> None:
+    target = await w.target("a")
+    table = str(tmp_path / "table.json")
+    first = await w.agent("--table-file", table, clean_exit=False)
+    await first.push(target.json, access={"keys": [alice(requests_per_minute=3)]})
+    assert await statuses(first, 4) == [200, 200, 200, 429]
+    first.process.kill()
+    await first.process.wait()
+    second = await w.agent("--table-file", table)
+    assert await statuses(second, 1) == [429]
+
+
+async def test_a_successor_counts_with_its_predecessor(w: World, tmp_path: Path) -> None:
+    target = await w.target("a")
+    flags = ("--handover-socket", str(tmp_path / "handover"), "--table-file", str(tmp_path / "table.json"))
+    first = await w.agent(*flags)
+    await first.push(target.json, access={"keys": [alice(requests_per_minute=3)]})
+    assert await statuses(first, 2) == [200, 200]
+    second = await w.agent(*flags)
+    assert await statuses(second, 3) == [200, 429, 429]
+    assert (tmp_path / "table.json.limits").exists()
+    assert await asyncio.wait_for(first.process.wait(), 20) == 0
+
+
+async def test_an_agent_that_cannot_share_limits_serves_and_says_so(w: World, tmp_path: Path) -> None:
+    (tmp_path / "limits").mkdir()
+    target = await w.target("a")
+    agent = await w.agent("--limits-file", str(tmp_path / "limits"), clean_exit=False)
+    await agent.push(target.json, access={"keys": [alice(requests_per_minute=1)]})
+    assert await statuses(agent, 2) == [200, 429]
+    assert "limits of API keys are per process" in agent.log.read_text()
+
+
+FILES = {
+    "named": (("--limits-file", "l", "--table-file", "t"), "l"),
+    "a port of several": (("--reuse-port", "--port", "81", "--table-file", "t"), str(shared_path("default", 81))),
+    "beside the table": (("--table-file", "t", "--handover-socket", "h"), "t.limits"),
+    "beside the handover socket": (("--handover-socket", "h"), "h.limits"),
+    "any port of several": (("--reuse-port", "--port", "0"), None),
+    "alone": (("--port", "81"), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_agents_of_one_port_find_the_same_file(case: str) -> None:
+    arguments, path = FILES[case]
+    assert _limits_file(_parser().parse_args(arguments)) == (None if path is None else Path(path))
+
+
+def test_another_service_or_port_has_another_file() -> None:
+    assert len({shared_path(*one) for one in (("a", 80), ("b", 80), ("a", 81))}) == 3
