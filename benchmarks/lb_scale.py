@@ -5,7 +5,7 @@
     choice    CPU time of one choice with its bookings, in this process
     explain   memory of the explanations of 1,000 requests at 1,000 targets
     waiting   CPU time of `python -m lb` while 10,000 requests are held and nothing changes
-    request   CPU time of `python -m lb` per request, probes included
+    request   CPU time of `python -m lb` per request, without what it needs when idle, which is printed as well
     lag       how long its event loop keeps a caller waiting: 1,000 targets of which one is dead, 300 requests a
               second, 1,000 held
 
@@ -27,17 +27,18 @@ import time
 import tracemalloc
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from lb.config.schema import Table, Target
-from lb.core.targets import TargetTable
+from lb.core.targets import Booking, TargetTable
 from lb.observe.explain import Explanations
 from policies.routing.base import RequestView
 from policies.routing.registry import POLICIES
 
 SIZES = (10, 100, 1000)
+IDLE_S = 4.0
 PARTS = ("choice", "explain", "waiting", "request", "lag")
 TOKEN = "benchmark"
 SHARED = b"The instructions of the system, which all conversations share. " * 8
@@ -59,24 +60,33 @@ def views(count: int) -> list[RequestView]:
     ]
 
 
-def choice_us(policy: str, count: int, rounds: int) -> float:
-    table, open_bookings = table_of(count, policy), []
-    costs = []
-    now = 0.0
-    for turn in range(rounds + 1):  # the first fills the targets
-        requests = views(1000 + 2 * count if not turn else 1000)
+class Choices:
+    """Choices with all their bookings, on one table whose targets are warm."""
+
+    def __init__(self, policy: str, count: int) -> None:
+        self._table, self._count, self._now = table_of(count, policy), count, 0.0
+        self._open: list[Booking] = []
+        self._run(views(1000 + 2 * count))
+
+    def us(self) -> float:
+        """CPU time of one."""
+        requests = views(1000)
         start = time.process_time()
+        self._run(requests)
+        return (time.process_time() - start) / len(requests) * 1e6
+
+    def _run(self, requests: list[RequestView]) -> None:
+        table, count, bookings, now = self._table, self._count, self._open, self._now
         for view in requests:
-            now += 0.001
+            now += 1.0 / count  # each response takes two seconds, however many targets there are
             choice = table.choose(view, now)
             assert choice is not None
             booking = table.book(view, choice.target_id, now)
             table.answered(booking, now)
-            open_bookings.append(booking)
-            if len(open_bookings) > 2 * count:
-                table.release(open_bookings.pop(0), now, 100)
-        costs.append((time.process_time() - start) / len(requests) * 1e6)
-    return statistics.median(costs[1:])
+            bookings.append(booking)
+            if len(bookings) > 2 * count:
+                table.release(bookings.pop(0), now, 100)
+        self._now = now
 
 
 def explained_mib(policy: str) -> float:
@@ -124,8 +134,7 @@ class Balancer:
         )
 
     def cpu_s(self) -> float:
-        with Path(f"/proc/{self._pid}/stat").open() as file:
-            fields = file.read().rsplit(")", 1)[1].split()
+        fields = Path(f"/proc/{self._pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -168,17 +177,28 @@ def targets_at(port: int, count: int) -> list[dict[str, str]]:
     return [{"id": f"t{n}", "url": f"http://127.0.0.1:{port}/t{n}"} for n in range(count)]
 
 
-def request_us(policy: str, count: int, rounds: int) -> float:
-    with load("--takes", "0.0") as engine, balancer() as lb:
-        lb.use(targets_at(int(line(engine)), count), policy)
+class Requests:
+    """Requests by sockets through a load balancer of its own."""
+
+    idle = 0.0  # CPU seconds per second
+
+    def __init__(self, policy: str, count: int, until: ExitStack) -> None:
+        self._engine = until.enter_context(load("--takes", "0.0"))
+        self._lb = until.enter_context(balancer())
+        self._lb.use(targets_at(int(line(self._engine)), count), policy)
         time.sleep(1.0)  # what the engines are is found out
-        costs = []
-        for turn in range(rounds + 1):
-            start = lb.cpu_s()
-            run_clients(engine, {"port": lb.port, "clients": 4, "requests": 500, "seed": turn})
-            line(engine)
-            costs.append((lb.cpu_s() - start) / 2000 * 1e6)
-        return statistics.median(costs[1:])
+        self.us()
+        start = self._lb.cpu_s()
+        time.sleep(IDLE_S)
+        self.idle = (self._lb.cpu_s() - start) / IDLE_S
+
+    def us(self) -> float:
+        """CPU time of one, without what the process does when it has none."""
+        start, began = self._lb.cpu_s(), time.monotonic()
+        run_clients(self._engine, {"port": self._lb.port, "clients": 4, "requests": 250, "seed": 0})
+        line(self._engine)
+        background_s = self.idle * (time.monotonic() - began)
+        return (self._lb.cpu_s() - start - background_s) / 1000 * 1e6
 
 
 def waiting_share(count: int) -> float:
@@ -237,6 +257,21 @@ async def calls(port: int, seconds: float) -> list[float]:
 # --- the report
 
 
+def by_size(part: str, policy: str, rounds: int) -> tuple[list[float], float]:
+    """The cost at each size, and that at the largest by that at the smallest: medians over rounds that take all sizes in
+    turn, since a machine that is busy with other things is slower at one time than at another."""
+    with ExitStack() as until:
+        subjects: list[Choices | Requests] = [
+            Choices(policy, size) if part == "choice" else Requests(policy, size, until) for size in SIZES
+        ]
+        costs = [[subject.us() for subject in subjects] for _ in range(rounds)]
+        for size, subject in zip(SIZES, subjects, strict=True):
+            if isinstance(subject, Requests):
+                print(f"idle     {policy:26} {100 * subject.idle:.1f} % of a core at {size} targets")
+    ratio = statistics.median(row[-1] / row[0] for row in costs)
+    return [statistics.median(column) for column in zip(*costs, strict=True)], ratio
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parts", default=",".join(PARTS))
@@ -253,13 +288,12 @@ def main() -> None:
         if value > most:
             missed.append(f"{what}: {value:.2f} is more than {most:g}")
 
-    for part, measure in (("choice", choice_us), ("request", request_us)):
+    for part in ("choice", "request"):
         for policy in policies if part in parts else ():
-            costs = [measure(policy, size, args.rounds) for size in SIZES]
-            ratio = costs[-1] / costs[0]
+            costs, ratio = by_size(part, policy, args.rounds)
             row = "  ".join(f"{cost:7.1f}" for cost in costs)
             print(f"{part:8} {policy:26} us at {SIZES} targets: {row}   ratio {ratio:.2f}", flush=True)
-            if part == "request":
+            if part == "request":  # a choice alone is so short that what is not in the CPU's cache shows
                 goal(f"request {policy}, 1,000 targets to 10", ratio, 1.3)
     if "explain" in parts:
         for policy in policies:
