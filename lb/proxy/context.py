@@ -80,6 +80,7 @@ class Proxy:
         self.buffers = ByteBudget(buffers_bytes)
         self.max_clients = max_clients  # None: no limit
         self.closing = False  # no connection is kept alive any longer
+        self.draining = False  # serves on, but is not ready
         self.queueing = True  # may a request wait for a target?
         self.clients: set[Client] = set()
         self.heads = Reader()
@@ -105,7 +106,7 @@ class Proxy:
         self.api_keys = ApiKeyStore(table.table.access, clock())
         self.budget = RetryBudget(table.table.retries, self.arrivals)
         self.limits: Limits = table.table.limits
-        self.gate = Gate(table, self.api_keys, metrics, self.explanations, id_prefix, begin_span)
+        self.gate = Gate(table, self.api_keys, metrics, self.explanations, id_prefix, begin_span, self.ready)
         self.endings = Endings(
             metrics, self.api_keys, self.explanations, self.counts_of, lambda: table.table.policy, finished
         )
@@ -158,7 +159,9 @@ class Proxy:
     def ready(self) -> bool:
         """Returns True if a request that came now would find a healthy target."""
         now = self.clock()
-        return not self.closing and any(health is Health.GOOD for _, health, _ in self.table.rows(now))
+        if self.closing or self.draining:
+            return False
+        return any(health is Health.GOOD for _, health, _ in self.table.rows(now))
 
     # --- for requests
 

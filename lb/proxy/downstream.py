@@ -203,7 +203,6 @@ class ClientConnection(asyncio.Protocol):
         except HeadError as error:
             self._refuse(Refusal(error.status, error.code, str(error)))
             return
-        self.proxy.arrived()
         self.closing = not head.keep_alive
         self.head, self.length = head, length
         self._take_request(head, length, data[end + 4 :])
@@ -223,6 +222,8 @@ class ClientConnection(asyncio.Protocol):
         limits = self.proxy.limits
         whole = length <= len(rest) and not head.chunked
         verdict = self.proxy.check(head)
+        if not isinstance(verdict, bytes):  # a health check or a preflight is no demand for a target
+            self.proxy.arrived()
         if not isinstance(verdict, Admitted):
             self._phase = _RESPONSE
             self._ahead = rest[length:] if whole else b""
@@ -430,11 +431,16 @@ class ClientConnection(asyncio.Protocol):
         return Refusal(413, "body_too_large", f"The body exceeds {limit} bytes (load_balancer.max_body_mb).")
 
     def _answer_here(self, refusal: Refusal | bytes) -> None:
-        """Respond without a request, and go on with the connection."""
+        """Respond without a request, and go on with the connection. `refusal` may be a whole response."""
         head = self.head
+        if head is not None and head.http_1_0:
+            self.closing = True
+        close = self.closing or self.body_left or self.proxy.closing
         if isinstance(refusal, Refusal):
             self.proxy.refused(refusal)
-            refusal = self._error(refusal, head, close=self.closing or self.body_left)
+            refusal = self._error(refusal, head, close=close)
+        elif close:
+            refusal = error_responses.closing(refusal)
         self.transport.write(refusal)
         self.next()
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from lb.config.options import Continue
 from lb.core.api_keys import Admitted, ApiKeyStore, Limited, Unauthorized
 from lb.core.targets import TargetTable
+from lb.http import error_responses
 from lb.http.messages import RequestHead
 from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
@@ -29,7 +30,10 @@ class RequestOverrides(NamedTuple):
 
 
 _NO_OVERRIDES = RequestOverrides()
-_NOT_SERVED = Refusal(404, "not_found", "Paths under /-/ are not served on this port.")
+_HEALTH = b"/-/healthz"
+_READY = b"/-/ready"
+_NOT_SERVED = Refusal(404, "not_found", "Of the paths under /-/ this port serves /-/healthz and /-/ready.")
+_READ_ONLY = Refusal(405, "method_not_allowed", "This path is for GET and HEAD.")
 _TRACE = Refusal(
     405, "method_not_allowed", "TRACE is not served: it would show the client's headers to scripts."
 )
@@ -46,20 +50,23 @@ class Gate:
         explanations: Explanations,
         id_prefix: str,
         begin_span: Callable[[str], str] | None,
+        ready: Callable[[], bool],
     ) -> None:
+        """`ready` returns True if a request that came now would find a healthy target."""
         self._table = table
         self._api_keys = api_keys
         self._metrics = metrics
         self._explanations = explanations
         self._id_prefix = id_prefix
         self._begin_span = begin_span
+        self._ready = ready
         self._number = 0
 
-    def check(self, head: RequestHead, now: float) -> Refusal | Admitted:
-        """Decide on the head alone, before a byte of the body is kept or asked for."""
-        target = head.target
-        if target.startswith(b"/-/") or target == b"/-" or target.startswith(b"/-?"):
-            return _NOT_SERVED
+    def check(self, head: RequestHead, now: float) -> Refusal | Admitted | bytes:
+        """Decide on the head alone, before a byte of the body is kept or asked for. Bytes are a whole response."""
+        path = head.path
+        if path.startswith(b"/-/") or path == b"/-":
+            return self._own_path(head)
         if head.method == b"TRACE":
             return _TRACE
         verdict = self._api_keys.admit(head.authorization, now)
@@ -74,6 +81,17 @@ class Gate:
         counts.limited += 1
         text = f"The key {verdict.tenant!r} is limited to {verdict.per_minute:g} {verdict.what} per minute."
         return Refusal(429, "rate_limit_exceeded", text, verdict.retry_after_s)
+
+    def _own_path(self, head: RequestHead) -> Refusal | bytes:
+        """Whether the process serves, and whether a target would take a request: for load balancers and supervisors
+        before this one, which have no key."""
+        if head.path not in (_HEALTH, _READY):
+            return _NOT_SERVED
+        if head.method not in (b"GET", b"HEAD"):
+            return _READ_ONLY
+        well = head.path == _HEALTH or self._ready()
+        text = "ok\n" if well else "no replica is ready\n"
+        return error_responses.raw_text(200 if well else 503, text, head_only=head.method == b"HEAD")
 
     def arrival(
         self, head: RequestHead, body: bytes, admitted: Admitted, body_left: bool, now: float
