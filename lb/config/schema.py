@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from lb.config.cors import Cors
 from lb.config.decode import Fields, WireError, url_problem
 from lb.config.options import Access, Breaker, Continuation, Limits, Pushing, Retries
 
@@ -95,6 +96,7 @@ class Table:
     pushing: Pushing = field(default_factory=Pushing)
     continuation: Continuation = field(default_factory=Continuation)
     access: Access = field(default_factory=Access)
+    cors: Cors = field(default_factory=Cors)
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -115,6 +117,7 @@ class Table:
             "pushing": self.pushing.to_json(),
             "continuation": self.continuation.to_json(),
             "access": self.access.to_json(),
+            "cors": self.cors.to_json(),
         }
 
     @classmethod
@@ -131,6 +134,7 @@ class Table:
             pushing=Pushing.from_json(fields.take("pushing", {}), fields.at("pushing")),
             continuation=Continuation.from_json(fields.take("continuation", {}), fields.at("continuation")),
             access=Access.from_json(fields.take("access", {}), fields.at("access")),
+            cors=Cors.from_json(fields.take("cors", {}), fields.at("cors")),
         )
         fields.done()
         return table

@@ -27,6 +27,7 @@ from lb.core.sliding_window import WindowCounter, WindowMean
 from lb.core.target_state import TargetState
 from lb.core.targets import Booking, Health, Key, TargetTable
 from lb.engines.kinds import EngineKind
+from lb.http.cors import CorsRules
 from lb.http.messages import Reader, RequestHead
 from lb.http.upstream import Pools
 from lb.http.write_batch import WriteBatcher
@@ -117,6 +118,10 @@ class Proxy:
         return len(self.queue)
 
     # --- for clients' connections
+
+    @property
+    def cors(self) -> CorsRules | None:
+        return self.gate.cors
 
     def arrived(self) -> None:
         self.metrics.counts.requests += 1
@@ -254,6 +259,7 @@ class Proxy:
         table = self.table.table
         self._counts.clear()
         self.limits = table.limits
+        self.gate.apply()
         self.heads = Reader()  # which remembers what was accepted under other limits
         self.api_keys.apply(table.access, self.clock())
         self.budget.rules = table.retries

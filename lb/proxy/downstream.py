@@ -452,6 +452,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _error(self, refusal: Refusal, head: RequestHead | None, *, close: bool) -> bytes:
         retry_after_s = refusal.retry_after_s
+        cors = self.proxy.cors
         return error_responses.raw_error(
             refusal.status,
             refusal.code,
@@ -460,6 +461,7 @@ class ClientConnection(asyncio.Protocol):
             retry_after_s=None if retry_after_s is None else max(1, round(retry_after_s + 0.5)),
             close=close,
             head_only=head is not None and head.method == b"HEAD",
+            more_lines=b"" if cors is None else cors[head.origin if head is not None else None],
         )
 
     def _linger(self) -> None:

@@ -9,6 +9,7 @@ from lb.config.options import Continue
 from lb.core.api_keys import Admitted, ApiKeyStore, Limited, Unauthorized
 from lb.core.targets import TargetTable
 from lb.http import error_responses
+from lb.http.cors import CorsRules
 from lb.http.messages import RequestHead
 from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
@@ -60,10 +61,24 @@ class Gate:
         self._id_prefix = id_prefix
         self._begin_span = begin_span
         self._ready = ready
+        self.cors: CorsRules | None = None
+        self.apply()
         self._number = 0
+
+    def apply(self) -> None:
+        """Another table is in force."""
+        cors = self._table.table.cors
+        self.cors = CorsRules(cors) if cors.origins else None
 
     def check(self, head: RequestHead, now: float) -> Refusal | Admitted | bytes:
         """Decide on the head alone, before a byte of the body is kept or asked for. Bytes are a whole response."""
+        cors = self.cors
+        if cors is not None and head.method == b"OPTIONS":  # browsers send preflights without a key
+            decision = cors.decide(head.method, head.origin, head.cors_method, head.cors_headers)
+            if decision.status == 204:
+                return error_responses.raw_text(204, "", more_lines=decision.lines)
+            if decision.status is not None:
+                return Refusal(decision.status, "cors_rejected", f"CORS: {decision.problem}.")
         path = head.path
         if path.startswith(b"/-/") or path == b"/-":
             return self._own_path(head)
@@ -90,8 +105,12 @@ class Gate:
         if head.method not in (b"GET", b"HEAD"):
             return _READ_ONLY
         well = head.path == _HEALTH or self._ready()
-        text = "ok\n" if well else "no replica is ready\n"
-        return error_responses.raw_text(200 if well else 503, text, head_only=head.method == b"HEAD")
+        return error_responses.raw_text(
+            200 if well else 503,
+            "ok\n" if well else "no replica is ready\n",
+            head_only=head.method == b"HEAD",
+            more_lines=b"" if self.cors is None else self.cors[head.origin],
+        )
 
     def arrival(
         self, head: RequestHead, body: bytes, admitted: Admitted, body_left: bool, now: float
@@ -150,6 +169,7 @@ class Gate:
             span=span,
             continues=continues,
             resume_state=resume_state,
+            cors=None if self.cors is None else self.cors[head.origin],
         )
 
     def _overrides(self, head: RequestHead) -> RequestOverrides | Refusal:

@@ -17,6 +17,7 @@ from lb.core.byte_budget import ByteBudget
 from lb.core.failures import Failure
 from lb.engines.kinds import EngineKind
 from lb.http.body_framing import BodyDecoder
+from lb.http.cors import CorsRules
 from lb.http.messages import Hop, Reader, RequestHead, ResponseHead
 from lb.http.upstream import Pools, TargetConnection
 from lb.http.write_batch import WriteBatcher
@@ -83,6 +84,10 @@ class RelayHost(Protocol):
 
     def connection_line(self) -> bytes:
         """The `Connection` header of the response, as a line."""
+        ...
+
+    def response_head(self, response: ResponseHead, framing: bytes) -> bytes:
+        """The head that the client gets. `framing` are whole lines on length and connection."""
         ...
 
     def relayed(self, rest: bool, reusable: bool = True) -> None:
@@ -274,6 +279,11 @@ class Entrance(Protocol):
     heads: Reader
     closing: bool
     clients: set[Client]
+
+    @property
+    def cors(self) -> CorsRules | None:
+        """Which web pages may call; None if CORS is off."""
+        ...
 
     @property
     def clock(self) -> Callable[[], float]: ...

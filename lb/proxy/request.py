@@ -267,7 +267,7 @@ class ProxiedRequest:
             framing = b"Content-Length: %d\r\n" % length if length is not None else b""
         else:
             framing = b"Content-Length: %d\r\n" % len(body)
-        head = response_bytes(reply, self.request_id, framing + self.connection_line())
+        head = self.response_head(reply, framing + self.connection_line())
         if len(body) < JOIN_BELOW_BYTES:
             self.client.send_soon(head + body)
         else:
@@ -282,6 +282,9 @@ class ProxiedRequest:
             client.closing = True  # also if the rest of the body comes before the response ends
             return b"Connection: close\r\n"
         return b"Connection: keep-alive\r\n" if self.head.http_1_0 else b""
+
+    def response_head(self, response: ResponseHead, framing: bytes) -> bytes:
+        return response_bytes(response, self.request_id, framing, self.arrival.cors)
 
     def _first_byte(self) -> float:
         """The target has responded. Returns now."""
@@ -430,7 +433,7 @@ class ProxiedRequest:
         self.state = move(self.state, Event.UPGRADED)
         connection = self.connection
         assert connection is not None  # noqa: S101 (for the type checker)
-        head = response_bytes(reply, self.request_id, b"Connection: Upgrade\r\nUpgrade: websocket\r\n")
+        head = self.response_head(reply, b"Connection: Upgrade\r\nUpgrade: websocket\r\n")
         ahead = self.client.tunnel()
         self.client.transport.write(head)
         self.status = 101
@@ -632,6 +635,7 @@ class ProxiedRequest:
                 retry_after_s=RETRY_AFTER_S if status in RETRY_STATUSES or status == 429 else None,
                 close=client.closing or client.body_left or self.proxy.closing,
                 head_only=self.head.method == b"HEAD",
+                more_lines=self.arrival.cors or b"",
             )
         )
         self.end(Outcome.REFUSED)

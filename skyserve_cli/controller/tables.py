@@ -51,6 +51,7 @@ def table_of(
         balancer.pushing,
         balancer.continuation,
         balancer.access,
+        balancer.cors,
     )
     content = json.dumps(table.to_json(), sort_keys=True)
     return replace(

@@ -24,6 +24,7 @@ from lb.config.options import (
     Retries,
 )
 from skyserve_cli.spec.fields import AboveZero, Port, SomeSeconds, Text, not_bool, one_of, refuse
+from skyserve_cli.spec.front_door import CorsSection, cors
 from skyserve_cli.spec.model import LoadBalancerSpec
 from skyserve_cli.spec.references import NAME
 from skyserve_cli.spec.section import Section, Words
@@ -174,6 +175,8 @@ class LoadBalancerSection(Section):
     """Who may call. Default: everybody."""
     allow_policy_override: bool = True
     """Whether a request may choose its load_balancing_policy by the header X-SkyServe-Policy."""
+    cors: CorsSection = CorsSection()
+    """Which web pages may call from browsers. Default: those of the service's own origin only."""
     host: Text | None = None
     """Address the load balancer listens on."""
     port: Port | None = None
@@ -206,4 +209,5 @@ def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadB
         pushing=Pushing(PushMode(section.pushing), _pushing.cap if cap is None else cap),
         continuation=Continuation(Continue(section.continuation)),
         access=Access(tuple(keys), section.allow_policy_override),
+        cors=cors(section.cors),
     )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from lb.config.options import Access, ApiKey
+from lb.config.cors import Cors
+from lb.config.options import Access, ApiKey, Limits
 from lb.config.schema import Table, Target
-from tests.integration.lb_wires import Bench, Got, run, settle
+from tests.integration.lb_wires import Bench, Got, Seen, run, settle
 
 KEYS = Access((ApiKey("page", hashlib.sha256(b"sk-page").hexdigest()),))
 TARGET = Target("t", "http://192.0.2.9:8000")
@@ -98,6 +100,108 @@ def test_nothing_else_is_served_below_the_dash(method: str, path: str, status: i
         bench = Bench()
         assert (await ask(bench, method, path)).status == status
         assert bench.seen == []
+        bench.check()
+
+    run(story())
+
+
+# --- web pages
+
+PAGE = "https://chat.example"
+CORS = Cors((PAGE, "https://*.lab.example"), exposed_headers=("X-Request-Id",))
+PREFLIGHT = (
+    "Access-Control-Request-Method: POST",
+    "Access-Control-Request-Headers: authorization,content-type",
+)
+EVENTS = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
+ALLOWED = (b"access-control-allow-origin", PAGE.encode())
+
+
+def with_cors_of_its_own(seen: Seen) -> list[bytes]:
+    """A target that lets every page call."""
+    lines = b"Access-Control-Allow-Origin: *\r\nAccess-Control-Max-Age: 9\r\n"
+    if b'"stream"' in seen.body:
+        return [b"HTTP/1.1 200 OK\r\n" + EVENTS + lines + b"\r\n", b"e\r\ndata: [DONE]\n\n\r\n", b"0\r\n\r\n"]
+    return [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n" + lines + b"\r\nok"]
+
+
+def test_a_preflight_needs_no_key_and_reaches_no_target() -> None:
+    async def story() -> None:
+        bench = Bench(table=a_table(access=KEYS, cors=CORS))
+        for path in ("/v1/chat/completions", "/-/healthz", "/anything"):
+            got = await ask(bench, "OPTIONS", path, f"Origin: {PAGE}", *PREFLIGHT)
+            assert (got.status, got.body) == (204, b"")
+            assert ALLOWED in got.headers
+            assert got.values(b"access-control-allow-headers") == [b"authorization,content-type"]
+        got = await ask(bench, "OPTIONS", "/", "Origin: https://evil.example", *PREFLIGHT)
+        assert (got.status, got.values(b"access-control-allow-origin")) == (403, [])
+        assert b"cors_rejected" in got.body
+        assert (await ask(bench, "OPTIONS", "/", f"Origin: {PAGE}")).status == 401  # it is no preflight
+        assert bench.seen == []
+        bench.check()
+
+    run(story())
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"stream": true}'], ids=["whole", "stream"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/other"])
+def test_responses_have_our_headers_in_place_of_the_targets(path: str, body: bytes) -> None:
+    async def story() -> None:
+        bench = Bench(with_cors_of_its_own, table=a_table(cors=CORS))
+        got = await ask(bench, "POST", path, f"Origin: {PAGE}", body=body)
+        assert got.whole
+        assert got.values(b"access-control-allow-origin") == [PAGE.encode()]
+        assert got.values(b"access-control-expose-headers") == [b"X-Request-Id"]
+        assert got.values(b"access-control-max-age") == []
+        got = await ask(bench, "POST", path, "Origin: https://evil.example", body=body)
+        assert (got.status, got.values(b"access-control-allow-origin")) == (200, [])
+        assert got.values(b"vary") == [b"Origin"]
+        bench.check()
+
+    run(story())
+
+
+def test_without_cors_those_of_the_target_pass() -> None:
+    async def story() -> None:
+        bench = Bench(with_cors_of_its_own)
+        got = await ask(bench, "POST", "/", f"Origin: {PAGE}", body=b"{}")
+        assert got.values(b"access-control-allow-origin") == [b"*"]
+        got = await ask(bench, "OPTIONS", "/", f"Origin: {PAGE}", *PREFLIGHT)
+        assert len(bench.seen) == 2
+        bench.check()
+
+    run(story())
+
+
+def test_a_page_can_read_our_own_errors() -> None:
+    async def story() -> None:
+        bench = Bench(table=a_table(access=KEYS, cors=CORS, limits=Limits(hold_s=0.0, max_body_bytes=100)))
+        key = "Authorization: Bearer sk-page"
+        origin = f"Origin: {PAGE}"
+        refused = {
+            401: await ask(bench, "GET", "/", origin),
+            404: await ask(bench, "GET", "/-/x", origin),
+            413: await ask(bench, "POST", "/v1/completions", origin, key, body=b"x" * 101),
+            400: await ask(bench, "GET", "/", origin, key, "X-SkyServe-Policy: none"),
+        }
+        bench.table.apply(replace(bench.table.table, targets=()), 0.0)
+        bench.proxy.applied()
+        refused[503] = await ask(bench, "GET", "/", origin, key)
+        assert {status: got.status for status, got in refused.items()} == {one: one for one in refused}
+        assert [status for status, got in refused.items() if ALLOWED not in got.headers] == []
+        bench.check()
+
+    run(story())
+
+
+def test_other_rules_are_in_force_with_the_table() -> None:
+    async def story() -> None:
+        bench = Bench()
+        for cors, allowed in ((Cors(("*",)), [b"*"]), (CORS, [PAGE.encode()]), (Cors(), [])):
+            bench.table.apply(replace(bench.table.table, cors=cors), 0.0)
+            bench.proxy.applied()
+            got = await ask(bench, "GET", "/", f"Origin: {PAGE}")
+            assert got.values(b"access-control-allow-origin") == allowed
         bench.check()
 
     run(story())
