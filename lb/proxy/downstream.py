@@ -1,7 +1,7 @@
 """Connections from clients: requests in, one at a time, and the bytes of responses out.
 
 Bounded in everything a client can make long: heads (`max_head_bytes`, `max_headers`, `head_timeout_s`), bodies
-(`max_body_bytes`, `idle_timeout_s` between two parts, one budget for what all of them keep), idleness (`keepalive_s`), and
+(`max_body_bytes` where they are parsed, `idle_timeout_s` between two parts, one budget for what all of them keep), idleness (`keepalive_s`), and
 what it sends ahead of its response (the connection is closed). Whether a request is let in is decided on its head, before
 its body is asked for or kept. Bodies up to `buffer_bytes` are collected, so that they can be sent again; of longer ones only
 the first part is, and the rest is passed on as the target takes it.
@@ -21,6 +21,7 @@ from lb.http.body_framing import FramingError
 from lb.http.messages import END, HeadError, Hop, RequestHead
 from lb.proxy.ports import ClientRequest, Entrance, Refusal
 from lb.proxy.upload import TinyChunksError, Upload
+from lb.stream.openai_request import for_model
 
 WRITE_HIGH_WATER = 64 * 1024
 MAX_AHEAD_BYTES = 256 * 1024  # what a client may send before its response is over
@@ -230,7 +231,7 @@ class ClientConnection(asyncio.Protocol):
             self.body_left = not whole
             self._answer_here(verdict)
             return
-        if length > limits.max_body_bytes:
+        if length > limits.max_body_bytes and for_model(head.path):
             self.proxy.abandoned(verdict)
             self._refuse(self._too_large())
             return
@@ -260,7 +261,7 @@ class ClientConnection(asyncio.Protocol):
         except TinyChunksError:
             refusal = _TINY
         else:
-            if upload.size > limits.max_body_bytes:
+            if upload.size > limits.max_body_bytes and for_model(head.path):
                 refusal = self._too_large()
             elif not upload.keep(part):
                 refusal = _NO_ROOM
@@ -305,8 +306,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _pass_body(self, data: bytes) -> None:
         """The rest of a body that is too long to be kept."""
-        request, upload = self.request, self.upload
-        assert upload is not None  # noqa: S101 (for the type checker)
+        request, upload, head = self.request, self.upload, self.head
+        assert upload is not None and head is not None  # noqa: S101, PT018 (for the type checker)
         try:
             part, end = upload.feed(data)
         except FramingError:
@@ -316,7 +317,7 @@ class ClientConnection(asyncio.Protocol):
             self._abort_body(_TINY)
             return
         self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
-        if upload.size > self.proxy.limits.max_body_bytes:
+        if upload.size > self.proxy.limits.max_body_bytes and for_model(head.path):
             self._abort_body(self._too_large())
             return
         if end >= 0:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from lb.config.options import Continue
 from lb.core.api_keys import Admitted, ApiKeyStore, Limited, Unauthorized
@@ -35,6 +37,10 @@ _HEALTH = b"/-/healthz"
 _READY = b"/-/ready"
 _NOT_SERVED = Refusal(404, "not_found", "Of the paths under /-/ this port serves /-/healthz and /-/ready.")
 _READ_ONLY = Refusal(405, "method_not_allowed", "This path is for GET and HEAD.")
+_DOT_SEGMENT = re.compile(  # `.` or `..` as a server reads it that decodes, or takes a backslash for a slash
+    rb"(?:/|\\|%2f|%5c)(?:\.|%2e){1,2}(?=/|\\|%2f|%5c|;|%3b|$)", re.IGNORECASE
+)
+_DOTS = Refusal(400, "dot_segments", "The path must not contain the segments . and .. here.")
 _TRACE = Refusal(
     405, "method_not_allowed", "TRACE is not served: it would show the client's headers to scripts."
 )
@@ -69,6 +75,8 @@ class Gate:
         """Another table is in force."""
         cors = self._table.table.cors
         self.cors = CorsRules(cors) if cors.origins else None
+        # Above its base path a target may serve what is not this service's.
+        self._has_base_path = any(urlsplit(one.url).path.strip("/") for one in self._table.table.targets)
 
     def check(self, head: RequestHead, now: float) -> Refusal | Admitted | bytes:
         """Decide on the head alone, before a byte of the body is kept or asked for. Bytes are a whole response."""
@@ -84,6 +92,8 @@ class Gate:
             return self._own_path(head)
         if head.method == b"TRACE":
             return _TRACE
+        if self._has_base_path and _DOT_SEGMENT.search(path):
+            return _DOTS
         verdict = self._api_keys.admit(head.authorization, now)
         if isinstance(verdict, Admitted):
             return verdict

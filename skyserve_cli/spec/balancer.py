@@ -158,7 +158,7 @@ class LoadBalancerSection(Section):
     max_body_mb: Annotated[int, _NUMBER, _within(Limits, "max_body_bytes", MIB)] = (
         _limits.max_body_bytes // MIB
     )
-    """The largest body of a request, in MiB."""
+    """The largest body of a request to a model, in MiB; other paths pass bodies of any size through."""
     pushing: PushingWord = _pushing.mode.value
     """When a replica is given one more request: selective, fixed_cap or blind."""
     max_concurrency_per_replica: Annotated[int, _NUMBER, _within(Pushing, "cap")] | None = None

@@ -205,3 +205,67 @@ def test_other_rules_are_in_force_with_the_table() -> None:
         bench.check()
 
     run(story())
+
+
+# --- paths and bodies
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../admin",
+        "/%2e%2E/admin",
+        "/a/.%2e/b",
+        "/a/./b",
+        "/a/..",
+        "/a/%2e",
+        "/a%2f..%2fb",
+        "/a/..;x/b",
+        "/a\\..\\b",
+    ],
+)
+def test_a_path_cannot_leave_the_base_path_of_a_target(path: str) -> None:
+    async def story() -> None:
+        below = replace(TARGET, url="http://192.0.2.9:8000/tenant")
+        bench = Bench(table=a_table(below))
+        got = await ask(bench, "GET", path)
+        assert (got.status, b"dot_segments" in got.body) == (400, True)
+        assert bench.seen == []
+        bench.table.apply(a_table(replace(TARGET, id="plain")), 0.0)
+        bench.proxy.applied()
+        assert (await ask(bench, "GET", path)).status == 200  # it has nothing to leave
+        bench.check()
+
+    run(story())
+
+
+@pytest.mark.parametrize("path", ["/a..b/c", "/..a", "/a/...", "/.well-known/x", "/?next=/../x"])
+def test_other_dots_pass_below_a_base_path(path: str) -> None:
+    async def story() -> None:
+        bench = Bench(table=a_table(replace(TARGET, url="http://192.0.2.9:8000/tenant/")))
+        assert (await ask(bench, "GET", path)).status == 200
+        assert [seen.target for seen in bench.seen] == [b"/tenant" + path.encode()]
+        bench.check()
+
+    run(story())
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
+@pytest.mark.parametrize("buffer_bytes", [10, 1000], ids=["passed on", "kept"])
+def test_the_limit_of_bodies_is_for_those_that_are_parsed(chunked: bool, buffer_bytes: int) -> None:
+    async def story() -> None:
+        bench = Bench(max_body_bytes=100, buffer_bytes=buffer_bytes)
+        body = b"x" * 101
+        framed = b"65\r\n" + body + b"\r\n0\r\n\r\n" if chunked else body
+        line = "Transfer-Encoding: chunked" if chunked else "Content-Length: 101"
+        for path, status in (("/v1/audio/transcriptions", 200), ("/v1/chat/completions", 413)):
+            client = bench.client()
+            client.send(head("POST", path, line), framed)
+            await settle()
+            (got,) = client.answers(b"POST")
+            assert got.status == status
+        assert b"100 bytes (load_balancer.max_body_mb)" in got.body
+        assert bench.seen[0].body == body
+        bench.check()
+
+    run(story())
