@@ -84,7 +84,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All an agent needs to serve one service. `revision` is the controller's, compared for equality only."""
+    """All an agent needs to serve one service. `revision` is the controller's, compared for equality only. From
+    `trusted_proxies`, networks of IP, what a proxy says of its clients (`X-Forwarded-*` and the like) is passed on."""
 
     service: str
     revision: str
@@ -97,6 +98,7 @@ class Table:
     continuation: Continuation = field(default_factory=Continuation)
     access: Access = field(default_factory=Access)
     cors: Cors = field(default_factory=Cors)
+    trusted_proxies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -118,6 +120,7 @@ class Table:
             "continuation": self.continuation.to_json(),
             "access": self.access.to_json(),
             "cors": self.cors.to_json(),
+            "trusted_proxies": list(self.trusted_proxies),
         }
 
     @classmethod
@@ -135,6 +138,7 @@ class Table:
             continuation=Continuation.from_json(fields.take("continuation", {}), fields.at("continuation")),
             access=Access.from_json(fields.take("access", {}), fields.at("access")),
             cors=Cors.from_json(fields.take("cors", {}), fields.at("cors")),
+            trusted_proxies=fields.networks("trusted_proxies"),
         )
         fields.done()
         return table

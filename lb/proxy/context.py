@@ -127,6 +127,9 @@ class Proxy:
         self.metrics.counts.requests += 1
         self.arrivals.add(self.clock())
 
+    def trusts(self, peer: str) -> bool:
+        return self.gate.trusts(peer)
+
     def is_full(self) -> bool:
         return self.max_clients is not None and len(self.clients) > self.max_clients
 
@@ -264,6 +267,8 @@ class Proxy:
         self.api_keys.apply(table.access, self.clock())
         self.budget.rules = table.retries
         self.pools.retain({target.url for target in table.targets})
+        for client in self.clients:
+            client.identify()
         self.changed()
 
     # --- closing

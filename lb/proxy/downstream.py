@@ -97,15 +97,20 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         self.transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
-        name = transport.get_extra_info("peername")
-        peer = str(name[0]).encode() if name else b"unknown"
-        scheme = b"https" if transport.get_extra_info("sslcontext") is not None else b"http"
-        self.hop = Hop(b"[%b]" % peer if b":" in peer else peer, scheme)
+        self.identify()
         self._deadline = self.proxy.clock() + self.proxy.limits.head_timeout_s
         self._look_later()
         self.proxy.clients.add(self)
         if self.proxy.is_full():
             self._refuse(_TOO_MANY)
+
+    def identify(self) -> None:
+        transport = self.transport
+        name = transport.get_extra_info("peername")
+        peer = str(name[0]) if name else "unknown"
+        scheme = b"https" if transport.get_extra_info("sslcontext") is not None else b"http"
+        shown = peer.encode()
+        self.hop = Hop(b"[%b]" % shown if ":" in peer else shown, scheme, self.proxy.trusts(peer))
 
     def data_received(self, data: bytes) -> None:
         try:

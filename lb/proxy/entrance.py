@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -75,8 +76,21 @@ class Gate:
         """Another table is in force."""
         cors = self._table.table.cors
         self.cors = CorsRules(cors) if cors.origins else None
+        self._trusted = [ipaddress.ip_network(one) for one in self._table.table.trusted_proxies]
         # Above its base path a target may serve what is not this service's.
         self._has_base_path = any(urlsplit(one.url).path.strip("/") for one in self._table.table.targets)
+
+    def trusts(self, peer: str) -> bool:
+        """Returns True if this address is one of a proxy whose word on its own clients is taken."""
+        if not self._trusted:
+            return False
+        try:
+            address = ipaddress.ip_address(peer.partition("%")[0])
+        except ValueError:
+            return False
+        if isinstance(address, ipaddress.IPv6Address):
+            address = address.ipv4_mapped or address  # as a socket for both sees IPv4
+        return any(address in network for network in self._trusted)
 
     def check(self, head: RequestHead, now: float) -> Refusal | Admitted | bytes:
         """Decide on the head alone, before a byte of the body is kept or asked for. Bytes are a whole response."""

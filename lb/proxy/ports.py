@@ -292,6 +292,10 @@ class Entrance(Protocol):
         """The head of a request is here."""
         ...
 
+    def trusts(self, peer: str) -> bool:
+        """Returns True if this address is one of a proxy whose word on its own clients is taken."""
+        ...
+
     def is_full(self) -> bool:
         """Returns True if there are more clients than descriptors allow."""
         ...
@@ -319,3 +323,6 @@ class Client(Downstream, Protocol):
     """A client's connection, as the proxy keeps it."""
 
     def close_soon(self, grace_s: float) -> None: ...
+    def identify(self) -> None:
+        """Find out again who the client is: other proxies are trusted."""
+        ...

@@ -52,6 +52,7 @@ def table_of(
         balancer.continuation,
         balancer.access,
         balancer.cors,
+        balancer.trusted_proxies,
     )
     content = json.dumps(table.to_json(), sort_keys=True)
     return replace(

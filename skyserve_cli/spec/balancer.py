@@ -24,7 +24,7 @@ from lb.config.options import (
     Retries,
 )
 from skyserve_cli.spec.fields import AboveZero, Port, SomeSeconds, Text, not_bool, one_of, refuse
-from skyserve_cli.spec.front_door import CorsSection, cors
+from skyserve_cli.spec.front_door import CorsSection, Network, cors
 from skyserve_cli.spec.model import LoadBalancerSpec
 from skyserve_cli.spec.references import NAME
 from skyserve_cli.spec.section import Section, Words
@@ -177,6 +177,8 @@ class LoadBalancerSection(Section):
     """Whether a request may choose its load_balancing_policy by the header X-SkyServe-Policy."""
     cors: CorsSection = CorsSection()
     """Which web pages may call from browsers. Default: those of the service's own origin only."""
+    trusted_proxies: tuple[Network, ...] = ()
+    """Networks of proxies whose X-Forwarded-For, -Proto and -Host, X-Real-IP and Forwarded are passed on. Default: none."""
     host: Text | None = None
     """Address the load balancer listens on."""
     port: Port | None = None
@@ -210,4 +212,5 @@ def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadB
         continuation=Continuation(Continue(section.continuation)),
         access=Access(tuple(keys), section.allow_policy_override),
         cors=cors(section.cors),
+        trusted_proxies=section.trusted_proxies,
     )

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from lb.config.cors import MAX_AGE_S, Cors
+from lb.config.decode import network_problem
 from skyserve_cli.spec.fields import not_bool, refuse
 from skyserve_cli.spec.section import Section
 
@@ -33,6 +34,16 @@ def _schema(name: str) -> WithJsonSchema:
 Origin = Annotated[str, PlainValidator(_text("origins")), _schema("origins")]
 Method = Annotated[str, PlainValidator(_text("methods")), _schema("methods")]
 Header = Annotated[str, PlainValidator(_text("headers")), _schema("headers")]
+
+
+def _network(value: object) -> str:
+    problem = network_problem(value)
+    if problem is not None:
+        raise refuse(problem.replace("expected", "must be", 1), value)
+    return str(value)
+
+
+Network = Annotated[str, PlainValidator(_network), WithJsonSchema({"type": "string"})]
 Seconds = Annotated[int, BeforeValidator(not_bool), Field(ge=0, le=MAX_AGE_S)]
 
 

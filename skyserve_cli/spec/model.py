@@ -89,7 +89,7 @@ class ReplicaPolicy:
 
 @dataclass(frozen=True, slots=True)
 class LoadBalancerSpec:
-    """What the load balancer is told; the last six in its own words.
+    """What the load balancer is told; the last seven in its own words.
 
     `host` and `port` None: it takes an address of its own choice. Of API keys it knows the digests only.
     """
@@ -111,6 +111,7 @@ class LoadBalancerSpec:
     continuation: Continuation = field(default_factory=Continuation)
     access: Access = field(default_factory=Access)
     cors: Cors = field(default_factory=Cors)
+    trusted_proxies: tuple[str, ...] = ()
 
 
 class AgentPlace(NamedTuple):

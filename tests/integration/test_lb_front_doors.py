@@ -269,3 +269,44 @@ def test_the_limit_of_bodies_is_for_those_that_are_parsed(chunked: bool, buffer_
         bench.check()
 
     run(story())
+
+
+# --- proxies before it
+
+
+@pytest.mark.parametrize(
+    ("networks", "trusted"),
+    [
+        ((), False),
+        (("10.0.0.0/8",), False),
+        (("10.0.0.0/8", "192.0.2.0/24"), True),
+        (("192.0.2.1",), True),
+        (("::/0",), False),
+    ],
+)
+def test_the_word_of_a_trusted_proxy_is_passed_on(networks: tuple[str, ...], trusted: bool) -> None:
+    async def story() -> None:
+        bench = Bench()
+        client = bench.client()
+        for table in (bench.table.table, replace(bench.table.table, trusted_proxies=networks)):
+            bench.table.apply(table, 0.0)
+            bench.proxy.applied()  # also for connections that are there already
+            client.send(head("GET", "/", "X-Forwarded-For: 203.0.113.7", "X-Forwarded-Proto: https"))
+            await settle()
+        seen = [(one.values(b"x-forwarded-for"), one.values(b"x-forwarded-proto")) for one in bench.seen]
+        assert seen[0] == ([b"192.0.2.1"], [b"http"])
+        passed = ([b"203.0.113.7, 192.0.2.1"], [b"https"])
+        assert seen[1] == (passed if trusted else seen[0])
+        assert [got.status for got in client.answers(b"GET", b"GET")] == [200, 200]
+        bench.check()
+
+    run(story())
+
+
+def test_a_proxy_is_known_by_its_address_in_any_form() -> None:
+    async def story() -> None:
+        gate = Bench(table=a_table(trusted_proxies=("10.0.0.0/8", "fe80::/10"))).proxy.gate
+        peers = ["10.1.2.3", "::ffff:10.1.2.3", "fe80::1%eth0", "11.0.0.1", "::1", "unknown"]
+        assert [gate.trusts(peer) for peer in peers] == [True, True, True, False, False, False]
+
+    run(story())

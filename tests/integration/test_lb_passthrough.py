@@ -133,7 +133,7 @@ async def test_headers_pass_but_not_those_of_the_hop(w: World) -> None:
     assert values(facts, "Host") == ["shop.example:8080"]
     assert values(facts, "Authorization") == ["Bearer secret"]
     assert values(facts, "X-Twice") == ["1", "2"]
-    assert values(facts, "X-Forwarded-For") == ["10.1.1.1, 127.0.0.1"]
+    assert values(facts, "X-Forwarded-For") == ["127.0.0.1"]
     assert values(facts, "X-Forwarded-Proto") == ["http"]
     assert values(facts, "X-Forwarded-Host") == ["shop.example:8080"]
     assert values(facts, "X-Request-Id") == ["mine-1"]
