@@ -27,6 +27,7 @@ from lb.core.sliding_window import WindowCounter, WindowMean
 from lb.core.target_state import TargetState
 from lb.core.targets import Booking, Health, Key, TargetTable
 from lb.engines.kinds import EngineKind
+from lb.http.cors import CorsRules
 from lb.http.messages import Reader, RequestHead
 from lb.http.upstream import Pools
 from lb.http.write_batch import WriteBatcher
@@ -80,6 +81,7 @@ class Proxy:
         self.buffers = ByteBudget(buffers_bytes)
         self.max_clients = max_clients  # None: no limit
         self.closing = False  # no connection is kept alive any longer
+        self.draining = False  # serves on, but is not ready
         self.queueing = True  # may a request wait for a target?
         self.clients: set[Client] = set()
         self.heads = Reader()
@@ -105,7 +107,7 @@ class Proxy:
         self.api_keys = ApiKeyStore(table.table.access, clock())
         self.budget = RetryBudget(table.table.retries, self.arrivals)
         self.limits: Limits = table.table.limits
-        self.gate = Gate(table, self.api_keys, metrics, self.explanations, id_prefix, begin_span)
+        self.gate = Gate(table, self.api_keys, metrics, self.explanations, id_prefix, begin_span, self.ready)
         self.endings = Endings(
             metrics, self.api_keys, self.explanations, self.counts_of, lambda: table.table.policy, finished
         )
@@ -117,9 +119,16 @@ class Proxy:
 
     # --- for clients' connections
 
+    @property
+    def cors(self) -> CorsRules | None:
+        return self.gate.cors
+
     def arrived(self) -> None:
         self.metrics.counts.requests += 1
         self.arrivals.add(self.clock())
+
+    def trusts(self, peer: str) -> bool:
+        return self.gate.trusts(peer)
 
     def is_full(self) -> bool:
         if self.max_clients is None or len(self.clients) <= self.max_clients:
@@ -174,7 +183,9 @@ class Proxy:
     def ready(self) -> bool:
         """Returns True if a request that came now would find a healthy target."""
         now = self.clock()
-        return not self.closing and any(health is Health.GOOD for _, health, _ in self.table.rows(now))
+        if self.closing or self.draining:
+            return False
+        return any(health is Health.GOOD for _, health, _ in self.table.rows(now))
 
     # --- for requests
 
@@ -267,10 +278,13 @@ class Proxy:
         table = self.table.table
         self._counts.clear()
         self.limits = table.limits
+        self.gate.apply()
         self.heads = Reader()  # which remembers what was accepted under other limits
         self.api_keys.apply(table.access, self.clock())
         self.budget.rules = table.retries
         self.pools.retain({target.url for target in table.targets})
+        for client in self.clients:
+            client.identify()
         self.changed()
 
     # --- closing
