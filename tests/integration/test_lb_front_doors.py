@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import json
+import signal
+import ssl
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +16,7 @@ import pytest
 from lb.config.cors import Cors
 from lb.config.options import Access, ApiKey, Limits
 from lb.config.schema import Table, Target
+from tests.integration.lb_harness import RunningAgent, self_signed, until, world
 from tests.integration.lb_wires import Bench, Got, Seen, run, settle
 
 KEYS = Access((ApiKey("page", hashlib.sha256(b"sk-page").hexdigest()),))
@@ -310,3 +316,75 @@ def test_a_proxy_is_known_by_its_address_in_any_form() -> None:
         assert [gate.trusts(peer) for peer in peers] == [True, True, True, False, False, False]
 
     run(story())
+
+
+# --- SIGHUP
+
+
+async def handshake(agent: RunningAgent) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
+    """A new connection, and the certificate that the agent showed."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection("127.0.0.1", agent.port, ssl=context)
+    return reader, writer, writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+
+
+async def hang_up(agent: RunningAgent, logs: str) -> None:
+    """SIGHUP, until the agent has logged this."""
+    before = agent.log.read_text().count(logs)
+    agent.process.send_signal(signal.SIGHUP)
+
+    async def logged() -> bool:
+        return agent.log.read_text().count(logs) > before
+
+    await until(logged)
+
+
+async def test_a_hangup_brings_the_new_certificate_and_drops_no_connection(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        certfile, keyfile = self_signed(tmp_path)
+        files = ("--tls-certfile", str(certfile), "--tls-keyfile", str(keyfile))
+        agent = await w.agent(*files, "--target", (await w.target("target")).url)
+        reader, writer, old = await handshake(agent)
+        self_signed(tmp_path)
+        await hang_up(agent, "reload tls_certfile=")
+        _, second, new = await handshake(agent)
+        assert new == ssl.PEM_cert_to_DER_cert(certfile.read_text()) != old
+        certfile.write_text("no certificate")
+        await hang_up(agent, "keep the certificate")
+        _, third, kept = await handshake(agent)
+        assert kept == new
+        writer.write(head("GET", "/"))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
+        for one in (writer, second, third):
+            one.close()
+
+
+async def test_a_hangup_brings_the_table_of_the_file(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        before, after = await w.targets("before", "after")
+        file = tmp_path / "table.json"
+        agent = await w.agent("--table-file", str(file))
+        await agent.push(before.json, revision="r1")
+        assert await agent.text() == (200, "before")
+        table = {**json.loads(file.read_text()), "revision": "r2", "targets": [after.json]}
+        file.write_text(json.dumps(table))
+        await hang_up(agent, "revision=r2 changed=True")
+        assert await agent.text() == (200, "after")
+        await hang_up(agent, "revision=r2 changed=False")
+        for wrong in (
+            "{",
+            json.dumps({**table, "service": "another"}),
+            json.dumps({**table, "policy": "none"}),
+        ):
+            file.write_text(wrong)
+            await hang_up(agent, "keep the table")
+        assert await agent.text() == (200, "after")
+
+
+async def test_a_hangup_of_an_agent_without_files_ends_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        agent = await w.agent("--target", (await w.target("target")).url)
+        for _ in range(3):
+            agent.process.send_signal(signal.SIGHUP)
+            assert await agent.text() == (200, "target")
