@@ -13,7 +13,7 @@ from typing import Any
 
 from lb.config.cors import Cors
 from lb.config.decode import Fields, WireError, url_problem
-from lb.config.options import Access, Breaker, Continuation, Limits, Pushing, Retries
+from lb.config.options import Access, Breaker, Continuation, Limits, Pushing, Retries, Session
 
 __all__ = ["Limits", "Readiness", "Stats", "Table", "Target", "TargetStats", "WireError", "url_problem"]
 
@@ -99,6 +99,7 @@ class Table:
     access: Access = field(default_factory=Access)
     cors: Cors = field(default_factory=Cors)
     trusted_proxies: tuple[str, ...] = ()
+    session: Session = field(default_factory=Session)
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -121,6 +122,7 @@ class Table:
             "access": self.access.to_json(),
             "cors": self.cors.to_json(),
             "trusted_proxies": list(self.trusted_proxies),
+            "session": self.session.to_json(),
         }
 
     @classmethod
@@ -139,6 +141,7 @@ class Table:
             access=Access.from_json(fields.take("access", {}), fields.at("access")),
             cors=Cors.from_json(fields.take("cors", {}), fields.at("cors")),
             trusted_proxies=fields.networks("trusted_proxies"),
+            session=Session.from_json(fields.take("session", {}), fields.at("session")),
         )
         fields.done()
         return table

@@ -145,7 +145,7 @@ class Proxy:
             size += kept_when_parsed(body)
         if not self.buffers.take(size):
             return _NO_ROOM
-        arrival = self.gate.arrival(head, body, admitted, client.body_left, now)
+        arrival = self.gate.arrival(head, body, admitted, client.body_left, client.hop, now)
         if isinstance(arrival, Refusal):
             self.buffers.give_back(size)
             return arrival

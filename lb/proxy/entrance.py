@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from lb.config.options import Continue
+from lb.config.options import Continue, CookieMode
 from lb.core.api_keys import Admitted, ApiKeyStore, Limited, Unauthorized
 from lb.core.targets import TargetTable
-from lb.http import error_responses
+from lb.http import error_responses, session_cookie
 from lb.http.cors import CorsRules
-from lb.http.messages import RequestHead
+from lb.http.messages import Hop, RequestHead
 from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
 from lb.proxy.ending import Arrival
@@ -34,6 +34,7 @@ class RequestOverrides(NamedTuple):
 
 
 _NO_OVERRIDES = RequestOverrides()
+_SESSION_POLICY = "consistent_hash"
 _HEALTH = b"/-/healthz"
 _READY = b"/-/ready"
 _NOT_SERVED = Refusal(404, "not_found", "Of the paths under /-/ this port serves /-/healthz and /-/ready.")
@@ -76,6 +77,9 @@ class Gate:
         """Another table is in force."""
         cors = self._table.table.cors
         self.cors = CorsRules(cors) if cors.origins else None
+        self._cookies = self._table.table.session.cookie is CookieMode.AUTO
+        # Which session a request belongs to may stand in its body (`user`), and so does the model, which is part of it.
+        self._by_session = self._cookies or self._table.table.policy == _SESSION_POLICY
         self._trusted = [ipaddress.ip_network(one) for one in self._table.table.trusted_proxies]
         # Above its base path a target may serve what is not this service's.
         self._has_base_path = any(urlsplit(one.url).path.strip("/") for one in self._table.table.targets)
@@ -137,7 +141,7 @@ class Gate:
         )
 
     def arrival(
-        self, head: RequestHead, body: bytes, admitted: Admitted, body_left: bool, now: float
+        self, head: RequestHead, body: bytes, admitted: Admitted, body_left: bool, hop: Hop, now: float
     ) -> Arrival | Refusal:
         """Returns what the request asks for, or why it is refused after all."""
         if self._api_keys.guards:
@@ -152,12 +156,15 @@ class Gate:
         session = overrides.session or (head.session.decode("latin-1") if head.session else "")
         if body and head.method == b"POST" and openai_request.for_model(path):
             prompts = self._table.needs_prompt or overrides.policy is not None
-            if prompts or (b'"stream"' in body and not body_left):
+            if prompts or (not body_left and (self._by_session or b'"stream"' in body)):
                 parsed = openai_request.read(body)
             if prompts:
                 prompt = openai_request.prompt_of(parsed.json, body)
             scope = f"{admitted.tenant}\x00{parsed.model}"
             session = session or parsed.user
+        set_cookie = b""
+        if self._cookies and not session:
+            session, set_cookie = session_cookie.read_or_make(head.cookie, secure=hop.scheme == b"https")
         self._number += 1
         own_id = f"{self._id_prefix}-{self._number}"  # a client's may occur twice at once
         if head.request_id:
@@ -194,6 +201,7 @@ class Gate:
             continues=continues,
             resume_state=resume_state,
             cors=None if self.cors is None else self.cors[head.origin],
+            set_cookie=set_cookie,
         )
 
     def _overrides(self, head: RequestHead) -> RequestOverrides | Refusal:

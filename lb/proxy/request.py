@@ -284,7 +284,10 @@ class ProxiedRequest:
         return b"Connection: keep-alive\r\n" if self.head.http_1_0 else b""
 
     def response_head(self, response: ResponseHead, framing: bytes) -> bytes:
-        return response_bytes(response, self.request_id, framing, self.arrival.cors)
+        arrival = self.arrival
+        if arrival.set_cookie:
+            framing = arrival.set_cookie + framing
+        return response_bytes(response, self.request_id, framing, arrival.cors)
 
     def _first_byte(self) -> float:
         """The target has responded. Returns now."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import json
+import re
 import signal
 import ssl
 from dataclasses import replace
@@ -14,10 +16,12 @@ from typing import Any
 import pytest
 
 from lb.config.cors import Cors
-from lb.config.options import Access, ApiKey, Limits
+from lb.config.options import Access, ApiKey, CookieMode, Limits, Session
 from lb.config.schema import Table, Target
+from lb.http import session_cookie
+from lb.http.head_lines import WEBSOCKET_GUID
 from tests.integration.lb_harness import RunningAgent, self_signed, until, world
-from tests.integration.lb_wires import Bench, Got, Seen, run, settle
+from tests.integration.lb_wires import ENDS, Bench, Got, Seen, run, settle
 
 KEYS = Access((ApiKey("page", hashlib.sha256(b"sk-page").hexdigest()),))
 TARGET = Target("t", "http://192.0.2.9:8000")
@@ -388,3 +392,127 @@ async def test_a_hangup_of_an_agent_without_files_ends_nothing(tmp_path: Path) -
         for _ in range(3):
             agent.process.send_signal(signal.SIGHUP)
             assert await agent.text() == (200, "target")
+
+
+# --- sessions by cookie
+
+STICKY = {"policy": "consistent_hash", "session": Session(CookieMode.AUTO)}
+COOKIE = re.compile(rb"skyserve_session=([A-Za-z0-9_-]{22}); Path=/; HttpOnly; SameSite=Lax")
+EIGHT = tuple(Target(f"t{number}", f"http://192.0.2.9:{8000 + number}") for number in range(8))
+
+
+def sticky(**options: Any) -> Table:
+    return Table("service", "r1", EIGHT, **{**STICKY, **options})
+
+
+@pytest.mark.parametrize("others", ["", "theme=dark; ", "skyserve_session=short; "])
+def test_a_browser_gets_a_cookie_once_and_stays_with_its_target(others: str) -> None:
+    async def story() -> None:
+        bench = Bench(table=sticky())
+        sessions, lives = set(), set()
+        for _ in range(8):
+            got = await ask(bench, "GET", "/", f"Cookie: {others}app=1")
+            (line,) = got.values(b"set-cookie")
+            match = COOKIE.fullmatch(line)
+            assert match is not None
+            session = match[1].decode()
+            sessions.add(session)
+            visited = set()
+            for path in ("/", "/page", "/page?x=1"):
+                again = await ask(bench, "GET", path, f"Cookie: {others}skyserve_session={session}; app=1")
+                assert again.values(b"set-cookie") == []
+                visited.add(targets_of(bench)[-1])
+            assert visited == {targets_of(bench)[-4]}, "the first request went elsewhere"
+            lives |= visited
+        assert len(sessions) == 8
+        assert len(lives) > 1
+        bench.check()
+
+    run(story())
+
+
+def targets_of(bench: Bench) -> list[str]:
+    """To which target each request went, in order."""
+    stories = [one.to_json() for one in reversed(bench.proxy.explanations.latest(1000))]
+    return [str(story["steps"][0]["target"]) for story in stories]
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "body"),
+    [
+        ("/", "X-Session-Id: mine", b""),
+        ("/", "X-SkyServe-Session: mine", b""),
+        ("/v1/completions", "X-Any: 1", b'{"user": "mine", "prompt": "x"}'),
+    ],
+)
+def test_a_client_that_names_its_session_gets_no_cookie(path: str, line: str, body: bytes) -> None:
+    async def story() -> None:
+        bench = Bench(table=sticky())
+        got = await ask(bench, "POST", path, line, body=body)
+        assert (got.status, got.values(b"set-cookie")) == (200, [])
+        bench.check()
+
+    run(story())
+
+
+def test_without_the_option_there_is_no_cookie() -> None:
+    async def story() -> None:
+        bench = Bench(table=sticky(session=Session()))
+        assert (await ask(bench, "GET", "/")).values(b"set-cookie") == []
+        bench.check()
+
+    run(story())
+
+
+def test_a_websocket_gets_a_cookie_and_goes_by_it() -> None:
+    async def story() -> None:
+        key = base64.b64encode(b"0123456789abcdef")
+        digest = hashlib.sha1(key + WEBSOCKET_GUID, usedforsecurity=False).digest()
+        lines = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + base64.b64encode(
+            digest
+        )
+        bench = Bench(lambda seen: [], table=sticky())
+        wanted = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
+        cookie: tuple[str, ...] = ()
+        for _ in range(2):
+            client = bench.client()
+            client.send(head("GET", "/ws", *wanted, f"Sec-WebSocket-Key: {key.decode()}", *cookie))
+            await settle()
+            peer = bench.peers[-1]
+            peer.took = lambda: None  # type: ignore[method-assign]  # from here on it is no HTTP
+            peer.wire._took = None
+            peer.say([b"HTTP/1.1 101 Switching Protocols\r\n" + lines + b"\r\n\r\n"])
+            await settle()
+            found = COOKIE.search(client.wire.take())
+            assert (found is None) == bool(cookie)
+            if found is not None:
+                cookie = (f"Cookie: skyserve_session={found[1].decode()}",)
+            client.wire.feed(ENDS)
+            await settle()
+        first, second = targets_of(bench)
+        assert first == second
+        bench.check()
+
+    run(story())
+
+
+def test_a_cookie_over_tls_is_for_tls_only() -> None:
+    _, plain = session_cookie.read_or_make(b"", secure=False)
+    _, secure = session_cookie.read_or_make(b"", secure=True)
+    assert b"Secure" not in plain
+    assert secure.endswith(b"; Secure\r\n")
+
+
+def test_a_user_named_in_the_body_is_a_session_for_streams_and_others_alike() -> None:
+    async def story() -> None:
+        bench = Bench(table=sticky(session=Session()))
+        bodies = [{"model": "m", "user": f"user {number}"} for number in range(8)]
+        for body in bodies:
+            for more in ({}, {"stream": False}, {"stream": True}):
+                await ask(bench, "POST", "/v1/embeddings", body=json.dumps({**body, **more}).encode())
+        went = targets_of(bench)
+        assert [len(set(went[at : at + 3])) for at in range(0, 24, 3)] == [1] * 8
+        assert len(set(went)) > 1
+        bench.check()
+
+    run(story())
