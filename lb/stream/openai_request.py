@@ -25,7 +25,7 @@ _DENSE_ABOVE_BYTES = 256 * 1024
 _DENSE_FACTOR = 3
 _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')
 _USER = re.compile(rb'"user"\s*:\s*"([^"\\]{1,256})"')
-_LIMIT = re.compile(rb'"max_(?:completion_)?tokens"\s*:\s*(\d{1,9})\b')
+_LIMIT = re.compile(rb'"max_(?:completion_|output_)?tokens"\s*:\s*(\d{1,9})\b')
 _STREAM = re.compile(rb'"stream"\s*:\s*true\b')
 
 _FIELD = b"\x1f"
@@ -99,7 +99,7 @@ def read(body: bytes) -> ParsedRequest:
     if type(json) is not dict:
         return NOT_PARSED
     model, user = json.get("model"), json.get("user")
-    limit = json.get("max_completion_tokens") or json.get("max_tokens") or 0
+    limit = json.get("max_completion_tokens") or json.get("max_tokens") or json.get("max_output_tokens") or 0
     return ParsedRequest(
         json,
         model if type(model) is str else "",

@@ -21,7 +21,7 @@ from lb.config.schema import Table, Target
 from lb.http import session_cookie
 from lb.http.head_lines import WEBSOCKET_GUID
 from tests.integration.lb_harness import RunningAgent, self_signed, until, world
-from tests.integration.lb_wires import ENDS, Bench, Got, Seen, run, settle
+from tests.integration.lb_wires import DIES, ENDS, Bench, Got, Seen, run, settle
 
 KEYS = Access((ApiKey("page", hashlib.sha256(b"sk-page").hexdigest()),))
 TARGET = Target("t", "http://192.0.2.9:8000")
@@ -513,6 +513,56 @@ def test_a_user_named_in_the_body_is_a_session_for_streams_and_others_alike() ->
         went = targets_of(bench)
         assert [len(set(went[at : at + 3])) for at in range(0, 24, 3)] == [1] * 8
         assert len(set(went)) > 1
+        bench.check()
+
+    run(story())
+
+
+# --- other formats of models
+
+
+def event(data: dict[str, Any]) -> bytes:
+    line = f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
+    return b"%x\r\n%b\r\n" % (len(line), line)
+
+
+STREAMS = {
+    "/v1/responses": [
+        {"type": "response.created", "response": {"usage": None}},
+        {"type": "response.output_text.delta", "delta": "A lake"},
+        {"type": "response.completed", "response": {"usage": {"input_tokens": 7, "output_tokens": 3}}},
+    ],
+    "/v1/messages": [
+        {"type": "message_start", "message": {"usage": {"input_tokens": 7, "output_tokens": 1}}},
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "A lake"}},
+        {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 3}},
+    ],
+}
+BODY = b'{"model": "m", "stream": true, "input": "What is a lake?"}'
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_streams_of_other_formats_are_counted(path: str) -> None:
+    async def story() -> None:
+        pieces = [b"HTTP/1.1 200 OK\r\n" + EVENTS + b"\r\n", *map(event, STREAMS[path]), b"0\r\n\r\n"]
+        bench = Bench(lambda seen: pieces)
+        got = await ask(bench, "POST", path, body=BODY)
+        assert got.whole
+        counts = bench.proxy.metrics.counts
+        assert (counts.tokens_in, counts.tokens_out) == (7, 3)
+        bench.check()
+
+    run(story())
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_streams_of_other_formats_are_cut_and_not_continued(path: str) -> None:
+    async def story() -> None:
+        pieces = [b"HTTP/1.1 200 OK\r\n" + EVENTS + b"\r\n", *map(event, STREAMS[path][:2]), DIES]
+        bench = Bench(lambda seen: pieces, targets=2)
+        got = await ask(bench, "POST", path, body=BODY)
+        assert (got.status, got.whole, len(bench.seen)) == (200, False, 1)
+        assert b"A lake" in got.body
         bench.check()
 
     run(story())
