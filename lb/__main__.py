@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--connect-timeout", type=_seconds, default=plain.connect_timeout_s, metavar="SECONDS")
     add("--hold", type=_seconds_or_zero, default=plain.hold_s, metavar="SECONDS")
     add("--max-attempts", type=_attempts, default=1 + Retries().max_total_retries, metavar="N")
-    add("--pushing", choices=[one.value for one in PushMode], default=PushMode.SELECTIVE.value)
+    add("--pushing", choices=[one.value for one in PushMode], default=Pushing().mode.value)
     add("--push-cap", type=_count, default=Pushing().cap, metavar="N", help="for --pushing fixed_cap")
     add(
         "--continue",

@@ -53,6 +53,7 @@ class Agent:
         targets_tls: ssl.SSLContext | None = None,
         fast_path: bool = True,
         limits: LimitStore | None = None,
+        max_clients: int | None = None,
     ) -> None:
         self._region = region
         self._table_file = table_file
@@ -82,6 +83,7 @@ class Agent:
             finished=_both(tracing.finished if tracing is not None else None, access_log),
             begin_span=tracing.begin if tracing is not None else None,
             fast_path=self._fast_path,
+            max_clients=max_clients,
         )
         if limits is not None:
             self.proxy.api_keys.share(limits, self._started_at)

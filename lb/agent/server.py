@@ -33,9 +33,11 @@ from aiohttp.http import HttpProcessingError
 from lb.agent import socket_handover
 from lb.agent.admin_api import admin_app
 from lb.agent.agent import Agent
+from lb.agent.descriptors import max_clients, raise_limit
 from lb.agent.limits_file import LimitsFile
 from lb.config.schema import Table
 from lb.core.limit_store import LimitStore
+from lb.http.upstream import keep_alive
 from lb.observe.access_log import AccessLog, RequestRecord
 from lb.observe.tracing import tracing
 from lb.proxy.downstream import ClientConnection
@@ -85,6 +87,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     tls = _tls(options)
     before = socket_handover.take(options.handover_socket) if options.handover_socket is not None else None
     data_socket, admin_socket = _sockets(options, before)
+    keep_alive(data_socket)  # inherited by every connection that it accepts
     tracer = tracing(options.table.service, options.region, os.environ, time.time_ns)
     agent = Agent(
         options.table,
@@ -97,6 +100,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         access_log=_access_log() if options.access_log else None,
         targets_tls=_targets_tls(options),
         fast_path=options.fast_path,
+        max_clients=max_clients(raise_limit()),
         limits=_limits(options),
     )
     loop.add_signal_handler(signal.SIGHUP, _reload, agent, options, tls)

@@ -12,10 +12,20 @@ from enum import Enum
 from typing import Any
 
 from lb.config.cors import Cors
-from lb.config.decode import Fields, WireError, url_problem
+from lb.config.decode import Fields, WireError, network_problem, url_problem
 from lb.config.options import Access, Breaker, Continuation, Limits, Pushing, Retries, Session
 
-__all__ = ["Limits", "Readiness", "Stats", "Table", "Target", "TargetStats", "WireError", "url_problem"]
+__all__ = [
+    "Limits",
+    "Readiness",
+    "Stats",
+    "Table",
+    "Target",
+    "TargetStats",
+    "WireError",
+    "network_problem",
+    "url_problem",
+]
 
 
 class Readiness(str, Enum):

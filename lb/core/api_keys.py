@@ -98,6 +98,10 @@ class Admission:
         self._prompt = 0
         self._settled = False
 
+    @property
+    def settled(self) -> bool:
+        return self._settled
+
 
 _NO_KEY = Unauthorized(False)
 _WRONG_KEY = Unauthorized(True)

@@ -1,116 +1,248 @@
-"""Who may be offered a request now: the targets of the best standing that admit one more.
+"""Who may be offered a request now: the targets of the best health that admit one more.
 
-Found anew only when something has changed, or when time changes it: an ejection ends, a look at an engine goes
-stale. Between two such moments a request pays for a comparison of two numbers. A target that fills up or has room
-again, which at saturation is every request, costs a pass over the best ones and not a new comparison of all.
+The targets are kept in one group per health, each with the list of those that admit, and every event changes the place
+of one target only. Some changes come with time: an ejection ends, what an engine has reported goes stale. They wait
+in a heap, and are made when somebody asks after their instant. So a request pays for a comparison of two numbers,
+and a change for a binary search, however many targets there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 
 from lb.core.target_state import Booking, Health, TargetState
 from policies.routing.base import TargetView
+from policies.routing.target_list import TargetList
 
 _NEVER = float("inf")
 _BEST_FIRST = (Health.GOOD, Health.EJECTED, Health.UNHEALTHY)
 
 
-class Candidates:
-    """A view of a table's entries. The table says when something has changed; `now` never runs backwards."""
+class _Group:
+    """The targets of one health."""
 
-    __slots__ = ("_best", "_end_at", "_entries", "_open", "_standings_end_at", "_version", "_views", "_worse")
+    __slots__ = ("admitting", "health", "members")
+
+    def __init__(self, health: Health, entries: Iterable[TargetState], fleet: Sequence[TargetView]) -> None:
+        ranked = [(_rank(entry), entry) for entry in entries]
+        self.health = health
+        self.members = TargetList(((rank, entry.view) for rank, entry in ranked), fleet)
+        self.admitting = TargetList(((rank, entry.view) for rank, entry in ranked if entry.admits()), fleet)
+
+
+class _Place:
+    """Where a target is listed, its life as listed there, and the first of its timers in the heap."""
+
+    __slots__ = ("group", "life", "timer_at")
+
+    def __init__(self, group: _Group, life: int) -> None:
+        self.group = group
+        self.life = life
+        self.timer_at = _NEVER
+
+
+class Candidates:
+    """A view of a table's entries. The table reports every change; `now` never runs backwards."""
+
+    __slots__ = (
+        "_best",
+        "_by_life",
+        "_changed",
+        "_due_at",
+        "_entries",
+        "_groups",
+        "_open",
+        "_places",
+        "_rebuild",
+        "_timers",
+        "_timers_set",
+        "_version",
+    )
 
     def __init__(self, entries: Mapping[str, TargetState], open_bookings: Collection[Booking]) -> None:
         self._entries = entries
         self._open = open_bookings
-        self._standings_end_at = -_NEVER  # the next two are right until then
-        self._best: list[TargetState] = []  # of the best standing there is
-        self._worse: list[TargetState] = []  # of others that are not closed
-        self._end_at = -_NEVER  # and this one until then
-        self._views: list[TargetView] = []  # of the best that admit
+        self._groups: dict[Health, _Group] = {}
+        self._best = _NOTHING  # the first that has members
+        self._places: dict[TargetState, _Place] = {}
+        self._by_life: dict[int, TargetState] = {}
+        self._timers: list[tuple[float, int, TargetState]] = []  # a heap
+        self._timers_set = 0
+        self._changed: dict[TargetState, None] = {}  # not in their places yet
+        self._rebuild = True
+        self._due_at = -_NEVER  # all of this is right until then
         self._version = 0
 
     # --- asked
 
-    def views(self, now: float) -> list[TargetView]:
-        if now >= self._end_at:
-            self._look_around(now)
-        return self._views
+    def views(self, now: float) -> Sequence[TargetView]:
+        if now >= self._due_at:
+            self._settle(now)
+        return self._best.admitting
 
-    def best(self, now: float) -> list[TargetState]:
-        """All of the best standing, whether they admit or not."""
-        if now >= self._end_at:
-            self._look_around(now)
-        return self._best
+    def best(self, now: float) -> Sequence[TargetView]:
+        """All of the best health, whether they admit or not."""
+        if now >= self._due_at:
+            self._settle(now)
+        return self._best.members
 
     def room(self, now: float) -> bool:
-        """Does any target admit one more request, of whatever standing?"""
-        return bool(self.views(now)) or any(entry.admits() for entry in self._worse)
+        """Does any target admit one more request, of whatever health?"""
+        if self.views(now):
+            return True
+        return any(self._groups[health].admitting for health in _BEST_FIRST)
 
     def version(self, now: float) -> int:
-        """Changes whenever somebody may be offered who was not."""
-        if now >= self._end_at:
-            self._look_around(now)
+        """Changes whenever a target may be offered that was not."""
+        if now >= self._due_at:
+            self._settle(now)
         return self._version
 
-    def without(self, lives: Collection[int], now: float) -> tuple[Health, list[TargetView]]:
-        """The best standing of any target without those lives, and who of that standing admits."""
-        if now >= self._end_at:
-            self._look_around(now)
-        by_standing: dict[Health, list[TargetState]] = {}
-        for entry in self._entries.values():
-            if entry.life not in lives:
-                by_standing.setdefault(entry.standing(now), []).append(entry)
-        for standing in _BEST_FIRST:
-            if standing in by_standing:
-                return standing, [entry.view for entry in by_standing[standing] if entry.admits()]
+    def without(
+        self, lives: Collection[int], now: float, gated: bool = True
+    ) -> tuple[Health, Sequence[TargetView]]:
+        """The best health of any target without those lives, and which of that health admit (or all of them)."""
+        if now >= self._due_at:
+            self._settle(now)
+        gone: dict[_Group, list[int]] = {}
+        for life in lives:
+            entry = self._by_life.get(life)
+            if entry is not None:
+                gone.setdefault(self._places[entry].group, []).append(_rank(entry))
+        for health in _BEST_FIRST:
+            group = self._groups[health]
+            ranks = gone.get(group, ())
+            if len(group.members) > len(ranks):
+                listed = group.admitting if gated else group.members
+                return health, listed.without(ranks) if ranks else listed
         return Health.CLOSED, []
 
     # --- told
 
-    def changed(self) -> None:
-        """A standing or a life has: nothing that is kept holds any longer."""
-        self._standings_end_at = self._end_at = -_NEVER
+    def replaced(self) -> None:
+        """The table has been: every target may have changed."""
+        self._rebuild = True
+        self._due_at = -_NEVER
 
-    def opened(self) -> None:
-        """A target admits again."""
-        self._end_at = -_NEVER
+    def changed(self, entry: TargetState) -> None:
+        """The health or the life of the target has."""
+        self._changed[entry] = None
+        self._due_at = -_NEVER
+
+    def opened(self, entry: TargetState) -> None:
+        """The target admits again."""
+        place = self._places.get(entry)
+        if place is not None and place.group.admitting.add(_rank(entry), entry.view):
+            self._version += 1
 
     def filled(self, entry: TargetState) -> None:
         """The target admits no longer."""
-        if entry.view in self._views:
-            self._views.remove(entry.view)
+        place = self._places.get(entry)
+        if place is not None:
+            place.group.admitting.drop(_rank(entry))
 
-    def ends(self, at: float) -> None:
-        """What is kept holds no longer than until then."""
-        self._standings_end_at = min(self._standings_end_at, at)
-        self._end_at = min(self._end_at, at)
+    def ends(self, entry: TargetState, at: float) -> None:
+        """What is known of the target holds no longer than until then."""
+        place = self._places.get(entry)
+        if place is not None:
+            self._set_timer(entry, place, at)
+            self._due_at = min(self._due_at, at)
 
     # --- inside
 
-    def _look_around(self, now: float) -> None:
-        if now >= self._standings_end_at:
-            self._compare(now)
-        self._views = [entry.view for entry in self._best if entry.admits()]
-        self._end_at = self._standings_end_at
+    def _settle(self, now: float) -> None:
+        """Make all changes that are due."""
+        due: dict[TargetState, None] = {}  # a dict, since it must be the same in every run
+        while self._timers and self._timers[0][0] <= now:
+            entry = heappop(self._timers)[2]
+            if entry in self._places:
+                self._places[entry].timer_at = _NEVER
+                due[entry] = None
+        if self._rebuild:
+            self._forget_loads(self._entries.values(), now)
+            self._build(now)
+        else:
+            self._forget_loads(due, now)
+            news = bool(self._changed)
+            for entry in (*self._changed, *due):
+                news = self._put(entry, now) or news
+            self._version += news
+        self._changed.clear()
+        self._best = next((self._groups[one] for one in _BEST_FIRST if self._groups[one].members), _NOTHING)
+        self._due_at = self._timers[0][0] if self._timers else _NEVER
+
+    def _build(self, now: float) -> None:
+        entries = self._entries.values()
+        fleet = [entry.view for entry in entries]
+        by_health: dict[Health, list[TargetState]] = {health: [] for health in Health}
+        for entry in entries:
+            by_health[entry.standing(now)].append(entry)
+        self._groups = {health: _Group(health, those, fleet) for health, those in by_health.items()}
+        self._places = {entry: _Place(self._groups[entry.standing(now)], entry.life) for entry in entries}
+        self._by_life = {entry.life: entry for entry in entries}
+        self._timers = []
+        for entry, place in self._places.items():
+            self._set_timer(entry, place, _next_change(entry, now))
+        self._rebuild = False
         self._version += 1
 
-    def _compare(self, now: float) -> None:
-        end_at = _NEVER
-        by_standing: dict[Health, list[TargetState]] = {standing: [] for standing in Health}
-        for entry in self._entries.values():
-            if now >= entry.load_good_until:
-                unanswered = [one for one in self._open if one.entry is entry and not one.answered]
-                entry.unheard(sorted(unanswered, key=_since))
-            end_at = min(end_at, entry.load_good_until)
-            if entry.ejected_until is not None and now < entry.ejected_until:
-                end_at = min(end_at, entry.ejected_until)
-            by_standing[entry.standing(now)].append(entry)
-        ranks = [by_standing[standing] for standing in _BEST_FIRST if by_standing[standing]]
-        self._best = ranks[0] if ranks else []
-        self._worse = [entry for rank in ranks[1:] for entry in rank]
-        self._standings_end_at = end_at
+    def _put(self, entry: TargetState, now: float) -> bool:
+        """Put one target into its place; True if a target may be offered that was not."""
+        place = self._places.get(entry)
+        if place is None or entry.departed:
+            return False
+        if place.life != entry.life:
+            self._by_life.pop(place.life, None)
+            self._by_life[entry.life] = entry
+            place.life = entry.life
+        rank, group = _rank(entry), self._groups[entry.standing(now)]
+        moved = group is not place.group
+        if moved:
+            place.group.members.drop(rank)
+            place.group.admitting.drop(rank)
+            group.members.add(rank, entry.view)
+            place.group = group
+        opened = group.admitting.add(rank, entry.view) if entry.admits() else False
+        if not entry.admits():
+            group.admitting.drop(rank)
+        self._set_timer(entry, place, _next_change(entry, now))
+        return moved or opened
+
+    def _set_timer(self, entry: TargetState, place: _Place, at: float) -> None:
+        """Only the earliest counts: when it is due, the next one is set."""
+        if at < place.timer_at:
+            place.timer_at = at
+            self._timers_set += 1
+            heappush(self._timers, (at, self._timers_set, entry))
+
+    def _forget_loads(self, entries: Iterable[TargetState], now: float) -> None:
+        """Of engines that have not reported for too long: what counts then are the requests without a first byte."""
+        stale: dict[TargetState, list[Booking]] = {
+            entry: [] for entry in entries if now >= entry.load_good_until
+        }
+        if any(entry.view.waiting for entry in stale):
+            for booking in self._open:
+                if not booking.answered and booking.entry in stale:
+                    stale[booking.entry].append(booking)
+        for entry, unanswered in stale.items():
+            entry.unheard(sorted(unanswered, key=_since))
+
+
+_NOTHING = _Group(Health.CLOSED, (), ())
+
+
+def _rank(entry: TargetState) -> int:
+    """Generations are counted as targets join: in the order of the table."""
+    return entry.key.generation
+
+
+def _next_change(entry: TargetState, now: float) -> float:
+    """When time alone changes what is known of the target."""
+    ejected_until = entry.ejected_until
+    if ejected_until is None or now >= ejected_until:
+        return entry.load_good_until
+    return min(ejected_until, entry.load_good_until)
 
 
 def _since(booking: Booking) -> float:

@@ -20,7 +20,7 @@ clock. A ticket leaves the room exactly once: taken, expired, pushed out or give
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import Generic, TypeVar
@@ -33,10 +33,17 @@ _SPARE_TIMERS = 64
 class Ticket(Generic[T]):
     """One waiting request: `item` is the owner's, `deadline` an instant on the owner's clock."""
 
-    __slots__ = ("deadline", "item", "joined_at", "number", "senior", "tenant", "waits")
+    __slots__ = ("deadline", "item", "joined_at", "lane", "number", "senior", "tenant", "tried", "waits")
 
     def __init__(
-        self, item: T, joined_at: float, deadline: float, number: int, tenant: str, senior: bool
+        self,
+        item: T,
+        joined_at: float,
+        deadline: float,
+        number: int,
+        tenant: str,
+        senior: bool,
+        tried: frozenset[int],
     ) -> None:
         self.item = item
         self.joined_at = joined_at
@@ -44,7 +51,9 @@ class Ticket(Generic[T]):
         self.number = number  # in the order of joining
         self.tenant = tenant
         self.senior = senior
+        self.tried = tried
         self.waits = True
+        self.lane: str | None = None  # the target it waits for (see `lb.core.lanes`), if it is one alone
 
 
 class _Line(Generic[T]):
@@ -86,8 +95,10 @@ class RequestQueue(Generic[T]):
         self._pushed_out = pushed_out
         self._lines: dict[str, _Line[T]] = {}
         self._timers: list[tuple[float, int, Ticket[T]]] = []  # a heap; may hold tickets that have left
+        self._with_tried: dict[frozenset[int], int] = {}  # how many tickets there are of each
         self._length = 0
         self._now = 0.0  # virtual
+        self.on_drop: Callable[[Ticket[T]], None] | None = None  # is told of every ticket that has left
         self.joined = 0  # tickets ever given out
 
     def __len__(self) -> int:
@@ -102,9 +113,10 @@ class RequestQueue(Generic[T]):
         tenant: str = "",
         weight: float = 1.0,
         senior: bool = False,
+        tried: Collection[int] = (),
     ) -> Ticket[T] | None:
         """A ticket at the end of the tenant's line, or of the seniors before it; None if the room is full or there is no
-        time to wait."""
+        time to wait. `tried` is what the ticket is counted under in `tried_sets`."""
         if hold_s <= 0:
             return None
         finds_a_place = senior and self._length < 2 * limit
@@ -117,7 +129,8 @@ class RequestQueue(Generic[T]):
             line.tag = max(line.tag, self._now)
         line.weight = weight
         self.joined += 1
-        ticket = Ticket(item, now, now + hold_s, self.joined, tenant, senior)
+        ticket = Ticket(item, now, now + hold_s, self.joined, tenant, senior, frozenset(tried))
+        self._with_tried[ticket.tried] = self._with_tried.get(ticket.tried, 0) + 1
         line.of(ticket)[ticket] = None
         self._length += 1
         heappush(self._timers, (ticket.deadline, ticket.number, ticket))
@@ -180,6 +193,15 @@ class RequestQueue(Generic[T]):
             heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
+    def tag(self, tenant: str) -> float:
+        """Where a tenant that has tickets stands: the lowest is next."""
+        return self._lines[tenant].tag
+
+    @property
+    def tried_sets(self) -> Collection[frozenset[int]]:
+        """What the tickets have tried, each set once: hardly ever as many as there are tickets."""
+        return self._with_tried.keys()
+
     def held_by_tenant(self) -> dict[str, int]:
         return {tenant: len(line) for tenant, line in self._lines.items() if len(line)}
 
@@ -204,6 +226,13 @@ class RequestQueue(Generic[T]):
         line = self._lines[ticket.tenant]
         del line.of(ticket)[ticket]
         self._length -= 1
+        if self.on_drop is not None:
+            self.on_drop(ticket)
+        left = self._with_tried[ticket.tried] - 1
+        if left:
+            self._with_tried[ticket.tried] = left
+        else:
+            del self._with_tried[ticket.tried]
         if not self._length:  # a busy period is over, and with it the memory of who had how much
             self._lines.clear()
             self._timers.clear()

@@ -1,9 +1,13 @@
-"""Asking engines for their load, so that selective pushing knows who has room.
+"""Asking engines for their load, so that pushing by work and selective pushing know who has room.
 
 A target is asked every `pushing.probe_s` while it has requests of ours (or requests are held), else every five
 seconds, because others may send it work; never twice at a time. Targets are asked in turns and not all at once:
-each has its own place in the interval. If pushing is not selective nobody's load is wanted: then an engine is only
+each has its own place in the interval. If pushing is neither nobody's load is wanted: then an engine is only
 asked what it is, which continuing its streams depends on.
+
+*One budget.* An agent makes at most PROBES_PER_S probes: where the targets would need more, all intervals are stretched
+by the same factor. Once in `pushing.probe_s` all targets are looked at, to find which are due before the next time; in
+between only those that are.
 
 That is found out as soon as a target joins (see `lb.engines.kinds.detection`) and again after a while if it is none of
 the engines known, or could not be told.
@@ -19,10 +23,10 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from lb.config.options import PushMode
 from lb.config.schema import Readiness, Table, Target
 from lb.core.admission import EngineLoad
 from lb.core.targets import Key
@@ -32,6 +36,7 @@ IDLE_PROBE_S = 5.0
 DETECT_AGAIN_S = 60.0  # a server that is no engine we know
 DETECT_RETRY_S = 1.0  # one that does not answer yet; doubling up to DETECT_AGAIN_S
 FORGET_AFTER_S = 30.0
+PROBES_PER_S = 1000.0
 SHORTEST_TIMEOUT_S = 1.0
 _LOOKS_PER_PROBE = 8
 _SHORTEST_PAUSE_S = 0.005
@@ -53,8 +58,11 @@ class Probed(Protocol):
         """Every target of the table, and how many requests of ours it has in flight."""
         ...
 
-    def loaded(self, key: Key, load: EngineLoad | None, asked_at: float, now: float) -> bool:
-        """An engine's answer (None: it tells nothing); True if a target may take a request now that could not."""
+    def loaded(
+        self, key: Key, load: EngineLoad | None, asked_at: float, now: float, every_s: float = 0.0
+    ) -> bool:
+        """An engine's answer (None: it tells nothing); True if a target may take a request now that could not. Busy
+        targets are polled every `every_s`."""
         ...
 
 
@@ -92,6 +100,9 @@ class LoadPoller:
         self._anybody_held = anybody_held
         self._watches: dict[Key, _Watch] = {}
         self._seen = 0
+        self._review_at = -math.inf
+        self._due: list[tuple[float, float, float, Key, Target, _Watch]] = []  # until then; a heap
+        self._stretch = 1.0  # of all intervals, to keep within the budget
         self._usual = EngineKind.UNKNOWN  # what the last one was that could be told
 
     def kind(self, key: Key) -> EngineKind:
@@ -116,28 +127,52 @@ class LoadPoller:
     def look(self) -> float:
         """Start the probes that are due; in how many seconds to look again."""
         now = self._clock()
+        probe_s = self._table.table.pushing.probe_s
+        if now >= self._review_at:
+            self._review(now)
+            self._review_at = now + probe_s
+        selective = self._table.table.pushing.asks
+        while self._due and self._due[0][0] <= now:
+            _, place, interval_s, key, target, watch = heappop(self._due)
+            if watch.probe is None:
+                watch.asked_at = now
+                self._start(key, watch, self._probe(key, target, watch, selective))
+            due_at = max(_due_at(watch, interval_s), now + 0.5 * interval_s)
+            if due_at < self._review_at:
+                heappush(self._due, (due_at, place, interval_s, key, target, watch))
+        next_at = self._due[0][0] if self._due else self._review_at
+        shortest_s = max(probe_s / _LOOKS_PER_PROBE, _SHORTEST_PAUSE_S)
+        return max(shortest_s, min(next_at, self._review_at) - now)
+
+    # --- inside
+
+    def _review(self, now: float) -> None:
+        """Find out which targets are due before the next review."""
         pushing = self._table.table.pushing
-        selective = pushing.mode is PushMode.SELECTIVE
+        selective = pushing.asks
         held = selective and self._anybody_held()
-        quick = False
         present: dict[Key, _Watch] = {}
+        wanted: list[tuple[float, Key, Target, _Watch]] = []
         for key, target, in_flight in self._table.probe_list():
             watch = present[key] = self._watches.get(key) or self._new_watch(now)
             if target.state is Readiness.DRAINING:
                 continue  # it gets nothing new
             busy = in_flight > 0 or held
-            interval_s = _interval_s(watch, selective, busy, pushing.probe_s)
-            quick = quick or interval_s <= pushing.probe_s
-            if watch.probe is None and _is_due(watch, interval_s, now):
-                watch.asked_at = now
-                self._start(key, watch, self._probe(key, target, watch, selective))
+            wanted.append((_interval_s(watch, selective, busy, pushing.probe_s), key, target, watch))
         for key, watch in self._watches.items():
             if key not in present and watch.probe is not None:
                 watch.probe.cancel()
         self._watches = present
-        return max(pushing.probe_s / _LOOKS_PER_PROBE, _SHORTEST_PAUSE_S) if quick else pushing.probe_s
-
-    # --- inside
+        self._stretch = max(1.0, sum(1.0 / interval_s for interval_s, _, _, _ in wanted) / PROBES_PER_S)
+        until = now + pushing.probe_s
+        self._due.clear()
+        for interval_s, key, target, watch in wanted:
+            if interval_s < math.inf:
+                stretched_s = interval_s * self._stretch
+                due_at = _due_at(watch, stretched_s)
+                if due_at < until:
+                    self._due.append((due_at, watch.place, stretched_s, key, target, watch))
+        heapify(self._due)
 
     def _new_watch(self, now: float) -> _Watch:
         self._seen += 1
@@ -190,7 +225,8 @@ class LoadPoller:
             if now - watch.mute_since < FORGET_AFTER_S:
                 return
             watch.adapter, watch.failed = None, 1
-        if self._table.loaded(key, load, asked_at, now):
+        every_s = self._stretch * self._table.table.pushing.probe_s
+        if self._table.loaded(key, load, asked_at, now, every_s):
             self._changed()
 
     async def _get(self, target: Target, ask: LoadQuery) -> Fetched:
@@ -216,11 +252,12 @@ def _interval_s(watch: _Watch, selective: bool, busy: bool, probe_s: float) -> f
     return probe_s if busy else max(IDLE_PROBE_S, probe_s)
 
 
-def _is_due(watch: _Watch, interval_s: float, now: float) -> bool:
-    """Whether half an interval has passed since it was asked, and its place in the interval has come."""
-    if now - watch.asked_at < 0.5 * interval_s:
-        return False
-    return math.floor(watch.asked_at / interval_s + watch.place) < math.floor(now / interval_s + watch.place)
+def _due_at(watch: _Watch, interval_s: float) -> float:
+    """When half an interval will have passed since it was asked, and its place in the interval will have come."""
+    # Without the hundredth, rounding would have a target that was asked in its place asked there again.
+    intervals = math.floor(watch.asked_at / interval_s + watch.place + 0.01) + 1
+    place_at = (intervals - watch.place) * interval_s
+    return max(place_at, watch.asked_at + 0.5 * interval_s)
 
 
 def _on_port(url: str, port: int) -> str:

@@ -3,18 +3,24 @@
 Every request writes its story and hardly any is ever read, so writing is an append of what was at hand, and all
 the work (searching, naming the terms, building JSON) is the reader's. Nothing of the request itself is kept but
 its id, method and path without query.
+
+A story tells the ten best candidates of each choice. Policies compare hardly more where targets are many; a choice
+that has a row for each of a thousand is cut down before it is kept.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from heapq import nsmallest
 from itertools import chain, islice
 from typing import Any
 
 from policies.routing.base import Choice
 
 KEPT_REQUESTS = 1000
+BEST = 10  # candidates that are told
+_KEPT_ROWS = 16  # of a choice: to find the best of that many is left to the reader
 
 
 class Explanation:
@@ -33,6 +39,8 @@ class Explanation:
     def note(
         self, now: float, event: str, target_id: str = "", why: str = "", choice: Choice | None = None
     ) -> None:
+        if choice is not None and len(choice.scored) > _KEPT_ROWS:
+            choice = choice._replace(scored=tuple(_best(choice)))
         self._steps.append((now, event, target_id, why, choice))
 
     def to_json(self) -> dict[str, Any]:
@@ -96,5 +104,12 @@ def _candidates(choice: Choice | None) -> list[dict[str, Any]]:
         return []
     return [
         {"target": target, "cost": cost, "terms": dict(zip(choice.terms, values, strict=False))}
-        for target, cost, *values in choice.scored
+        for target, cost, *values in _best(choice)
     ]
+
+
+def _best(choice: Choice) -> Iterable[tuple[str | float, ...]]:
+    """The rows of the best candidates, among them that of the chosen one."""
+    if len(choice.scored) <= BEST:
+        return choice.scored
+    return nsmallest(BEST, choice.scored, key=lambda row: (row[1], row[0] != choice.target_id))

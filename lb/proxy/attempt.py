@@ -11,7 +11,6 @@ The attempt owns its booking's connection and is its sink; what it finds out it 
 from __future__ import annotations
 
 from lb.core.failures import RETRY_STATUSES, Failure, described, is_local
-from lb.core.targets import Booking
 from lb.http.body_framing import (
     BodyDecoder,
     ChunkedDecoder,
@@ -22,7 +21,7 @@ from lb.http.body_framing import (
 )
 from lb.http.messages import END, HeadError, ResponseHead, opens_websocket, request_bytes
 from lb.http.upstream import Dialling, TargetConnection
-from lb.proxy.ports import AttemptHost
+from lb.proxy.attempt_connection import FIRST, HEAD, OVER, RELAY, TUNNEL, WHOLE, AttemptConnection
 from lb.proxy.resumable_relay import is_resumable
 from lb.stream.openai_request import for_model
 
@@ -33,47 +32,11 @@ JOIN_BELOW_BYTES = 64 * 1024
 _MAX_INTERIM_RESPONSES = 16
 _WITH_BODY = frozenset({b"POST", b"PUT", b"PATCH"})
 
-# Plain numbers: a member of an Enum is looked up in its class each time it is compared.
-_DIALLING = 0
-_HEAD = 1  # waiting for the head of the response
-_FIRST = 2  # waiting for the first byte of a body that is relayed as it comes
-_WHOLE = 3  # reading a body that is sent in one piece
-RELAY = 4
-TUNNEL = 5
-_OVER = 6
 
+class Attempt(AttemptConnection):
+    """Sends the request and reads the response, up to the first byte that is passed on as it comes."""
 
-class Attempt:
-    """`reply` is the head of the response once there is one, `reply_length` the length of its body if it was told."""
-
-    __slots__ = (
-        "_buffer",
-        "_dialling",
-        "_interims",
-        "_parts",
-        "_request",
-        "_size",
-        "booking",
-        "connection",
-        "decoder",
-        "phase",
-        "reply",
-        "reply_length",
-        "since",
-    )
-
-    def __init__(self, request: AttemptHost, booking: Booking, now: float) -> None:
-        self._request = request
-        self.booking = booking
-        self.since = now
-        self.connection: TargetConnection | None = None
-        self.phase = _DIALLING
-        self.reply: ResponseHead
-        self.reply_length: int | None = None
-        self.decoder: BodyDecoder
-        self._dialling: Dialling | None = None
-        self._buffer = b""
-        self._interims = 0
+    __slots__ = ()
 
     # --- sending
 
@@ -114,7 +77,7 @@ class Attempt:
             return
         path, body = asked
         connection.sink = self
-        self.phase = _HEAD
+        self.phase = HEAD
         if client.body_left:
             if head.chunked:
                 framing, body = b"Transfer-Encoding: chunked\r\n", chunk(body) if body else b""
@@ -156,11 +119,11 @@ class Attempt:
             relay = self._request.relay
             if relay is not None:
                 relay.data(data)
-        elif phase == _HEAD:
+        elif phase == HEAD:
             self._take_head(self._buffer + data if self._buffer else data)
-        elif phase == _WHOLE:
+        elif phase == WHOLE:
             self._take_whole(data)
-        elif phase == _FIRST:
+        elif phase == FIRST:
             self._begin(data)
         elif phase == TUNNEL:
             self._request.tunnel_data(data)
@@ -212,7 +175,7 @@ class Attempt:
             if status in RETRY_STATUSES:
                 self._read_whole(self.decoder, rest)
                 return
-        self.phase = _FIRST
+        self.phase = FIRST
         if rest:
             self._begin(rest)
 
@@ -238,7 +201,7 @@ class Attempt:
 
     def _read_whole(self, decoder: BodyDecoder | None, rest: bytes) -> None:
         """Collect the body; without a decoder it is chunked."""
-        self.phase = _WHOLE
+        self.phase = WHOLE
         self._parts: list[bytes] = []
         self._size = 0
         self.decoder = ChunkedDecoder(self._parts) if decoder is None else decoder
@@ -299,85 +262,10 @@ class Attempt:
             relay = request.relay
             if relay is not None and (error is not None or not relay.ended()):
                 request.broke(Failure.DIED, why)
-        elif phase in (_WHOLE, _FIRST) and isinstance(self.decoder, CloseDelimitedDecoder) and error is None:
-            self._finish(b"".join(self._parts) if phase == _WHOLE else b"", b"")
-        elif phase != _OVER:
-            silent = phase == _HEAD and not self._buffer and not self._interims
+        elif phase in (WHOLE, FIRST) and isinstance(self.decoder, CloseDelimitedDecoder) and error is None:
+            self._finish(b"".join(self._parts) if phase == WHOLE else b"", b"")
+        elif phase != OVER:
+            silent = phase == HEAD and not self._buffer and not self._interims
             stale = silent and connection is not None and connection.used
             young = request.services.clock() - self.since < STALE_WITHIN_S
             request.attempt_failed(Failure.STALE if stale and young else Failure.DIED, why)
-
-    # --- the end
-
-    @property
-    def sent(self) -> bool:
-        """True if the target may have read some of the request."""
-        return self.phase not in (_DIALLING, _OVER)
-
-    def finish(self, gracefully: bool = False) -> None:
-        """End the attempt, unless it is over. `gracefully` sends what was written first."""
-        if self.phase == _OVER:
-            return
-        if gracefully:
-            self.close()
-        else:
-            self.drop()
-
-    def crashed(self, error: Exception) -> None:
-        self._request.crashed("target", error)
-
-    def drop(self) -> None:
-        """Close the connection at once: nothing waits for it any longer."""
-        request = self._request
-        request.halt()  # before either socket is closed: its number may be another's a moment later
-        self.phase = _OVER
-        if self._dialling is not None:
-            self._dialling.abandon()
-            self._dialling = None
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.drop()
-        client = request.client
-        if client.body_left:
-            client.pause_reading(2)  # until another target takes it
-        else:
-            client.resume_reading(2)
-
-    def give_back(self, reusable: bool) -> None:
-        """The response has been read to its end."""
-        connection, self.connection = self.connection, None
-        self.phase = _OVER
-        if connection is None:
-            return
-        reply = self.reply
-        if reply.status == 204 and (self.reply_length or reply.chunked):
-            reusable = False  # has it a body after all?
-        if reusable and reply.keep_alive and not self._request.client.body_left:
-            connection.pool.give(connection, self._request.services.clock())
-        else:
-            connection.drop()
-
-    def close(self) -> None:
-        """Send what was written, and close."""
-        connection, self.connection = self.connection, None
-        self.phase = _OVER
-        if connection is not None:
-            connection.sink = None
-            connection.flush()
-            connection.transport.close()
-
-    # --- back-pressure
-
-    def pause(self) -> None:
-        if self.connection is not None:
-            self.connection.transport.pause_reading()
-
-    def resume(self) -> None:
-        if self.connection is not None and not self.connection.transport.is_closing():
-            self.connection.transport.resume_reading()
-
-    def target_full(self) -> None:
-        self._request.client.pause_reading(2)
-
-    def target_drained(self) -> None:
-        self._request.client.resume_reading(2)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from lb.config.options import Limits
-from lb.core.api_keys import Admitted, ApiKeyStore
-from lb.core.byte_budget import ByteBudget
+from lb.core.api_keys import Admission, ApiKeyStore
+from lb.core.byte_budget import ByteBudget, parsed_bytes
 from lb.core.queue import RequestQueue
 from lb.core.retry import (
     RetryBudget,
@@ -41,7 +41,7 @@ from lb.proxy.fast_path import FastPath
 from lb.proxy.faults import Faults
 from lb.proxy.ports import Client, Refusal
 from lb.proxy.request import ProxiedRequest
-from lb.stream.openai_request import for_model, kept_when_parsed
+from lb.stream.openai_request import for_model, is_dense
 
 DEFAULT_BUFFERS_BYTES = 1024 * 1024 * 1024
 _TROUBLE_EVERY_S = 10.0
@@ -102,7 +102,7 @@ class Proxy:
         self._rng = rng
         self._let_in_due = False
         self._changed_due = False
-        self._trouble_at = float("-inf")
+        self._trouble_at = self._full_at = float("-inf")
         self._counts: dict[TargetState, TargetCounts] = {}  # until the table changes
         self.api_keys = ApiKeyStore(table.table.access, clock())
         self.budget = RetryBudget(table.table.retries, self.arrivals)
@@ -131,21 +131,33 @@ class Proxy:
         return self.gate.trusts(peer)
 
     def is_full(self) -> bool:
-        return self.max_clients is not None and len(self.clients) > self.max_clients
+        if self.max_clients is None or len(self.clients) <= self.max_clients:
+            return False
+        now = self.clock()
+        if now - self._full_at >= _TROUBLE_EVERY_S:
+            self._full_at = now
+            _log.warning(
+                "refusing connections limit=%d: raise the limit of open files (ulimit -n) or start more agents",
+                self.max_clients,
+            )
+        return True
 
-    def check(self, head: RequestHead) -> Refusal | Admitted | bytes:
+    def check(self, head: RequestHead) -> Refusal | Admission | bytes:
         return self.gate.check(head, self.clock())
 
     def begin(
-        self, client: Client, head: RequestHead, body: bytes, admitted: Admitted
+        self, client: Client, head: RequestHead, body: bytes, admission: Admission
     ) -> ProxiedRequest | Refusal:
         now = self.clock()
         size = len(body)
-        if head.method == b"POST" and for_model(head.path):
-            size += kept_when_parsed(body)
+        dense = False
+        if size and head.method == b"POST" and for_model(head.path):
+            parsed = parsed_bytes(body)
+            dense = is_dense(body, parsed)
+            size += 0 if dense else parsed
         if not self.buffers.take(size):
             return _NO_ROOM
-        arrival = self.gate.arrival(head, body, admitted, client.body_left, client.hop, now)
+        arrival = self.gate.arrival(head, body, admission, client, dense, now)
         if isinstance(arrival, Refusal):
             self.buffers.give_back(size)
             return arrival
@@ -157,7 +169,11 @@ class Proxy:
         self.ongoing.step(now, 1)
         return request
 
-    def abandoned(self, admitted: Admitted) -> None:
+    def abandoned(self, admission: Admission) -> None:
+        if not admission.settled:
+            self.api_keys.settle(admission, 0, self.clock())
+
+    def client_gone(self) -> None:
         self.metrics.counts.client_gone += 1
 
     def refused(self, refusal: Refusal) -> None:

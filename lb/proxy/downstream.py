@@ -15,7 +15,7 @@ import asyncio
 from enum import IntFlag
 from typing import cast
 
-from lb.core.api_keys import Admitted
+from lb.core.api_keys import Admission
 from lb.http import error_responses
 from lb.http.body_framing import FramingError
 from lb.http.messages import END, HeadError, Hop, RequestHead
@@ -57,7 +57,7 @@ class ClientConnection(asyncio.Protocol):
     """One connection of a client."""
 
     __slots__ = (
-        "_admitted",
+        "_admission",
         "_ahead",
         "_deadline",
         "_full",
@@ -86,7 +86,7 @@ class ClientConnection(asyncio.Protocol):
         self.upload: Upload | None = None
         self.unsent = b""  # of a response, for `lb.http.write_batch`
         self.body_left = False  # the request has begun before its body was over
-        self._admitted: Admitted | None = None  # of the body that is being collected
+        self._admission: Admission | None = None  # of a request that has not begun
         self._ahead = b""
         self._full = False  # it does not take what is written to it
         self._phase = _IDLE
@@ -102,7 +102,10 @@ class ClientConnection(asyncio.Protocol):
         self._look_later()
         self.proxy.clients.add(self)
         if self.proxy.is_full():
-            self._refuse(_TOO_MANY)
+            # Closed at once, without waiting for the client: its descriptor is needed.
+            self.proxy.refused(_TOO_MANY)
+            self.transport.write(self._error(_TOO_MANY, None, close=True))
+            self._close()
 
     def identify(self) -> None:
         transport = self.transport
@@ -143,6 +146,8 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._timer.cancel()
         self.proxy.clients.discard(self)
+        if self._phase == _BODY:
+            self.proxy.client_gone()
         self._phase = _OVER
         self._drop_upload()
         request, self.request = self.request, None
@@ -180,6 +185,7 @@ class ClientConnection(asyncio.Protocol):
             request.crashed("client", error)
             return
         self.proxy.faults.report("client", error)
+        self._drop_upload()
         if self._phase in (_IDLE, _OVER) or self.transport.is_closing():
             self.transport.abort()
             return
@@ -230,14 +236,15 @@ class ClientConnection(asyncio.Protocol):
         verdict = self.proxy.check(head)
         if not isinstance(verdict, bytes):  # a health check or a preflight is no demand for a target
             self.proxy.arrived()
-        if not isinstance(verdict, Admitted):
+        if not isinstance(verdict, Admission):
             self._phase = _RESPONSE
             self._ahead = rest[length:] if whole else b""
             self.body_left = not whole
             self._answer_here(verdict)
             return
         if length > limits.max_body_bytes and for_model(head.path):
-            self.proxy.abandoned(verdict)
+            self._admission = verdict
+            self._drop_upload()
             self._refuse(self._too_large())
             return
         if whole and length <= limits.buffer_bytes:
@@ -249,14 +256,14 @@ class ClientConnection(asyncio.Protocol):
         if head.expects and not rest:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._phase = _BODY
-        self._admitted = verdict
+        self._admission = verdict
         self.upload = Upload(length, head.chunked, self.proxy.buffers)
         self._take_body(rest)
 
     def _take_body(self, data: bytes) -> None:
         """More of the body, while it is collected."""
-        upload, head, admitted = self.upload, self.head, self._admitted
-        assert upload is not None and head is not None and admitted is not None  # noqa: S101, PT018
+        upload, head, admission = self.upload, self.head, self._admission
+        assert upload is not None and head is not None and admission is not None  # noqa: S101, PT018
         limits = self.proxy.limits
         refusal = None
         try:
@@ -281,22 +288,25 @@ class ClientConnection(asyncio.Protocol):
             self.body_left = True
         else:
             return
-        self._admitted = None
         body = upload.take()
         upload.release()  # the request reserves what it keeps
         if not self.body_left:
             self.upload = None
-        self._begin(head, body, admitted)
+        self._begin(head, body, admission)
 
-    def _begin(self, head: RequestHead, body: bytes, admitted: Admitted) -> None:
+    def _begin(self, head: RequestHead, body: bytes, admission: Admission) -> None:
         self._phase = _RESPONSE
-        request = self.proxy.begin(self, head, body, admitted)
+        self._admission = admission
+        request = self.proxy.begin(self, head, body, admission)
         if isinstance(request, Refusal):
+            self._drop_upload()
             self._answer_here(request)
             return
+        self._admission = None  # from here on the request settles it
         self.request = request
         if self.body_left:
             self.pause_reading(_TARGET)  # until a target takes it
+            self._look_sooner()  # from here on the client owes the rest of it
         request.place()
 
     def _take_ahead(self, data: bytes) -> None:
@@ -343,9 +353,9 @@ class ClientConnection(asyncio.Protocol):
         upload, self.upload = self.upload, None
         if upload is not None:
             upload.release()
-        admitted, self._admitted = self._admitted, None
-        if admitted is not None:
-            self.proxy.abandoned(admitted)
+        admission, self._admission = self._admission, None
+        if admission is not None:
+            self.proxy.abandoned(admission)
 
     # --- responses out
 
@@ -430,6 +440,8 @@ class ClientConnection(asyncio.Protocol):
         if self._paused_by & who:
             self._paused_by &= ~who
             if not self._paused_by and not self.transport.is_closing():
+                if self.body_left:  # it could not send while we did not read
+                    self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
                 self.transport.resume_reading()
 
     def _too_large(self) -> Refusal:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from lb.core.api_keys import Admitted, ApiKeyStore
+from lb.core.api_keys import Admission, ApiKeyStore
 from lb.core.targets import Booking
 from lb.http.messages import RequestHead
 from lb.observe.access_log import RequestRecord
@@ -38,7 +38,7 @@ class Arrival(NamedTuple):
     request_id: bytes
     view: RequestView
     model: str
-    admitted: Admitted
+    admission: Admission
     explanation: Explanation
     policy: str | None = None  # asked for by the client
     span: str = ""
@@ -127,6 +127,7 @@ class Endings:
     def ended(self, request: Ended, outcome: Outcome, spent: Spent, now: float) -> None:
         """Exactly once per request, at its end."""
         arrival, ending = request.arrival, request.ending
+        self._api_keys.settle(arrival.admission, spent.prompt + spent.out, now)
         counts = self._metrics.counts
         if outcome is Outcome.CLIENT_GONE:
             counts.client_gone += 1
@@ -140,11 +141,14 @@ class Endings:
         counts.bytes_out += ending.bytes_out
         counts.tokens_in += spent.prompt
         counts.tokens_out += spent.out
-        if arrival.admitted.tenant:
-            self._api_keys.charge(arrival.admitted.tenant, spent.prompt + spent.out, now)
         self._explanations.ended(arrival.explanation)
         if self._record is not None:
             self._record(self._record_of(request, spent, now))
+
+    def settled(self, request: Ended, now: float) -> None:
+        """Settle the account of a request that could not be ended as others, unless that has been done."""
+        if not request.arrival.admission.settled:
+            self._api_keys.settle(request.arrival.admission, 0, now)
 
     def charged_to_target(self, booking: Booking, spent: Spent) -> None:
         """Count the tokens of a request for its last target."""
@@ -161,7 +165,7 @@ class Endings:
             path=view.path,
             status=request.status,
             duration_s=now - arrival.at,
-            tenant=arrival.admitted.tenant,
+            tenant=arrival.admission.tenant,
             model=arrival.model,
             policy=arrival.policy or self._policy(),
             target_id=ending.last_target,

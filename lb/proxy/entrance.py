@@ -9,18 +9,20 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from lb.config.options import Continue, CookieMode
-from lb.core.api_keys import Admitted, ApiKeyStore, Limited, Unauthorized
+from lb.core.api_keys import Admission, ApiKeyStore, Unauthorized
 from lb.core.targets import TargetTable
+from lb.core.tenant import Limited
 from lb.http import error_responses, session_cookie
 from lb.http.cors import CorsRules
-from lb.http.messages import Hop, RequestHead
+from lb.http.messages import RequestHead
 from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
 from lb.proxy.ending import Arrival
-from lb.proxy.ports import Refusal
+from lb.proxy.ports import Downstream, Refusal
 from lb.proxy.resumable_relay import ResumeState
 from lb.stream import openai_request
 from lb.stream.openai_request import NOT_PARSED, ParsedRequest
+from lb.stream.token_usage import BYTES_PER_TOKEN
 from policies.routing.base import RequestView
 from policies.routing.registry import POLICIES
 
@@ -96,7 +98,7 @@ class Gate:
             address = address.ipv4_mapped or address  # as a socket for both sees IPv4
         return any(address in network for network in self._trusted)
 
-    def check(self, head: RequestHead, now: float) -> Refusal | Admitted | bytes:
+    def check(self, head: RequestHead, now: float) -> Refusal | Admission | bytes:
         """Decide on the head alone, before a byte of the body is kept or asked for. Bytes are a whole response."""
         cors = self.cors
         if cors is not None and head.method == b"OPTIONS":  # browsers send preflights without a key
@@ -112,18 +114,19 @@ class Gate:
             return _TRACE
         if self._has_base_path and _DOT_SEGMENT.search(path):
             return _DOTS
-        verdict = self._api_keys.admit(head.authorization, now)
-        if isinstance(verdict, Admitted):
+        verdict = self._api_keys.admit_head(head.credentials, now)
+        if isinstance(verdict, Admission):
             return verdict
         counts = self._metrics.counts
         if isinstance(verdict, Unauthorized):
             counts.unauthorized += 1
             text = "The API key is not known." if verdict.given else "An API key is needed."
             return Refusal(401, "invalid_api_key", text)
-        assert isinstance(verdict, Limited)  # noqa: S101 (for the type checker)
-        counts.limited += 1
-        text = f"The key {verdict.tenant!r} is limited to {verdict.per_minute:g} {verdict.what} per minute."
-        return Refusal(429, "rate_limit_exceeded", text, verdict.retry_after_s)
+        return self._limited(verdict)
+
+    def _limited(self, verdict: Limited) -> Refusal:
+        self._metrics.counts.limited += 1
+        return Refusal(429, "rate_limit_exceeded", verdict.message, verdict.retry_after_s)
 
     def _own_path(self, head: RequestHead) -> Refusal | bytes:
         """Whether the process serves, and whether a target would take a request: for load balancers and supervisors
@@ -141,30 +144,43 @@ class Gate:
         )
 
     def arrival(
-        self, head: RequestHead, body: bytes, admitted: Admitted, body_left: bool, hop: Hop, now: float
+        self,
+        head: RequestHead,
+        body: bytes,
+        admission: Admission,
+        client: Downstream,
+        dense: bool,
+        now: float,
     ) -> Arrival | Refusal:
-        """Returns what the request asks for, or why it is refused after all."""
-        if self._api_keys.guards:
-            head = head.without(b"authorization")  # the key was for us
+        """Returns what the request asks for, or why it is refused after all. A `dense` body is not parsed."""
+        for name in admission.carried_by:
+            head = head.without(name)  # the key was for us
         overrides = _NO_OVERRIDES if head.ours is None else self._overrides(head)
         if isinstance(overrides, Refusal):
             return overrides
-        path = head.path
+        path, body_left = head.path, client.body_left
         parsed: ParsedRequest = NOT_PARSED
         prompt: bytes | None = None
         scope = ""
         session = overrides.session or (head.session.decode("latin-1") if head.session else "")
         if body and head.method == b"POST" and openai_request.for_model(path):
             prompts = self._table.needs_prompt or overrides.policy is not None
-            if prompts or (not body_left and (self._by_session or b'"stream"' in body)):
-                parsed = openai_request.read(body)
+            sought = self._by_session or b'"stream"' in body
+            if prompts or admission.tenant or (sought and not body_left):
+                parsed = openai_request.scan(body) if dense else openai_request.read(body)
             if prompts:
                 prompt = openai_request.prompt_of(parsed.json, body)
-            scope = f"{admitted.tenant}\x00{parsed.model}"
+            scope = f"{admission.tenant}\x00{parsed.model}"
             session = session or parsed.user
+        if admission.tenant and parsed is not NOT_PARSED:
+            prompt_tokens = (len(prompt) if prompt is not None else len(body)) // BYTES_PER_TOKEN
+            limited = self._api_keys.reserve(admission, prompt_tokens, parsed.most_tokens, now)
+            if limited is not None:
+                return self._limited(limited)
         set_cookie = b""
         if self._cookies and not session:
-            session, set_cookie = session_cookie.read_or_make(head.cookie, secure=hop.scheme == b"https")
+            secure = client.hop.scheme == b"https"
+            session, set_cookie = session_cookie.read_or_make(head.cookie, secure=secure)
         self._number += 1
         own_id = f"{self._id_prefix}-{self._number}"  # a client's may occur twice at once
         if head.request_id:
@@ -194,7 +210,7 @@ class Gate:
             request_id=request_id,
             view=view,
             model=parsed.model,
-            admitted=admitted,
+            admission=admission,
             explanation=self._explanations.begin(shown_id, method, plain, now),
             policy=overrides.policy,
             span=span,

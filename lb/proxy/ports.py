@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from lb.config.options import Limits
-from lb.core.api_keys import Admitted
+from lb.core.api_keys import Admission
 from lb.core.byte_budget import ByteBudget
 from lb.core.failures import Failure
 from lb.engines.kinds import EngineKind
@@ -116,6 +116,10 @@ class RelayHost(Protocol):
 
     def not_resumed(self, reason: Reason) -> None:
         """Count a stream that cannot be resumed."""
+        ...
+
+    def crashed(self, entrance: str, error: Exception) -> None:
+        """The code behind an entrance raised: end this request, and nothing else."""
         ...
 
 
@@ -300,18 +304,22 @@ class Entrance(Protocol):
         """Returns True if there are more clients than descriptors allow."""
         ...
 
-    def check(self, head: RequestHead) -> Refusal | Admitted | bytes:
+    def check(self, head: RequestHead) -> Refusal | Admission | bytes:
         """Decide on the head alone whether a request is let in. Bytes are a response to it, already whole."""
         ...
 
     def begin(
-        self, client: Client, head: RequestHead, body: bytes, admitted: Admitted
+        self, client: Client, head: RequestHead, body: bytes, admission: Admission
     ) -> ClientRequest | Refusal:
         """A request is here with its body, or with as much of it as is kept. The caller places it."""
         ...
 
-    def abandoned(self, admitted: Admitted) -> None:
-        """The body of a request that was let in never came."""
+    def abandoned(self, admission: Admission) -> None:
+        """A request that was let in did not begin: its body never came, say."""
+        ...
+
+    def client_gone(self) -> None:
+        """Count a client that left before its request was whole."""
         ...
 
     def refused(self, refusal: Refusal) -> None:

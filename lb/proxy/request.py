@@ -16,122 +16,25 @@ the queue call it, and each call leaves it in one of its states. However it ends
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection
-
-from lb.core.failures import BLAME, RETRY_STATUSES, Failure
-from lb.core.queue import Ticket
-from lb.core.retry import Tries, Verdict
-from lb.core.targets import Booking, Health
-from lb.engines.kinds import EngineKind
-from lb.http import error_responses
-from lb.http.messages import ResponseHead, response_bytes
-from lb.http.upstream import TargetConnection
-from lb.proxy.attempt import JOIN_BELOW_BYTES, Attempt
-from lb.proxy.ending import Arrival, Ending, Outcome
-from lb.proxy.fast_path import FastPath
-from lb.proxy.ports import AttemptServices, Downstream, Relay, Responding
-from lb.proxy.relay import PlainRelay
-from lb.proxy.resumable_relay import BY_ENGINE, ResumableRelay, ResumeState, is_resumable
-from lb.proxy.services import Services
+from lb.core.failures import RETRY_STATUSES, Failure
+from lb.core.retry import Verdict
+from lb.core.targets import Health
+from lb.http.messages import ResponseHead
+from lb.proxy.attempt import Attempt
+from lb.proxy.ending import Outcome
+from lb.proxy.request_responding import RespondingRequest
+from lb.proxy.resumable_relay import BY_ENGINE, ResumableRelay
 from lb.proxy.states import Event, State, move
-from lb.proxy.tunnel import Tunnel
 from lb.stream.resume_request import NotResumable
-from lb.stream.resume_rules import Reason
-from policies.routing.base import Choice, RequestView
-
-RETRY_AFTER_S = 5
+from policies.routing.base import Choice
 
 _DONE = State.DONE
 
-_log = logging.getLogger("lb.proxy.request")
 
+class ProxiedRequest(RespondingRequest):
+    """A request that looks for a target that responds."""
 
-class ProxiedRequest:
-    """A request and what has become of it. `ending` collects what is reported once it is over."""
-
-    __slots__ = (
-        "arrival",
-        "attempt",
-        "body",
-        "buffered",
-        "client",
-        "continues",
-        "ending",
-        "head",
-        "policy",
-        "proxy",
-        "refusal",
-        "relay",
-        "request_id",
-        "resume_state",
-        "span",
-        "state",
-        "status",
-        "tenant",
-        "ticket",
-        "tries",
-        "tunnel",
-        "view",
-        "weight",
-    )
-
-    def __init__(
-        self, proxy: Services, client: Downstream, body: bytes, arrival: Arrival, tries: Tries
-    ) -> None:
-        self.proxy = proxy
-        self.client = client
-        self.body = body
-        self.buffered = 0  # bytes taken from the agent's budget
-        self.arrival = arrival
-        self.head = arrival.head
-        self.request_id = arrival.request_id
-        self.view: RequestView = arrival.view
-        self.tenant = arrival.admitted.tenant
-        self.weight = arrival.admitted.weight
-        self.policy = arrival.policy
-        self.span = arrival.span
-        self.continues = arrival.continues
-        self.tries = tries
-        self.ending = Ending()
-        self.state = State.CHOOSING
-        self.status = 0  # what the client was sent
-        self.ticket: Ticket[ProxiedRequest] | None = None
-        self.attempt: Attempt | None = None
-        self.relay: Relay | None = None
-        self.tunnel: Tunnel | None = None
-        self.resume_state: ResumeState | None = arrival.resume_state  # of a stream that could be resumed
-        self.refusal: tuple[ResponseHead, bytes] | None = None  # the last 502, 503 or 504 of a target
-
-    # --- what the scheduler and the sweep ask
-
-    @property
-    def booking(self) -> Booking | None:
-        """Of the present attempt."""
-        return self.attempt.booking if self.attempt is not None else None
-
-    @property
-    def tried(self) -> Collection[int]:
-        """The lives of targets (see `lb.core.target_state`) that have had the request."""
-        return self.tries.by_life
-
-    @property
-    def senior(self) -> bool:
-        """True if it was queued before, or was with a target that may have begun to run it."""
-        tries = self.tries
-        return tries.was_queued or tries.executions > 0 or self.relay is not None
-
-    @property
-    def hold_left_s(self) -> float:
-        return self.tries.queue_left_s
-
-    @property
-    def attempts(self) -> int:
-        return self.tries.attempts
-
-    @property
-    def executions(self) -> int:
-        return self.tries.executions
+    __slots__ = ()
 
     # --- being placed
 
@@ -180,7 +83,8 @@ class ProxiedRequest:
         self.ticket = ticket
         self.tries.was_queued = True
         proxy.metrics.counts.held_total += 1
-        self.arrival.explanation.note(now, "held", why="no target can take it")
+        why = "no target can take it" if ticket.lane is None else "best off waiting for this target"
+        self.arrival.explanation.note(now, "held", ticket.lane or "", why)
 
     def admitted(self, choice: Choice, now: float) -> None:
         """The queue has let it go."""
@@ -197,20 +101,7 @@ class ProxiedRequest:
         self._left_queue(now)
         self._turn_away(full=True)
 
-    def _left_queue(self, now: float) -> None:
-        ticket, self.ticket = self.ticket, None
-        if ticket is None:
-            return
-        waited = now - ticket.joined_at
-        self.ending.queued_s += waited
-        self.tries.queue_left_s = max(0.0, self.tries.queue_left_s - waited)
-        self.proxy.metrics.counts.queue_wait.observe(waited)
-
     # --- for the attempt
-
-    @property
-    def services(self) -> AttemptServices:
-        return self.proxy
 
     def outgoing(self) -> tuple[bytes, bytes] | None:
         resume_state, booking = self.resume_state, self.booking
@@ -258,216 +149,6 @@ class ProxiedRequest:
         else:
             self._first_byte()
             self._send_whole(reply, body)
-
-    def _send_whole(self, reply: ResponseHead, body: bytes) -> None:
-        if reply.status == 204:
-            framing = b""
-        elif reply.status == 304 or self.head.method == b"HEAD":
-            length = self.attempt.reply_length if self.attempt is not None else None
-            framing = b"Content-Length: %d\r\n" % length if length is not None else b""
-        else:
-            framing = b"Content-Length: %d\r\n" % len(body)
-        head = self.response_head(reply, framing + self.connection_line())
-        if len(body) < JOIN_BELOW_BYTES:
-            self.client.send_soon(head + body)
-        else:
-            self.client.transport.writelines((head, body))
-        self.status = reply.status
-        self.ending.bytes_out = len(body)
-        self.end(Outcome.WHOLE, body)
-
-    def connection_line(self) -> bytes:
-        client = self.client
-        if client.closing or client.body_left or self.proxy.closing:
-            client.closing = True  # also if the rest of the body comes before the response ends
-            return b"Connection: close\r\n"
-        return b"Connection: keep-alive\r\n" if self.head.http_1_0 else b""
-
-    def response_head(self, response: ResponseHead, framing: bytes) -> bytes:
-        arrival = self.arrival
-        if arrival.set_cookie:
-            framing = arrival.set_cookie + framing
-        return response_bytes(response, self.request_id, framing, arrival.cors)
-
-    def _first_byte(self) -> float:
-        """The target has responded. Returns now."""
-        proxy, booking = self.proxy, self.booking
-        assert booking is not None  # noqa: S101 (for the type checker)
-        now = proxy.clock()
-        proxy.waiting.pop(self, None)
-        self.tries.executions += 1
-        self.tries.deaths = 0
-        proxy.counts_of(booking).ttfb.observe(now - self.arrival.at)
-        self.arrival.explanation.note(now, "answered", booking.key.id)
-        if proxy.table.answered(booking, now):
-            _log.info("readmit target=%s why=%r", booking.key.id, "it responded again")
-            proxy.changed_soon()
-        elif len(proxy.queue):
-            proxy.let_in_soon()  # a first byte shows that its engine had room
-        return now
-
-    # --- relaying
-
-    @property
-    def connection(self) -> TargetConnection | None:
-        return self.attempt.connection if self.attempt is not None else None
-
-    @property
-    def fast_path(self) -> FastPath | None:
-        return self.proxy.fast_path
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        self.proxy.loop.call_soon(self._guarded, callback)
-
-    def _guarded(self, callback: Callable[[], None]) -> None:
-        if self.state is _DONE:
-            return
-        try:
-            callback()
-        except Exception as error:  # noqa: BLE001 (the barrier)
-            self.crashed("soon", error)
-
-    def kinds_elsewhere(self, *, now_or_later: bool) -> set[EngineKind]:
-        booking, proxy = self.booking, self.proxy
-        if booking is None:
-            return set()
-        now = proxy.clock()
-        if now_or_later:
-            well = (target.id for target, health, _ in proxy.table.rows(now) if health is Health.GOOD)
-            others = {one for one in well if one != booking.key.id}
-        else:
-            others = {view.id for view in proxy.table.candidates(now, self.tries.by_life)[1]}
-        return {proxy.kind_of_id(one) for one in others}
-
-    def not_resumed(self, reason: Reason) -> None:
-        self.proxy.metrics.counts.continue_refused[reason.value] += 1
-
-    def begin_relay(self, attempt: Responding) -> Relay:
-        now = self._first_byte()
-        self.state = move(self.state, Event.FIRST_BYTE)
-        proxy, relay = self.proxy, self.relay
-        if self.ending.first_at is None:
-            self.ending.first_at = now
-            proxy.metrics.counts.ttft.observe(now - self.arrival.at)
-        if relay is None:
-            self.refusal = None
-            if self.resume_state is not None and attempt.reply_length is None and is_resumable(attempt.reply):
-                relay = ResumableRelay(self, self.resume_state, attempt.reply, attempt.decoder)
-            else:
-                self.resume_state = None
-                relay = PlainRelay(self, attempt.reply, attempt.decoder, attempt.reply_length)
-            self.relay = relay
-        elif isinstance(relay, ResumableRelay):
-            relay.next_leg(attempt.decoder)
-            if relay.blocked:
-                attempt.pause()  # for a client that is still not reading
-            proxy.metrics.counts.continued += 1
-            self.ending.continued += 1
-        if self.resume_state is None and not self.client.body_left:
-            self.proxy.forget_body(self)  # what has begun to be answered is not sent again
-        proxy.relays[self] = None
-        return relay
-
-    def halt(self) -> None:
-        if self.relay is not None:
-            self.relay.halt()
-
-    def relayed(self, rest: bool, reusable: bool = True) -> None:
-        if self.attempt is not None:
-            self.attempt.give_back(reusable=reusable and not rest)
-        self.end(Outcome.WHOLE)
-
-    def broke(self, failure: Failure, why: str) -> None:
-        proxy, attempt, relay = self.proxy, self.attempt, self.relay
-        assert attempt is not None and relay is not None  # noqa: S101, PT018 (for the type checker)
-        now = proxy.clock()
-        booking = attempt.booking
-        self.state = move(self.state, Event.BROKEN)
-        self.arrival.explanation.note(now, "broke", booking.key.id, why)
-        attempt.drop()
-        self.tries.failed = True
-        self.tries.by_life = {booking.life: 1}
-        self._blame(booking, failure, why, now)
-        if failure is Failure.STALLED:
-            proxy.metrics.counts.stalled += 1
-        self._drop_attempt(now)
-        self._resume(relay, why)
-
-    def hand_over(self) -> bool:
-        """Its target will be taken away soon: go on elsewhere if that is possible. Returns False if it is not."""
-        relay, attempt = self.relay, self.attempt
-        if self.state is not State.STREAMING or relay is None or attempt is None or not relay.may_continue():
-            return False
-        now = self.proxy.clock()
-        booking = attempt.booking
-        self.state = move(self.state, Event.BROKEN)
-        self.tries.by_life = {booking.life: 1}
-        self.arrival.explanation.note(now, "handed_over", booking.key.id)
-        self._drop_attempt(now)
-        self.proxy.metrics.counts.handed_over += 1
-        self._resume(relay, "its target is being drained")
-        return True
-
-    def _resume(self, relay: Relay, why: str) -> None:
-        """Go on with a stream on another target, or end it as an error."""
-        if relay.resume(why):
-            limits = self.proxy.limits
-            # A client that has half of a response waits for the rest as long as for an engine that is silent.
-            queue_left_s = max(limits.hold_s, limits.idle_timeout_s) if limits.hold_s else 0.0
-            self.tries.resume(limits.time_to_first_byte_s, queue_left_s)
-            self.place()
-
-    def ended_early(self) -> None:
-        self.end(Outcome.WHOLE)
-
-    def ended_in_error(self, code: str) -> None:
-        self.ending.error = code
-        self.end(Outcome.ERROR_EVENT)
-
-    def cut(self, why: str) -> None:
-        self.ending.error = why
-        self.end(Outcome.CUT)
-
-    # --- tunnels
-
-    def open_tunnel(self, reply: ResponseHead, rest: bytes) -> None:
-        """A WebSocket: from here on bytes pass both ways as they come."""
-        self.ending.first_at = self._first_byte()
-        self.state = move(self.state, Event.UPGRADED)
-        connection = self.connection
-        assert connection is not None  # noqa: S101 (for the type checker)
-        head = self.response_head(reply, b"Connection: Upgrade\r\nUpgrade: websocket\r\n")
-        ahead = self.client.tunnel()
-        self.client.transport.write(head)
-        self.status = 101
-        self.tunnel = Tunnel(self.client.transport, connection.transport, self.proxy.clock())
-        self.proxy.tunnels[self] = None
-        if rest:
-            self.tunnel_data(rest)
-        if ahead:
-            self.client_data(ahead)
-
-    def client_data(self, data: bytes) -> None:
-        if self.tunnel is not None:
-            self.tunnel.from_client(data)
-
-    def tunnel_data(self, data: bytes) -> None:
-        if self.tunnel is not None:
-            self.tunnel.from_target(data)
-
-    def target_closed_tunnel(self) -> None:
-        self.end(Outcome.TUNNEL_CLOSED)
-
-    def close_tunnel(self, why: str) -> None:
-        """Close both ends with a close frame that says that the server goes away."""
-        if self.tunnel is not None:
-            self.tunnel.say_goodbye()
-        self.arrival.explanation.note(self.proxy.clock(), "closed", why=why)
-        self.ending.error = why
-        self.end(Outcome.TUNNEL_CLOSED)
-
-    def websocket_refused(self) -> None:
-        self._respond(502, "websocket_refused", "The target has not opened the WebSocket.")
 
     # --- failing
 
@@ -541,15 +222,6 @@ class ProxiedRequest:
         else:
             self.place()
 
-    def _blame(self, booking: Booking, failure: Failure, why: str, now: float) -> None:
-        proxy = self.proxy
-        counts = proxy.counts_of(booking)
-        counts.failures[failure.value] += 1
-        if proxy.table.failed(booking, BLAME[failure], now):
-            counts.ejections += 1
-            _log.warning("eject target=%s why=%r", booking.key.id, f"{failure.value}: {why}")
-            proxy.changed_soon()
-
     def _retry(self) -> None:
         if self.state is State.BACKING_OFF:
             self.state = move(self.state, Event.RETRIED)
@@ -589,8 +261,6 @@ class ProxiedRequest:
         self.ending.error = "client_gone"
         self.end(Outcome.CLIENT_GONE if self.tunnel is None else Outcome.TUNNEL_CLOSED)
 
-    # --- error responses of our own
-
     def _turn_away(self, full: bool = False) -> None:
         proxy = self.proxy
         if self.refusal is not None:
@@ -616,127 +286,3 @@ class ProxiedRequest:
     def _send_refusal(self) -> None:
         assert self.refusal is not None  # noqa: S101 (for the type checker)
         self._send_whole(*self.refusal)
-
-    def _respond(self, status: int, code: str, message: str) -> None:
-        """End with an error of our own: as a response, or as an error event where a response has begun."""
-        now = self.proxy.clock()
-        self.arrival.explanation.note(now, "answered_here", why=code)
-        self.ending.error = code
-        if self.relay is not None:
-            self.relay.fail(code, message)
-            return
-        self.status = status
-        client = self.client
-        if self.head.http_1_0:
-            client.closing = True
-        client.transport.write(
-            error_responses.raw_error(
-                status,
-                code,
-                message,
-                request_id=self.request_id,
-                retry_after_s=RETRY_AFTER_S if status in RETRY_STATUSES or status == 429 else None,
-                close=client.closing or client.body_left or self.proxy.closing,
-                head_only=self.head.method == b"HEAD",
-                more_lines=self.arrival.cors or b"",
-            )
-        )
-        self.end(Outcome.REFUSED)
-
-    # --- ending
-
-    def end(self, outcome: Outcome, body: bytes | None = None) -> None:
-        """The client has all it will get. `body` is that of a response that was sent whole.
-
-        Called exactly once: the automaton has no event after it. It leaves the queue, releases the target, tells policy and
-        tenant what was used, counts, and goes on with the client's next request.
-        """
-        self.state = move(self.state, Event.ENDED)
-        proxy = self.proxy
-        now = proxy.clock()
-        proxy.ongoing.step(now, -1)
-        if self.ticket is not None:
-            proxy.queue.leave(self.ticket)
-            self._left_queue(now)
-        attempt, relay = self.attempt, self.relay
-        if attempt is not None:
-            attempt.finish(gracefully=outcome is Outcome.TUNNEL_CLOSED)
-        spent = proxy.endings.spent(self, body)
-        if relay is not None:
-            self.ending.bytes_out = relay.sent_bytes
-        if attempt is not None and (spent.reported or spent.out):
-            proxy.endings.charged_to_target(attempt.booking, spent)
-        self._drop_attempt(now, spent.out if outcome is Outcome.WHOLE and spent.reported else None)
-        proxy.tunnels.pop(self, None)
-        proxy.forget_body(self)
-        proxy.endings.ended(self, outcome, spent, now)
-        # The two hold each other, and a transcript can be megabytes: cycles wait for long until they are collected.
-        self.relay = None
-        if outcome is Outcome.CUT:
-            # HTTP/1.0 ends a body by closing: only a reset tells failure from success.
-            self.client.hang_up(abort=self.head.http_1_0)
-        elif outcome is Outcome.TUNNEL_CLOSED:
-            self.client.hang_up()
-        elif outcome is not Outcome.CLIENT_GONE:
-            self.client.next()
-
-    def _drop_attempt(self, now: float, tokens: int | None = None) -> None:
-        """End the attempt, if there is one, and release its booking."""
-        self.proxy.waiting.pop(self, None)
-        self.proxy.relays.pop(self, None)
-        attempt = self.attempt
-        if attempt is not None:
-            attempt.finish()
-            self.proxy.release(attempt.booking, now, tokens)
-            self.attempt = None
-
-    def crashed(self, entrance: str, error: Exception) -> None:
-        self.proxy.faults.report(entrance, error)
-        try:
-            if self.state is _DONE:
-                self._abandon()  # nothing is sure about its connection any longer
-            elif self.status == 0 and self.relay is None:
-                self.client.closing = True
-                self._respond(500, "internal_error", "The load balancer failed on this request.")
-            elif self.relay is not None:
-                self.relay.fail("internal_error", "The load balancer failed on this request.")
-            else:
-                self.cut("internal_error")
-        except Exception as second:  # noqa: BLE001 (the barrier)
-            self.proxy.faults.report(entrance, second)
-            self._abandon()
-
-    def _abandon(self) -> None:
-        """End without anything that might fail again."""
-        now = self.proxy.clock()
-        if self.state is not _DONE:
-            self.state = _DONE
-            self.proxy.ongoing.step(now, -1)
-        ticket, self.ticket = self.ticket, None
-        if ticket is not None:
-            self.proxy.queue.leave(ticket)
-        for registry in (self.proxy.waiting, self.proxy.relays, self.proxy.tunnels):
-            registry.pop(self, None)
-        attempt, self.attempt = self.attempt, None
-        try:
-            if attempt is not None:
-                if not attempt.booking.released:
-                    self.proxy.table.release(attempt.booking, now)
-                attempt.drop()
-        except Exception as error:  # noqa: BLE001 (the barrier)
-            self.proxy.faults.report("abandon", error)
-        self.client.hang_up(abort=True)
-
-    # --- back-pressure
-
-    def client_full(self) -> None:
-        if self.attempt is not None:
-            self.attempt.pause()
-        if self.relay is not None:
-            self.relay.blocked = True
-
-    def client_drained(self) -> None:
-        if self.relay is not None:
-            self.relay.blocked = False
-        if self.attempt is not None:
-            self.attempt.resume()

@@ -19,13 +19,17 @@ Hashes are BLAKE2b: the same in every process and on every host, so agents side 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from math import ceil
+from random import Random
 from typing import ClassVar
 
 from policies.routing.base import Choice, Policy, RequestView, TargetView
 from policies.routing.least_load import LeastLoad, load
+from policies.routing.sampling import ALL
+from policies.routing.target_list import finder, fleet
 
 VIRTUAL_NODES = 160
 BALANCE = 1.25
@@ -35,76 +39,119 @@ _POINTS_PER_DIGEST = 8
 
 
 class ConsistentHash(Policy):
-    """Remembers nothing but the ring, which follows from the ids: to build it on sight is no decision."""
+    """Remembers the ring, which follows from the ids, and how many requests are under way."""
 
     name: ClassVar[str] = "consistent_hash"
 
-    def __init__(self, virtual_nodes: int = VIRTUAL_NODES, balance: float = BALANCE) -> None:
+    def __init__(
+        self, virtual_nodes: int = VIRTUAL_NODES, balance: float = BALANCE, rng: Random | None = None
+    ) -> None:
         if balance < 1.0:
             raise ValueError(f"balance must be at least 1 (got {balance}): less than its share fits nobody")
         self._ring = Ring(virtual_nodes)
         self._balance = balance
-        self._least_load = LeastLoad()
+        self._least_load = LeastLoad(rng)
+        self._fleet: Sequence[TargetView] = ()  # as it was added to the ring
+        self._fleet_capacity = 0.0
+        self._under_way = 0
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         if not request.session or not targets:
             return self._least_load.choose(request, targets, now)
-        offered = {target.id: target for target in targets}
-        for target_id in offered:
-            self._ring.add(target_id)
-        fleet_load = sum(map(load, targets)) + 1
-        share = self._balance * fleet_load / sum(target.capacity for target in targets)
-        scored: list[tuple[str | float, ...]] = []
+        share, find = self._share(targets), finder(targets)
+        passed = 0
+        scored: deque[tuple[str | float, ...]] = deque(maxlen=ALL)
         for target_id in self._ring.clockwise(f"{request.scope}\0{request.session}"):
-            target = offered.get(target_id)
+            target = find(target_id)
             if target is None:
                 continue
-            place, bound = len(scored), ceil(share * target.capacity)
+            bound = ceil(share * target.capacity)
             if load(target) < bound:
-                scored.append((target_id, place, load(target), bound, place))
+                scored.append((target_id, passed, load(target), bound, passed))
                 break
             # Full: it costs more than any target further on.
-            scored.append((target_id, len(targets) + place, load(target), bound, place))
-        because = "the session's own target" if len(scored) == 1 else "the session's next target with room"
+            scored.append((target_id, len(targets) + passed, load(target), bound, passed))
+            passed += 1
+        because = "the session's next target with room" if passed else "the session's own target"
         return Choice(str(scored[-1][0]), because, _TERMS, tuple(scored))
 
     def record(self, request: RequestView, target_id: str, now: float) -> None:
+        self._under_way += 1
         self._least_load.record(request, target_id, now)
+
+    def ended(self, request: RequestView, target_id: str, now: float, tokens: int | None) -> None:
+        self._under_way -= 1
 
     def forget(self, target_id: str) -> None:
         self._ring.remove(target_id)
         self._least_load.forget(target_id)
 
+    def _share(self, targets: Sequence[TargetView]) -> float:
+        """What a target of capacity 1 may have, with all of the fleet on the ring.
+
+        Of a few targets the loads are added up. Of many that would cost more than the rest of the choice, so the
+        requests under way are shared by the whole fleet.
+        """
+        members = fleet(targets)
+        if members is not self._fleet:
+            self._ring.add([target.id for target in members])
+            self._fleet = members if members is not targets else ()
+            self._fleet_capacity = sum(target.capacity for target in members)
+        if len(targets) <= ALL:
+            fleet_load, capacity = sum(map(load, targets)), sum(target.capacity for target in targets)
+        else:
+            fleet_load, capacity = self._under_way, self._fleet_capacity
+        return self._balance * (fleet_load + 1) / capacity
+
 
 class Ring:
-    """Points on a circle and their owners."""
+    """Points on a circle and their owners. Changes wait until the ring is used, and are then made together."""
 
     def __init__(self, virtual_nodes: int = VIRTUAL_NODES) -> None:
         self._virtual_nodes = virtual_nodes
-        self._points: list[tuple[int, str]] = []
-        self._members: set[str] = set()
+        self._points: list[int] = []
+        self._owners: dict[int, str] = {}
+        self._members: dict[str, list[int]] = {}
+        self._joined: list[int] = []
+        self._left: set[int] = set()
 
-    def add(self, member: str) -> None:
-        if member in self._members:
-            return
-        self._members.add(member)
-        self._points.extend((point, member) for point in _points(member, self._virtual_nodes))
-        self._points.sort()
+    def add(self, members: Iterable[str]) -> None:
+        """Those that are on it already are fine."""
+        if self._left:
+            self._settle()
+        for member in members:
+            if member in self._members:
+                continue
+            points = [one for one in _points(member, self._virtual_nodes) if one not in self._owners]
+            self._members[member] = points
+            self._owners.update(dict.fromkeys(points, member))
+            self._joined += points
 
     def remove(self, member: str) -> None:
-        if member in self._members:
-            self._members.remove(member)
-            self._points = [one for one in self._points if one[1] != member]
+        """One that is not on it is fine."""
+        for point in self._members.pop(member, ()):
+            del self._owners[point]
+            self._left.add(point)
 
     def clockwise(self, key: str) -> Iterator[str]:
         """Every member once, in the order in which a walk from the key's place meets them."""
-        points, met = self._points, set[str]()
-        start = bisect_left(points, (_points(key, 1)[0], ""))
+        self._settle()
+        points, owners, met = self._points, self._owners, set[str]()
+        start = bisect_left(points, _points(key, 1)[0])
         for index in range(start, start + len(points)):
-            member = points[index % len(points)][1]
+            member = owners[points[index % len(points)]]
             if member not in met:
                 met.add(member)
                 yield member
+
+    def _settle(self) -> None:
+        if self._joined:
+            self._points += self._joined
+            self._joined = []
+            self._points.sort()  # of what is in order but for the end it makes little work
+        if self._left:
+            left, self._left = self._left, set()
+            self._points = [point for point in self._points if point not in left]
 
 
 def _points(text: str, count: int) -> list[int]:

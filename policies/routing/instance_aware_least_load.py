@@ -7,7 +7,7 @@ Source: SkyPilot, `instance_aware_least_load`, where the capacity is the service
 accelerator and the cost is load / capacity. Without the one, idle targets of all sizes tie, and half of a
 light traffic over an H100 and an L4 goes to the L4. With it the rule is the shortest expected delay of
 queueing theory: a small target gets its first request when the large one is as busy, for its size, as that
-request will make it.
+request will make it. Of more than a few targets a sample is compared (see `policies.routing.sampling`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import ClassVar
 
-from policies.routing.base import Choice, Policy, RequestView, TargetView, Turns
+from policies.routing.base import Choice, RequestView, TargetView
 from policies.routing.least_load import load
+from policies.routing.sampling import SamplingPolicy
 
 _TERMS = ("in_flight", "trouble", "capacity", "last_turn")
 _COST_THEN_TURN = itemgetter(1, 5)
 
 
-class InstanceAwareLeastLoad(Policy):
+class InstanceAwareLeastLoad(SamplingPolicy):
     name: ClassVar[str] = "instance_aware_least_load"
-
-    def __init__(self) -> None:
-        self._turns = Turns()
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         if not targets:
@@ -42,13 +40,7 @@ class InstanceAwareLeastLoad(Policy):
                 target.capacity,
                 last(target.id),
             )
-            for target in targets
+            for target in self._sample(targets)
         )
         best = min(scored, key=_COST_THEN_TURN)
         return Choice(best[0], "least load for its size", _TERMS, scored)
-
-    def record(self, request: RequestView, target_id: str, now: float) -> None:
-        self._turns.use(target_id)
-
-    def forget(self, target_id: str) -> None:
-        self._turns.forget(target_id)

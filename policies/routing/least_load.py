@@ -9,6 +9,8 @@ one that is busy. Targets that cannot even be reached are not offered to a polic
 
 *The tie.* With little traffic everybody has zero in flight. A fixed order would send everything to the first
 target, and one fresh target would starve another; the order of last use rotates.
+
+Of more than a few targets it is the least loaded of a sample (see `policies.routing.sampling`).
 """
 
 from __future__ import annotations
@@ -16,30 +18,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from policies.routing.base import Choice, Policy, RequestView, TargetView, Turns
+from policies.routing.base import Choice, RequestView, TargetView
+from policies.routing.sampling import SamplingPolicy
 
 
-class LeastLoad(Policy):
+class LeastLoad(SamplingPolicy):
     name: ClassVar[str] = "least_load"
-
-    def __init__(self) -> None:
-        self._turns = Turns()
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         if not targets:
             return None
         last = self._turns.last
         scored = tuple(
-            (target.id, load(target), target.in_flight, target.trouble, last(target.id)) for target in targets
+            (target.id, load(target), target.in_flight, target.trouble, last(target.id))
+            for target in self._sample(targets)
         )
         best = min(scored, key=_cost_then_turn)
         return Choice(best[0], "fewest requests in flight", _TERMS, scored)
-
-    def record(self, request: RequestView, target_id: str, now: float) -> None:
-        self._turns.use(target_id)
-
-    def forget(self, target_id: str) -> None:
-        self._turns.forget(target_id)
 
 
 def load(target: TargetView) -> int:

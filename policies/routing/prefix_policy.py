@@ -1,14 +1,22 @@
-"""What policies that remember prompts have in common: the tree, fair ties, and how a choice is explained."""
+"""What policies that remember prompts have in common: the tree, fair ties, and how a choice is explained.
+
+Where targets are many, a sample is compared (see `policies.routing.sampling`), and with it those that hold most of
+the prompt: a sample alone would hardly ever meet the one that has the conversation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from itertools import islice
 from operator import itemgetter
+from random import Random
 from typing import ClassVar
 
-from policies.routing.base import Choice, Policy, RequestView, TargetView, Turns
+from policies.routing.base import Choice, RequestView, TargetView
 from policies.routing.least_load import load
-from policies.routing.radix_tree import RadixTree
+from policies.routing.radix_tree import NO_MATCH, Match, RadixTree
+from policies.routing.sampling import ALL, SamplingPolicy
+from policies.routing.target_list import finder
 
 # Longer prompts are told apart by their first part: this much in common decides any choice.
 MAX_PROMPT_BYTES = 256 * 1024
@@ -16,42 +24,59 @@ MAX_PROMPT_BYTES = 256 * 1024
 # Engines reuse whole blocks (vLLM: 16 tokens, about 64 bytes of English): a shorter match saves nothing.
 MIN_MATCH_BYTES = 64
 
+HOLDERS = 3  # of the prompt, compared with the sample
+_SEARCHED = 4 * HOLDERS  # for that many: those that are full are not among the targets
+
 
 # A candidate: its id and cost, then the terms of the cost.
 Row = tuple[str, int, int, float, int, int]
 
 
-class PrefixPolicy(Policy):
+class PrefixPolicy(SamplingPolicy):
     """Inserts every prompt for the target it is sent to. Of equals, the target used longest ago is taken."""
 
     needs_prompt: ClassVar[bool] = True
 
-    def __init__(self, max_tree_bytes: int) -> None:
+    def __init__(self, max_tree_bytes: int, rng: Random | None = None) -> None:
+        super().__init__(rng)
         self._tree = RadixTree(max_tree_bytes)
-        self._turns = Turns()
 
     def record(self, request: RequestView, target_id: str, now: float) -> None:
         if request.prompt:
             self._tree.insert(request.scope, request.prompt[:MAX_PROMPT_BYTES], target_id)
-        self._turns.use(target_id)
+        super().record(request, target_id, now)
 
     def forget(self, target_id: str) -> None:
         self._tree.forget(target_id)
-        self._turns.forget(target_id)
+        super().forget(target_id)
 
     def gauges(self) -> dict[str, float]:
         """The size of the tree: its estimated memory in bytes, and its nodes."""
         return {"size_bytes": self._tree.size_bytes, "nodes": self._tree.nodes}
 
-    def _matches(self, request: RequestView) -> tuple[int, Mapping[str, int]]:
+    def _matches(self, request: RequestView) -> tuple[int, Match]:
         """How long the prompt is, and how much of it each target has, whether it is offered or not."""
         if not request.prompt:
-            return 0, {}
+            return 0, NO_MATCH
         prompt = request.prompt[:MAX_PROMPT_BYTES]
-        return len(prompt), self._tree.matches(request.scope, prompt)
+        return len(prompt), self._tree.match(request.scope, prompt)
 
-    def _rows(self, targets: Sequence[TargetView], matched: Mapping[str, int]) -> list[Row]:
-        """The targets as candidates that cost their load."""
+    def _candidates(self, targets: Sequence[TargetView], matched: Match) -> Sequence[TargetView]:
+        """All of a few targets; of many a sample, and those with the longest match."""
+        sample = self._sample(targets)
+        if len(targets) <= ALL:
+            return sample
+        find, holders = finder(targets), list[TargetView]()
+        for target_id in islice(matched.longest_first(self._drawn[0] << 8 | self._drawn[1]), _SEARCHED):
+            holder = find(target_id)
+            if holder is not None:
+                holders.append(holder)
+                if len(holders) == HOLDERS:
+                    break
+        return [*holders, *(target for target in sample if target not in holders)]
+
+    def _rows(self, targets: Sequence[TargetView], matched: Match) -> list[Row]:
+        """The candidates among the targets, which cost their load."""
         last, match = self._turns.by_target.get, matched.get
         return [
             (
@@ -62,7 +87,7 @@ class PrefixPolicy(Policy):
                 match(name, 0),
                 last(name, 0),
             )
-            for one in targets
+            for one in self._candidates(targets, matched)
         ]
 
     @staticmethod

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
+from random import Random
 from typing import ClassVar
 
 from policies.routing.base import Choice, RequestView, TargetView
@@ -61,8 +62,9 @@ class PrefixTree(PrefixPolicy):
         give_up: float = GIVE_UP,
         max_tree_bytes: int = MAX_TREE_BYTES,
         min_match_bytes: int = MIN_MATCH_BYTES,
+        rng: Random | None = None,
     ) -> None:
-        super().__init__(max_tree_bytes)
+        super().__init__(max_tree_bytes, rng)
         self._explore_below = explore_below
         self._requests_per_byte = requests_per_byte
         self._gate_ratio = gate_ratio
@@ -82,18 +84,20 @@ class PrefixTree(PrefixPolicy):
         rows = self._rows(targets, matched)
         loads = {row[0]: row[1] for row in rows}
         enough = max(1.0, self._min_match_bytes, self._explore_below * prompt_bytes)
-        holders = [name for name, depth in matched.items() if depth >= enough and name in loads]
-        if not holders:
+        depths = {row[0]: row[4] for row in rows if row[4] >= enough}
+        if not depths:
             return self._least_loaded(rows, "little of the prompt is cached")
         lowest, worth = min(loads.values()), self._requests_per_byte
         gate = self._gate_ratio * sum(loads.values()) / len(loads) + self._gate_slack
         admitted = [
-            name for name in holders if loads[name] <= gate and loads[name] - lowest <= matched[name] * worth
+            name
+            for name, depth in depths.items()
+            if loads[name] <= gate and loads[name] - lowest <= depth * worth
         ]
         if not admitted:
             return self._least_loaded(rows, "who has it cached has too much to do")
         if len(admitted) > 1:
-            admitted = self._best(admitted, loads, matched, self._give_up * prompt_bytes)
+            admitted = self._best(admitted, loads, depths, self._give_up * prompt_bytes)
         return self._least_loaded(rows, "has most of the prompt cached", admitted)
 
     def _best(

@@ -17,18 +17,21 @@ Source: PreServe, section 4.3.3, with its T_mem = 0.8 and beta = 1. Different he
 - *Seconds per token* are learned per target from its answers, starting from those of the fleet.
 - *Requests of other load balancers*, known from the engine's counts only, weigh like the average of our own.
 
-Costs are rounded to whole tokens; among equals the target used longest ago.
+Costs are rounded to whole tokens; among equals the target used longest ago. Of more than a few targets a sample is
+compared (see `policies.routing.sampling`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
+from random import Random
 from typing import ClassVar
 
 from policies.forecast.lookahead import Expected, LookAhead
 from policies.forecast.response_length import ResponseLength, RunningMedian
-from policies.routing.base import Choice, Policy, RequestView, TargetView, Turns
+from policies.routing.base import Choice, RequestView, TargetView
+from policies.routing.sampling import SamplingPolicy
 from policies.routing.work import BYTES_PER_TOKEN, prompt_bytes, streamed
 
 IDEAL_USAGE = 0.8
@@ -43,16 +46,20 @@ _TERMS = ("prefill_tokens", "decode_tokens", "overflow_tokens", "trouble_tokens"
 _COST_THEN_TURN = itemgetter(1, 6)
 
 
-class PreServe(Policy):
+class PreServe(SamplingPolicy):
     name: ClassVar[str] = "preserve"
 
     def __init__(
-        self, lengths: ResponseLength | None = None, kv_tokens: int = KV_TOKENS, overflow_weight: float = 1.0
+        self,
+        lengths: ResponseLength | None = None,
+        kv_tokens: int = KV_TOKENS,
+        overflow_weight: float = 1.0,
+        rng: Random | None = None,
     ) -> None:
+        super().__init__(rng)
         self._lengths = lengths or RunningMedian()
         self._kv_tokens = kv_tokens
         self._overflow_weight = overflow_weight
-        self._turns = Turns()
         self._fleet_s_per_token = FIRST_S_PER_TOKEN
         self._usual_tokens = 0.0
         self._loads: dict[str, _Load] = {}
@@ -63,13 +70,15 @@ class PreServe(Policy):
             return None
         prompt_tokens = prompt_bytes(request) / BYTES_PER_TOKEN
         answer_tokens = self._lengths.predict(request)
-        scored = tuple(self._score(target, prompt_tokens, answer_tokens, now) for target in targets)
+        scored = tuple(
+            self._score(target, prompt_tokens, answer_tokens, now) for target in self._sample(targets)
+        )
         best = min(scored, key=_COST_THEN_TURN)
         return Choice(str(best[0]), "least load now and ahead", _TERMS, scored)
 
     def record(self, request: RequestView, target_id: str, now: float) -> None:
         self._leave(request.id, now)
-        self._turns.use(target_id)
+        super().record(request, target_id, now)
         load = self._loads.get(target_id)
         if load is None:
             load = self._loads[target_id] = _Load(self._fleet_s_per_token)
@@ -105,7 +114,7 @@ class PreServe(Policy):
     def forget(self, target_id: str) -> None:
         """Attempts under way keep the old load: their end cannot touch that of a target that returns."""
         self._loads.pop(target_id, None)
-        self._turns.forget(target_id)
+        super().forget(target_id)
 
     def _score(
         self, target: TargetView, prompt_tokens: float, answer_tokens: float, now: float

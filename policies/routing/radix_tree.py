@@ -22,6 +22,9 @@ end of the target's queue, the deepest first, so that a node is always older tha
 is a leaf. The memory taken is at most what is charged, and that is at most `max_bytes_per_target` for each target
 and `max_bytes` for all. No insert frees more than about twice what it adds: work is never saved up for a pause.
 
+*Many holders.* The beginning that all prompts share is held by every target. So a walk yields masks, not a row per
+target: the match of one target is then a few tests of its bit, and who has the longest match are the deepest masks.
+
 *One walk for both.* A prompt is matched to choose a target and inserted right after. The last walk is remembered until
 the tree changes, so the second of the two goes on where the first ended.
 
@@ -32,7 +35,9 @@ of a prefix are known and not only the last one, eviction goes with the inserts 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 BLOCK_BYTES = 16  # about 4 tokens
@@ -40,6 +45,8 @@ MAX_BYTES = 2**29
 
 # A node with its key, its place in its parent's dictionary and its place in a queue, beside the bytes of its edge.
 NODE_BYTES = 400
+
+_FEW = 32  # holders: up to so many are listed by name at once
 
 
 class _Node:
@@ -58,6 +65,34 @@ class _Node:
 _NO_CHILDREN: dict[bytes | str, _Node] = {}  # of every leaf; never written to
 
 
+class Match:
+    """How much of one prompt each target holds, until the tree changes. `get(target_id, default)` tells it of one."""
+
+    __slots__ = ("_by_bit", "_levels", "get")
+
+    def __init__(
+        self,
+        get: Callable[[str, int], int],
+        levels: Sequence[tuple[int, int]] = (),
+        by_bit: Mapping[int, _Holder] = MappingProxyType({}),
+    ) -> None:
+        """`levels` are the masks of those who hold so many bytes and not more, in ascending order of bytes."""
+        self.get = get
+        self._levels = levels
+        self._by_bit = by_bit
+
+    def longest_first(self, drawn: int = 0) -> Iterator[str]:
+        """The targets that hold some of it; `drawn`, any number, decides where to begin among equals."""
+        for mask, _ in reversed(self._levels):
+            start = drawn % mask.bit_length()
+            later = mask >> start << start
+            for part in (later, mask ^ later):
+                while part:
+                    bit = part & -part
+                    part ^= bit
+                    yield self._by_bit[bit].id
+
+
 class _Walk(NamedTuple):
     """Down the tree along a prompt: the nodes all of whose edges it has, how many bytes that are, and what was found."""
 
@@ -65,7 +100,7 @@ class _Walk(NamedTuple):
     prompt: bytes
     path: list[_Node]
     at: int
-    found: dict[str, int]
+    match: Match
 
 
 class _Holder:
@@ -78,6 +113,10 @@ class _Holder:
         self.bit = bit
         self.nodes: OrderedDict[_Node, None] = OrderedDict()
         self.bytes = 0
+
+
+_NOTHING: dict[str, int] = {}
+NO_MATCH = Match(_NOTHING.get)
 
 
 class RadixTree:
@@ -117,17 +156,22 @@ class RadixTree:
 
     def matches(self, scope: str, prompt: bytes) -> Mapping[str, int]:
         """How many bytes of the prompt each target holds, in whole blocks. Targets that hold none are left out."""
+        match = self.match(scope, prompt)
+        return {target_id: match.get(target_id, 0) for target_id in match.longest_first()}
+
+    def match(self, scope: str, prompt: bytes) -> Match:
+        """The same without a list of all targets."""
         walk = self._walk
         if walk is not None and walk.prompt is prompt and walk.scope == scope:
-            return walk.found
+            return walk.match
         node = self._roots.get(scope)
-        found: dict[str, int] = {}
         if node is None:
-            return found
+            return NO_MATCH
         block, alive = self._block, self._alive
         path = [node]
         at = beyond = 0
         held = 0  # by whom, up to `at`
+        levels: list[tuple[int, int]] = []
         while True:
             node = node.children.get(prompt[at : at + block])
             if node is None:
@@ -136,8 +180,8 @@ class RadixTree:
             if not holders:
                 break
             if holders != held:
-                for target_id in self._names(held & ~holders):
-                    found[target_id] = at
+                if held:
+                    levels.append((held & ~holders, at))
                 held = holders
             edge = node.edge
             if not prompt.startswith(edge, at):
@@ -145,10 +189,11 @@ class RadixTree:
                 break
             at += len(edge)
             path.append(node)
-        for target_id in self._names(held):
-            found[target_id] = at + beyond
-        self._walk = _Walk(scope, prompt, path, at, found)
-        return found
+        if held:
+            levels.append((held, at + beyond))
+        match = self._walk_match(levels)
+        self._walk = _Walk(scope, prompt, path, at, match)
+        return match
 
     def insert(self, scope: str, prompt: bytes, target_id: str) -> None:
         """The prompt has been sent to the target: from now on it holds all of its whole blocks."""
@@ -207,6 +252,25 @@ class RadixTree:
         self._walk = None
         self._alive ^= holder.bit
         self._dead.append(holder)
+
+    def _walk_match(self, levels: list[tuple[int, int]]) -> Match:
+        """A dictionary for a few holders, as its look-ups are the fastest; else tests of bits."""
+        if sum([mask.bit_count() for mask, _ in levels]) > _FEW:
+            return Match(partial(self._held, levels), levels, self._by_bit)
+        found: dict[str, int] = {}
+        for mask, depth in levels:
+            for target_id in self._names(mask):
+                found[target_id] = depth
+        return Match(found.get, levels, self._by_bit)
+
+    def _held(self, levels: list[tuple[int, int]], target_id: str, default: int) -> int:
+        holder = self._holders.get(target_id)
+        if holder is not None:
+            bit = holder.bit
+            for mask, depth in levels:
+                if mask & bit:
+                    return depth
+        return default
 
     # --- nodes
 

@@ -22,18 +22,18 @@ DEFAULT_POLICY = LeastLoad.name  # of an agent that is told nothing
 # nearly the best hit rates and the evenest load. Requests without a prompt it sends where the least is in flight.
 SERVICE_POLICY = Gorgo.name
 
-# Most policies need no chance; those that do are given it.
+# Policies that compare a sample where targets are many draw it from this.
 POLICIES: Mapping[str, Callable[[Random], RoutingPolicy]] = MappingProxyType(
     {
         CacheAware.name: lambda _: CacheAware(),
-        ConsistentHash.name: lambda _: ConsistentHash(),
+        ConsistentHash.name: lambda rng: ConsistentHash(rng=rng),
         Gorgo.name: lambda _: Gorgo(),
-        InstanceAwareLeastLoad.name: lambda _: InstanceAwareLeastLoad(),
-        LeastLoad.name: lambda _: LeastLoad(),
+        InstanceAwareLeastLoad.name: InstanceAwareLeastLoad,
+        LeastLoad.name: LeastLoad,
         PowerOfTwo.name: PowerOfTwo,
-        PrefixTree.name: lambda _: PrefixTree(),
-        PreServe.name: lambda _: PreServe(),
-        RoundRobin.name: lambda _: RoundRobin(),
+        PrefixTree.name: lambda rng: PrefixTree(rng=rng),
+        PreServe.name: lambda rng: PreServe(rng=rng),
+        RoundRobin.name: RoundRobin,
     }
 )
 

@@ -162,7 +162,7 @@ class LoadBalancerSection(Section):
     )
     """The largest body of a request to a model, in MiB; other paths pass bodies of any size through."""
     pushing: PushingWord = _pushing.mode.value
-    """When a replica is given one more request: selective, fixed_cap or blind."""
+    """When a replica is given one more request: work, selective, fixed_cap or blind."""
     max_concurrency_per_replica: Annotated[int, _NUMBER, _within(Pushing, "cap")] | None = None
     """How many requests a replica has at most; for fixed_cap. Default: 32."""
     queue: QueueSection = QueueSection()

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from lb.config.cors import MAX_AGE_S, Cors
-from lb.config.decode import network_problem
 from lb.config.options import CookieMode
+from lb.config.schema import network_problem
 from skyserve_cli.spec.fields import not_bool, one_of, refuse
 from skyserve_cli.spec.section import Section
 

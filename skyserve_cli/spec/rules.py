@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from lb.config.decode import WireError
 from lb.config.options import CookieMode
+from lb.config.schema import WireError
 from policies.model import AcceleratorQps
 from skyserve_cli.spec.candidates import Candidates
 from skyserve_cli.spec.check import Sound

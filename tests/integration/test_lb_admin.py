@@ -138,7 +138,18 @@ async def test_metrics_have_the_promised_names_and_labels_only(w: World) -> None
         "held_requests", "in_flight_requests", "good_targets", "targets",
     ):  # fmt: skip
         assert f"skyserve_lb_{name}{{" in text, name
-    allowed = {"service", "region", "zone", "capacity_type", "policy", "le", "kind", "reason", "standing", "code"}
+    allowed = {
+        "service",
+        "region",
+        "zone",
+        "capacity_type",
+        "policy",
+        "le",
+        "kind",
+        "reason",
+        "standing",
+        "code",
+    }
     for line in text.splitlines():
         if line.startswith("skyserve_"):
             labels = line.partition("{")[2].rpartition("}")[0]

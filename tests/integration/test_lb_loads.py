@@ -124,9 +124,11 @@ class NotedTable(TargetTable):
         super().__init__(table, now)
         self.told: dict[str, EngineLoad | None] = {}
 
-    def loaded(self, key: Key, load: EngineLoad | None, asked_at: float, now: float) -> bool:
+    def loaded(
+        self, key: Key, load: EngineLoad | None, asked_at: float, now: float, every_s: float = 0.0
+    ) -> bool:
         self.told[key.id] = load
-        return super().loaded(key, load, asked_at, now)
+        return super().loaded(key, load, asked_at, now, every_s)
 
 
 class Balancer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lb.observe.explain import Explanation, Explanations
 from policies.routing.base import Choice
 
@@ -54,6 +56,19 @@ def test_a_choice_without_terms_has_candidates_without_them() -> None:
     assert step["candidates"] == [
         {"target": "a", "cost": 0.0, "terms": {}}, {"target": "b", "cost": 1.0, "terms": {}},
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [11, 16, 1000])
+def test_of_many_candidates_the_ten_best_are_told_and_the_chosen_one(count: int) -> None:
+    rows = tuple((f"t{number}", float(number % 100)) for number in range(count))
+    chosen = rows[-1][0]
+    story = Explanations().begin("r1", "GET", "/", 0.0)
+    story.note(0.0, "chose", chosen, "", Choice(chosen, "", (), (*rows[:-1], (chosen, 0.0))))
+    (step,) = story.to_json()["steps"]
+    assert step["candidates"][0] == {"target": chosen, "cost": 0.0, "terms": {}}
+    costs = [one["cost"] for one in step["candidates"]]
+    assert len(costs) == 10
+    assert costs == sorted([0.0, *(cost for _, cost in rows[:-1])])[:10]
 
 
 def test_a_long_one_is_found_while_it_runs_and_after_its_end() -> None:

@@ -61,6 +61,7 @@ class World:
     hold: asyncio.Event | None = None
     bug: Exception | None = None
     takes_s: float = 0.0
+    every_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.prober = LoadPoller(self, self.fetch, lambda: self.now, self.changed, lambda: self.held)
@@ -74,7 +75,10 @@ class World:
     def probe_list(self) -> list[tuple[Key, Target, int]]:
         return [(key, target, self.in_flight[key]) for key, target in self.targets.items()]
 
-    def loaded(self, key: Key, load: EngineLoad | None, asked_at: float, now: float) -> bool:
+    def loaded(
+        self, key: Key, load: EngineLoad | None, asked_at: float, now: float, every_s: float = 0.0
+    ) -> bool:
+        self.every_s = every_s
         self.told.append(Told(key, load, asked_at, now))
         return self.lets_in
 
@@ -186,6 +190,19 @@ async def test_busy_targets_are_not_asked_all_at_once(w: World) -> None:
     at_once = Counter(at for at, _, _ in w.asked if at > since + 0.2)
     assert max(at_once.values()) <= 4
     assert min(Counter(url for at, url, _ in w.asked if at > since).values()) >= 18
+
+
+async def test_many_busy_targets_share_one_budget() -> None:
+    w = World()
+    keys = [w.add(f"t{number}", sglang()) for number in range(300)]
+    await w.run(1.0)  # what they are is known
+    w.in_flight.update(dict.fromkeys(keys, 1))
+    await w.run(1.0)
+    before = len(w.asked)
+    await w.run(2.0)
+    assert 1900 <= len(w.asked) - before <= 2100
+    assert w.every_s == pytest.approx(0.3)
+    assert set(Counter(url for _, url, _ in w.asked[before:]).values()) <= {6, 7, 8}
 
 
 async def test_one_question_at_a_time(w: World) -> None:

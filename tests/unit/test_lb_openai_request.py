@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lb.stream import openai_request
-from lb.stream.openai_request import prompt_of
+from lb.stream.openai_request import ParsedRequest, prompt_of
 
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 _CONTENT = _TEXT | st.none() | st.integers() | st.lists(st.fixed_dictionaries({"text": _TEXT}), max_size=2)
@@ -37,8 +38,9 @@ def test_two_plain_messages() -> None:
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
-@pytest.mark.parametrize("dense", [False, True], ids=["parsed", "scanned"])
-def test_the_limit_of_what_is_generated_is_read_by_any_of_its_names(name: str, dense: bool) -> None:
-    filler = "[" + "1," * 200_000 + "1]" if dense else "[]"
-    body = f'{{"model": "m", "{name}": 77, "input": {filler}}}'.encode()
-    assert openai_request.read(body).max_tokens == 77
+@pytest.mark.parametrize("way", [openai_request.read, openai_request.scan], ids=["parsed", "scanned"])
+def test_the_limit_of_what_is_generated_is_read_by_any_of_its_names(
+    name: str, way: Callable[[bytes], ParsedRequest]
+) -> None:
+    body = f'{{"model": "m", "{name}": 77, "input": []}}'.encode()
+    assert way(body).max_tokens == 77

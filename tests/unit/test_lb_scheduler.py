@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import pytest
@@ -34,14 +35,14 @@ class Request:
         return self.view.id
 
 
-class Asked(set[int]):
-    """Counts how often somebody looks into it."""
+class Asked(TargetTable):
+    """Counts how often it is asked whether somebody could go."""
 
     times = 0
 
-    def __contains__(self, life: object) -> bool:
+    def admits(self, now: float, exclude: Collection[int] = ()) -> bool:
         self.times += 1
-        return super().__contains__(life)
+        return super().admits(now, exclude)
 
 
 def wire(*names: str, cap: int = 1, max_held: int = 1000) -> Table:
@@ -55,7 +56,7 @@ class House:
     """A table, a queue and their dispatcher, and what the owner does with them."""
 
     def __init__(self, table: Table) -> None:
-        self.table = TargetTable(table, 0.0)
+        self.table = Asked(table, 0.0)
         self.queue: RequestQueue[Request] = RequestQueue()
         self.dispatcher: Scheduler[Request] = Scheduler(self.table, self.queue)
         self.now = 0.0
@@ -206,16 +207,141 @@ def test_nobody_is_asked_twice_while_nothing_has_changed() -> None:
     house.end(failed)
     house.go(house.request("1"), "b")
     stuck = house.request("stuck")
-    stuck.tried = asked = Asked({failed.booking.life})
+    stuck.tried = {failed.booking.life}
     assert house.come(stuck) == ""
     assert house.let_in() == []
-    before = asked.times
+    before = house.table.times
     for _ in range(100):
         assert house.let_in() == []
         assert house.dispatcher.place(house.request("2"), 0.0) is not None
-    assert asked.times == before
+    assert house.table.times == before
     house.table.apply(wire("a", "b", "c"), 0.0)
     assert house.let_in() == ["stuck>c"]
+
+
+# --- pushing by work: requests wait for the target that is best for them
+
+SHARED = b"a document " * 10_000  # 110 kB: 2.6 s of prefill at the rate that is assumed of new targets
+
+
+def by_work(*names: str) -> House:
+    targets = tuple(Target(name, f"http://{name}:1") for name in names)
+    return House(Table("s", "1", targets, policy="gorgo", pushing=Pushing(PushMode.WORK)))
+
+
+def asks(name: str, prompt: bytes) -> Request:
+    return Request(RequestView(name, "POST", "/v1/chat/completions", prompt=prompt, scope="m"))
+
+
+def pending(house: House, **counts: int) -> None:
+    """The engines say so: with something pending their gates are closed."""
+    house.now += 0.1
+    for key, _, in_flight in house.table.probe_list():
+        count = counts.get(key.id, 0)
+        house.table.loaded(key, EngineLoad(max(0, in_flight - count), count), house.now, house.now)
+
+
+def answer(house: House, request: Request) -> None:
+    assert request.booking is not None
+    house.now += 0.1
+    house.table.answered(request.booking, house.now)
+
+
+def busy_holder() -> tuple[House, list[Request]]:
+    """`a` has computed SHARED and is at work for three seconds on what nobody has seen; `b` is idle."""
+    house = by_work("a", "b")
+    first = asks("first", SHARED)
+    assert house.come(first) == "a"
+    answer(house, first)
+    house.end(first)
+    work = [asks(f"work-{n}", bytes([65 + n]) * 64_000) for n in range(2)]
+    for request in work:
+        house.go(request, "a")
+    pending(house, a=1)
+    return house, work
+
+
+def test_a_request_waits_for_the_busy_holder_although_another_is_idle() -> None:
+    house, work = busy_holder()
+    assert house.come(asks("hit", SHARED)) == ""
+    assert house.let_in() == []
+    for request in work:
+        answer(house, request)
+    assert house.let_in() == ["hit>a"]
+
+
+def test_what_the_holder_spares_too_little_goes_to_the_idle_one() -> None:
+    house, _ = busy_holder()
+    assert house.come(asks("miss", b"something else " * 500)) == "b"
+
+
+def test_with_nothing_pending_a_target_takes_what_is_best_off_there() -> None:
+    house, _ = busy_holder()
+    pending(house)
+    assert house.come(asks("hit", SHARED)) == "a"
+
+
+def test_what_waits_goes_to_another_once_its_target_is_gone() -> None:
+    house, _ = busy_holder()
+    assert house.come(asks("hit", SHARED)) == ""
+    table = house.table.table
+    house.table.apply(Table("s", "2", table.targets[1:], policy="gorgo", pushing=table.pushing), house.now)
+    assert house.let_in() == ["hit>b"]
+
+
+def test_what_waits_leaves_when_another_target_becomes_better() -> None:
+    house, _ = busy_holder()
+    assert house.come(asks("hit", SHARED)) == ""
+    elsewhere = asks("elsewhere", SHARED)
+    house.go(elsewhere, "b")  # by a request of another policy
+    answer(house, elsewhere)
+    house.end(elsewhere)
+    assert house.let_in() == ["hit>b"]
+
+
+@pytest.mark.parametrize("mode", [PushMode.SELECTIVE, PushMode.BLIND], ids=lambda mode: mode.value)
+def test_by_other_rules_nobody_waits_for_one_target(mode: PushMode) -> None:
+    house, _ = busy_holder()
+    hit = asks("hit", SHARED)
+    assert house.come(hit) == ""
+    table = house.table.table
+    house.table.apply(Table("s", "2", table.targets, policy="gorgo", pushing=Pushing(mode)), house.now)
+    assert house.let_in() != []
+    assert len(house.queue) == 0
+
+
+def test_hits_overtake_misses_in_the_lane_of_one_target() -> None:
+    house = by_work("a")
+    first = asks("first", SHARED)
+    assert house.come(first) == "a"
+    answer(house, first)
+    work = [asks(f"work-{n}", bytes([65 + n]) * 64_000) for n in range(2)]
+    for request in work:
+        house.go(request, "a")
+    pending(house, a=1)
+    assert [house.come(asks("miss", b"x" * 40_000)), house.come(asks("hit", SHARED))] == ["", ""]
+    for request in work:
+        answer(house, request)
+    assert house.let_in() == ["hit>a", "miss>a"]
+
+
+def test_those_who_have_tried_the_same_are_one_question_however_many_they_are() -> None:
+    house = House(wire("a", "b"))
+    failed = house.request("0")
+    house.come(failed)
+    assert failed.booking is not None
+    house.end(failed)
+    served = house.request("1")
+    house.go(served, "b")
+    for number in range(500):
+        assert house.come(house.request(f"stuck{number}", tried=(failed.booking,))) == ""
+    before = house.table.times
+    assert house.come(house.request("2")) == "a"
+    assert house.table.times - before <= 1
+    house.end(served)
+    before = house.table.times
+    assert house.let_in() == ["stuck0>b"]
+    assert house.table.times - before <= 2
 
 
 class Crowd(RuleBasedStateMachine):

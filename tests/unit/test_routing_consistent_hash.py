@@ -62,10 +62,10 @@ def test_a_joining_target_takes_its_share_and_moves_nothing_else(names: list[str
 def test_the_ring_does_not_remember_how_it_came_about(names: list[str], order: list[int]) -> None:
     straight, devious = Ring(), Ring()
     for name in names:
-        straight.add(name)
+        straight.add([name])
     for index in order:
-        devious.add(names[index % len(names)])
-        devious.add(f"passing-{index}")
+        devious.add([names[index % len(names)]])
+        devious.add([f"passing-{index}"])
     for index in order:
         devious.remove(f"passing-{index}")
         devious.remove("never seen")
@@ -76,7 +76,7 @@ def test_the_ring_does_not_remember_how_it_came_about(names: list[str], order: l
 def test_a_walk_meets_everybody_once() -> None:
     ring = Ring()
     for name in "abcdefgh":
-        ring.add(name)
+        ring.add([name])
     for session in SESSIONS[:50]:
         assert sorted(ring.clockwise(session)) == list("abcdefgh")
     assert list(Ring().clockwise("alice")) == []
@@ -93,7 +93,7 @@ def test_every_process_agrees() -> None:
     program = (
         "from policies.routing.consistent_hash import Ring\n"
         "ring = Ring()\n"
-        "for name in {'a', 'b', 'c', 'd'}: ring.add(name)\n"
+        "for name in {'a', 'b', 'c', 'd'}: ring.add([name])\n"
         "print([list(ring.clockwise(f'user-{i}')) for i in range(50)])"
     )
     said = {
@@ -127,7 +127,7 @@ def test_a_full_home_sends_the_session_along_its_path_and_takes_it_back() -> Non
     offered = list(targets.values())
     ring = Ring()
     for name in targets:
-        ring.add(name)
+        ring.add([name])
     home, second, third = islice(ring.clockwise("m\0alice"), 3)
     assert place(policy, "alice", offered, "m") == home
     targets[home].in_flight = 40  # bound: 1.25 x 71 / 4 = 22.2, so 23

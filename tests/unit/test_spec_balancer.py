@@ -160,11 +160,11 @@ WRONG = {
     "a slip": ("que: {}", "que", 'did you mean "queue"?'),
     "a slip inside": ("queue: {sise: 1}", "queue.sise", 'did you mean "size"?'),
     "the breaker's other name": ("circuit_breaker: {failures: 3}", "circuit_breaker.failures", "failure_threshold"),
-    "a mode nobody has": ("pushing: eager", "pushing", "must be one of selective, fixed_cap, blind"),
+    "a mode nobody has": ("pushing: eager", "pushing", "must be one of work, selective, fixed_cap, blind"),
     "a cap without the mode": (
         "max_concurrency_per_replica: 8",
         "max_concurrency_per_replica",
-        "is for pushing: fixed_cap; selective has no such bound (got 8)",
+        "is for pushing: fixed_cap; work has no such bound (got 8)",
     ),
     "a cap of 0": ("pushing: fixed_cap, max_concurrency_per_replica: 0", "max_concurrency_per_replica", "at least 1"),
     "a queue of less than nobody": ("queue: {size: -1}", "queue.size", "at least 0 (got -1)"),

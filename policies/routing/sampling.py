@@ -1,0 +1,52 @@
+"""Comparing a few candidates where there are many: the power of d choices.
+
+Up to ALL candidates every one is compared. Of more, SAMPLE are drawn at random and the best of those is taken, so
+that a request costs the same with a thousand targets as with ten. What is lost is little: with d random candidates
+the longest queue grows as log log n / log d (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing",
+IEEE TPDS 12(10), 2001), and several load balancers with the same stale numbers do not all pick the same target.
+Envoy's LEAST_REQUEST and SGLang's router draw two; the more that are drawn, the fewer requests go to a target that
+is busier than another.
+
+The draw belongs to the attempt and not to the question: the candidates of the next request are drawn when the last
+one is recorded. Asking twice gives the same response, and a choice that is not followed costs no randomness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from struct import Struct
+
+from policies.routing.base import Policy, RequestView, TargetView, Turns
+
+ALL = 16
+SAMPLE = 5
+_NUMBERS = Struct(f"<{SAMPLE}I").unpack
+
+
+class SamplingPolicy(Policy):
+    """What policies that compare candidates have in common: the sample, and the order of last use for ties."""
+
+    def __init__(self, rng: Random | None = None) -> None:
+        """Without `rng` the same numbers are drawn in every process."""
+        self._rng = rng or Random(0)
+        self._turns = Turns()
+        self._draw()
+
+    def record(self, request: RequestView, target_id: str, now: float) -> None:
+        self._turns.use(target_id)
+        self._draw()
+
+    def forget(self, target_id: str) -> None:
+        self._turns.forget(target_id)
+
+    def _sample(self, targets: Sequence[TargetView]) -> Sequence[TargetView]:
+        """The targets to compare: all of a few; of many SAMPLE, or fewer where one is drawn twice."""
+        count = len(targets)
+        if count <= ALL:
+            return targets
+        return [targets[at] for at in {number * count >> 32: None for number in _NUMBERS(self._drawn)}]
+
+    def _draw(self) -> None:
+        """Numbers that become positions once it is known how many candidates there are."""
+        self._drawn = self._rng.randbytes(4 * SAMPLE)
