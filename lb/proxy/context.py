@@ -161,7 +161,7 @@ class Proxy:
                 size += 0 if dense else parsed
         if not self.buffers.take(size):
             return _NO_ROOM
-        arrival = self.gate.arrival(head, body, admission, client.body_left, dense, now)
+        arrival = self.gate.arrival(head, body, admission, client, dense, now)
         if isinstance(arrival, Refusal):
             self.buffers.give_back(size)
             return arrival
