@@ -55,14 +55,17 @@ class Scheduler(Generic[W]):
         self._table = table
         self._queue = queue
         self._nobody_goes = (-1, -1)  # while the table's version and the queue's last ticket are these
+        self._models_seen = 0  # the version of the table's models for which the tickets are counted
 
     def place(self, waiter: W, now: float) -> Choice | None:
         """Where it may go now; None if it may not, because nobody admits it or somebody held has a better right.
 
         The caller books at once. Raises UnknownPolicyError, as the others do.
         """
-        if len(self._queue) and self._somebody_could_go(now):
-            return None
+        if len(self._queue):
+            self._recount()
+            if self._somebody_could_go(now):
+                return None
         return self._table.choose(waiter.view, now, waiter.tried, waiter.policy)
 
     def hold(self, waiter: W, now: float) -> Ticket[W] | None:
@@ -74,7 +77,10 @@ class Scheduler(Generic[W]):
 
     def let_in(self, now: float) -> Iterator[tuple[W, Choice]]:
         """Whoever may go now, one at a time and out of the queue: book it before you ask for the next."""
-        if not len(self._queue) or self._settled(now):
+        if not len(self._queue):
+            return
+        self._recount()
+        if self._settled(now):
             return
         stuck: set[frozenset[int]] = set()
         for ticket in self._queue.walk():
@@ -89,6 +95,12 @@ class Scheduler(Generic[W]):
             else:
                 self._queue.take(ticket)
                 yield waiter, choice
+
+    def _recount(self) -> None:
+        """What held requests may not use includes targets of other models, which change while they are held."""
+        if self._models_seen != self._table.models.version:
+            self._models_seen = self._table.models.version
+            self._queue.recount(lambda waiter: waiter.tried)
 
     def _somebody_could_go(self, now: float) -> bool:
         if self._settled(now):

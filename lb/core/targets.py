@@ -28,6 +28,7 @@ from lb.core import accounting
 from lb.core.active_policies import ActivePolicies
 from lb.core.admission import EngineLoad
 from lb.core.candidates import Candidates
+from lb.core.models import ModelDirectory, ModelList
 from lb.core.target_state import Blame, Booking, Health, Key, Outlook, TargetState
 from policies.routing.base import Choice, RequestView, RoutingPolicy, TargetView
 from policies.routing.registry import make_policy
@@ -71,6 +72,7 @@ class TargetTable:
         self._generation = 0
         self._life = 0
         self._offers = Candidates(self._entries, self._open)
+        self.models = ModelDirectory(self._entries)
         self.apply(table, now)
 
     # --- what the controller says
@@ -105,6 +107,7 @@ class TargetTable:
                 known.use_pushing(table.pushing)
         self.table = table
         self._offers.replaced()
+        self.models.table_changed()
         return Changes(tuple(added), tuple(removed), frozenset(lost))
 
     def use(self, policy: str) -> None:
@@ -254,6 +257,15 @@ class TargetTable:
             self._offers.opened(entry)
         return after and not before
 
+    def listed(self, key: Key, models: ModelList | None) -> bool:
+        """A target lists these models (None: it lists none). True if it may take a request now that it could not take."""
+        entry = self._current(key)
+        if entry is None or not self.models.learned(entry, models):
+            return False
+        entry.life = self._next_life()  # what has been held because of its old list may try it
+        self._offers.changed(entry)
+        return True
+
     def eject(self, key: Key, now: float, at_least_s: float = 0.0) -> bool:
         """Leave the target out although no request has failed (it is frozen); False if it has left the table."""
         entry = self._current(key)
@@ -380,6 +392,7 @@ class TargetTable:
 
     def _next_life(self) -> int:
         self._life += 1
+        self.models.renewed()
         return self._life
 
     def _remove(self, entry: TargetState) -> None:
