@@ -56,4 +56,5 @@ def names_model(body: bytes, model: str) -> bool:
     """Returns True if an error response names the model: then its 404 means the model and not the path."""
     if not model:
         return False
-    return model.encode("utf-8", "replace") in body or orjson.dumps(model)[1:-1] in body
+    spellings = {model.encode("utf-8", "replace"), orjson.dumps(model)[1:-1]}
+    return any(re.search(rb"(?<!\w)%b(?!\w)" % re.escape(one), body) for one in spellings)

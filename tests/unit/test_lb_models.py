@@ -309,6 +309,8 @@ def test_the_model_that_a_body_names(body: bytes, whole: bool, model: str) -> No
         (b'{"message":"The model `q\\"q` does not exist"}', 'q"q', True),
         (b'{"detail":"Not Found"}', "a/b", False),
         (b'{"detail":"Not Found"}', "", False),
+        (b'{"detail":"Not Found"}', "a", False),
+        (b"The model a.", "a", True),
     ],
 )
 def test_a_404_means_the_model_if_it_names_it(body: bytes, model: str, means_it: bool) -> None:
