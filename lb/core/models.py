@@ -62,6 +62,7 @@ class ModelDirectory:
         "_merged",
         "_names",
         "_open",
+        "_polled",
         "_unlisted",
         "differ",
         "mixed",
@@ -76,6 +77,7 @@ class ModelDirectory:
         ] = {}  # of targets that have been polled; None: it lists no models
         self._names: frozenset[str] = frozenset()  # all that are listed
         self._unlisted = False  # a target lists no models, or has not been polled yet
+        self._polled = True  # all targets have been
         self._barred: dict[str, frozenset[int]] = {}
         self._merged: bytes | None = None
         self.version = 0  # changes whenever what `barred` returns may have changed
@@ -106,6 +108,8 @@ class ModelDirectory:
 
     def served_elsewhere(self, model: str, tried: Collection[int]) -> bool:
         """Returns True if a target whose life is not in `tried` lists the model, or has not been polled yet."""
+        if self._polled and model not in self._names:
+            return False
         return any(
             one.life not in tried and (one.key not in self._lists or self._serves(one.key, model))
             for one in self._open
@@ -171,11 +175,11 @@ class ModelDirectory:
     def _compare(self) -> None:
         lists = {_names(self._lists.get(one.key)) for one in self._open}
         known = [names for names in lists if names is not None]
-        polled = all(one.key in self._lists for one in self._open)
+        self._polled = all(one.key in self._lists for one in self._open)
         self._names = frozenset().union(*known)
         self._unlisted = None in lists
         self.differ = len(known) > 1
-        self.mixed = len(lists) > 1 or not polled
+        self.mixed = len(lists) > 1 or not self._polled
         self._barred.clear()
         self._merged = None
         self.version += 1

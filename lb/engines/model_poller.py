@@ -78,6 +78,7 @@ class ModelPoller:
         self._changed = changed
         self._watches: dict[Key, _Watch] = {}
         self._seen = 0
+        self._all_again_at = -math.inf
         self._wake = asyncio.Event()
         self._at_once = asyncio.Semaphore(MOST_AT_ONCE)
 
@@ -108,6 +109,10 @@ class ModelPoller:
 
     def missing_model(self) -> None:
         """No target lists the model of a request: one of them may do so by now."""
+        now = self._clock()
+        if now < self._all_again_at:  # clients may ask for it all the time
+            return
+        self._all_again_at = now + AGAIN_AFTER_S
         for watch in self._watches.values():
             watch.due_at = min(watch.due_at, watch.asked_at + ALL_AGAIN_AFTER_S)
 
