@@ -1,11 +1,15 @@
 """Routing policies against each other over simulated engines, as tables.
 
     python -m benchmarks.routing table                  every policy on every workload, 8 engines
+    python -m benchmarks.routing table --load 0.7,1,1.3,1.6,2 --policies gorgo,gorgo:blind,cache_aware:selective
+                                                        a policy may name its pushing; at several loads, the first
+                                                        policy is compared with the best of the others
+    python -m benchmarks.routing burst                  three times the load for a minute: how soon are the hits back?
     python -m benchmarks.routing pushing                selective, fixed-cap and blind pushing on trees of thought,
                                                         4 engines, over a range of clients (SkyWalker §5.2)
 
 The workloads are those of `skyserve_cli.sim.traffic`: `trees` (2 branches), `mixed` (some clients think in 4), `mooncake`
-(recorded; lengths an eighth) and `chat` (drawn). GSM8K and Mooncake's trace are looked for in `--data`; without them
+(recorded; lengths an eighth), `chat` and `documents` (drawn). GSM8K and Mooncake's trace are looked for in `--data`; without them
 the problems are made up and `mooncake` is left out. The balancer is the production code, the engines are the model of
 `skyserve_cli.engine`: figures compare policies, they do not predict a GPU. Means over the seeds, with half of a 95 %
 confidence interval.
@@ -17,11 +21,12 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean, median
 from typing import NamedTuple
 
 from benchmarks.routing_published import PUBLISHED, make_policy
@@ -29,9 +34,11 @@ from lb.config.options import Pushing, PushMode
 from policies.routing.registry import POLICIES
 from skyserve_cli.engine.profiles import Profile, assumed, profile_named
 from skyserve_cli.sim.summary import Estimate, estimate
+from skyserve_cli.sim.traffic.burst import Burst, WithBurst
 from skyserve_cli.sim.traffic.chat import Chat, Habits
-from skyserve_cli.sim.traffic.driver import Setting, run
-from skyserve_cli.sim.traffic.measure import Metrics, ideal_hit_rate
+from skyserve_cli.sim.traffic.documents import Documents
+from skyserve_cli.sim.traffic.driver import Outcome, Setting, run
+from skyserve_cli.sim.traffic.measure import Metrics, Served, ideal_hit_rate
 from skyserve_cli.sim.traffic.mooncake import Mooncake, Recorded, load_mooncake
 from skyserve_cli.sim.traffic.trees import Clients, Problem, TreesOfThought, load_gsm8k, made_up
 from skyserve_cli.sim.traffic.workloads import Spread, Workload, walk
@@ -91,6 +98,10 @@ def chat(seed: int, data: Path, engines: int, load: Load) -> Workload:
     return Chat(load.per_engine * engines, load.length, seed, Habits(think_s=Spread(14, 71, 1, 600)))
 
 
+def documents(seed: int, data: Path, engines: int, load: Load) -> Workload:
+    return Documents(load.per_engine * engines, load.length, seed)
+
+
 class Usual(NamedTuple):
     """A workload, on the engines that suit it, at about three quarters of what they can take."""
 
@@ -104,6 +115,7 @@ WORKLOADS: Mapping[str, Usual] = {
     "mixed": Usual(mixed, "l4-8b", Load(7, 3)),
     "mooncake": Usual(mooncake, "a100-7b", Load(1.2, 200)),  # an L4 could not hold its prompts
     "chat": Usual(chat, "l4-8b", Load(0.6, 240)),
+    "documents": Usual(documents, "a100-7b", Load(0.55, 200)),
 }
 
 
@@ -113,6 +125,20 @@ def engine(name: str, slots: int | None) -> Profile:
     if slots is None:
         return profile
     return replace(profile, max_num_seqs=assumed(slots, "sequences", "asked for"))
+
+
+class Contender(NamedTuple):
+    """A policy and how its requests are pushed, as `policy` or `policy:pushing`."""
+
+    name: str
+    policy: str
+    pushing: Pushing
+
+
+def contender(name: str, default: Pushing) -> Contender:
+    """Raises ValueError for a pushing that there is not."""
+    policy, _, mode = name.partition(":")
+    return Contender(name, policy, replace(default, mode=PushMode(mode)) if mode else default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +154,26 @@ class Cell:
     profile: str
     slots: int | None
     data: Path
+    burst: Burst | None = None
 
     def make(self) -> Workload:
-        return WORKLOADS[self.workload].make(self.seed, self.data, self.engines, self.load)
+        workload = WORKLOADS[self.workload].make(self.seed, self.data, self.engines, self.load)
+        return workload if self.burst is None else WithBurst(workload, self.burst)
 
     def run(self) -> tuple[Metrics, float]:
         """What came of it, and the seconds of CPU it took."""
         began = time.process_time()
+        metrics = self.play().metrics()
+        return metrics, time.process_time() - began
+
+    def play(self) -> Outcome:
         setting = Setting(
             policy=self.policy,
             profiles=(engine(self.profile, self.slots),) * self.engines,
             pushing=self.pushing,
             make_policy=make_policy,
         )
-        metrics = run(self.make(), setting).metrics()
-        return metrics, time.process_time() - began
+        return run(self.make(), setting)
 
     def ideal(self) -> float:
         return ideal_hit_rate(walk(self.make()))
@@ -203,47 +234,138 @@ def table(args: argparse.Namespace) -> None:
     names = [
         name for name in args.workloads or WORKLOADS if name != "mooncake" or (args.data / MOONCAKE).exists()
     ]
-    policies = args.policies or [*sorted(POLICIES), *PUBLISHED]
-    engines = args.engines or 8
-
-    def cells(workload: str) -> Iterator[Cell]:
-        usual = WORKLOADS[workload]
-        load = Load(usual.load.per_engine * args.load, usual.load.length * args.length)
-        for policy in policies:
-            for seed in range(1, args.seeds + 1):
-                pushing = Pushing(mode=args.mode, cap=args.cap)
-                yield Cell(
-                    workload,
-                    load,
-                    policy,
-                    pushing,
-                    seed,
-                    engines,
-                    args.profile or usual.profile,
-                    args.slots,
-                    args.data,
-                )
-
+    default = Pushing() if args.mode is None else Pushing(mode=args.mode, cap=args.cap)
+    contenders = [contender(name, default) for name in args.policies or [*sorted(POLICIES), *PUBLISHED]]
+    compared = []
     for name in names:
-        wanted = list(cells(name))
-        found = ran(wanted, args.jobs)
-        rows = []
-        for policy in policies:
-            several = [found[cell] for cell in wanted if cell.policy == policy]
-            values = [metrics for metrics, _ in several]
-            rows.append(
+        for times in args.load:
+            by_contender = _cells(args, name, times, contenders)
+            found = ran([cell for cells in by_contender.values() for cell in cells], args.jobs)
+            metrics = {one: [found[cell][0] for cell in cells] for one, cells in by_contender.items()}
+            rows = [
                 [
-                    policy,
+                    one,
                     *(shown(estimate([column.value(m) for m in values]), column.form) for column in COLUMNS),
-                    f"{sum(cpu_s for _, cpu_s in several) / len(several):.1f}",
+                    f"{sum(found[cell][1] for cell in by_contender[one]) / len(values):.1f}",
                 ]
+                for one, values in metrics.items()
+            ]
+            first = by_contender[contenders[0].name][0]
+            calls = [m.calls for values in metrics.values() for m in values]
+            title = (
+                f"{name} at {times:g} times the load: {first.engines} x {first.profile}, {min(calls)}-{max(calls)} calls,"
+                f" ideal hit rate {first.ideal():.3f}, {args.seeds} seeds"
             )
-        calls = [metrics.calls for metrics, _ in found.values()]
-        title = (
-            f"{name}: {engines} x {wanted[0].profile}, {args.mode.value} pushing, {min(calls)}-{max(calls)} calls,"
-            f" ideal hit rate {wanted[0].ideal():.3f}, {args.seeds} seeds"
-        )
-        print_table(title, ["policy", *(column.head for column in COLUMNS), "CPU s"], rows, args.markdown)
+            print_table(title, ["policy", *(column.head for column in COLUMNS), "CPU s"], rows, args.markdown)
+            if len(contenders) > 1:
+                compared.append([name, f"{times:g}", *against_the_best(metrics, contenders[0].name)])
+    if compared:
+        heads = ["workload", "load", *(f"{column.head} / best of the others" for column in COMPARED)]
+        print_table(contenders[0].name, heads, compared, args.markdown)
+
+
+def _cells(
+    args: argparse.Namespace, workload: str, times: float, contenders: Iterable[Contender]
+) -> dict[str, list[Cell]]:
+    usual = WORKLOADS[workload]
+    load = Load(usual.load.per_engine * times, usual.load.length * args.length)
+    profile = args.profile or usual.profile
+    return {
+        one.name: [
+            Cell(
+                workload,
+                load,
+                one.policy,
+                one.pushing,
+                seed,
+                args.engines or 8,
+                profile,
+                args.slots,
+                args.data,
+            )
+            for seed in range(1, args.seeds + 1)
+        ]
+        for one in contenders
+    }
+
+
+COMPARED = (COLUMNS[6], COLUMNS[1], COLUMNS[2])
+
+
+def against_the_best(metrics: Mapping[str, Sequence[Metrics]], name: str) -> list[str]:
+    """Tokens per second and times to the first token of `name`, each over the best mean of any other."""
+    ratios = []
+    for column in COMPARED:
+        means = {one: fmean(map(column.value, values)) for one, values in metrics.items()}
+        own = means.pop(name)
+        best = max(means.values()) if column.head == "tokens/s" else min(means.values())
+        ratios.append(f"{own / best:.3f}")
+    return ratios
+
+
+# --- a burst ------------------------------------------------------------------------------------------------
+
+BURST = Burst(at_s=120.0, length_s=60.0, times=3.0)
+AFTER_S = 180.0
+WINDOW_S = 30.0
+
+
+def outcome_of(cell: Cell) -> tuple[Served, ...]:
+    """For a pool, as `run_cell`."""
+    return cell.play().served
+
+
+def burst(args: argparse.Namespace) -> None:
+    """Hit rates and times to the first token by the instant of arrival, in windows from a minute before the burst."""
+    default = Pushing() if args.mode is None else Pushing(mode=args.mode, cap=args.cap)
+    contenders = [contender(name, default) for name in args.policies or ["gorgo", "cache_aware"]]
+    name = args.workload if args.workload in OPEN else "documents"
+    usual = WORKLOADS[name]
+    # What the burst brings forward must be there to be brought forward.
+    length_s = BURST.ends_at + AFTER_S + BURST.length_s * (BURST.times - 1)
+    edges = [BURST.at_s - 60.0 + WINDOW_S * number for number in range(int((120.0 + AFTER_S) / WINDOW_S))]
+    for times in args.load:
+        load = Load(usual.load.per_engine * times, length_s)
+        for value, head, form in (
+            (_hit_rate, "hit rate", ".3f"),
+            (_median_ttft_s, "TTFT p50 s", ".2f"),
+        ):
+            rows = []
+            for one in contenders:
+                cells = [
+                    Cell(
+                        name, load, one.policy, one.pushing, seed, args.engines or 8, usual.profile, args.slots,
+                        args.data, BURST,
+                    )
+                    for seed in range(1, args.seeds + 1)
+                ]  # fmt: skip
+                with ProcessPoolExecutor(args.jobs) as pool:
+                    runs = list(pool.map(outcome_of, cells))
+                row = [one.name]
+                for since in edges:
+                    windows = [
+                        [call for call in run if since <= call.arrived_at < since + WINDOW_S] for run in runs
+                    ]
+                    row.append(shown(estimate([value(window) for window in windows if window]), form))
+                rows.append(row)
+            title = (
+                f"{name} at {times:g} times the load, {BURST.times:g} times that for {BURST.length_s:g} s: {head} of"
+                f" the calls that arrive in {WINDOW_S:g} s from ... s after the burst has begun, {args.seeds} seeds"
+            )
+            print_table(
+                title, ["policy", *(f"{since - BURST.at_s:+.0f}" for since in edges)], rows, args.markdown
+            )
+
+
+OPEN = ("mooncake", "documents")  # workloads whose calls wait for no other
+
+
+def _hit_rate(calls: Sequence[Served]) -> float:
+    return sum(one.cached_tokens for one in calls) / sum(one.prompt_tokens for one in calls)
+
+
+def _median_ttft_s(calls: Sequence[Served]) -> float:
+    return median(one.first_at - one.arrived_at for one in calls)
 
 
 def pushing(args: argparse.Namespace) -> None:
@@ -306,22 +428,34 @@ def pushing(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("table", "pushing"))
+    parser.add_argument("what", choices=("table", "burst", "pushing"))
     parser.add_argument("--workloads", type=lambda text: text.split(","), help=f"of {', '.join(WORKLOADS)}")
-    parser.add_argument("--workload", default="trees", choices=("trees", "mixed"), help="of pushing")
     parser.add_argument(
-        "--policies", type=lambda text: text.split(","), help="default: all, or sglang_router and cache_aware"
+        "--workload",
+        default="trees",
+        choices=tuple(WORKLOADS),
+        help="of pushing (trees) and burst (documents)",
+    )
+    parser.add_argument(
+        "--policies",
+        type=lambda text: text.split(","),
+        help="default: all; of burst gorgo and cache_aware, of pushing sglang_router and cache_aware",
     )
     parser.add_argument("--engines", type=int, help="default: 8, or 4")
     parser.add_argument("--profile", help="of all engines; default: the workload's own")
     parser.add_argument("--slots", type=int, help=f"sequences in a batch; default: the profile's, or {SLOTS}")
-    parser.add_argument("--mode", type=PushMode, default=PushMode.SELECTIVE, choices=list(PushMode))
+    parser.add_argument("--mode", type=PushMode, choices=list(PushMode), help="default: that of services")
     parser.add_argument("--cap", type=int, default=32, help="of --mode fixed_cap")
     parser.add_argument("--caps", type=lambda text: [int(part) for part in text.split(",")], default=[16, 32])
     parser.add_argument(
         "--clients", type=lambda text: [int(part) for part in text.split(",")], default=[20, 30, 40]
     )
-    parser.add_argument("--load", type=float, default=1.0, help="times the usual load")
+    parser.add_argument(
+        "--load",
+        type=lambda text: [float(part) for part in text.split(",")],
+        default=[1.0],
+        help="times the usual load; several make several tables",
+    )
     parser.add_argument("--length", type=float, default=1.0, help="times the usual length")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
@@ -331,7 +465,7 @@ def main() -> None:
     for name, instead in ((GSM8K, "problems are made up"), (MOONCAKE, "mooncake is left out")):
         if not (args.data / name).exists():
             print(f"{args.data / name} is not there: {instead}", file=sys.stderr)
-    (table if args.what == "table" else pushing)(args)
+    {"table": table, "burst": burst, "pushing": pushing}[args.what](args)
 
 
 if __name__ == "__main__":

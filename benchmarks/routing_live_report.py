@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from benchmarks.router.report import interval
+from policies.routing.registry import SERVICE_POLICY
 from skyserve_cli.sim.traffic.measure import Metrics
 
 REFERENCE = "sglang-router"
-CLAIMANT = "cache_aware"
+CLAIMANT = SERVICE_POLICY
 
 
 @dataclass(frozen=True, slots=True)

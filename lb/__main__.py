@@ -20,8 +20,10 @@ import uvloop
 from lb.agent.limits_file import shared_path
 from lb.agent.server import ServerOptions, serve
 from lb.config import file as config_file
+from lb.config.cors import Cors
+from lb.config.decode import network_problem
 from lb.config.options import Continuation, Continue, Pushing, PushMode, Retries
-from lb.config.schema import Limits, Table, Target, url_problem
+from lb.config.schema import Limits, Table, Target, WireError, url_problem
 from policies.routing.registry import DEFAULT_POLICY, POLICIES
 
 TOKEN_VARIABLE = "SKYSERVE_LB_TOKEN"  # noqa: S105 (a name, not a token)
@@ -88,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--connect-timeout", type=_seconds, default=plain.connect_timeout_s, metavar="SECONDS")
     add("--hold", type=_seconds_or_zero, default=plain.hold_s, metavar="SECONDS")
     add("--max-attempts", type=_attempts, default=1 + Retries().max_total_retries, metavar="N")
-    add("--pushing", choices=[one.value for one in PushMode], default=PushMode.SELECTIVE.value)
+    add("--pushing", choices=[one.value for one in PushMode], default=Pushing().mode.value)
     add("--push-cap", type=_count, default=Pushing().cap, metavar="N", help="for --pushing fixed_cap")
     add(
         "--continue",
@@ -96,6 +98,20 @@ def _parser() -> argparse.ArgumentParser:
         choices=[one.value for one in Continue],
         default=Continue.AUTO.value,
         help="what becomes of a stream whose target dies (default: %(default)s)",
+    )
+    add(
+        "--cors",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="web pages that may call: https://example.com, https://*.example.com or *; repeat for more",
+    )
+    add(
+        "--trusted-proxy",
+        action="append",
+        default=[],
+        metavar="NETWORK",
+        help="pass on what a proxy at this address (10.0.0.0/8) says of its clients; repeat for more",
     )
     add("--shutdown-grace", type=_seconds_or_zero, default=120.0, metavar="SECONDS")
     add("--reuse-port", action="store_true", help="share the data port with other agents on this host")
@@ -185,7 +201,24 @@ def _table(given: argparse.Namespace) -> Table:
         retries=Retries(max_total_retries=given.max_attempts - 1),
         pushing=Pushing(mode=PushMode(given.pushing), cap=given.push_cap),
         continuation=Continuation(mode=Continue(given.continue_)),
+        cors=_cors(given.cors),
+        trusted_proxies=_networks(given.trusted_proxy),
     )
+
+
+def _networks(texts: Sequence[str]) -> tuple[str, ...]:
+    for text in texts:
+        problem = network_problem(text)
+        if problem is not None:
+            raise _UsageError(f"--trusted-proxy {text!r}: {problem}")
+    return tuple(texts)
+
+
+def _cors(origins: Sequence[str]) -> Cors:
+    try:
+        return Cors.from_json({"origins": list(origins)}, "--cors")
+    except WireError as error:
+        raise _UsageError(str(error)) from None
 
 
 def _stored_table(given: argparse.Namespace) -> Table | None:

@@ -7,7 +7,7 @@ strictly as tables: what is wrong is named with its path, and changes nothing.
 |---|---|
 | `GET /-/live`, `GET /-/ready` | 200; ready is 503 while no target is in good standing, or the agent drains or closes |
 | `GET /-/targets`, `PUT /-/targets` | the table (`lb.config.schema.Table`); a push answers `{"revision": ...}` |
-| `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access: those given change |
+| `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access, cors, trusted_proxies: those given change |
 | `POST /-/drain?target=ID&deadline_s=`, `POST /-/undrain?target=ID` | one target; without `target` the agent itself, which goes on serving and is not ready |
 | `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`) |
 | `GET /-/metrics` | Prometheus |
@@ -67,6 +67,10 @@ class Administered(Protocol):
 
     def ready(self) -> bool: ...
 
+    def drain(self, *, on: bool) -> None:
+        """Serve on, but be not ready, until called again with `on` False."""
+        ...
+
     def stats(self, window_s: float) -> Stats: ...
 
     def exposition(self) -> bytes: ...
@@ -120,7 +124,6 @@ class _Control:
         self.agent = agent
         self._clock = asyncio.get_running_loop().time
         self._pushed_at = self._clock()
-        self._draining = False
 
     # --- the table
 
@@ -165,7 +168,7 @@ class _Control:
         return web.json_response({"live": True})
 
     async def ready(self, request: web.Request) -> web.Response:
-        ready = not self._draining and self.agent.ready()
+        ready = self.agent.ready()
         return web.json_response({"ready": ready}, status=200 if ready else 503)
 
     async def drain(self, request: web.Request) -> web.Response:
@@ -174,7 +177,7 @@ class _Control:
         if target_id is None and deadline_s is not None:
             raise _Refused(400, "bad_deadline_s", "deadline_s goes with a target")
         if target_id is None:
-            self._draining = True
+            self.agent.drain(on=True)
         else:
             self.apply(config_edits.drained(self.table, target_id, deadline_s))
         return web.json_response({"draining": target_id or "the agent", "deadline_s": deadline_s})
@@ -182,7 +185,7 @@ class _Control:
     async def undrain(self, request: web.Request) -> web.Response:
         target_id = request.query.get("target")
         if target_id is None:
-            self._draining = False
+            self.agent.drain(on=False)
         else:
             self.apply(config_edits.undrained(self.table, target_id))
         return web.json_response({"draining": None})

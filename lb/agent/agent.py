@@ -14,7 +14,7 @@ from lb.config import file as config_file
 from lb.config.schema import Stats, Table
 from lb.core.api_keys import Usage
 from lb.core.limit_store import LimitStore
-from lb.core.targets import Changes, Health, TargetTable
+from lb.core.targets import Changes, TargetTable
 from lb.engines.health_checks import HealthChecker
 from lb.engines.http_get import HttpGetter
 from lb.engines.load_poller import LoadPoller
@@ -185,9 +185,12 @@ class Agent:
             await asyncio.sleep(_FOLLOW_EVERY_S)
 
     def ready(self) -> bool:
-        """Whether a request that came now would find a target in good standing."""
-        now = self._clock()
-        return not self.closing and any(standing is Health.GOOD for _, standing, _ in self.targets.rows(now))
+        """Whether a request that came now would find a healthy target."""
+        return self.proxy.ready()
+
+    def drain(self, *, on: bool) -> None:
+        """Serve on, but be not ready, until called again with `on` False."""
+        self.proxy.draining = on
 
     def stats(self, window_s: float) -> Stats:
         now = self._clock()

@@ -13,7 +13,7 @@ ANY = "*"
 SUBDOMAIN = r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*"  # what the * of a pattern stands for
 TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105 - the name of a header or a method (RFC 9110 §5.6.2)
 _MAX_ENTRIES = 100
-_MAX_AGE_S = 600
+MAX_AGE_S = 86_400  # no browser keeps a preflight for longer
 _NO_DEFAULT_PORT = r"(?!http:.*:80$|https:.*:443$)"  # browsers leave it out, so it would never match
 _HOST = rf"(?:(?:\*\.)?{SUBDOMAIN}|\[[0-9a-f:.]+\])(?::[0-9]{{1,5}})?"
 _ORIGIN = rf"\*|{_NO_DEFAULT_PORT}[a-z][a-z0-9+.-]*://{_HOST}"
@@ -39,7 +39,7 @@ class Cors:
     methods: tuple[str, ...] = _texts(("GET", "POST", "DELETE"), "[A-Z]+", "a method in upper case")
     headers: tuple[str, ...] = _texts((ANY,), TOKEN, _HEADERS)
     exposed_headers: tuple[str, ...] = _texts(("X-Request-Id", "Retry-After"), TOKEN, _HEADERS)
-    max_age_s: int = _MAX_AGE_S
+    max_age_s: int = 600
     credentials: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Cors:
     def from_json(cls, value: object, path: str = "") -> Cors:
         given = Fields(value, path)
         lists = {one.name: _read(given, one) for one in fields(cls) if one.metadata}
-        max_age_s = given.whole("max_age_s", 0, 86_400, _MAX_AGE_S)
+        max_age_s = given.whole("max_age_s", 0, MAX_AGE_S, 600)
         cors = cls(**lists, max_age_s=max_age_s, credentials=given.flag("credentials", False))
         given.done()
         for name in ("origins", "exposed_headers"):  # where browsers do not take * together with credentials

@@ -3,6 +3,7 @@ path, and bounded before it is believed."""
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from enum import Enum
@@ -124,6 +125,16 @@ class Fields:
             raise WireError(self.at(key), f"expected true or false, got {kind_of(value)}")
         return value
 
+    def networks(self, key: str) -> tuple[str, ...]:
+        """A list of IP networks (`10.0.0.0/8`) and addresses."""
+        networks = []
+        for value, at in self.items(key):
+            problem = network_problem(value)
+            if problem is not None:
+                raise WireError(at, problem)
+            networks.append(str(value))
+        return tuple(networks)
+
     def items(self, key: str) -> list[tuple[object, str]]:
         value = self.take(key, [])
         if not isinstance(value, list):
@@ -136,6 +147,17 @@ class Fields:
         if self._rest:
             key = min(map(str, self._rest))
             raise WireError(self.at(key[:80]), "is not known")
+
+
+def network_problem(value: object) -> str | None:
+    """Why `value` is neither a network nor an address of IP, in a few words; None if it is."""
+    if not isinstance(value, str):
+        return f"expected a text, got {kind_of(value)}"
+    try:
+        ipaddress.ip_network(value)
+    except ValueError:
+        return "expected a network such as 10.0.0.0/8 or fd00::/8, or an address"
+    return None
 
 
 def url_problem(url: str) -> str | None:

@@ -16,7 +16,17 @@ from typing import Any
 from lb.config.decode import WireError, kind_of
 from lb.config.schema import Readiness, Table, Target
 
-OPTIONS = ("policy", "limits", "retries", "breaker", "pushing", "continuation", "access")
+OPTIONS = (
+    "policy",
+    "limits",
+    "retries",
+    "breaker",
+    "pushing",
+    "continuation",
+    "access",
+    "cors",
+    "trusted_proxies",
+)
 # What SGLang's gateway may also have: prefill and decode workers, which cannot answer a request alone, and gRPC.
 _SERVED = (("worker_type", "regular"), ("connection_mode", "http"))
 

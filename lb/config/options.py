@@ -120,6 +120,9 @@ class Breaker(_Options):
 class PushMode(str, Enum):
     """When a target may be given one more request (SkyWalker §3.3)."""
 
+    WORK = (
+        "work"  # as SP-P, or while the prefill it has before it is bounded; requests wait for the best target
+    )
     SELECTIVE = "selective"  # SP-P: while its engine has no pending request
     FIXED_CAP = "fixed_cap"  # SP-O: while it has fewer than `cap` in flight
     BLIND = "blind"  # always
@@ -127,12 +130,17 @@ class PushMode(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pushing(_Options):
-    """`probe_s` is how often an engine that has work is asked for its load. Selective pushing falls back to
-    `blind` for targets that tell no load."""
+    """`probe_s` is how often an engine that has work is asked for its load. Pushing by work or selectively falls back
+    to `blind` for targets that tell no load, and by work to `selective` for routing policies that do not measure it."""
 
-    mode: PushMode = PushMode.SELECTIVE
+    mode: PushMode = PushMode.WORK
     cap: int = _number(32, 1, 100_000)
     probe_s: float = _number(0.1, 0.01, 60.0)
+
+    @property
+    def asks(self) -> bool:
+        """Whether engines are asked for their load."""
+        return self.mode in (PushMode.WORK, PushMode.SELECTIVE)
 
 
 class Continue(str, Enum):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from lb.config.cors import Cors
 from lb.config.decode import Fields, WireError, url_problem
 from lb.config.options import Access, Breaker, Continuation, Limits, Pushing, Retries
 
@@ -83,7 +84,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All an agent needs to serve one service. `revision` is the controller's, compared for equality only."""
+    """All an agent needs to serve one service. `revision` is the controller's, compared for equality only. From
+    `trusted_proxies`, networks of IP, what a proxy says of its clients (`X-Forwarded-*` and the like) is passed on."""
 
     service: str
     revision: str
@@ -95,6 +97,8 @@ class Table:
     pushing: Pushing = field(default_factory=Pushing)
     continuation: Continuation = field(default_factory=Continuation)
     access: Access = field(default_factory=Access)
+    cors: Cors = field(default_factory=Cors)
+    trusted_proxies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -115,6 +119,8 @@ class Table:
             "pushing": self.pushing.to_json(),
             "continuation": self.continuation.to_json(),
             "access": self.access.to_json(),
+            "cors": self.cors.to_json(),
+            "trusted_proxies": list(self.trusted_proxies),
         }
 
     @classmethod
@@ -131,6 +137,8 @@ class Table:
             pushing=Pushing.from_json(fields.take("pushing", {}), fields.at("pushing")),
             continuation=Continuation.from_json(fields.take("continuation", {}), fields.at("continuation")),
             access=Access.from_json(fields.take("access", {}), fields.at("access")),
+            cors=Cors.from_json(fields.take("cors", {}), fields.at("cors")),
+            trusted_proxies=fields.networks("trusted_proxies"),
         )
         fields.done()
         return table

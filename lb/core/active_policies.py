@@ -12,18 +12,30 @@ from typing import Any
 from lb.core.target_state import Booking
 from policies.routing.base import Policy, RequestView, RoutingPolicy
 
+UNUSED_S = 300.0
+
 
 class ActivePolicies:
     """`own` decides for requests that ask for nobody. The hooks are lists of bound methods, without those that do
     nothing: telling nobody costs nothing."""
 
-    __slots__ = ("_by_name", "_make", "needs_prompt", "on_answered", "on_ended", "on_record", "own")
+    __slots__ = (
+        "_by_name",
+        "_make",
+        "_used_at",
+        "needs_prompt",
+        "on_answered",
+        "on_ended",
+        "on_record",
+        "own",
+    )
 
     def __init__(self, name: str, make: Callable[[str], RoutingPolicy]) -> None:
         """`make` raises UnknownPolicyError; so do the methods that take a name, and have changed nothing then."""
         self._make = make
         self.own: RoutingPolicy = make(name)
         self._by_name: dict[str, RoutingPolicy] = {name: self.own}
+        self._used_at: dict[str, float] = {}  # of those that requests have asked for
         self._learn_hooks()
 
     def adopt(self, name: str, under_way: Iterable[Booking]) -> None:
@@ -32,6 +44,7 @@ class ActivePolicies:
             return
         successor = self.named(name, under_way)
         del self._by_name[self.own.name]
+        self._used_at.pop(name, None)
         self.own = successor
         self._learn_hooks()
 
@@ -48,6 +61,23 @@ class ActivePolicies:
             self._by_name[name] = policy
             self._learn_hooks()
         return policy
+
+    def used(self, name: str, now: float) -> None:
+        """A request has asked for this policy by name."""
+        if name != self.own.name:
+            self._used_at[name] = now
+
+    def drop_unused(self, now: float, unused_s: float = UNUSED_S) -> None:
+        """Drop policies that no request has asked for lately: every request feeds every policy, and trees take memory."""
+        old = [
+            name
+            for name in self._by_name
+            if name != self.own.name and now - self._used_at.get(name, now) >= unused_s
+        ]
+        for name in old:
+            del self._by_name[name], self._used_at[name]
+        if old:
+            self._learn_hooks()
 
     def forget(self, target_id: str) -> None:
         for policy in self._by_name.values():

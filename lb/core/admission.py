@@ -1,6 +1,7 @@
 """Whether a target may be given one more request: blind, fixed cap, or selective pushing. Pure.
 
-All three are one number, the *cap*: how many requests of ours the target may have in flight. It is open while
+Pushing by work is selective here; a routing policy that measures work may allow more (see `lb.core.targets`). All three are one
+number, the *cap*: how many requests of ours the target may have in flight. It is open while
 `in_flight < cap`. Blind pushing has no cap, SP-O a fixed one, SP-P one that every look at the engine moves.
 
 SP-P (SkyWalker §3.3) gives a target more only while its engine has no *pending* request, one that its batch had
@@ -85,7 +86,7 @@ class Gate:
     )
 
     def __init__(self, pushing: Pushing) -> None:
-        self._selective = pushing.mode is PushMode.SELECTIVE
+        self._selective = pushing.asks
         self.cap = pushing.cap if pushing.mode is PushMode.FIXED_CAP else NO_CAP
         self.told = False
         self.allowance = FIRST_ALLOWANCE

@@ -33,7 +33,7 @@ _SPARE_TIMERS = 64
 class Ticket(Generic[T]):
     """One waiting request: `item` is the owner's, `deadline` an instant on the owner's clock."""
 
-    __slots__ = ("deadline", "item", "joined_at", "number", "senior", "tenant", "tried", "waits")
+    __slots__ = ("deadline", "item", "joined_at", "lane", "number", "senior", "tenant", "tried", "waits")
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class Ticket(Generic[T]):
         self.senior = senior
         self.tried = tried
         self.waits = True
+        self.lane: str | None = None  # the target it waits for (see `lb.core.lanes`), if it is one alone
 
 
 class _Line(Generic[T]):
@@ -97,6 +98,7 @@ class RequestQueue(Generic[T]):
         self._with_tried: dict[frozenset[int], int] = {}  # how many tickets there are of each
         self._length = 0
         self._now = 0.0  # virtual
+        self.on_drop: Callable[[Ticket[T]], None] | None = None  # is told of every ticket that has left
         self.joined = 0  # tickets ever given out
 
     def __len__(self) -> int:
@@ -191,6 +193,10 @@ class RequestQueue(Generic[T]):
             heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
+    def tag(self, tenant: str) -> float:
+        """Where a tenant that has tickets stands: the lowest is next."""
+        return self._lines[tenant].tag
+
     @property
     def tried_sets(self) -> Collection[frozenset[int]]:
         """What the tickets have tried, each set once: hardly ever as many as there are tickets."""
@@ -228,6 +234,8 @@ class RequestQueue(Generic[T]):
         line = self._lines[ticket.tenant]
         del line.of(ticket)[ticket]
         self._length -= 1
+        if self.on_drop is not None:
+            self.on_drop(ticket)
         left = self._with_tried[ticket.tried] - 1
         if left:
             self._with_tried[ticket.tried] = left

@@ -4,6 +4,12 @@
 fair between tenants (see `lb.core.queue`). Held ones that cannot go, since they have tried everybody who has room, keep
 nobody else waiting.
 
+*Waiting for one target.* Where pushing is by work and the policy measures it, a request may be best off with a target that
+has enough to do. It is held for that target alone, in its lane (see `lb.core.lanes`), and the targets without a lane are free
+for those that are best off there. Each pass sends from each lane what its target can take. If a target without a
+lane has room, and otherwise ten times a second, the last ones of the longest lane choose again: another target may have
+become the better one for them.
+
 *The drive.* Nothing happens here by itself. Whoever owns the dispatcher calls `let_in` when something may have made
 room (see `lb.core.targets.TargetTable`) and when time may have (an ejection runs out, a look at an engine goes stale: a few
 times a second). That is cheap: nobody is asked twice while nothing has changed, and nobody at all while there is no
@@ -16,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Generic, Protocol, TypeVar
 
+from lb.core.lanes import Lanes
 from lb.core.queue import RequestQueue, Ticket
 from lb.core.targets import TargetTable
 from policies.routing.base import Choice, RequestView
@@ -49,63 +56,163 @@ class Waiter(Protocol):
 
 W = TypeVar("W", bound=Waiter)
 
+MOVES = 2  # out of one lane, at most, each time
+REVIEW_S = 0.1  # how often the longest lane is looked at although no target runs dry
+
 
 class Scheduler(Generic[W]):
     def __init__(self, table: TargetTable, queue: RequestQueue[W]) -> None:
         self._table = table
         self._queue = queue
+        self._lanes: Lanes[W] = Lanes()
+        self._reviewed_at = -REVIEW_S
         self._nobody_goes = (-1, -1)  # while the table's version and the queue's last ticket are these
         self._models_seen = 0  # the version of the table's models for which the tickets are counted
+        queue.on_drop = self._dropped
 
     def place(self, waiter: W, now: float) -> Choice | None:
         """Where it may go now; None if it may not, because nobody admits it or somebody held has a better right.
 
         The caller books at once. Raises UnknownPolicyError, as the others do.
         """
+        if self._table.waits(waiter.policy):
+            choice = self._choose(waiter, now)
+            if choice is None or choice.wait or choice.target_id in self._lanes.targets():
+                return None
+            return choice
         if len(self._queue):
-            self._recount()
+            self._recount(now)
             if self._somebody_could_go(now):
                 return None
-        return self._table.choose(waiter.view, now, waiter.tried, waiter.policy)
+        return self._choose(waiter, now)
 
     def hold(self, waiter: W, now: float) -> Ticket[W] | None:
         """A place in the queue; None if there is none, or no time left to wait."""
         limit = self._table.table.limits.max_held
-        return self._queue.join(
+        ticket = self._queue.join(
             waiter, now, waiter.hold_left_s, limit, waiter.tenant, waiter.weight, waiter.senior, waiter.tried
         )
+        if ticket is not None:
+            self._enter_lane(ticket, now)
+        return ticket
 
     def let_in(self, now: float) -> Iterator[tuple[W, Choice]]:
         """Whoever may go now, one at a time and out of the queue: book it before you ask for the next."""
-        if not len(self._queue):
-            return
-        self._recount()
+        if len(self._queue):
+            self._recount(now)
+        if len(self._lanes):
+            self._reassign(now)
+            for target_id in list(self._lanes.targets()):
+                yield from self._serve(target_id, now)
+            yield from self._share(now)
+        if len(self._lanes) < len(self._queue):
+            yield from self._serve_others(now)
+
+    # --- those who wait for one target
+
+    def _reassign(self, now: float) -> None:
+        """What waits for a target that is no longer offered waits for another one, or for any."""
+        for target_id in list(self._lanes.targets()):
+            if not self._table.offered(target_id, now):
+                self._leave_lane(target_id, now)
+
+    def _leave_lane(self, target_id: str, now: float) -> None:
+        for ticket in self._lanes.all(target_id):
+            self._forget(ticket)
+            self._enter_lane(ticket, now)
+
+    def _serve(self, target_id: str, now: float) -> Iterator[tuple[W, Choice]]:
+        """Who waits for that target, as long as it can take work."""
+        while (ticket := self._lanes.first(target_id, self._queue.tag)) is not None:
+            waiter = ticket.item
+            if not self._table.waits(waiter.policy):  # other rules are in force by now
+                self._forget(ticket)
+                continue
+            if not self._table.ready(target_id, now, waiter.policy):
+                return
+            choice = self._table.choose_only(waiter.view, target_id, now, waiter.policy)
+            if choice is None:
+                return
+            self._queue.take(ticket)
+            yield waiter, choice
+
+    def _share(self, now: float) -> Iterator[tuple[W, Choice]]:
+        """Those at the end of the longest lane may be better off elsewhere by now, above all where a target has room."""
+        review = now >= self._reviewed_at + REVIEW_S
+        if review:
+            self._reviewed_at = now
+        for _ in range(MOVES):
+            longest = self._lanes.longest()
+            if longest is None or not (review or self._table.room_beside(self._lanes.targets(), now)):
+                return
+            ticket = self._lanes.last(longest)
+            choice = self._choose(ticket.item, now)
+            if choice is None or choice.target_id == longest:
+                return
+            if choice.wait:
+                self._wait_for(ticket, choice, now)
+            else:
+                self._queue.take(ticket)
+                yield ticket.item, choice
+
+    def _enter_lane(self, ticket: Ticket[W], now: float) -> None:
+        waiter = ticket.item
+        choice = self._choose(waiter, now) if self._table.waits(waiter.policy) else None
+        if choice is not None:
+            self._wait_for(ticket, choice, now)
+
+    def _choose(self, waiter: W, now: float) -> Choice | None:
+        return self._table.choose(waiter.view, now, waiter.tried, waiter.policy)
+
+    def _wait_for(self, ticket: Ticket[W], choice: Choice, now: float) -> None:
+        self._lanes.join(ticket, choice.target_id, choice.work_s)
+        self._table.held(ticket.item.view, choice, now, ticket.item.policy)
+
+    def _forget(self, ticket: Ticket[W]) -> None:
+        self._lanes.leave(ticket)
+        self._table.left(ticket.item.view, ticket.item.policy)
+
+    def _dropped(self, ticket: Ticket[W]) -> None:
+        if ticket.lane is not None:
+            self._forget(ticket)
+
+    # --- those who wait for any target
+
+    def _serve_others(self, now: float) -> Iterator[tuple[W, Choice]]:
         if self._settled(now):
             return
         stuck: set[frozenset[int]] = set()
         for ticket in self._queue.walk():
-            if ticket.tried in stuck:
+            if ticket.lane is not None or ticket.tried in stuck:
                 continue
             if not self._somebody_could_go(now):
                 return
             waiter = ticket.item
-            choice = self._table.choose(waiter.view, now, waiter.tried, waiter.policy)
+            choice = self._choose(waiter, now)
             if choice is None:
                 stuck.add(ticket.tried)
+            elif choice.wait:
+                self._wait_for(ticket, choice, now)
             else:
                 self._queue.take(ticket)
                 yield waiter, choice
 
-    def _recount(self) -> None:
+    def _recount(self, now: float) -> None:
         """What held requests may not use includes targets of other models, which change while they are held."""
-        if self._models_seen != self._table.models.version:
-            self._models_seen = self._table.models.version
-            self._queue.recount(lambda waiter: waiter.tried)
+        if self._models_seen == self._table.models.version:
+            return
+        self._models_seen = self._table.models.version
+        self._queue.recount(lambda waiter: waiter.tried)
+        if self._table.models.mixed:
+            for target_id in list(self._lanes.targets()):
+                self._leave_lane(target_id, now)
 
     def _somebody_could_go(self, now: float) -> bool:
         if self._settled(now):
             return False
-        if any(self._table.admits(now, tried) for tried in self._queue.tried_sets):
+        if len(self._lanes) < len(self._queue) and any(
+            self._table.admits(now, tried) for tried in self._queue.tried_sets
+        ):
             return True
         self._nobody_goes = self._state(now)
         return False

@@ -20,24 +20,18 @@ Who is offered is kept between requests (`lb.core.candidates`), so that choosing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
-from lb.config.schema import Readiness, Table, Target, TargetStats
-from lb.core import accounting
-from lb.core.active_policies import ActivePolicies
+from lb.config.schema import Readiness, Table
 from lb.core.admission import EngineLoad
-from lb.core.candidates import Candidates
-from lb.core.models import ModelDirectory, ModelList
+from lb.core.models import ModelList
+from lb.core.target_choice import TargetChoice
 from lb.core.target_state import Blame, Booking, Health, Key, Outlook, TargetState
-from policies.routing.base import Choice, RequestView, RoutingPolicy, TargetView
+from policies.routing.base import RequestView, RoutingPolicy
 from policies.routing.registry import make_policy
 
 __all__ = ["Blame", "Booking", "BookingError", "Changes", "Health", "Key", "Outlook", "TargetTable"]
-
-
-FADED_EACH_TIME = 16
-FADE_EVERY_S = 0.1
 
 
 class BookingError(RuntimeError):
@@ -52,7 +46,7 @@ class Changes(NamedTuple):
     lost: frozenset[Key]
 
 
-class TargetTable:
+class TargetTable(TargetChoice):
     """The live state behind a pushed `Table`, with the routing policy the table names.
 
     `now` never runs backwards. While requests are held, let them in (see `lb.core.scheduler`) after whatever may have
@@ -62,17 +56,9 @@ class TargetTable:
     def __init__(
         self, table: Table, now: float, make_policy: Callable[[str], RoutingPolicy] = make_policy
     ) -> None:
-        self.table = table
-        self._advisers = ActivePolicies(table.policy, make_policy)
-        self._entries: dict[str, TargetState] = {}
-        self._departed: dict[Key, TargetState] = {}
-        self._open: set[Booking] = set()
-        self._troubled: set[TargetState] = set()
-        self._fade_at = now
+        super().__init__(table, now, make_policy)
         self._generation = 0
         self._life = 0
-        self._offers = Candidates(self._entries, self._open)
-        self.models = ModelDirectory(self._entries)
         self.apply(table, now)
 
     # --- what the controller says
@@ -109,60 +95,6 @@ class TargetTable:
         self._offers.replaced()
         self.models.table_changed()
         return Changes(tuple(added), tuple(removed), frozenset(lost))
-
-    def use(self, policy: str) -> None:
-        """Get ready for requests that ask for `policy` by name. Raises UnknownPolicyError."""
-        self._advisers.named(policy, self._open)
-
-    @property
-    def needs_prompt(self) -> bool:
-        """Whether any of the policies in use wants to see prompts."""
-        return self._advisers.needs_prompt
-
-    def gauges(self) -> Mapping[str, float]:
-        """The routing policy's own: how large its tree is, and the like."""
-        return self._advisers.own.gauges()
-
-    # --- choosing
-
-    def choose(
-        self, request: RequestView, now: float, exclude: Collection[int] = (), policy: str | None = None
-    ) -> Choice | None:
-        """The choice among those who may take it now, without the lives in `exclude`; None if there are none.
-
-        `policy` is asked instead of the table's own. Raises UnknownPolicyError. Changes nothing.
-        """
-        views = self._offers.without(exclude, now)[1] if exclude else self._offers.views(now)
-        if not views:
-            return None
-        if self._troubled:
-            self._fade(now)
-        advisers = self._advisers
-        adviser = advisers.own if policy is None else advisers.named(policy, self._open)
-        return adviser.choose(request, views, now)
-
-    def candidates(self, now: float, exclude: Collection[int] = ()) -> tuple[Health, Sequence[TargetView]]:
-        """The best standing of any target without the lives in `exclude`, and who of that standing admits."""
-        self._fade(now)
-        return self._offers.without(exclude, now)
-
-    def admits(self, now: float, exclude: Collection[int] = ()) -> bool:
-        """Would `choose` choose?"""
-        return bool(self._offers.without(exclude, now)[1] if exclude else self._offers.views(now))
-
-    def anybody(self, now: float, exclude: Collection[int] = ()) -> bool:
-        """Is there a target that could take it, now or once it has room?"""
-        if exclude:
-            return self._offers.without(exclude, now)[0] is not Health.CLOSED
-        return bool(self._offers.best(now))
-
-    def room(self, now: float) -> bool:
-        """Is there any target, of whatever standing, that admits one more request?"""
-        return self._offers.room(now)
-
-    def version(self, now: float) -> int:
-        """Changes whenever somebody may be offered who was not."""
-        return self._offers.version(now)
 
     # --- the life of an attempt
 
@@ -293,102 +225,7 @@ class TargetTable:
         self._offers.changed(entry)
         return True
 
-    # --- looking
-
-    def key(self, target_id: str) -> Key | None:
-        """The present generation of a target."""
-        entry = self._entries.get(target_id)
-        return entry.key if entry is not None else None
-
-    def standing(self, key: Key, now: float) -> Health:
-        entry = self._current(key)
-        return entry.standing(now) if entry is not None else Health.CLOSED
-
-    def outlook(self, booking: Booking, now: float) -> Outlook:
-        """Whether the booking's target can still be expected to answer."""
-        return booking.entry.outlook(now)
-
-    def missing(self, booking: Booking, now: float) -> bool:
-        """Whether a stream that is silent had better go on elsewhere: its target has left without having been drained, or
-        gives no sign of life. That the controller finds it unwell is not enough. An engine with too much to do is unwell
-        and silent, too, and its streams would make the next one so."""
-        return booking.entry.in_doubt(now) or booking.entry.outlook(now) is Outlook.LOST
-
-    def handovers(self, now: float, handover_s: float) -> list[Booking]:
-        """What runs on draining targets of which no more than `handover_s` seconds are left; each one once."""
-        due = {
-            entry
-            for entry in self._known()
-            if entry.drain_at is not None and now >= entry.drain_at - handover_s and not entry.handed_over
-        }
-        if not due:
-            return []
-        for entry in due:
-            entry.handed_over = True
-        return sorted((one for one in self._open if one.entry in due), key=_since)
-
-    def silent_since(self, booking: Booking) -> float:
-        """Since when the booking's target has given no sign of life while owing it one."""
-        return max(booking.since, booking.entry.heard_at)
-
-    def suspects(self, now: float, after_s: float) -> list[tuple[Key, Target]]:
-        """Targets of the table that have something to answer, or to go on answering, and have been silent for longer than
-        `after_s`."""
-        quiet = {
-            entry
-            for entry in self._entries.values()
-            if entry.view.in_flight and now - entry.heard_at > after_s
-        }
-        owing = {
-            booking.entry
-            for booking in (self._open if quiet else ())
-            if booking.entry in quiet and now - booking.since > after_s
-        }
-        return [(entry.key, entry.target) for entry in self._entries.values() if entry in owing]
-
-    def ejected(self, now: float) -> list[tuple[Key, Target, float]]:
-        """Targets left out, and for how many seconds more; not above 0 if their trial is due and nobody's yet."""
-        return [
-            (entry.key, entry.target, entry.ejected_until - now)
-            for entry in self._entries.values()
-            if entry.ejected_until is not None and (now < entry.ejected_until or entry.trial is None)
-        ]
-
-    def rows(self, now: float) -> Iterator[tuple[Target, Health, int]]:
-        """Every target of the table with its standing and its requests in flight."""
-        for entry in self._entries.values():
-            yield entry.target, entry.standing(now), entry.view.in_flight
-
-    def views(self, now: float) -> list[TargetView]:
-        """Every target of the table as a policy would see it; to be read only."""
-        self._offers.views(now)  # looks that have gone stale are forgotten
-        self._fade(now)
-        return [entry.view for entry in self._entries.values()]
-
-    def probe_list(self) -> list[tuple[Key, Target, int]]:
-        """Every target of the table with its requests in flight: whose load may be worth a look."""
-        return [(entry.key, entry.target, entry.view.in_flight) for entry in self._entries.values()]
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._open)
-
-    def stats(self, now: float, window_s: float) -> tuple[TargetStats, ...]:
-        """Per target id, the generations that left but still run included in their id's counts."""
-        return accounting.stats(self._known(), now, window_s)
-
-    def audit(self) -> list[str]:
-        """Every way in which the books do not balance, as sentences; empty when all is well."""
-        return accounting.audit(self._known(), self._open)
-
     # --- inside
-
-    def _known(self) -> list[TargetState]:
-        return [*self._entries.values(), *self._departed.values()]
-
-    def _current(self, key: Key) -> TargetState | None:
-        entry = self._entries.get(key.id)
-        return entry if entry is not None and entry.key == key else None
 
     def _next_life(self) -> int:
         self._life += 1
@@ -406,17 +243,3 @@ class TargetTable:
     def _eject(self, entry: TargetState, now: float, at_least_s: float = 0.0, doubt: bool = True) -> None:
         entry.eject(now, self.table.breaker, at_least_s, doubt)
         self._offers.changed(entry)
-
-    def _fade(self, now: float) -> None:
-        """Where many have failed, a tenth of a second is soon enough for the next time."""
-        if len(self._troubled) > FADED_EACH_TIME and now < self._fade_at:
-            return
-        self._fade_at = now + FADE_EVERY_S
-        for entry in list(self._troubled):
-            entry.view.trouble = entry.trouble_now(now)
-            if not entry.view.trouble:
-                self._troubled.discard(entry)
-
-
-def _since(booking: Booking) -> float:
-    return booking.since

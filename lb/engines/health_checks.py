@@ -22,12 +22,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from lb.config.schema import Target
-from lb.core.targets import Key, TargetTable
+from lb.core.targets import Health, Key, TargetTable
 from lb.observe.metrics import Metrics
 
 LOOK_EVERY_S = 0.25
 PROBES_BEFORE_EJECTION = 2
 PROBE_EJECTED_EVERY_S = 1.0
+SUM_UP_EVERY_S = 60.0
 FROZEN_EJECTION_S = 5.0  # at least: a probe of a frozen target takes its whole timeout
 
 Alive = Callable[[Target, float], Awaitable[bool]]
@@ -56,6 +57,10 @@ class HealthChecker:
         self._anybody_held = anybody_held
         self._probed_at: dict[Key, float] = {}  # of ejected targets
         self._probes: dict[Key, asyncio.Task[None]] = {}
+        self._still_out: dict[
+            str, int
+        ] = {}  # failed probes by the ids of ejected targets, since the last summary
+        self._summed_at = clock()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -70,6 +75,7 @@ class HealthChecker:
     def look(self) -> None:
         """Start the probes that are due now."""
         now = self._clock()
+        self._sum_up(now)
         limits = self._table.table.limits
         # Not less than the gap between two probes, or an ejection could run out between them.
         soon_s = max(limits.probe_timeout_s, PROBE_EJECTED_EVERY_S) + LOOK_EVERY_S
@@ -108,7 +114,27 @@ class HealthChecker:
             self._eject(key, target, "still no sign of life")
 
     def _eject(self, key: Key, target: Target, why: str) -> None:
-        if self._table.eject(key, self._clock(), FROZEN_EJECTION_S):
+        now = self._clock()
+        known = self._table.standing(key, now) is Health.EJECTED
+        if self._table.eject(key, now, FROZEN_EJECTION_S):
             self._metrics.of(target).ejections += 1
-            _log.warning("eject target=%s why=%r", key.id, why)
+            if known:
+                self._still_out[key.id] = self._still_out.get(key.id, 0) + 1
+            else:
+                _log.warning("eject target=%s why=%r", key.id, why)
             self._changed()
+
+    def _sum_up(self, now: float) -> None:
+        """Once a minute one line for all targets that stay out: a hundred lost replicas must not be a log of their own."""
+        if now - self._summed_at < SUM_UP_EVERY_S:
+            return
+        self._summed_at = now
+        if self._still_out:
+            some = ", ".join(sorted(self._still_out)[:3])
+            _log.warning(
+                "still out targets=%d probes_failed=%d such_as=%r",
+                len(self._still_out),
+                sum(self._still_out.values()),
+                some,
+            )
+            self._still_out.clear()

@@ -1,8 +1,8 @@
-"""Asking engines for their load, so that selective pushing knows who has room.
+"""Asking engines for their load, so that pushing by work and selective pushing know who has room.
 
 A target is asked every `pushing.probe_s` while it has requests of ours (or requests are held), else every five
 seconds, because others may send it work; never twice at a time. Targets are asked in turns and not all at once:
-each has its own place in the interval. If pushing is not selective nobody's load is wanted: then an engine is only
+each has its own place in the interval. If pushing is neither nobody's load is wanted: then an engine is only
 asked what it is, which continuing its streams depends on.
 
 *One budget.* An agent makes at most PROBES_PER_S probes: where the targets would need more, all intervals are stretched
@@ -27,7 +27,6 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from lb.config.options import PushMode
 from lb.config.schema import Readiness, Table, Target
 from lb.core.admission import EngineLoad
 from lb.core.targets import Key
@@ -132,7 +131,7 @@ class LoadPoller:
         if now >= self._review_at:
             self._review(now)
             self._review_at = now + probe_s
-        selective = self._table.table.pushing.mode is PushMode.SELECTIVE
+        selective = self._table.table.pushing.asks
         while self._due and self._due[0][0] <= now:
             _, place, interval_s, key, target, watch = heappop(self._due)
             if watch.probe is None:
@@ -150,7 +149,7 @@ class LoadPoller:
     def _review(self, now: float) -> None:
         """Find out which targets are due before the next review."""
         pushing = self._table.table.pushing
-        selective = pushing.mode is PushMode.SELECTIVE
+        selective = pushing.asks
         held = selective and self._anybody_held()
         present: dict[Key, _Watch] = {}
         wanted: list[tuple[float, Key, Target, _Watch]] = []

@@ -1,5 +1,5 @@
-"""What the load balancer itself answers, in the shape OpenAI's clients parse:
-`{"error": {"message", "type", "param", "code"}}`."""
+"""Responses of the load balancer itself: errors in the shape OpenAI's clients parse,
+`{"error": {"message", "type", "param", "code"}}`, and short texts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def raw_error(
     retry_after_s: int | None = None,
     close: bool = False,
     head_only: bool = False,
+    more_lines: bytes = b"",
 ) -> bytes:
-    """A whole answer on the wire. `retry_after_s` becomes a `Retry-After` header: the client may try again then."""
+    """A whole response on the wire. `retry_after_s` becomes a `Retry-After` header: the client may try again then.
+    `more_lines` are header lines, each with its CRLF."""
     body = error_body(status, code, message)
     lines = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
@@ -37,8 +39,25 @@ def raw_error(
         lines.append("WWW-Authenticate: Bearer")
     if close:
         lines.append("Connection: close")
-    head = "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
+    head = "\r\n".join(lines).encode("latin-1") + b"\r\n" + more_lines + b"\r\n"
     return head if head_only else head + body
+
+
+def raw_text(status: int, text: str, *, head_only: bool = False, more_lines: bytes = b"") -> bytes:
+    """A whole response on the wire with a short text; without one there is no body at all. For `more_lines` see
+    `raw_error`."""
+    body = text.encode()
+    lines = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nServer: {SERVER}\r\n"
+    if body:
+        lines += f"Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
+        lines += "Cache-Control: no-store\r\n"
+    head = lines.encode("latin-1") + more_lines + b"\r\n"
+    return head if head_only else head + body
+
+
+def closing(response: bytes) -> bytes:
+    """The same response with the announcement that the connection closes after it."""
+    return response.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
 
 
 def error(status: int, code: str, message: str, *, request_id: str = "") -> web.Response:

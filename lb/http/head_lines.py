@@ -22,7 +22,7 @@ EXPECT, UPGRADE, OURS = range(8, 11)
 KEPT = 11  # from here on lines are passed as they are
 FORWARDED_PROTO, FORWARDED_HOST, AUTHORIZATION, TYPE, SERVER = range(11, 16)
 WEBSOCKET_KEY, WEBSOCKET_VERSION, COOKIE, SESSION, ENCODING, TRACEPARENT, ACCEPT = range(16, 23)
-IDEMPOTENCY_KEY, API_KEY, ORIGIN, CORS_METHOD, CORS_HEADERS, CORS = range(23, 29)
+IDEMPOTENCY_KEY, API_KEY, ORIGIN, CORS_METHOD, CORS_HEADERS, CORS, FORWARDED = range(23, 30)
 
 _KINDS = {
     b"connection": CONNECTION,
@@ -39,6 +39,8 @@ _KINDS = {
     b"x-forwarded-for": FORWARDED_FOR,
     b"x-forwarded-proto": FORWARDED_PROTO,
     b"x-forwarded-host": FORWARDED_HOST,
+    b"x-real-ip": FORWARDED,
+    b"forwarded": FORWARDED,
     b"authorization": AUTHORIZATION,
     b"expect": EXPECT,
     b"upgrade": UPGRADE,

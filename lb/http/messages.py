@@ -11,8 +11,8 @@ the first line, character by character, and that it has seen as many header line
 
 - `Host` is preserved: what stands behind is the user's own application, and frameworks compare `Origin` with it. A
   target addressed by https gets its own name, since TLS terminators route on it.
-- `X-Forwarded-For` is appended to, `X-Forwarded-Proto` and `X-Forwarded-Host` are set where a proxy before us has
-  not set them. `X-Request-Id` is kept or created. `Via` is not added: engines do not read it, and it costs bytes.
+- `X-Forwarded-For`, `-Proto` and `-Host` are set, and `X-Real-IP` and `Forwarded` are dropped, for anyone can write
+  them. From a trusted proxy `X-Forwarded-For` is appended to instead, and the others pass. `X-Request-Id` is kept or created. `Via` is not added: engines do not read it, and it costs bytes.
 - `Content-Length`, or `Transfer-Encoding: chunked`, is written by us from what has been understood.
 - `X-SkyServe-*` is for the load balancer and ends here.
 - Of names that mean something here, a spelling with underscores ends here as well: to CGI's heirs (WSGI) `Content_Length`

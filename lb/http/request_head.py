@@ -19,6 +19,7 @@ from lb.http.head_lines import (
     CORS_HEADERS,
     CORS_METHOD,
     EXPECT,
+    FORWARDED,
     FORWARDED_FOR,
     FORWARDED_HOST,
     FORWARDED_PROTO,
@@ -68,6 +69,7 @@ class RequestHead:
     host = b""
     request_id = b""
     forwarded_for = b""
+    forwarded = b""  # lines of a proxy before us, each with its CRLF: only a trusted one's are passed on
     has_forwarded_proto = False
     has_forwarded_host = False
     authorization: bytes | None = None
@@ -139,6 +141,7 @@ def _apply_request(
     hosts = 0
     named: list[bytes] = []
     proto = host = 0  # the numbers of their lines
+    forwarded: list[int] = []
     upgrade = key = version = b""
     ours: dict[bytes, bytes] = {}
     for kind, number, name, value in marked:
@@ -165,10 +168,12 @@ def _apply_request(
         elif kind == FORWARDED_FOR:
             before = request.forwarded_for
             request.forwarded_for = before + b", " + value if before else value
-        elif kind == FORWARDED_PROTO:
-            proto = number
-        elif kind == FORWARDED_HOST:
-            host = number
+        elif kind in (FORWARDED_PROTO, FORWARDED_HOST, FORWARDED):
+            forwarded.append(number)
+            if kind == FORWARDED_PROTO:
+                proto = number
+            elif kind == FORWARDED_HOST:
+                host = number
         elif kind == SESSION:
             request.session = value
         elif kind == COOKIE:
@@ -214,6 +219,8 @@ def _apply_request(
             drop |= numbers_of(token, lines)
     request.has_forwarded_proto = proto > 0 and proto not in drop  # `Connection` may have named them
     request.has_forwarded_host = host > 0 and host not in drop
+    request.forwarded = b"".join(lines[number] + b"\r\n" for number in forwarded if number not in drop)
+    drop.update(forwarded)
     if upgrade == b"websocket" and b"upgrade" in named and request.method == b"GET":
         _check_handshake(request, key, version)
         request.websocket, request.websocket_key = True, key
@@ -245,10 +252,12 @@ def _origin_form(url: bytes) -> tuple[bytes, bytes]:
 
 
 class Hop(NamedTuple):
-    """What is the same for all requests of one client connection: its address and the scheme it used."""
+    """What is the same for all requests of one client connection: its address, the scheme it used, and whether it is a
+    proxy whose word on its own clients is taken."""
 
     peer: bytes
     scheme: bytes
+    trusted: bool = False
 
 
 def request_bytes(
@@ -262,11 +271,12 @@ def request_bytes(
 ) -> bytes:
     """The head a target gets: for `path`, below the `base_path` of its URL. `host` is the target's own name or empty (the client's is kept); `framing` is the
     line, with its line end, that says how long the body is; empty for none."""
-    forwarded = request.forwarded_for
-    extra = framing
-    if not request.has_forwarded_proto:
+    trusted = hop.trusted
+    forwarded = request.forwarded_for if trusted else b""
+    extra = request.forwarded + framing if trusted else framing
+    if not (trusted and request.has_forwarded_proto):
         extra = b"X-Forwarded-Proto: %b\r\n%b" % (hop.scheme, extra)
-    if not request.has_forwarded_host and request.host:
+    if request.host and not (trusted and request.has_forwarded_host):
         extra = b"X-Forwarded-Host: %b\r\n%b" % (request.host, extra)
     if request.websocket:
         extra += b"Connection: Upgrade\r\nUpgrade: websocket\r\n"

@@ -129,8 +129,16 @@ def opens_websocket(request: RequestHead, response: ResponseHead) -> bool:
     return response.upgrade == b"websocket" and response.accept == base64.b64encode(digest)
 
 
-def response_bytes(response: ResponseHead, request_id: bytes, framing: bytes) -> bytes:
-    """The head a client gets. `framing` are the lines, each with its line end, on length and connection."""
+def response_bytes(
+    response: ResponseHead, request_id: bytes, framing: bytes, cors: bytes | None = None
+) -> bytes:
+    """The head a client gets. `framing` are the lines, each with its line end, on length and connection. `cors` are lines
+    in place of the target's own for CORS; None keeps those."""
+    lines = response.lines
+    if cors is not None:
+        framing = cors + framing
+        if response.lines_without_cors is not None:
+            lines = response.lines_without_cors
     if response.has_request_id:
-        return b"%b\r\n%b\r\n" % (response.lines, framing)
-    return b"%b\r\nX-Request-Id: %b\r\n%b\r\n" % (response.lines, request_id, framing)
+        return b"%b\r\n%b\r\n" % (lines, framing)
+    return b"%b\r\nX-Request-Id: %b\r\n%b\r\n" % (lines, request_id, framing)

@@ -46,6 +46,10 @@ class Histogram:
         return rows
 
 
+def _by_status() -> defaultdict[int, int]:
+    return defaultdict(int)
+
+
 def _by_kind() -> defaultdict[str, int]:
     return defaultdict(int)
 
@@ -60,7 +64,7 @@ class Counts:
 
     requests: int = 0
     responses: list[int] = field(default_factory=lambda: [0] * 6)
-    codes: defaultdict[str, int] = field(default_factory=_by_kind)  # responses by status
+    codes: defaultdict[int, int] = field(default_factory=_by_status)  # responses by status
     errors: defaultdict[str, int] = field(
         default_factory=_by_kind
     )  # requests that ended otherwise than well, by reason
@@ -89,7 +93,7 @@ class Counts:
     def responded(self, status: int) -> None:
         """A client was sent a response."""
         self.responses[status // 100] += 1
-        self.codes[str(status)] += 1
+        self.codes[status] += 1
 
 
 @dataclass(slots=True, eq=False)

@@ -299,5 +299,5 @@ def _counted(
         yield counter
 
 
-def _text(kind: str) -> str:
-    return str(kind.value) if isinstance(kind, Enum) else kind
+def _text(kind: str | int) -> str:
+    return str(kind.value) if isinstance(kind, Enum) else str(kind)

@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -26,6 +27,9 @@
 /* Of one call of `run`, after which the event loop sees to everything else: new connections and first chunks need some ten
  * turns of the loop, so this is about a tenth of what they wait while more comes than one core can move. */
 #define BUDGET_NS 1000000
+/* Where chunks come closer together than this, they are moved once in this time: a turn of the event loop for each costs a
+ * third as much as moving it. */
+#define PACE_NS 500000
 #define MAX_SIZE_DIGITS 7
 #define MAX_CUTS 64 /* of one chunk */
 
@@ -34,7 +38,10 @@ enum { MODE_CHUNKS = 0, MODE_EVENTS = 1, MODE_WITHOUT_IDS = 2, MODE_WITHOUT_USAG
 
 typedef struct {
     PyObject_HEAD
-    int epoll;
+    int epoll;   /* what the event loop watches: `sources` while chunks are rare, `timer` while they are paced */
+    int sources; /* an epoll of its own, of what forwardings read from */
+    int timer, paced;
+    long long ran_ns;
     char *buffer, *out;
 } FastPath;
 
@@ -240,7 +247,7 @@ static int keep(Forwarding *forwarding, const char *data, size_t size) {
 
 static void forwarding_halt(Forwarding *forwarding) {
     if (!forwarding->fast_path) return;
-    epoll_ctl(forwarding->fast_path->epoll, EPOLL_CTL_DEL, forwarding->source, NULL);
+    epoll_ctl(forwarding->fast_path->sources, EPOLL_CTL_DEL, forwarding->source, NULL);
     Py_CLEAR(forwarding->fast_path);
     Py_DECREF(forwarding); /* the reference that epoll had */
 }
@@ -323,9 +330,14 @@ static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     FastPath *fast_path = (FastPath *)type->tp_alloc(type, 0);
     if (!fast_path) return NULL;
     fast_path->epoll = epoll_create1(EPOLL_CLOEXEC);
+    fast_path->sources = epoll_create1(EPOLL_CLOEXEC);
+    fast_path->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     fast_path->buffer = malloc(READ_BYTES);
     fast_path->out = malloc(OUT_BYTES);
-    if (fast_path->epoll < 0 || !fast_path->buffer || !fast_path->out) {
+    struct epoll_event event = {.events = EPOLLIN};
+    if (fast_path->epoll < 0 || fast_path->sources < 0 || fast_path->timer < 0 || !fast_path->buffer || !fast_path->out ||
+        epoll_ctl(fast_path->epoll, EPOLL_CTL_ADD, fast_path->sources, &event) < 0 ||
+        epoll_ctl(fast_path->epoll, EPOLL_CTL_ADD, fast_path->timer, &event) < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
         Py_DECREF(fast_path);
         return NULL;
@@ -335,6 +347,8 @@ static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 
 static void fast_path_dealloc(FastPath *fast_path) {
     if (fast_path->epoll >= 0) close(fast_path->epoll);
+    if (fast_path->sources >= 0) close(fast_path->sources);
+    if (fast_path->timer >= 0) close(fast_path->timer);
     free(fast_path->buffer);
     free(fast_path->out);
     Py_TYPE(fast_path)->tp_free((PyObject *)fast_path);
@@ -358,7 +372,7 @@ static PyObject *fast_path_forwarding(FastPath *fast_path, PyObject *args) {
     forwarding->owner = Py_NewRef(owner);
     PyObject_GC_Track(forwarding);
     struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = forwarding};
-    if (epoll_ctl(fast_path->epoll, EPOLL_CTL_ADD, source, &event) < 0) {
+    if (epoll_ctl(fast_path->sources, EPOLL_CTL_ADD, source, &event) < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
         Py_DECREF(forwarding);
         return NULL;
@@ -404,7 +418,7 @@ static int move(FastPath *fast_path, Forwarding *forwarding, PyObject *stopped) 
 /* One read of each of the next forwardings that have something; how many, or -1 on an exception. */
 static int move_batch(FastPath *fast_path, PyObject *stopped) {
     struct epoll_event events[BATCH];
-    int count = epoll_wait(fast_path->epoll, events, BATCH, 0);
+    int count = epoll_wait(fast_path->sources, events, BATCH, 0);
     if (count < 0) {
         if (errno == EINTR) return 0;
         PyErr_SetFromErrno(PyExc_OSError);
@@ -428,14 +442,30 @@ static long long now_ns(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
+/* Watch the timer instead of the sources, or the sources again. A failure leaves both as they are, which is slower at worst. */
+static void set_pace(FastPath *fast_path, int paced) {
+    if (fast_path->paced == paced) return;
+    struct itimerspec period = {0};
+    period.it_value.tv_nsec = period.it_interval.tv_nsec = paced ? PACE_NS : 0;
+    struct epoll_event event = {.events = paced ? 0 : EPOLLIN};
+    if (timerfd_settime(fast_path->timer, 0, &period, NULL) < 0) return;
+    if (epoll_ctl(fast_path->epoll, EPOLL_CTL_MOD, fast_path->sources, &event) < 0) return;
+    fast_path->paced = paced;
+}
+
 /* epoll returns what is ready in turn, so whom the budget leaves out is first next time. */
 static PyObject *fast_path_run(FastPath *fast_path, PyObject *Py_UNUSED(none)) {
     PyObject *stopped = PyList_New(0);
     if (!stopped) return NULL;
-    long long end = now_ns() + BUDGET_NS;
-    int count;
-    do count = move_batch(fast_path, stopped);
-    while (count == BATCH && now_ns() < end);
+    unsigned long long ticks;
+    if (fast_path->paced && read(fast_path->timer, &ticks, sizeof(ticks)) < 0 && errno != EAGAIN) set_pace(fast_path, 0);
+    long long began = now_ns();
+    int count, moved = 0;
+    do moved += (count = move_batch(fast_path, stopped)) > 0 ? count : 0;
+    while (count == BATCH && now_ns() < began + BUDGET_NS);
+    int close_together = fast_path->paced ? moved > 1 : began - fast_path->ran_ns < PACE_NS;
+    set_pace(fast_path, close_together && count < BATCH); /* what the budget left out does not wait for the timer */
+    fast_path->ran_ns = began;
     if (count < 0) Py_CLEAR(stopped);
     return stopped;
 }

@@ -10,7 +10,7 @@ from itertools import chain
 
 from lb.config.options import Limits
 from lb.core.api_keys import Admission, ApiKeyStore
-from lb.core.byte_budget import ByteBudget
+from lb.core.byte_budget import ByteBudget, parsed_bytes
 from lb.core.queue import RequestQueue
 from lb.core.retry import (
     RetryBudget,
@@ -27,6 +27,7 @@ from lb.core.sliding_window import WindowCounter, WindowMean
 from lb.core.target_state import TargetState
 from lb.core.targets import Booking, Health, Key, TargetTable
 from lb.engines.kinds import EngineKind
+from lb.http.cors import CorsRules
 from lb.http.messages import Reader, RequestHead
 from lb.http.upstream import Pools
 from lb.http.write_batch import WriteBatcher
@@ -42,7 +43,7 @@ from lb.proxy.faults import Faults
 from lb.proxy.ports import Client, Refusal
 from lb.proxy.request import ProxiedRequest
 from lb.stream.model_name import names_model
-from lb.stream.openai_request import for_model, kept_when_parsed
+from lb.stream.openai_request import for_model, is_dense
 
 DEFAULT_BUFFERS_BYTES = 1024 * 1024 * 1024
 MOST_WRONG_MODELS = 8  # targets that may say of one request that they do not know its model
@@ -83,6 +84,7 @@ class Proxy:
         self.buffers = ByteBudget(buffers_bytes)
         self.max_clients = max_clients  # None: no limit
         self.closing = False  # no connection is kept alive any longer
+        self.draining = False  # serves on, but is not ready
         self.queueing = True  # may a request wait for a target?
         self.clients: set[Client] = set()
         self.heads = Reader()
@@ -105,12 +107,12 @@ class Proxy:
         self._rng = rng
         self._let_in_due = False
         self._changed_due = False
-        self._trouble_at = float("-inf")
+        self._trouble_at = self._full_at = float("-inf")
         self._counts: dict[TargetState, TargetCounts] = {}  # until the table changes
         self.api_keys = ApiKeyStore(table.table.access, clock())
         self.budget = RetryBudget(table.table.retries, self.arrivals)
         self.limits: Limits = table.table.limits
-        self.gate = Gate(table, self.api_keys, metrics, self.explanations, id_prefix, begin_span)
+        self.gate = Gate(table, self.api_keys, metrics, self.explanations, id_prefix, begin_span, self.ready)
         self.endings = Endings(
             metrics, self.api_keys, self.explanations, self.counts_of, lambda: table.table.policy, finished
         )
@@ -122,21 +124,37 @@ class Proxy:
 
     # --- for clients' connections
 
+    @property
+    def cors(self) -> CorsRules | None:
+        return self.gate.cors
+
     def arrived(self) -> None:
         self.metrics.counts.requests += 1
         self.arrivals.add(self.clock())
 
+    def trusts(self, peer: str) -> bool:
+        return self.gate.trusts(peer)
+
     def is_full(self) -> bool:
-        return self.max_clients is not None and len(self.clients) > self.max_clients
+        if self.max_clients is None or len(self.clients) <= self.max_clients:
+            return False
+        now = self.clock()
+        if now - self._full_at >= _TROUBLE_EVERY_S:
+            self._full_at = now
+            _log.warning(
+                "refusing connections limit=%d: raise the limit of open files (ulimit -n) or start more agents",
+                self.max_clients,
+            )
+        return True
 
     def check(self, head: RequestHead) -> Refusal | Admission | bytes:
         verdict = self.gate.check(head, self.clock())
         if self.table.models.differ and isinstance(verdict, Admission):
-            listed = model_list.response(head, self.table.models)
+            more_lines = b"" if self.cors is None else self.cors[head.origin]
+            listed = model_list.response(head, self.table.models, more_lines)
             if listed is not None:
                 self.abandoned(verdict)
-                self.metrics.counts.responded(listed.status)
-                return listed.data
+                return listed
         return verdict
 
     def begin(
@@ -144,11 +162,14 @@ class Proxy:
     ) -> ProxiedRequest | Refusal:
         now = self.clock()
         size = len(body)
-        if head.method == b"POST" and for_model(head.path):
-            size += kept_when_parsed(body)
+        dense = False
+        if size and head.method == b"POST" and for_model(head.path):
+            parsed = parsed_bytes(body)
+            dense = is_dense(body, parsed)
+            size += 0 if dense else parsed
         if not self.buffers.take(size):
             return _NO_ROOM
-        arrival = self.gate.arrival(head, body, admission, client.body_left, now)
+        arrival = self.gate.arrival(head, body, admission, client.body_left, dense, now)
         if isinstance(arrival, Refusal):
             self.buffers.give_back(size)
             return arrival
@@ -174,7 +195,9 @@ class Proxy:
     def ready(self) -> bool:
         """Returns True if a request that came now would find a healthy target."""
         now = self.clock()
-        return not self.closing and any(health is Health.GOOD for _, health, _ in self.table.rows(now))
+        if self.closing or self.draining:
+            return False
+        return any(health is Health.GOOD for _, health, _ in self.table.rows(now))
 
     # --- for requests
 
@@ -281,10 +304,13 @@ class Proxy:
         table = self.table.table
         self._counts.clear()
         self.limits = table.limits
+        self.gate.apply()
         self.heads = Reader()  # which remembers what was accepted under other limits
         self.api_keys.apply(table.access, self.clock())
         self.budget.rules = table.retries
         self.pools.retain({target.url for target in table.targets})
+        for client in self.clients:
+            client.identify()
         self.changed()
 
     # --- closing

@@ -1,7 +1,7 @@
 """Connections from clients: requests in, one at a time, and the bytes of responses out.
 
 Bounded in everything a client can make long: heads (`max_head_bytes`, `max_headers`, `head_timeout_s`), bodies
-(`max_body_bytes`, `idle_timeout_s` between two parts, one budget for what all of them keep), idleness (`keepalive_s`), and
+(`max_body_bytes` where they are parsed, `idle_timeout_s` between two parts, one budget for what all of them keep), idleness (`keepalive_s`), and
 what it sends ahead of its response (the connection is closed). Whether a request is let in is decided on its head, before
 its body is asked for or kept. Bodies up to `buffer_bytes` are collected, so that they can be sent again; of longer ones only
 the first part is, and the rest is passed on as the target takes it.
@@ -21,6 +21,7 @@ from lb.http.body_framing import FramingError
 from lb.http.messages import END, HeadError, Hop, RequestHead
 from lb.proxy.ports import ClientRequest, Entrance, Refusal
 from lb.proxy.upload import TinyChunksError, Upload
+from lb.stream.openai_request import for_model
 
 WRITE_HIGH_WATER = 64 * 1024
 MAX_AHEAD_BYTES = 256 * 1024  # what a client may send before its response is over
@@ -96,15 +97,23 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         self.transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
-        name = transport.get_extra_info("peername")
-        peer = str(name[0]).encode() if name else b"unknown"
-        scheme = b"https" if transport.get_extra_info("sslcontext") is not None else b"http"
-        self.hop = Hop(b"[%b]" % peer if b":" in peer else peer, scheme)
+        self.identify()
         self._deadline = self.proxy.clock() + self.proxy.limits.head_timeout_s
         self._look_later()
         self.proxy.clients.add(self)
         if self.proxy.is_full():
-            self._refuse(_TOO_MANY)
+            # Closed at once, without waiting for the client: its descriptor is needed.
+            self.proxy.refused(_TOO_MANY)
+            self.transport.write(self._error(_TOO_MANY, None, close=True))
+            self._close()
+
+    def identify(self) -> None:
+        transport = self.transport
+        name = transport.get_extra_info("peername")
+        peer = str(name[0]) if name else "unknown"
+        scheme = b"https" if transport.get_extra_info("sslcontext") is not None else b"http"
+        shown = peer.encode()
+        self.hop = Hop(b"[%b]" % shown if ":" in peer else shown, scheme, self.proxy.trusts(peer))
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -206,7 +215,6 @@ class ClientConnection(asyncio.Protocol):
         except HeadError as error:
             self._refuse(Refusal(error.status, error.code, str(error)))
             return
-        self.proxy.arrived()
         self.closing = not head.keep_alive
         self.head, self.length = head, length
         self._take_request(head, length, data[end + 4 :])
@@ -226,13 +234,15 @@ class ClientConnection(asyncio.Protocol):
         limits = self.proxy.limits
         whole = length <= len(rest) and not head.chunked
         verdict = self.proxy.check(head)
+        if not isinstance(verdict, bytes):  # a health check or a preflight is no demand for a target
+            self.proxy.arrived()
         if not isinstance(verdict, Admission):
             self._phase = _RESPONSE
             self._ahead = rest[length:] if whole else b""
             self.body_left = not whole
             self._answer_here(verdict)
             return
-        if length > limits.max_body_bytes:
+        if length > limits.max_body_bytes and for_model(head.path):
             self._admission = verdict
             self._drop_upload()
             self._refuse(self._too_large())
@@ -263,7 +273,7 @@ class ClientConnection(asyncio.Protocol):
         except TinyChunksError:
             refusal = _TINY
         else:
-            if upload.size > limits.max_body_bytes:
+            if upload.size > limits.max_body_bytes and for_model(head.path):
                 refusal = self._too_large()
             elif not upload.keep(part):
                 refusal = _NO_ROOM
@@ -296,6 +306,7 @@ class ClientConnection(asyncio.Protocol):
         self.request = request
         if self.body_left:
             self.pause_reading(_TARGET)  # until a target takes it
+            self._look_sooner()  # from here on the client owes the rest of it
         request.place()
 
     def _take_ahead(self, data: bytes) -> None:
@@ -310,8 +321,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _pass_body(self, data: bytes) -> None:
         """The rest of a body that is too long to be kept."""
-        request, upload = self.request, self.upload
-        assert upload is not None  # noqa: S101 (for the type checker)
+        request, upload, head = self.request, self.upload, self.head
+        assert upload is not None and head is not None  # noqa: S101, PT018 (for the type checker)
         try:
             part, end = upload.feed(data)
         except FramingError:
@@ -321,7 +332,7 @@ class ClientConnection(asyncio.Protocol):
             self._abort_body(_TINY)
             return
         self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
-        if upload.size > self.proxy.limits.max_body_bytes:
+        if upload.size > self.proxy.limits.max_body_bytes and for_model(head.path):
             self._abort_body(self._too_large())
             return
         if end >= 0:
@@ -429,6 +440,8 @@ class ClientConnection(asyncio.Protocol):
         if self._paused_by & who:
             self._paused_by &= ~who
             if not self._paused_by and not self.transport.is_closing():
+                if self.body_left:  # it could not send while we did not read
+                    self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
                 self.transport.resume_reading()
 
     def _too_large(self) -> Refusal:
@@ -436,11 +449,16 @@ class ClientConnection(asyncio.Protocol):
         return Refusal(413, "body_too_large", f"The body exceeds {limit} bytes (load_balancer.max_body_mb).")
 
     def _answer_here(self, refusal: Refusal | bytes) -> None:
-        """Respond without a request, and go on with the connection."""
+        """Respond without a request, and go on with the connection. `refusal` may be a whole response."""
         head = self.head
+        if head is not None and head.http_1_0:
+            self.closing = True
+        close = self.closing or self.body_left or self.proxy.closing
         if isinstance(refusal, Refusal):
             self.proxy.refused(refusal)
-            refusal = self._error(refusal, head, close=self.closing or self.body_left)
+            refusal = self._error(refusal, head, close=close)
+        elif close:
+            refusal = error_responses.closing(refusal)
         self.transport.write(refusal)
         self.next()
 
@@ -452,6 +470,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _error(self, refusal: Refusal, head: RequestHead | None, *, close: bool) -> bytes:
         retry_after_s = refusal.retry_after_s
+        cors = self.proxy.cors
         return error_responses.raw_error(
             refusal.status,
             refusal.code,
@@ -460,6 +479,7 @@ class ClientConnection(asyncio.Protocol):
             retry_after_s=None if retry_after_s is None else max(1, round(retry_after_s + 0.5)),
             close=close,
             head_only=head is not None and head.method == b"HEAD",
+            more_lines=b"" if cors is None else cors[head.origin if head is not None else None],
         )
 
     def _linger(self) -> None:

@@ -44,6 +44,7 @@ class Arrival(NamedTuple):
     span: str = ""
     continues: bool = True  # the client has not forbidden to resume its stream
     resume_state: ResumeState | None = None
+    cors: bytes | None = None  # header lines of any response to it; None if CORS is off
 
 
 class Ending:

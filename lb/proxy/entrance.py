@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Callable
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from lb.config.options import Continue
 from lb.core.api_keys import Admission, ApiKeyStore, Unauthorized
 from lb.core.targets import TargetTable
 from lb.core.tenant import Limited
+from lb.http import error_responses
+from lb.http.cors import CorsRules
 from lb.http.messages import RequestHead
 from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
@@ -32,7 +37,14 @@ class RequestOverrides(NamedTuple):
 
 
 _NO_OVERRIDES = RequestOverrides()
-_NOT_SERVED = Refusal(404, "not_found", "Paths under /-/ are not served on this port.")
+_HEALTH = b"/-/healthz"
+_READY = b"/-/ready"
+_NOT_SERVED = Refusal(404, "not_found", "Of the paths under /-/ this port serves /-/healthz and /-/ready.")
+_READ_ONLY = Refusal(405, "method_not_allowed", "This path is for GET and HEAD.")
+_DOT_SEGMENT = re.compile(  # `.` or `..` as a server reads it that decodes, or takes a backslash for a slash
+    rb"(?:/|\\|%2f|%5c)(?:\.|%2e){1,2}(?=/|\\|%2f|%5c|;|%3b|$)", re.IGNORECASE
+)
+_DOTS = Refusal(400, "dot_segments", "The path must not contain the segments . and .. here.")
 _TRACE = Refusal(
     405, "method_not_allowed", "TRACE is not served: it would show the client's headers to scripts."
 )
@@ -49,22 +61,56 @@ class Gate:
         explanations: Explanations,
         id_prefix: str,
         begin_span: Callable[[str], str] | None,
+        ready: Callable[[], bool],
     ) -> None:
+        """`ready` returns True if a request that came now would find a healthy target."""
         self._table = table
         self._api_keys = api_keys
         self._metrics = metrics
         self._explanations = explanations
         self._id_prefix = id_prefix
         self._begin_span = begin_span
+        self._ready = ready
+        self.cors: CorsRules | None = None
+        self.apply()
         self._number = 0
 
-    def check(self, head: RequestHead, now: float) -> Refusal | Admission:
-        """Decide on the head alone, before a byte of the body is kept or asked for."""
-        target = head.target
-        if target.startswith(b"/-/") or target == b"/-" or target.startswith(b"/-?"):
-            return _NOT_SERVED
+    def apply(self) -> None:
+        """Another table is in force."""
+        cors = self._table.table.cors
+        self.cors = CorsRules(cors) if cors.origins else None
+        self._trusted = [ipaddress.ip_network(one) for one in self._table.table.trusted_proxies]
+        # Above its base path a target may serve what is not this service's.
+        self._has_base_path = any(urlsplit(one.url).path.strip("/") for one in self._table.table.targets)
+
+    def trusts(self, peer: str) -> bool:
+        """Returns True if this address is one of a proxy whose word on its own clients is taken."""
+        if not self._trusted:
+            return False
+        try:
+            address = ipaddress.ip_address(peer.partition("%")[0])
+        except ValueError:
+            return False
+        if isinstance(address, ipaddress.IPv6Address):
+            address = address.ipv4_mapped or address  # as a socket for both sees IPv4
+        return any(address in network for network in self._trusted)
+
+    def check(self, head: RequestHead, now: float) -> Refusal | Admission | bytes:
+        """Decide on the head alone, before a byte of the body is kept or asked for. Bytes are a whole response."""
+        cors = self.cors
+        if cors is not None and head.method == b"OPTIONS":  # browsers send preflights without a key
+            decision = cors.decide(head.method, head.origin, head.cors_method, head.cors_headers)
+            if decision.status == 204:
+                return error_responses.raw_text(204, "", more_lines=decision.lines)
+            if decision.status is not None:
+                return Refusal(decision.status, "cors_rejected", f"CORS: {decision.problem}.")
+        path = head.path
+        if path.startswith(b"/-/") or path == b"/-":
+            return self._own_path(head)
         if head.method == b"TRACE":
             return _TRACE
+        if self._has_base_path and _DOT_SEGMENT.search(path):
+            return _DOTS
         verdict = self._api_keys.admit_head(head.credentials, now)
         if isinstance(verdict, Admission):
             return verdict
@@ -79,10 +125,25 @@ class Gate:
         self._metrics.counts.limited += 1
         return Refusal(429, "rate_limit_exceeded", verdict.message, verdict.retry_after_s)
 
+    def _own_path(self, head: RequestHead) -> Refusal | bytes:
+        """Whether the process serves, and whether a target would take a request: for load balancers and supervisors
+        before this one, which have no key."""
+        if head.path not in (_HEALTH, _READY):
+            return _NOT_SERVED
+        if head.method not in (b"GET", b"HEAD"):
+            return _READ_ONLY
+        well = head.path == _HEALTH or self._ready()
+        return error_responses.raw_text(
+            200 if well else 503,
+            "ok\n" if well else "no replica is ready\n",
+            head_only=head.method == b"HEAD",
+            more_lines=b"" if self.cors is None else self.cors[head.origin],
+        )
+
     def arrival(
-        self, head: RequestHead, body: bytes, admission: Admission, body_left: bool, now: float
+        self, head: RequestHead, body: bytes, admission: Admission, body_left: bool, dense: bool, now: float
     ) -> Arrival | Refusal:
-        """Returns what the request asks for, or why it is refused after all."""
+        """Returns what the request asks for, or why it is refused after all. A `dense` body is not parsed."""
         for name in admission.carried_by:
             head = head.without(name)  # the key was for us
         overrides = _NO_OVERRIDES if head.ours is None else self._overrides(head)
@@ -97,7 +158,7 @@ class Gate:
         if body and head.method == b"POST" and openai_request.for_model(path):
             prompts = self._table.needs_prompt or overrides.policy is not None
             if prompts or routed or admission.tenant or (b'"stream"' in body and not body_left):
-                parsed = openai_request.read(body)
+                parsed = openai_request.scan(body) if dense else openai_request.read(body)
             if prompts:
                 prompt = openai_request.prompt_of(parsed.json, body)
             scope = f"{admission.tenant}\x00{parsed.model}"
@@ -146,6 +207,7 @@ class Gate:
             span=span,
             continues=continues,
             resume_state=resume_state,
+            cors=None if self.cors is None else self.cors[head.origin],
         )
 
     def _overrides(self, head: RequestHead) -> RequestOverrides | Refusal:

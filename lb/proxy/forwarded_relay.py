@@ -87,6 +87,12 @@ class ForwardedRelay:
 
     def forwarding_stopped(self, reason: StopReason, data: bytes) -> None:
         """The forwarding has met something that it leaves to us."""
+        try:
+            self._take_back(reason, data)
+        except Exception as error:  # noqa: BLE001 (an entrance into the proxy)
+            self._request.crashed("forwarding_stopped", error)
+
+    def _take_back(self, reason: StopReason, data: bytes) -> None:
         self._fruitless = 0 if self._absorb() else self._fruitless + 1
         self._forwarding = None
         connection = self._request.connection

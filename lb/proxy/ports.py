@@ -17,6 +17,7 @@ from lb.core.byte_budget import ByteBudget
 from lb.core.failures import Failure
 from lb.engines.kinds import EngineKind
 from lb.http.body_framing import BodyDecoder
+from lb.http.cors import CorsRules
 from lb.http.messages import Hop, Reader, RequestHead, ResponseHead
 from lb.http.upstream import Pools, TargetConnection
 from lb.http.write_batch import WriteBatcher
@@ -85,6 +86,10 @@ class RelayHost(Protocol):
         """The `Connection` header of the response, as a line."""
         ...
 
+    def response_head(self, response: ResponseHead, framing: bytes) -> bytes:
+        """The head that the client gets. `framing` are whole lines on length and connection."""
+        ...
+
     def relayed(self, rest: bool, reusable: bool = True) -> None:
         """The relay has passed the whole response; `rest` if more came on the connection than that."""
         ...
@@ -111,6 +116,10 @@ class RelayHost(Protocol):
 
     def not_resumed(self, reason: Reason) -> None:
         """Count a stream that cannot be resumed."""
+        ...
+
+    def crashed(self, entrance: str, error: Exception) -> None:
+        """The code behind an entrance raised: end this request, and nothing else."""
         ...
 
 
@@ -276,10 +285,19 @@ class Entrance(Protocol):
     clients: set[Client]
 
     @property
+    def cors(self) -> CorsRules | None:
+        """Which web pages may call; None if CORS is off."""
+        ...
+
+    @property
     def clock(self) -> Callable[[], float]: ...
 
     def arrived(self) -> None:
         """The head of a request is here."""
+        ...
+
+    def trusts(self, peer: str) -> bool:
+        """Returns True if this address is one of a proxy whose word on its own clients is taken."""
         ...
 
     def is_full(self) -> bool:
@@ -313,3 +331,6 @@ class Client(Downstream, Protocol):
     """A client's connection, as the proxy keeps it."""
 
     def close_soon(self, grace_s: float) -> None: ...
+    def identify(self) -> None:
+        """Find out again who the client is: other proxies are trusted."""
+        ...

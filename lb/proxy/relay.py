@@ -16,7 +16,7 @@ from lb.http.body_framing import (
     LengthDecoder,
     chunk,
 )
-from lb.http.messages import ResponseHead, response_bytes
+from lb.http.messages import ResponseHead
 from lb.proxy.fast_path import Mode
 from lb.proxy.forwarded_relay import TAIL_BYTES, ForwardedRelay
 from lb.proxy.ports import RelayHost
@@ -149,7 +149,7 @@ def begin_response(
     else:
         framing = b"Transfer-Encoding: chunked\r\n"
         frame = isinstance(decoder, CloseDelimitedDecoder)
-    head = response_bytes(response, request.request_id, framing + request.connection_line())
+    head = request.response_head(response, framing + request.connection_line())
     request.status = response.status
     client.transport.write(head)
     return frame

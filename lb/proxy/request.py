@@ -86,7 +86,8 @@ class ProxiedRequest(RespondingRequest):
         self.ticket = ticket
         self.tries.was_queued = True
         proxy.metrics.counts.held_total += 1
-        self.arrival.explanation.note(now, "held", why="no target can take it")
+        why = "no target can take it" if ticket.lane is None else "best off waiting for this target"
+        self.arrival.explanation.note(now, "held", ticket.lane or "", why)
 
     def admitted(self, choice: Choice, now: float) -> None:
         """The queue has let it go."""

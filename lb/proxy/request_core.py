@@ -121,6 +121,9 @@ class RequestCore:
 
     # --- what the client is sent
 
+    def response_head(self, response: ResponseHead, framing: bytes) -> bytes:
+        return response_bytes(response, self.request_id, framing, self.arrival.cors)
+
     def connection_line(self) -> bytes:
         client = self.client
         if client.closing or client.body_left or self.proxy.closing:
@@ -136,7 +139,7 @@ class RequestCore:
             framing = b"Content-Length: %d\r\n" % length if length is not None else b""
         else:
             framing = b"Content-Length: %d\r\n" % len(body)
-        head = response_bytes(reply, self.request_id, framing + self.connection_line())
+        head = self.response_head(reply, framing + self.connection_line())
         if len(body) < JOIN_BELOW_BYTES:
             self.client.send_soon(head + body)
         else:
@@ -166,6 +169,7 @@ class RequestCore:
                 retry_after_s=RETRY_AFTER_S if status in RETRY_STATUSES or status == 429 else None,
                 close=client.closing or client.body_left or self.proxy.closing,
                 head_only=self.head.method == b"HEAD",
+                more_lines=self.arrival.cors or b"",
             )
         )
         self.end(Outcome.REFUSED)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from lb.core.failures import BLAME, Failure
 from lb.core.targets import Booking, Health
 from lb.engines.kinds import EngineKind
-from lb.http.messages import ResponseHead, response_bytes
+from lb.http.messages import ResponseHead
 from lb.http.upstream import TargetConnection
 from lb.proxy.ending import Outcome
 from lb.proxy.fast_path import FastPath
@@ -191,7 +191,7 @@ class RespondingRequest(RequestCore):
         self.state = move(self.state, Event.UPGRADED)
         connection = self.connection
         assert connection is not None  # noqa: S101 (for the type checker)
-        head = response_bytes(reply, self.request_id, b"Connection: Upgrade\r\nUpgrade: websocket\r\n")
+        head = self.response_head(reply, b"Connection: Upgrade\r\nUpgrade: websocket\r\n")
         ahead = self.client.tunnel()
         self.client.transport.write(head)
         self.status = 101

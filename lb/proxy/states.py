@@ -13,6 +13,10 @@ from enum import Enum
 class State(Enum):
     """Where a request is. In the order of a life without trouble."""
 
+    __hash__ = (
+        object.__hash__
+    )  # Enum's own is written in Python, and this one is asked for at each step of each request
+
     CHOOSING = "choosing"  # a target is being chosen; never seen from outside
     QUEUED = "queued"  # no target has room
     BACKING_OFF = "backing_off"  # waits before another attempt
@@ -24,6 +28,8 @@ class State(Enum):
 
 class Event(Enum):
     """What happens to a request."""
+
+    __hash__ = object.__hash__
 
     CHOSEN = "chosen"  # a target
     ENQUEUED = "enqueued"

@@ -62,6 +62,7 @@ class Sweep:
             for request in list(proxy.tunnels):
                 self._guard(request, lambda one: self._check_tunnel(one, now))
             proxy.pools.expire(now)
+            proxy.table.drop_unused_policies(now)
 
     def _guard(self, request: ProxiedRequest, act: Callable[[ProxiedRequest], None]) -> None:
         try:

@@ -16,17 +16,15 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from lb.core.byte_budget import parsed_bytes
-
 MAX_PROMPT_BYTES = 256 * 1024  # of a prompt, what is looked at: prefixes beyond it are the same to us
 MAX_SESSION_BYTES = 256
 
 _DENSE_ABOVE_BYTES = 256 * 1024
 _DENSE_FACTOR = 3
-_MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')
-_USER = re.compile(rb'"user"\s*:\s*"([^"\\]{1,256})"')
-_LIMIT = re.compile(rb'"max_(?:completion_|output_)?tokens"\s*:\s*(\d{1,9})\b')
-_STREAM = re.compile(rb'"stream"\s*:\s*true\b')
+_MOST_LOOKED_AT = 64  # fields of one name
+_TEXT_VALUE = re.compile(rb'\s*:\s*"([^"\\]{1,256})"')
+_NUMBER = re.compile(rb"\s*:\s*(\d{1,9})\b")
+_TRUE = re.compile(rb"\s*:\s*(true)\b")
 
 _FIELD = b"\x1f"
 _MESSAGE = b"\x1e"
@@ -71,33 +69,41 @@ def for_model(path: bytes) -> bool:
     return path in _MODEL_PATHS
 
 
-def kept_when_parsed(body: bytes) -> int:
-    """Returns about how many bytes `read` adds to those of the body."""
-    return 0 if _is_dense(body) else parsed_bytes(body)
+def is_dense(body: bytes, parsed: int) -> bool:
+    """Returns True if a large body is made of so many small values that parsing it would multiply its memory. `parsed` is
+    its `parsed_bytes`."""
+    return len(body) > _DENSE_ABOVE_BYTES and parsed > _DENSE_FACTOR * len(body)
 
 
-def _is_dense(body: bytes) -> bool:
-    """Returns True if a large body is made of so many small values that parsing it would multiply its memory."""
-    return len(body) > _DENSE_ABOVE_BYTES and parsed_bytes(body) > _DENSE_FACTOR * len(body)
-
-
-def _scan(body: bytes) -> ParsedRequest:
+def scan(body: bytes) -> ParsedRequest:
     """Read what routing needs off the text of a body that is not parsed. A field of the same name deeper down may be
     taken for the request's own; text never is, as quotes in it are escaped."""
-    model, user, limit = _MODEL.search(body), _USER.search(body), _LIMIT.search(body)
+    model, user = _field(body, b'"model"', _TEXT_VALUE), _field(body, b'"user"', _TEXT_VALUE)
+    limit = _field(body, b'"max_completion_tokens"', _NUMBER) or _field(body, b'"max_tokens"', _NUMBER)
     return ParsedRequest(
         None,
-        model[1].decode("utf-8", "replace") if model else "",
-        user[1].decode("utf-8", "replace")[:MAX_SESSION_BYTES] if user else "",
-        int(limit[1]) if limit else 0,
-        _STREAM.search(body) is not None,
+        model.decode("utf-8", "replace"),
+        user.decode("utf-8", "replace")[:MAX_SESSION_BYTES],
+        int(limit or 0),
+        bool(_field(body, b'"stream"', _TRUE)),
     )
+
+
+def _field(body: bytes, name: bytes, value: re.Pattern[bytes]) -> bytes:
+    """The value of the first field of this name that has one of this form; empty if there is none among the first few."""
+    at = body.find(name)
+    for _ in range(_MOST_LOOKED_AT):
+        if at < 0:
+            break
+        found = value.match(body, at + len(name))
+        if found is not None:
+            return found[1]
+        at = body.find(name, at + len(name))
+    return b""
 
 
 def read(body: bytes) -> ParsedRequest:
     """Parse a body of a model's API."""
-    if _is_dense(body):
-        return _scan(body)
     try:
         json = orjson.loads(body)
     except orjson.JSONDecodeError:

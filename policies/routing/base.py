@@ -16,6 +16,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
+PATIENCE = 10.0
+LONGEST_PUT_OFF_S = 15.0  # half of the time for which a request waits unless a table says otherwise
+
+
+def put_off_s(work_s: float) -> float:
+    """How much later a request goes that is held for a target and will cost `work_s` seconds of prefill there.
+
+    What finds its prompt in the cache thus goes before what has to compute it, and is never far ahead of its turn.
+    """
+    return min(PATIENCE * work_s, LONGEST_PUT_OFF_S)
+
 
 class RequestView(NamedTuple):
     """What a policy may know of a request.
@@ -70,6 +81,9 @@ class Choice(NamedTuple):
 
     A row of `scored` is (target id, cost, value, value ...), lowest cost first choice; `terms` names the values.
     `matched_bytes` of the request's prompt are thought to be in the chosen target's cache.
+
+    `wait`: the target has enough to do now, and is still the best one, so the request is better held for it than
+    sent anywhere. `work_s` are the seconds of prefill that it will cost there. Only a policy that `waits` sets them.
     """
 
     target_id: str
@@ -77,6 +91,8 @@ class Choice(NamedTuple):
     terms: tuple[str, ...] = ()
     scored: tuple[tuple[str | float, ...], ...] = ()
     matched_bytes: int = 0
+    wait: bool = False
+    work_s: float = 0.0
 
 
 class RoutingPolicy(Protocol):
@@ -88,9 +104,22 @@ class RoutingPolicy(Protocol):
 
     name: ClassVar[str]
     needs_prompt: ClassVar[bool]
+    waits: ClassVar[bool]  # measures the work of a target, and so may choose one that has no room yet
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         """The target to try next, or None only if `targets` is empty. Changes nothing."""
+        ...
+
+    def ready(self, target: TargetView, now: float) -> bool:
+        """Whether the target could take work now. Asked of a policy that waits only; changes nothing."""
+        ...
+
+    def held(self, request: RequestView, choice: Choice, now: float) -> None:
+        """The request waits for the target of `choice`. Repeated when it waits for another one."""
+        ...
+
+    def left(self, request: RequestView) -> None:
+        """It waits no longer, whether it is sent now or never; one that does not wait is fine."""
         ...
 
     def record(self, request: RequestView, target_id: str, now: float) -> None:
@@ -119,6 +148,14 @@ class Policy:
     """The hooks that most policies leave empty."""
 
     needs_prompt: ClassVar[bool] = False
+    waits: ClassVar[bool] = False
+
+    def ready(self, target: TargetView, now: float) -> bool:
+        return True
+
+    def held(self, request: RequestView, choice: Choice, now: float) -> None: ...
+
+    def left(self, request: RequestView) -> None: ...
 
     def record(self, request: RequestView, target_id: str, now: float) -> None: ...
 

@@ -24,7 +24,7 @@ MAX_PROMPT_BYTES = 256 * 1024
 # Engines reuse whole blocks (vLLM: 16 tokens, about 64 bytes of English): a shorter match saves nothing.
 MIN_MATCH_BYTES = 64
 
-HOLDERS = 4  # of the prompt, compared with the sample
+HOLDERS = 3  # of the prompt, compared with the sample
 _SEARCHED = 4 * HOLDERS  # for that many: those that are full are not among the targets
 
 

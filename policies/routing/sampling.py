@@ -20,7 +20,7 @@ from struct import Struct
 from policies.routing.base import Policy, RequestView, TargetView, Turns
 
 ALL = 16
-SAMPLE = 6
+SAMPLE = 5
 _NUMBERS = Struct(f"<{SAMPLE}I").unpack
 
 

@@ -51,6 +51,8 @@ def table_of(
         balancer.pushing,
         balancer.continuation,
         balancer.access,
+        balancer.cors,
+        balancer.trusted_proxies,
     )
     content = json.dumps(table.to_json(), sort_keys=True)
     return replace(

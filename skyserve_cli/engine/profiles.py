@@ -129,7 +129,7 @@ A100_7B = Profile(
     kv_capacity=computed(435_000, "tokens", "(80 GB x 0.9 - 15 GB of weights) / 128 KiB per token"),
     max_num_seqs=_ENGINE_DEFAULT_SEQS,
     max_batched_tokens=_ENGINE_DEFAULT_CHUNK,
-    max_model_len=assumed(32_768, "tokens", _HEADROOM),
+    max_model_len=assumed(49_152, "tokens", _HEADROOM),
     cold_start=assumed(60, "s", 'PreServe: "tens to hundreds of seconds"'),
     cold_start_slow=assumed(120, "s", 'PreServe: "tens to hundreds of seconds"'),
 )

@@ -24,6 +24,7 @@ from lb.config.options import (
     Retries,
 )
 from skyserve_cli.spec.fields import AboveZero, Port, SomeSeconds, Text, not_bool, one_of, refuse
+from skyserve_cli.spec.front_door import CorsSection, Network, cors
 from skyserve_cli.spec.model import LoadBalancerSpec
 from skyserve_cli.spec.references import NAME
 from skyserve_cli.spec.section import Section, Words
@@ -157,9 +158,9 @@ class LoadBalancerSection(Section):
     max_body_mb: Annotated[int, _NUMBER, _within(Limits, "max_body_bytes", MIB)] = (
         _limits.max_body_bytes // MIB
     )
-    """The largest body of a request, in MiB."""
+    """The largest body of a request to a model, in MiB; other paths pass bodies of any size through."""
     pushing: PushingWord = _pushing.mode.value
-    """When a replica is given one more request: selective, fixed_cap or blind."""
+    """When a replica is given one more request: work, selective, fixed_cap or blind."""
     max_concurrency_per_replica: Annotated[int, _NUMBER, _within(Pushing, "cap")] | None = None
     """How many requests a replica has at most; for fixed_cap. Default: 32."""
     queue: QueueSection = QueueSection()
@@ -174,6 +175,10 @@ class LoadBalancerSection(Section):
     """Who may call. Default: everybody."""
     allow_policy_override: bool = True
     """Whether a request may choose its load_balancing_policy by the header X-SkyServe-Policy."""
+    cors: CorsSection = CorsSection()
+    """Which web pages may call from browsers. Default: those of the service's own origin only."""
+    trusted_proxies: tuple[Network, ...] = ()
+    """Networks of proxies whose X-Forwarded-For, -Proto and -Host, X-Real-IP and Forwarded are passed on. Default: none."""
     host: Text | None = None
     """Address the load balancer listens on."""
     port: Port | None = None
@@ -206,4 +211,6 @@ def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadB
         pushing=Pushing(PushMode(section.pushing), _pushing.cap if cap is None else cap),
         continuation=Continuation(Continue(section.continuation)),
         access=Access(tuple(keys), section.allow_policy_override),
+        cors=cors(section.cors),
+        trusted_proxies=section.trusted_proxies,
     )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
+from lb.config.cors import Cors
 from lb.config.options import Access, Breaker, Continuation, Limits, Pushing, Retries
 from policies.model import AcceleratorQps
 from policies.routing.registry import SERVICE_POLICY
@@ -88,7 +89,7 @@ class ReplicaPolicy:
 
 @dataclass(frozen=True, slots=True)
 class LoadBalancerSpec:
-    """What the load balancer is told; the last five in its own words.
+    """What the load balancer is told; the last seven in its own words.
 
     `host` and `port` None: it takes an address of its own choice. Of API keys it knows the digests only.
     """
@@ -109,6 +110,8 @@ class LoadBalancerSpec:
     pushing: Pushing = field(default_factory=Pushing)
     continuation: Continuation = field(default_factory=Continuation)
     access: Access = field(default_factory=Access)
+    cors: Cors = field(default_factory=Cors)
+    trusted_proxies: tuple[str, ...] = ()
 
 
 class AgentPlace(NamedTuple):

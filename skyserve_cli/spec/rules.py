@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+from lb.config.decode import WireError
 from policies.model import AcceleratorQps
 from skyserve_cli.spec.candidates import Candidates
 from skyserve_cli.spec.check import Sound
+from skyserve_cli.spec.front_door import cors
 from skyserve_cli.spec.model import EVERYWHERE, ResourceChoice, ServiceSpec
 from skyserve_cli.spec.problems import Problem, SpecWarning, shown
 from skyserve_cli.spec.regional import AT, is_ambiguous
@@ -44,6 +46,7 @@ def problems(file: ServiceFile, candidates: Candidates, sound: Sound) -> Iterato
     yield from _placement(file.service.replica_policy, sound)
     yield from _load_balancing(file.service, sound)
     yield from _pushing(file.service, sound)
+    yield from _cors(file.service, sound)
     yield from _regional(file.service, sound)
     yield from _update(file.service, sound)
     if sound.everywhere("ports"):
@@ -146,6 +149,15 @@ def _pushing(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
         )
         path = f"{_BALANCER}.circuit_breaker.max_timeout_seconds"
         yield Problem(path, message, breaker.max_timeout_seconds)
+
+
+def _cors(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
+    if not sound(*_BALANCER.split("."), "cors"):
+        return
+    try:
+        cors(service.load_balancer.cors)
+    except WireError as error:
+        yield Problem(f"{_BALANCER}.cors.{error.path}", str(error).partition(": ")[2])
 
 
 def _regional(service: ServiceSection, sound: Sound) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from lb.agent.admin_api import admin_app
 from lb.stream.resume_rules import Reason
 from policies.routing.registry import POLICIES
 from skyserve_cli.spec import LoadBalancerSpec, ServiceSpec, load_text
+from skyserve_cli.spec.front_door import CorsSection
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 SECTION = README.partition("## Load balancer\n")[2].partition("\n## ")[0]
@@ -55,7 +56,16 @@ def test_the_flags_named_are_flags(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_paths_named_are_paths_of_the_admin_port() -> None:
-    named = set(re.findall(r"`(?:[A-Z]+ )?(/-/[a-z]+|/[a-z]+_worker|/workers)", SECTION))
+    named = set(re.findall(r"`(?:[A-Z]+ )?(/-/[a-z]+|/[a-z]+_worker|/workers)", SECTION)) - {"/-/healthz"}
     source = Path(admin_app.__code__.co_filename).read_text()
     assert len(named) >= 5
     assert [path for path in sorted(named) if f'"{path}"' not in source and f'"{path}/' not in source] == []
+
+
+def test_the_options_of_cors_are_shown_with_their_defaults() -> None:
+    table = SECTION.partition("| `load_balancer.cors` | default |")[2].partition("\n\n")[0]
+    shown = {
+        name: yaml.safe_load(value)
+        for name, value in re.findall(r"^\| `(\w+)` \| `([^`]+)`", table, re.MULTILINE)
+    }
+    assert shown == CorsSection().model_dump(mode="json")

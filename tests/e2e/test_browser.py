@@ -6,6 +6,7 @@ look into the browser.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import queue
@@ -19,10 +20,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+
+from lb.config import file as config_file
+from lb.config.cors import Cors
+from lb.config.options import Access, ApiKey
+from lb.config.schema import Table, Target
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (on Debian the package chromium)")
@@ -186,8 +193,35 @@ def engine(origin: str) -> Iterator[str]:
         process.communicate()
 
 
+@contextmanager
+def load_balancer(origin: str) -> Iterator[str]:
+    """`python -m lb` before an engine that knows nothing of web pages."""
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    with engine("https://elsewhere.example") as engine_url, TemporaryDirectory() as folder:
+        table = Table(
+            "chat",
+            "1",
+            (Target("engine", engine_url, health_path="/health"),),
+            access=Access((ApiKey("page", digest),)),
+            cors=Cors((origin,)),
+        )
+        file = Path(folder, "table.json")
+        config_file.save(file, table)
+        options = ["--service", "chat", "--port", "0", "--table-file", str(file)]
+        process = subprocess.Popen([sys.executable, "-m", "lb", *options], stdout=subprocess.PIPE)
+        try:
+            assert process.stdout is not None
+            yield f"http://127.0.0.1:{json.loads(process.stdout.readline())['port']}"
+        finally:
+            process.kill()
+            process.communicate()
+
+
 Endpoint = Callable[[str], AbstractContextManager[str]]
-ENDPOINTS = [pytest.param(engine, id="the engine")]
+ENDPOINTS = [
+    pytest.param(engine, id="the engine"),
+    pytest.param(load_balancer, id="the load balancer"),
+]
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)

@@ -138,7 +138,18 @@ async def test_metrics_have_the_promised_names_and_labels_only(w: World) -> None
         "held_requests", "in_flight_requests", "good_targets", "targets",
     ):  # fmt: skip
         assert f"skyserve_lb_{name}{{" in text, name
-    allowed = {"service", "region", "zone", "capacity_type", "policy", "le", "kind", "reason", "standing", "code"}
+    allowed = {
+        "service",
+        "region",
+        "zone",
+        "capacity_type",
+        "policy",
+        "le",
+        "kind",
+        "reason",
+        "standing",
+        "code",
+    }
     for line in text.splitlines():
         if line.startswith("skyserve_"):
             labels = line.partition("{")[2].rpartition("}")[0]
@@ -200,8 +211,8 @@ async def test_options_are_reloaded_without_a_restart_and_outlive_one(w: World, 
         "PATCH", "/-/options", json={"policy": "round_robin", "limits": {"max_body_bytes": 3}}
     )
     assert (changed["policy"], changed["limits"]["max_body_bytes"]) == ("round_robin", 3)
-    assert (await first.text(data=b"four"))[0] == 413
-    assert await first.text(data=b"two") == (200, "a")
+    assert (await first.text("/v1/completions", data=b"four"))[0] == 413
+    assert await first.text("/v1/completions", data=b"two") == (200, "a")
     assert 'policy="round_robin"' in await first.ask("GET", "/-/metrics")
     first.process.send_signal(signal.SIGKILL)
     await first.process.wait()

@@ -40,6 +40,7 @@ class Desk:
         self.metrics.use_policy(table.policy)
         self.keyring = ApiKeyStore(table.access, self.clock())
         self.disk_full = False
+        self.draining = False
 
     @property
     def table(self) -> Table:
@@ -53,7 +54,11 @@ class Desk:
         return self.targets.apply(table, self.clock())
 
     def ready(self) -> bool:
-        return any(standing is Health.GOOD for _, standing, _ in self.targets.rows(self.clock()))
+        good = (health is Health.GOOD for _, health, _ in self.targets.rows(self.clock()))
+        return not self.draining and any(good)
+
+    def drain(self, *, on: bool) -> None:
+        self.draining = on
 
     def stats(self, window_s: float) -> Stats:
         return Stats("chat", "eu-1", self.table.revision, 1.0, window_s, 0, self.targets.in_flight, 0, 0)

@@ -133,7 +133,7 @@ async def test_headers_pass_but_not_those_of_the_hop(w: World) -> None:
     assert values(facts, "Host") == ["shop.example:8080"]
     assert values(facts, "Authorization") == ["Bearer secret"]
     assert values(facts, "X-Twice") == ["1", "2"]
-    assert values(facts, "X-Forwarded-For") == ["10.1.1.1, 127.0.0.1"]
+    assert values(facts, "X-Forwarded-For") == ["127.0.0.1"]
     assert values(facts, "X-Forwarded-Proto") == ["http"]
     assert values(facts, "X-Forwarded-Host") == ["shop.example:8080"]
     assert values(facts, "X-Request-Id") == ["mine-1"]
@@ -226,10 +226,11 @@ async def test_a_body_over_the_bound_is_413(w: World, framing: str) -> None:
         for _ in range(11):
             yield b"x" * 100
 
-    async with agent.http.post(agent.url, data=b"x" * 1001 if framing == "length" else chunks()) as response:
+    url, body = f"{agent.url}/v1/completions", b"x" * 1001 if framing == "length" else chunks()
+    async with agent.http.post(url, data=body) as response:
         assert response.status == 413
         assert (await response.json())["error"]["code"] == "body_too_large"
-    assert await agent.text(data=b"x" * 1000) == (200, "target")
+    assert await agent.text("/v1/completions", data=b"x" * 1000) == (200, "target")
     assert len(target.seen) == 1
 
 

@@ -404,7 +404,7 @@ async def test_curl_is_told(w: World, arguments: list[str], status: int) -> None
     async with digester() as url:
         agent = await w.agent()
         await agent.push({"id": "t", "url": url, "health_path": None}, limits={"max_body_bytes": 1000})
-        assert (await curl(*arguments, agent.url + "/"))[0] == [status]
+        assert (await curl(*arguments, agent.url + "/v1/completions"))[0] == [status]
 
 
 @needs_curl

@@ -29,6 +29,9 @@ HOST = b"Host: x\r\n"
 ONCE = b"Idempotency-Key: 1"  # the server does it once, so it may be sent again
 
 
+MODEL = b"/v1/completions"  # a path whose bodies are parsed, and bounded
+
+
 def post(body: bytes, *lines: bytes, path: bytes = b"/p") -> bytes:
     head = b"".join(line + b"\r\n" for line in lines)
     return b"POST %b HTTP/1.1\r\n%b%bContent-Length: %d\r\n\r\n%b" % (path, HOST, head, len(body), body)
@@ -38,8 +41,8 @@ def chunks(*parts: bytes, last: bytes = b"0\r\n\r\n") -> bytes:
     return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + last
 
 
-def post_chunked(*parts: bytes, last: bytes = b"0\r\n\r\n") -> bytes:
-    head = b"POST /p HTTP/1.1\r\n" + HOST + ONCE + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+def post_chunked(*parts: bytes, last: bytes = b"0\r\n\r\n", path: bytes = b"/p") -> bytes:
+    head = b"POST %b HTTP/1.1\r\n" % path + HOST + ONCE + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
     return head + chunks(*parts, last=last)
 
 
@@ -273,8 +276,8 @@ def test_what_could_smuggle_is_refused_and_ends_the_connection(data: bytes) -> N
         (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 300, {"max_head_bytes": 256}, (431, "head_too_large")),
         (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 300 + b"\r\n\r\n", {"max_head_bytes": 256}, (431, "head_too_large")),
         (GET, {"max_headers": 1}, (431, "too_many_headers")),
-        (post(b"hello"), {"max_body_bytes": 4}, (413, "body_too_large")),
-        (post_chunked(b"hel", b"lo"), {"max_body_bytes": 4}, (413, "body_too_large")),
+        (post(b"hello", path=MODEL), {"max_body_bytes": 4}, (413, "body_too_large")),
+        (post_chunked(b"hel", b"lo", path=MODEL), {"max_body_bytes": 4}, (413, "body_too_large")),
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999999999999999\r\n\r\n", {}, (413, "body_too_large")),
     ],
     ids=["a head without end", "a long head", "many lines", "a long body", "long chunks", "a length beyond reason"],
@@ -473,7 +476,7 @@ def test_a_body_that_turns_out_bad_is_told(bad: bytes) -> None:
     async def story() -> None:
         bench = Bench(buffer_bytes=10, max_body_bytes=1000)
         client = bench.client()
-        await client.send_slowly(post_chunked(b"x" * 20, last=b""), bad)
+        await client.send_slowly(post_chunked(b"x" * 20, last=b"", path=MODEL), bad)
         (got,) = client.answers(b"POST")
         assert codes(got) in ((400, "malformed_body"), (413, "body_too_large"))
         assert bench.seen == []

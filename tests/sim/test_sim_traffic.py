@@ -18,10 +18,12 @@ from policies.routing.base import RoutingPolicy
 from policies.routing.prefix_tree import PrefixTree
 from policies.routing.registry import POLICIES
 from skyserve_cli.engine.model import EngineModel, Request
-from skyserve_cli.engine.profiles import L4_8B, Profile, assumed
+from skyserve_cli.engine.profiles import A100_7B, L4_8B, Profile, assumed
 from skyserve_cli.engine.text import EOS
+from skyserve_cli.sim.traffic.burst import Burst, WithBurst
 from skyserve_cli.sim.traffic.chat import Chat
-from skyserve_cli.sim.traffic.driver import Setting, run
+from skyserve_cli.sim.traffic.documents import Documents, Library
+from skyserve_cli.sim.traffic.driver import Outcome, Setting, run
 from skyserve_cli.sim.traffic.measure import Served, ideal_hit_rate, measure, quantile
 from skyserve_cli.sim.traffic.mooncake import Mooncake, Recorded
 from skyserve_cli.sim.traffic.script import Script
@@ -287,3 +289,25 @@ class TestMeasure:
     )
     def test_quantiles(self, share: float, value: float) -> None:
         assert quantile([1.0, 2.0, 3.0, 4.0], share) == pytest.approx(value)
+
+
+def hit_rate(outcome: Outcome, since_s: float, until_s: float) -> float:
+    """Of the calls that arrived in between."""
+    calls = [one for one in outcome.served if since_s <= one.arrived_at < until_s]
+    return sum(one.cached_tokens for one in calls) / sum(one.prompt_tokens for one in calls)
+
+
+def test_a_burst_of_questions_about_shared_documents_keeps_its_hits() -> None:
+    """The holders are the ones without room. Who is pushed to where there is room misses; who waits does not."""
+    burst = Burst(at_s=40.0, length_s=10.0, times=3.0)
+
+    def played(mode: PushMode) -> Outcome:
+        questions = Documents(2.2, 90.0, 1, Library(documents=40))
+        setting = Setting(policy="gorgo", profiles=(A100_7B,) * 4, pushing=Pushing(mode))
+        return run(WithBurst(questions, burst), setting)
+
+    by_work, selective = played(PushMode.WORK), played(PushMode.SELECTIVE)
+    before = hit_rate(by_work, 20.0, burst.at_s)
+    assert hit_rate(by_work, burst.at_s, burst.ends_at) >= before
+    assert hit_rate(by_work, burst.ends_at, 90.0) >= before
+    assert hit_rate(selective, burst.at_s, burst.ends_at) < before - 0.1

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.routing_client import Answer, Memory, NotAChat, Until, messages, read
 from benchmarks.routing_live import COUNTER, busy_share, computed
-from benchmarks.routing_live_report import COLUMNS, Middle, Row, comparison, render, verdict, worse
+from benchmarks.routing_live_report import CLAIMANT, COLUMNS, Middle, Row, comparison, render, verdict, worse
 from skyserve_cli.engine import chat as template
 from skyserve_cli.engine.metrics import Telemetry
 from skyserve_cli.engine.model import EngineModel, Request
@@ -179,7 +179,7 @@ def row(number: int, system: str, hit_rate: float, ttft_p90_s: float) -> Row:
 def two(ours: list[tuple[float, float]], theirs: list[tuple[float, float]]) -> list[Row]:
     return [
         row(number, system, *values)
-        for system, several in (("cache_aware", ours), ("sglang-router", theirs))
+        for system, several in ((CLAIMANT, ours), ("sglang-router", theirs))
         for number, values in enumerate(several, 1)
     ]
 
@@ -188,9 +188,9 @@ def test_systems_are_compared_within_rounds() -> None:
     # The machine was slow in round 2, for both: the ratio of the medians would be another.
     rows = two([(0.8, 1.0), (0.8, 10.0), (0.7, 3.0)], [(0.7, 2.0), (0.8, 20.0), (0.8, 2.0)])
     hits, p90 = (next(column for column in COLUMNS if column.head == head) for head in ("hit rate", "p90"))
-    assert comparison(rows, hits, "cache_aware", "sglang-router") == pytest.approx((0.0, -0.1, 0.1, 3))
-    assert comparison(rows, p90, "cache_aware", "sglang-router") == pytest.approx((0.5, 0.5, 1.5, 3))
-    assert comparison(rows, p90, "cache_aware", "smg") is None
+    assert comparison(rows, hits, CLAIMANT, "sglang-router") == pytest.approx((0.0, -0.1, 0.1, 3))
+    assert comparison(rows, p90, CLAIMANT, "sglang-router") == pytest.approx((0.5, 0.5, 1.5, 3))
+    assert comparison(rows, p90, CLAIMANT, "smg") is None
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_what_is_worse_in_every_round_is_named() -> None:
     slow = two([(0.8, 2.0), (0.9, 3.0)], [(0.8, 1.0), (0.8, 2.0)])
     assert worse(fine) == []
     assert worse(slow) == ["trees: p90 1.75 [1.50, 2.00]"]
-    assert worse([one for one in slow if one.system == "cache_aware"]) == []
+    assert worse([one for one in slow if one.system == CLAIMANT]) == []
 
 
 def test_rows_survive_being_kept() -> None:
@@ -225,16 +225,16 @@ def test_rows_survive_being_kept() -> None:
 
 def test_a_table_tells_medians_intervals_and_who_ran_nowhere() -> None:
     rows = two([(0.8, 1.0), (0.9, 3.0), (0.85, 2.0)], [(0.7, 2.0), (0.7, 2.5), (0.7, 4.0)])
-    simulated = Row(1, "trees", "simulated cache_aware", "", METRICS)
+    simulated = Row(1, "trees", "simulated gorgo", "", METRICS)
     values, compared = render([*rows, simulated], "four engines").split("Compared")
-    assert _cells(values)["cache_aware 1"] == [
+    assert _cells(values)["gorgo 1"] == [
         *("0.850 [0.800, 0.900]", "1.00 [1.00, 1.00]", "2.00 [1.00, 3.00]", "3.00 [3.00, 3.00]"),
         *("1000 [1000, 1000]", "1.10 [1.10, 1.10]", "0", "30", "50%", "0.000"),
     ]
-    assert _cells(values)["simulated cache_aware"][-4:] == ["0", "", "", ""]
-    assert _cells(compared)["cache_aware"][0] == "+0.150 [+0.100, +0.200] better"
-    assert _cells(compared)["cache_aware"][2] == "0.50 [0.50, 1.20]"
-    assert _cells(compared)["simulated cache_aware"][0] == "+0.100"
+    assert _cells(values)["simulated gorgo"][-4:] == ["0", "", "", ""]
+    assert _cells(compared)[CLAIMANT][0] == "+0.150 [+0.100, +0.200] better"
+    assert _cells(compared)[CLAIMANT][2] == "0.50 [0.50, 1.20]"
+    assert _cells(compared)["simulated gorgo"][0] == "+0.100"
 
 
 def _cells(table: str) -> dict[str, list[str]]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from lb.config.cors import Cors
 from lb.config.schema import Readiness, Table
 from lb.core.targets import TargetTable
 from policies.lifecycle import NOTICE_MARGIN_S, apply
@@ -66,6 +67,8 @@ def test_an_agent_is_told_what_the_file_says() -> None:
             circuit_breaker: {failure_threshold: 3, error_threshold: 6, timeout_seconds: 2, max_timeout_seconds: 9}
             continuation: off
             allow_policy_override: false
+            trusted_proxies: [10.0.0.0/8, "::1"]
+            cors: {origins: ["https://*.example.org"], max_age_seconds: 5, credentials: true}
         run: serve
         """
     ).spec
@@ -82,6 +85,10 @@ def test_an_agent_is_told_what_the_file_says() -> None:
     ]  # fmt: skip
     assert told["continuation"]["mode"] == "off"
     assert told["access"] == {"keys": [], "overrides": False}
+    assert told["trusted_proxies"] == ["10.0.0.0/8", "::1"]
+    assert told["cors"] == {
+        **Cors().to_json(), "origins": ["https://*.example.org"], "max_age_s": 5, "credentials": True,
+    }  # fmt: skip
 
 
 def test_a_file_that_says_nothing_changes_only_the_policy_of_an_agent() -> None:

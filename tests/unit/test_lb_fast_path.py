@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -181,3 +182,29 @@ def test_many_forwardings_at_once(wires: Wires) -> None:
 def test_a_closed_socket_is_refused(wires: Wires) -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         wires.fast_path.forwarding(1_000_000, wires.sink.fileno(), LIMIT, wires, Mode.EVENTS)
+
+
+def test_chunks_that_come_close_together_are_moved_by_the_clock_and_none_is_left_behind(wires: Wires) -> None:
+    forwarding = wires.forwarding()
+    received = b""
+    for count in range(1, 51):
+        wires.engine.send(EVENT)
+        while len(received) < count * len(EVENT):  # a timer may wake the loop before there is something
+            assert select.select([wires.fast_path.fileno()], [], [], 10)[0]
+            assert wires.fast_path.run() == []
+            received += wires.got()
+    assert received == EVENT * 50 == forwarding.take()
+
+
+def test_nothing_wakes_the_loop_when_the_streams_are_silent(wires: Wires) -> None:
+    wires.forwarding()
+    for _ in range(50):
+        wires.engine.send(EVENT)
+        assert wires.fast_path.run() == []
+    for _ in range(100):
+        if not select.select([wires.fast_path.fileno()], [], [], 0.01)[0]:
+            break
+        assert wires.fast_path.run() == []
+    else:
+        pytest.fail("the loop is woken again and again")
+    assert wires.got() == EVENT * 50

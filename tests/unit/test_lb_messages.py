@@ -22,7 +22,7 @@ from lb.http.messages import (
     request_bytes,
 )
 
-HOP = Hop(b"192.0.2.1", b"http")
+HOP = Hop(b"192.0.2.1", b"http", trusted=True)
 START = b"POST /p HTTP/1.1\r\nHost: x\r\n"
 
 
@@ -36,8 +36,8 @@ def refusal(data: bytes) -> tuple[int, str]:
     return caught.value.status, caught.value.code
 
 
-def passed_on(request: RequestHead, framing: bytes = b"") -> bytes:
-    return request_bytes(request, HOP, b"id-1", request.target, b"", request.host and b"", framing)
+def passed_on(request: RequestHead, framing: bytes = b"", hop: Hop = HOP) -> bytes:
+    return request_bytes(request, hop, b"id-1", request.target, b"", request.host and b"", framing)
 
 
 def witness(data: bytes) -> h11.Request:
@@ -218,6 +218,29 @@ def test_which_lines_arrive(lines: list[bytes], arrives: dict[bytes, list[bytes]
 @pytest.mark.parametrize("given", [b"a b", b"a" * 129, b"", b"\xff", b"a\tb"])
 def test_an_id_that_is_none_is_not_taken(given: bytes) -> None:
     assert read_request(head(b"X-Request-Id: " + given), 128).request_id == b""
+
+
+SAID_BY_A_PROXY = {
+    b"x-forwarded-for": b"203.0.113.7",
+    b"x-forwarded-proto": b"https",
+    b"x-forwarded-host": b"shop.example",
+    b"x-real-ip": b"203.0.113.7",
+    b"forwarded": b"for=203.0.113.7",
+}
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "not trusted"])
+def test_what_a_proxy_says_of_its_client_passes_if_it_is_trusted(trusted: bool) -> None:
+    lines = [name + b": " + value for name, value in SAID_BY_A_PROXY.items()]
+    request = read_request(head(*lines, b"X_Real_IP: 203.0.113.8", b"X-Mine: 1"), 128)
+    seen = witness(passed_on(request, hop=HOP._replace(trusted=trusted)))
+    overwritten = {b"x-forwarded-for": b"192.0.2.1", b"x-forwarded-proto": b"http", b"x-forwarded-host": b"x"}
+    appended = {**SAID_BY_A_PROXY, b"x-forwarded-for": b"203.0.113.7, 192.0.2.1"}
+    expected = appended if trusted else overwritten
+    got = {name: values(seen, name) for name in SAID_BY_A_PROXY}
+    assert got == {name: [expected[name]] if name in expected else [] for name in SAID_BY_A_PROXY}
+    assert values(seen, b"x_real_ip") == []
+    assert values(seen, b"x-mine") == [b"1"]
 
 
 def test_heads_are_bounded_in_lines() -> None:

@@ -14,6 +14,7 @@ from lb.core.failures import Failure
 from lb.engines.kinds import EngineKind
 from lb.http.body_framing import LAST_CHUNK, ChunkedDecoder, CloseDelimitedDecoder, chunk
 from lb.http.messages import ResponseHead
+from lb.proxy.fast_path import StopReason
 from lb.proxy.ports import RelayHost
 from lb.proxy.relay import PlainRelay
 from lb.proxy.resumable_relay import ResumableRelay
@@ -33,7 +34,8 @@ class Host:
         self.kinds = set(kinds)
         self.status = 0
         self.continues = True
-        self.fast_path = self.connection = None
+        self.fast_path = None
+        self.connection: Any = None
         self.head = SimpleNamespace(http_1_0=False)
         self.request_id = b"r"
         self.client = SimpleNamespace(transport=self, closing=False)
@@ -64,6 +66,9 @@ class Host:
 
     def kinds_elsewhere(self, *, now_or_later: bool) -> set[EngineKind]:
         return self.kinds
+
+    def crashed(self, entrance: str, error: Exception) -> None:
+        self.events.append(error)
 
     def not_resumed(self, reason: Reason) -> None:
         self.events.append(reason)
@@ -274,3 +279,27 @@ def test_what_orjson_does_not_write_is_sent_as_it_came_and_not_resumed() -> None
     relay = ResumableRelay(cast(RelayHost, host), state, response(), ChunkedDecoder())
     relay.data(chunk(HELLO))
     assert not relay.may_continue()
+
+
+class Forwarding:
+    """One that has passed nothing."""
+
+    def stop(self) -> None: ...
+    def take(self) -> bytes:
+        return b""
+
+    def pulse(self) -> bool:
+        return False
+
+    def counts(self) -> tuple[int, int, int, int]:
+        return 0, 0, 0, 0
+
+
+def test_an_exception_behind_a_forwarding_ends_its_request_and_leaves_the_others_alone() -> None:
+    host = Host()
+    host.connection = SimpleNamespace(transport=SimpleNamespace(resume_reading=lambda: 1 / 0))
+    relay = resumable(host)
+    relay._forwarding = Forwarding()
+    relay.forwarding_stopped(StopReason.IRREGULAR, chunk(HELLO))
+    (error,) = host.events
+    assert isinstance(error, ZeroDivisionError)

@@ -219,6 +219,112 @@ def test_nobody_is_asked_twice_while_nothing_has_changed() -> None:
     assert house.let_in() == ["stuck>c"]
 
 
+# --- pushing by work: requests wait for the target that is best for them
+
+SHARED = b"a document " * 10_000  # 110 kB: 2.6 s of prefill at the rate that is assumed of new targets
+
+
+def by_work(*names: str) -> House:
+    targets = tuple(Target(name, f"http://{name}:1") for name in names)
+    return House(Table("s", "1", targets, policy="gorgo", pushing=Pushing(PushMode.WORK)))
+
+
+def asks(name: str, prompt: bytes) -> Request:
+    return Request(RequestView(name, "POST", "/v1/chat/completions", prompt=prompt, scope="m"))
+
+
+def pending(house: House, **counts: int) -> None:
+    """The engines say so: with something pending their gates are closed."""
+    house.now += 0.1
+    for key, _, in_flight in house.table.probe_list():
+        count = counts.get(key.id, 0)
+        house.table.loaded(key, EngineLoad(max(0, in_flight - count), count), house.now, house.now)
+
+
+def answer(house: House, request: Request) -> None:
+    assert request.booking is not None
+    house.now += 0.1
+    house.table.answered(request.booking, house.now)
+
+
+def busy_holder() -> tuple[House, list[Request]]:
+    """`a` has computed SHARED and is at work for three seconds on what nobody has seen; `b` is idle."""
+    house = by_work("a", "b")
+    first = asks("first", SHARED)
+    assert house.come(first) == "a"
+    answer(house, first)
+    house.end(first)
+    work = [asks(f"work-{n}", bytes([65 + n]) * 64_000) for n in range(2)]
+    for request in work:
+        house.go(request, "a")
+    pending(house, a=1)
+    return house, work
+
+
+def test_a_request_waits_for_the_busy_holder_although_another_is_idle() -> None:
+    house, work = busy_holder()
+    assert house.come(asks("hit", SHARED)) == ""
+    assert house.let_in() == []
+    for request in work:
+        answer(house, request)
+    assert house.let_in() == ["hit>a"]
+
+
+def test_what_the_holder_spares_too_little_goes_to_the_idle_one() -> None:
+    house, _ = busy_holder()
+    assert house.come(asks("miss", b"something else " * 500)) == "b"
+
+
+def test_with_nothing_pending_a_target_takes_what_is_best_off_there() -> None:
+    house, _ = busy_holder()
+    pending(house)
+    assert house.come(asks("hit", SHARED)) == "a"
+
+
+def test_what_waits_goes_to_another_once_its_target_is_gone() -> None:
+    house, _ = busy_holder()
+    assert house.come(asks("hit", SHARED)) == ""
+    table = house.table.table
+    house.table.apply(Table("s", "2", table.targets[1:], policy="gorgo", pushing=table.pushing), house.now)
+    assert house.let_in() == ["hit>b"]
+
+
+def test_what_waits_leaves_when_another_target_becomes_better() -> None:
+    house, _ = busy_holder()
+    assert house.come(asks("hit", SHARED)) == ""
+    elsewhere = asks("elsewhere", SHARED)
+    house.go(elsewhere, "b")  # by a request of another policy
+    answer(house, elsewhere)
+    house.end(elsewhere)
+    assert house.let_in() == ["hit>b"]
+
+
+@pytest.mark.parametrize("mode", [PushMode.SELECTIVE, PushMode.BLIND], ids=lambda mode: mode.value)
+def test_by_other_rules_nobody_waits_for_one_target(mode: PushMode) -> None:
+    house, _ = busy_holder()
+    hit = asks("hit", SHARED)
+    assert house.come(hit) == ""
+    table = house.table.table
+    house.table.apply(Table("s", "2", table.targets, policy="gorgo", pushing=Pushing(mode)), house.now)
+    assert house.let_in() != []
+    assert len(house.queue) == 0
+
+
+def test_hits_overtake_misses_in_the_lane_of_one_target() -> None:
+    house = by_work("a")
+    first = asks("first", SHARED)
+    assert house.come(first) == "a"
+    answer(house, first)
+    work = [asks(f"work-{n}", bytes([65 + n]) * 64_000) for n in range(2)]
+    for request in work:
+        house.go(request, "a")
+    pending(house, a=1)
+    assert [house.come(asks("miss", b"x" * 40_000)), house.come(asks("hit", SHARED))] == ["", ""]
+    for request in work:
+        answer(house, request)
+    assert house.let_in() == ["hit>a", "miss>a"]
+
+
 def test_those_who_have_tried_the_same_are_one_question_however_many_they_are() -> None:
     house = House(wire("a", "b"))
     failed = house.request("0")

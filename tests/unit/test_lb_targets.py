@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lb.config.options import Breaker, Pushing, PushMode
+from lb.config.options import Access, Breaker, Pushing, PushMode
 from lb.config.schema import Readiness, Table, Target
 from lb.core.admission import EngineLoad
 from lb.core.targets import (
@@ -772,7 +772,7 @@ class Books(RuleBasedStateMachine):
         assert standing is best
         assert self.it.anybody(self.now, lives) == (best is not Health.CLOSED)
         assert self.it.admits(self.now, lives) == bool(views)
-        if self.it.table.pushing.mode is not PushMode.SELECTIVE and best is not Health.CLOSED:
+        if not self.it.table.pushing.asks and best is not Health.CLOSED:
             cap = 2 if self.it.table.pushing.mode is PushMode.FIXED_CAP else sys.maxsize
             expected = [one.id for one, health, in_flight in rows if health is best and in_flight < cap]
             assert [view.id for view in views] == [views[at].id for at in range(len(views))] == expected
@@ -786,3 +786,23 @@ class Books(RuleBasedStateMachine):
 
 TestBooks = Books.TestCase
 TestBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_policies_asked_for_by_name_are_dropped_when_no_request_asks_any_longer() -> None:
+    table = TargetTable(Table("s", "r1", (Target("a", "http://h:1"),), policy="least_load"), 0.0)
+    request = RequestView("1", "GET", "/", 0)
+    assert not table.needs_prompt
+    table.choose(request, 10.0, policy="cache_aware")
+    table.drop_unused_policies(300.0)
+    assert table.needs_prompt
+    table.drop_unused_policies(310.0)
+    assert not table.needs_prompt
+
+
+def test_policies_asked_for_by_name_are_dropped_at_once_when_that_is_forbidden() -> None:
+    targets = (Target("a", "http://h:1"),)
+    table = TargetTable(Table("s", "r1", targets, policy="least_load"), 0.0)
+    table.choose(RequestView("1", "GET", "/", 0), 10.0, policy="cache_aware")
+    table.apply(Table("s", "r2", targets, policy="least_load", access=Access((), overrides=False)), 11.0)
+    table.drop_unused_policies(11.0)
+    assert not table.needs_prompt

@@ -51,11 +51,12 @@ def serve(
     [
         pytest.param(A, B, "a", id="the cached prompt wins"),
         pytest.param(A, replace(B, rtt_s=0.05), "a", id="and more so against a far one"),
-        pytest.param(replace(A, rtt_s=0.2), B, "b", id="188 ms of prefill are not worth 200 ms of way"),
-        pytest.param(replace(A, in_flight=9), B, "a", id="9 streams: 169 ms of decode pressure"),
-        pytest.param(replace(A, in_flight=11), B, "b", id="11 streams: 206 ms"),
+        pytest.param(replace(A, rtt_s=0.35), B, "a", id="188 ms of prefill weigh twice as much"),
+        pytest.param(replace(A, rtt_s=0.4), B, "b", id="and are not worth 400 ms of way"),
+        pytest.param(replace(A, in_flight=19), B, "a", id="19 streams: 356 ms of decode pressure"),
+        pytest.param(replace(A, in_flight=21), B, "b", id="21 streams: 394 ms"),
         pytest.param(
-            replace(A, running=8, pending=3), B, "b", id="streams and waiting requests of others count"
+            replace(A, running=8, pending=9), B, "b", id="streams and waiting requests of others count"
         ),
         pytest.param(replace(A, trouble=1.0), B, "b", id="a failing target pays a second"),
         pytest.param(replace(A, trouble=0.4), B, "a", id="a faded failure is forgiven"),
@@ -79,15 +80,16 @@ def test_the_cost_is_the_sum_of_its_terms() -> None:
     explained = terms(choice, "a")
     assert choice.matched_bytes == explained["matched_bytes"] == 8000
     assert explained["prefill_s"] == pytest.approx(1600 * DEFAULT_S_PER_BYTE)
+    assert explained["burden_s"] == pytest.approx(explained["prefill_s"])
     assert explained["wait_s"] == pytest.approx(8000 * DEFAULT_S_PER_BYTE)
     assert explained["decode_s"] == pytest.approx(2 * 200 * 4 * DEFAULT_S_PER_BYTE)
     assert (explained["rtt_s"], explained["trouble_s"], explained["full_s"]) == (0.01, 1.0, 1.0)
-    summands = ("rtt_s", "prefill_s", "wait_s", "decode_s", "trouble_s", "full_s")
+    summands = ("rtt_s", "prefill_s", "burden_s", "wait_s", "decode_s", "trouble_s", "full_s")
     assert explained["cost"] == pytest.approx(sum(explained[name] for name in summands), abs=0.0005)
 
 
 def test_weight_zero_is_the_papers_objective() -> None:
-    policy = Gorgo(Constant(200), decode_weight=0.0)
+    policy = Gorgo(Constant(200), decode_weight=0.0, prefill_weight=1.0)
     serve(policy, asked("earlier"), "a", 0.0, 0.2, 1.0)
     assert chosen(policy, asked("r"), [replace(A, in_flight=500), B], 1.0).target_id == "a"
 
@@ -217,7 +219,7 @@ def test_speeds_are_learned_and_the_work_follows_them() -> None:
     went = _run(policy, engines, 400, gap_s=0.3)
     fast, slow = rates(policy, engines, 400 * 0.3)
     assert fast == pytest.approx(5e-5, rel=0.2)
-    assert slow == pytest.approx(2e-4, rel=0.2)
+    assert slow == pytest.approx(2e-4, rel=0.25)  # it has few answers to be learned from
     share = went[200:].count("fast") / 200
     assert 0.7 < share < 0.95
 
@@ -248,3 +250,82 @@ def test_a_common_beginning_does_not_collapse_onto_one_target() -> None:
         policy.answered(request, target.id, index * 0.05 + 0.04)
         target.in_flight += 1
     assert min(target.in_flight for target in targets) >= 40
+
+
+# --- waiting for a target that has enough to do
+
+
+LONG = b"0123456789abcdef" * 7000  # 112 kB: 2.6 s at the paper's rate
+
+
+@pytest.mark.parametrize(
+    ("sent", "now", "waits"),
+    [
+        pytest.param([], 0.0, False, id="an idle target"),
+        pytest.param([OTHER], 0.0, False, id="188 ms before it"),
+        pytest.param([LONG], 0.0, True, id="2.6 s before it"),
+        pytest.param([LONG], 0.7, False, id="of which the first 0.7 s are done"),
+        pytest.param([OTHER] * 7, 0.0, False, id="the same short prompt again and again is computed once"),
+        pytest.param([bytes([48 + n]) * 8000 for n in range(11)], 0.0, True, id="eleven short prompts"),
+    ],
+)
+def test_it_waits_while_its_target_has_two_seconds_of_prefill_before_it(
+    sent: list[bytes], now: float, waits: bool
+) -> None:
+    policy = gorgo()
+    for number, prompt in enumerate(sent):
+        policy.record(asked(f"sent-{number}", prompt), "a", 0.0)
+    assert chosen(policy, asked("r"), [A], now).wait is waits
+    assert policy.ready(A, now) is not waits
+
+
+def holding(prompt: bytes) -> Gorgo:
+    """`a` has computed `prompt`, and is busy for three seconds with prompts that no other target has."""
+    policy = gorgo()
+    serve(policy, asked("earlier", prompt), "a", 0.0, 0.2, 1.0)
+    for number in range(2):
+        policy.record(asked(f"busy-{number}", bytes([65 + number]) * 64_000), "a", 1.0)
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("prompt", "target", "wait"),
+    [
+        pytest.param(LONG, "a", True, id="3 s of waiting spare 2.6 s of prefill, which weigh twice as much"),
+        pytest.param(PROMPT, "b", False, id="they are too many for 0.2 s of prefill"),
+    ],
+)
+def test_a_holder_is_worth_a_wait_that_the_prefill_outweighs(prompt: bytes, target: str, wait: bool) -> None:
+    choice = chosen(holding(prompt), asked("r", prompt), [A, B], 1.0)
+    assert (choice.target_id, choice.wait) == (target, wait)
+    assert choice.work_s == pytest.approx(0.0 if wait else 8000 * DEFAULT_S_PER_BYTE)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "before"),
+    [
+        pytest.param(OTHER, 1, id="one of the same size goes before"),
+        pytest.param(b"x" * 100_000, 1, id="and before a larger one"),
+        pytest.param(b"x" * 500, 0, id="but not before a much smaller one"),
+    ],
+)
+def test_what_is_held_counts_for_those_that_go_later(prompt: bytes, before: int) -> None:
+    policy = gorgo()
+    held = asked("held")
+    policy.held(held, chosen(policy, held, [A]), 0.0)
+    whole = 8000 * DEFAULT_S_PER_BYTE
+    choice = chosen(policy, asked("r", prompt), [A])
+    assert terms(choice, "a")["wait_s"] == pytest.approx(before * whole)
+    assert terms(chosen(policy, held, [A]), "a")["wait_s"] == 0.0  # nobody waits for itself
+    policy.left(held)
+    assert terms(chosen(policy, asked("r", prompt), [A]), "a")["wait_s"] == 0.0
+    policy.left(held)  # a second time is fine
+
+
+def test_a_request_held_for_another_target_leaves_the_first() -> None:
+    policy = gorgo()
+    held = asked("held")
+    for target in (A, B):
+        policy.held(held, chosen(policy, held, [target]), 0.0)
+    assert wait_s(policy, A, 0.0) == 0.0
+    assert terms(chosen(policy, asked("r", OTHER), [B]), "b")["wait_s"] > 0.0

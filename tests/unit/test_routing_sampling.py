@@ -14,7 +14,7 @@ from policies.routing.registry import POLICIES, make_policy
 from policies.routing.sampling import ALL, SAMPLE
 from policies.routing.target_list import TargetList
 
-PREFIX_POLICIES = ("prefix_tree",)
+PREFIX_POLICIES = ("cache_aware", "gorgo", "prefix_tree")
 MANY = 1000
 
 
@@ -71,7 +71,9 @@ def test_the_same_numbers_make_the_same_choices(name: str) -> None:
     assert run(1) == run(1)
 
 
-@pytest.mark.parametrize("name", ["least_load", "instance_aware_least_load", "prefix_tree", "preserve"])
+@pytest.mark.parametrize(
+    "name", ["least_load", "instance_aware_least_load", "cache_aware", "gorgo", "prefix_tree", "preserve"]
+)
 def test_the_load_is_nearly_as_even_as_if_all_were_compared(name: str) -> None:
     policy, targets = make_policy(name), fleet_of(200)
     for number in range(20 * 200):
@@ -107,6 +109,7 @@ def test_a_holder_that_is_not_offered_is_passed_over(name: str) -> None:
     prompt = b"a conversation of some length " * 30
     for number in (3, 7):
         policy.record(request(number, prompt), f"t{number}", 0.0)
+        policy.answered(request(number, prompt), f"t{number}", 0.1)
     targets.drop(3)
     assert chosen(policy, targets, request(8, prompt)).target_id == "t7"
     assert chosen(policy, targets.without([7]), request(8, prompt)).target_id not in {"t3", "t7"}  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from lb.config.cors import Cors
 from lb.config.options import (
     Access,
     ApiKey,
@@ -132,6 +133,14 @@ SAID = {
         "allow_policy_override: no",
         LoadBalancerSpec(access=Access(overrides=False)),
     ),
+    "pages of one origin": (
+        "cors: {origins: ['https://chat.example.com'], max_age_seconds: 5}",
+        LoadBalancerSpec(cors=Cors(("https://chat.example.com",), max_age_s=5)),
+    ),
+    "a proxy before it": (
+        "trusted_proxies: [10.0.0.0/8]",
+        LoadBalancerSpec(trusted_proxies=("10.0.0.0/8",)),
+    ),
     "an impatient eye": ("stall_timeout_seconds: 2.5", LoadBalancerSpec(stall_timeout_s=2.5)),
 }
 
@@ -148,11 +157,11 @@ WRONG = {
     "a slip": ("que: {}", "que", 'did you mean "queue"?'),
     "a slip inside": ("queue: {sise: 1}", "queue.sise", 'did you mean "size"?'),
     "the breaker's other name": ("circuit_breaker: {failures: 3}", "circuit_breaker.failures", "failure_threshold"),
-    "a mode nobody has": ("pushing: eager", "pushing", "must be one of selective, fixed_cap, blind"),
+    "a mode nobody has": ("pushing: eager", "pushing", "must be one of work, selective, fixed_cap, blind"),
     "a cap without the mode": (
         "max_concurrency_per_replica: 8",
         "max_concurrency_per_replica",
-        "is for pushing: fixed_cap; selective has no such bound (got 8)",
+        "is for pushing: fixed_cap; work has no such bound (got 8)",
     ),
     "a cap of 0": ("pushing: fixed_cap, max_concurrency_per_replica: 0", "max_concurrency_per_replica", "at least 1"),
     "a queue of less than nobody": ("queue: {size: -1}", "queue.size", "at least 0 (got -1)"),
@@ -169,6 +178,10 @@ WRONG = {
     "on": ("continuation: on", "continuation", "must be one of auto, text, off (got true)"),
     "a body of 5 GiB": ("max_body_mb: 5000", "max_body_mb", "at most 4096"),
     "no patience at all": ("stall_timeout_seconds: 0", "stall_timeout_seconds", "at least 0.001"),
+    "an origin with a path": ("cors: {origins: ['https://a.example/']}", "cors.origins[0]", "https://example.com"),
+    "a method in lower case": ("cors: {methods: [get]}", "cors.methods[0]", "a method in upper case"),
+    "cookies of all pages": ("cors: {origins: ['*'], credentials: yes}", "cors.credentials", "origins contains *"),
+    "a network with a host in it": ("trusted_proxies: [10.0.0.1/8]", "trusted_proxies[0]", "such as 10.0.0.0/8"),
     "an override that is a word": ("allow_policy_override: perhaps", "allow_policy_override", "true or false"),
 }  # fmt: skip
 

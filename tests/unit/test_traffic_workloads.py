@@ -16,7 +16,9 @@ import pytest
 
 from skyserve_cli.engine.chat import tokens as chat_tokens
 from skyserve_cli.engine.text import EOS, decode, encode
+from skyserve_cli.sim.traffic.burst import Burst, WithBurst
 from skyserve_cli.sim.traffic.chat import Chat, Habits
+from skyserve_cli.sim.traffic.documents import Documents, Library
 from skyserve_cli.sim.traffic.measure import ideal_hit_rate
 from skyserve_cli.sim.traffic.mooncake import Mooncake, Recorded, load_mooncake
 from skyserve_cli.sim.traffic.trees import Clients, Problem, TreesOfThought, load_gsm8k, made_up
@@ -60,13 +62,22 @@ def mooncake(seed: int = 1) -> Mooncake:
     return Mooncake(recorded(), seed)
 
 
+def documents(seed: int = 1) -> Documents:
+    return Documents(2.0, 15.0, seed, Library(documents=8, document_tokens=Spread(600, 900, 500, 1000)))
+
+
 def common(one: Sequence[int], other: Sequence[int]) -> int:
     """How long they are equal from the start."""
     differ = (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differ, min(len(one), len(other)))
 
 
-WORKLOADS: dict[str, Callable[[int], Workload]] = {"trees": trees, "chat": chat, "mooncake": mooncake}
+WORKLOADS: dict[str, Callable[[int], Workload]] = {
+    "trees": trees,
+    "chat": chat,
+    "mooncake": mooncake,
+    "documents": documents,
+}
 
 
 @pytest.fixture(params=WORKLOADS, ids=str)
@@ -105,12 +116,12 @@ class TestEveryWorkload:
                 assert share_bytes == pytest.approx(share_tokens, abs=0.06)
 
 
-@pytest.mark.parametrize("make", [trees, chat], ids=["trees", "chat"])
+@pytest.mark.parametrize("make", [trees, chat, documents], ids=["trees", "chat", "documents"])
 def test_other_seeds_are_other_words(make: Callable[[int], Workload]) -> None:
     assert next(walk(make(1))).prompt != next(walk(make(2))).prompt
 
 
-@pytest.mark.parametrize("make", [trees, chat], ids=["trees", "chat"])
+@pytest.mark.parametrize("make", [trees, chat, documents], ids=["trees", "chat", "documents"])
 def test_tokens_are_those_of_the_text(make: Callable[[int], Workload]) -> None:
     for call in walk(make(1)):
         assert list(call.prompt.tokens) == encode(call.prompt.text.decode())
@@ -349,3 +360,43 @@ class TestIdealHitRate:
         first = Call("0", passage("." * 16), tuple(encode("," * 16)))
         then = Call("1", passage("." * 16 + "," * 16 + "!"), (EOS,))
         assert ideal_hit_rate([first, then]) == pytest.approx(32 / 49)
+
+
+class TestDocuments:
+    def test_a_question_shares_its_whole_document_and_nothing_else(self) -> None:
+        calls = list(walk(documents()))
+        by_session: dict[str, list[Call]] = {}
+        for call in calls:
+            by_session.setdefault(call.session, []).append(call)
+        one, other = next(several for several in by_session.values() if len(several) > 1)[:2]
+        stranger = next(call for call in calls if call.session != one.session)
+        assert common(one.prompt.tokens, other.prompt.tokens) >= 500
+        assert common(one.prompt.tokens, stranger.prompt.tokens) < 20
+
+    def test_documents_are_of_8_to_40_thousand_tokens_and_hot_ones_are_asked_about_more(self) -> None:
+        calls = list(Documents(4.0, 50.0, 1).opening())
+        lengths = [len(arrival.call.prompt.tokens) for arrival in calls]
+        assert min(lengths) > 8_000
+        assert max(lengths) < 43_000
+        asked = Counter(arrival.call.session for arrival in calls)
+        assert asked["document-0"] > 3 * median(asked.values())
+
+    def test_more_questions_per_second_are_the_same_questions_sooner(self) -> None:
+        slow, fast = list(Documents(1.0, 20.0, 1).opening()), list(Documents(2.0, 20.0, 1).opening())
+        assert [one.call.prompt for one in slow] == [one.call.prompt for one in fast[: len(slow)]]
+        assert [one.at_s for one in slow] == pytest.approx([2 * one.at_s for one in fast[: len(slow)]])
+
+
+@pytest.mark.parametrize(
+    ("at_s", "moved"),
+    [(5.0, 5.0), (10.0, 10.0), (16.0, 12.0), (40.0, 20.0), (41.0, 21.0)],
+    ids=["before", "as it begins", "within", "as it ends", "after"],
+)
+def test_a_burst_plays_a_stretch_faster_and_moves_what_follows(at_s: float, moved: float) -> None:
+    assert Burst(at_s=10.0, length_s=10.0, times=3.0).moved(at_s) == pytest.approx(moved)
+
+
+def test_a_burst_keeps_every_call() -> None:
+    plain = [arrival.call.id for arrival in documents().opening()]
+    burst = WithBurst(documents(), Burst(at_s=2.0, length_s=2.0, times=3.0))
+    assert [arrival.call.id for arrival in burst.opening()] == plain

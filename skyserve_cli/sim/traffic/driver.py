@@ -14,7 +14,7 @@ from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import Any
 
-from lb.config.options import Limits, Pushing, PushMode
+from lb.config.options import Limits, Pushing
 from lb.config.schema import Table, Target
 from lb.core.admission import EngineLoad
 from lb.core.queue import RequestQueue
@@ -142,7 +142,7 @@ class _World:
 
     def play(self) -> Outcome:
         self._announce_next()
-        if self._setting.pushing.mode is PushMode.SELECTIVE:  # nobody else wants to know
+        if self._setting.pushing.asks:  # nobody else wants to know
             for engine in self._engines:
                 self._table.loaded(engine.key, engine.load(), 0.0, 0.0)
                 # Not all at once: the prober spreads its questions over the interval.

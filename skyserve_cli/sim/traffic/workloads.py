@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import ceil, log
 from statistics import NormalDist
 from typing import NamedTuple, Protocol
@@ -93,7 +93,7 @@ def join(passages: Iterable[Passage]) -> Passage:
     """One passage of several. They must meet where the tokenizer cuts: at a marker, a line end or a space."""
     parts = list(passages)
     return Passage(
-        b"".join(part.text for part in parts), tuple(token for part in parts for token in part.tokens)
+        b"".join(part.text for part in parts), tuple(chain.from_iterable(part.tokens for part in parts))
     )
 
 

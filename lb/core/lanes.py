@@ -1,0 +1,89 @@
+"""Who waits for which target, in the order in which they are to go. Pure.
+
+A request that waits for the holder of its prompt waits in the holder's *lane*. The lanes lie across the queue (see
+`lb.core.queue`), which bounds how many wait and for how long, and which knows whose turn it is between tenants.
+
+*Order.* In a lane the tenant goes first that is next in the queue. Within a tenant those go first that have lost their
+target, then by the instant of joining, put off by the prefill that it will cost (see `policies.routing.base.put_off_s`). So
+what finds its prompt in the cache goes before what has to compute it: a hit that is served while it is one costs the
+target nothing, and one that comes when the cache has moved on makes the work of a miss. Age bounds the delay: it is a
+few seconds at most, and at most SHARE of the time for which the request may wait.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection
+from typing import Generic, TypeVar
+
+from lb.core.queue import Ticket
+from policies.routing.base import put_off_s
+
+T = TypeVar("T")
+
+SHARE = 0.5
+
+_Place = tuple[bool, float, int]
+
+
+class Lanes(Generic[T]):
+    """Every ticket is in one lane at most. Logarithmic time, but for moving the rest of a list."""
+
+    def __init__(self) -> None:
+        self._by_target: dict[str, dict[str, list[tuple[_Place, Ticket[T]]]]] = {}
+        self._places: dict[Ticket[T], _Place] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def join(self, ticket: Ticket[T], target_id: str, work_s: float) -> None:
+        """The ticket waits for this target from now on, which will have `work_s` seconds of prefill with it."""
+        self.leave(ticket)
+        late_s = min(put_off_s(work_s), SHARE * (ticket.deadline - ticket.joined_at))
+        place = (not ticket.senior, ticket.joined_at + late_s, ticket.number)
+        ticket.lane = target_id
+        self._places[ticket] = place
+        insort(self._by_target.setdefault(target_id, {}).setdefault(ticket.tenant, []), (place, ticket))
+
+    def leave(self, ticket: Ticket[T]) -> None:
+        """The ticket waits for no target of its own; one that did not is fine."""
+        place = self._places.pop(ticket, None)
+        if place is None or ticket.lane is None:
+            return
+        tenants = self._by_target[ticket.lane]
+        line = tenants[ticket.tenant]
+        del line[bisect_left(line, place, key=_place)]
+        if not line:
+            del tenants[ticket.tenant]
+            if not tenants:
+                del self._by_target[ticket.lane]
+        ticket.lane = None
+
+    def targets(self) -> Collection[str]:
+        """For whom somebody waits."""
+        return self._by_target.keys()
+
+    def first(self, target_id: str, tag: Callable[[str], float]) -> Ticket[T] | None:
+        """Who is next at that target; `tag` says how a tenant stands in the queue."""
+        tenants = self._by_target.get(target_id)
+        if not tenants:
+            return None
+        tenant = min(tenants, key=lambda name: (tag(name), tenants[name][0][0]))
+        return tenants[tenant][0][1]
+
+    def last(self, target_id: str) -> Ticket[T]:
+        """Who would go last at that target, for which somebody waits."""
+        return max((line[-1] for line in self._by_target[target_id].values()), key=_place)[1]
+
+    def longest(self) -> str | None:
+        """The target for which most are waiting; None if nobody waits."""
+        by_target = self._by_target
+        return max(by_target, key=lambda name: sum(map(len, by_target[name].values())), default=None)
+
+    def all(self, target_id: str) -> list[Ticket[T]]:
+        """Everyone who waits for that target."""
+        return [ticket for line in self._by_target.get(target_id, {}).values() for _, ticket in line]
+
+
+def _place(entry: tuple[_Place, Ticket[T]]) -> _Place:
+    return entry[0]

@@ -1,0 +1,153 @@
+"""Choosing among the targets of a table, by the routing policies in use. Pure. See `targets`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from lb.config.options import PushMode
+from lb.config.schema import Table
+from lb.core.active_policies import UNUSED_S, ActivePolicies
+from lb.core.target_state import Health, TargetState
+from lb.core.target_status import TargetStatus
+from policies.routing.base import Choice, RequestView, RoutingPolicy, TargetView
+
+FADED_EACH_TIME = 16
+FADE_EVERY_S = 0.1
+
+
+class TargetChoice(TargetStatus):
+    """The targets of a table and the policies that choose among them."""
+
+    def __init__(self, table: Table, now: float, make_policy: Callable[[str], RoutingPolicy]) -> None:
+        super().__init__(table)
+        self._advisers = ActivePolicies(table.policy, make_policy)
+        self._troubled: set[TargetState] = set()
+        self._fade_at = now
+
+    def use(self, policy: str) -> None:
+        """Get ready for requests that ask for `policy` by name. Raises UnknownPolicyError."""
+        self._advisers.named(policy, self._open)
+
+    def drop_unused_policies(self, now: float) -> None:
+        """Forget policies that requests once asked for by name."""
+        self._advisers.drop_unused(now, UNUSED_S if self.table.access.overrides else 0.0)
+
+    @property
+    def needs_prompt(self) -> bool:
+        """Whether any of the policies in use wants to see prompts."""
+        return self._advisers.needs_prompt
+
+    def gauges(self) -> Mapping[str, float]:
+        """The routing policy's own: how large its tree is, and the like."""
+        return self._advisers.own.gauges()
+
+    def choose(
+        self, request: RequestView, now: float, exclude: Collection[int] = (), policy: str | None = None
+    ) -> Choice | None:
+        """The choice among those who may take it now, without the lives in `exclude`; None if there are none. A policy
+        that waits chooses among all of the best standing, and says if the target is to be waited for.
+
+        `policy` is asked instead of the table's own. Raises UnknownPolicyError. Changes nothing.
+        """
+        adviser = self._adviser(policy)
+        if policy is not None:
+            self._advisers.used(policy, now)
+        may_wait = self.table.pushing.mode is PushMode.WORK and adviser.waits
+        if may_wait:
+            views = self._ungated(exclude, now)
+        else:
+            views = self._offers.without(exclude, now)[1] if exclude else self._offers.views(now)
+        if not views:
+            return None
+        if self._troubled:
+            self._fade(now)
+        choice = adviser.choose(request, views, now)
+        if (
+            choice is not None
+            and choice.wait
+            and not (may_wait and not self._entries[choice.target_id].admits())
+        ):
+            return choice._replace(wait=False)
+        return choice
+
+    def choose_only(
+        self, request: RequestView, target_id: str, now: float, policy: str | None = None
+    ) -> Choice | None:
+        """The choice of that one target, for a request that has waited for it."""
+        entry = self._entries.get(target_id)
+        return self._adviser(policy).choose(request, [entry.view], now) if entry is not None else None
+
+    def waits(self, policy: str | None = None) -> bool:
+        """Whether requests of that policy wait for a target of their own, and not for any that has room."""
+        return self.table.pushing.mode is PushMode.WORK and self._adviser(policy).waits
+
+    def offered(self, target_id: str, now: float) -> bool:
+        """Whether the target is of the best standing there is."""
+        entry = self._entries.get(target_id)
+        if entry is None:
+            return False
+        return entry.standing(now) is Health.GOOD or entry.view in self._offers.best(now)
+
+    def ready(self, target_id: str, now: float, policy: str | None = None) -> bool:
+        """Whether a target of the table could take work now: its engine has nothing pending, or little to do before it."""
+        entry = self._entries[target_id]
+        return entry.admits() or self._adviser(policy).ready(entry.view, now)
+
+    def room_beside(self, target_ids: Collection[str], now: float) -> bool:
+        """Whether a target of the best standing that is not one of those could take work now."""
+        return any(view.id not in target_ids and self.ready(view.id, now) for view in self._offers.best(now))
+
+    def held(self, request: RequestView, choice: Choice, now: float, policy: str | None = None) -> None:
+        """The request waits for the target of `choice`."""
+        self._adviser(policy).held(request, choice, now)
+
+    def left(self, request: RequestView, policy: str | None = None) -> None:
+        """The request waits no longer."""
+        self._adviser(policy).left(request)
+
+    def candidates(self, now: float, exclude: Collection[int] = ()) -> tuple[Health, Sequence[TargetView]]:
+        """The best standing of any target without the lives in `exclude`, and who of that standing admits."""
+        self._fade(now)
+        return self._offers.without(exclude, now)
+
+    def admits(self, now: float, exclude: Collection[int] = ()) -> bool:
+        """Would `choose` choose?"""
+        return bool(self._offers.without(exclude, now)[1] if exclude else self._offers.views(now))
+
+    def anybody(self, now: float, exclude: Collection[int] = ()) -> bool:
+        """Is there a target that could take it, now or once it has room?"""
+        if exclude:
+            return self._offers.without(exclude, now)[0] is not Health.CLOSED
+        return bool(self._offers.best(now))
+
+    def room(self, now: float) -> bool:
+        """Is there any target, of whatever standing, that admits one more request?"""
+        return self._offers.room(now)
+
+    def version(self, now: float) -> int:
+        """Changes whenever somebody may be offered who was not."""
+        return self._offers.version(now)
+
+    def views(self, now: float) -> list[TargetView]:
+        """Every target of the table as a policy would see it; to be read only."""
+        self._offers.views(now)  # looks that have gone stale are forgotten
+        self._fade(now)
+        return [entry.view for entry in self._entries.values()]
+
+    def _adviser(self, policy: str | None) -> RoutingPolicy:
+        return self._advisers.own if policy is None else self._advisers.named(policy, self._open)
+
+    def _ungated(self, exclude: Collection[int], now: float) -> Sequence[TargetView]:
+        if exclude:
+            return self._offers.without(exclude, now, gated=False)[1]
+        return self._offers.best(now)
+
+    def _fade(self, now: float) -> None:
+        """Where many have failed, a tenth of a second is soon enough for the next time."""
+        if len(self._troubled) > FADED_EACH_TIME and now < self._fade_at:
+            return
+        self._fade_at = now + FADE_EVERY_S
+        for entry in list(self._troubled):
+            entry.view.trouble = entry.trouble_now(now)
+            if not entry.view.trouble:
+                self._troubled.discard(entry)

@@ -1,0 +1,114 @@
+"""What is known of the targets of a table: the live state behind it, and what can be read off it. Pure. See `targets`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lb.config.schema import Table, Target, TargetStats
+from lb.core import accounting
+from lb.core.candidates import Candidates
+from lb.core.models import ModelDirectory
+from lb.core.target_state import Booking, Health, Key, Outlook, TargetState
+
+
+class TargetStatus:
+    """The targets of a table, with what is booked on them."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self._entries: dict[str, TargetState] = {}
+        self._departed: dict[Key, TargetState] = {}
+        self._open: set[Booking] = set()
+        self._offers = Candidates(self._entries, self._open)
+        self.models = ModelDirectory(self._entries)
+
+    def key(self, target_id: str) -> Key | None:
+        """The present generation of a target."""
+        entry = self._entries.get(target_id)
+        return entry.key if entry is not None else None
+
+    def standing(self, key: Key, now: float) -> Health:
+        entry = self._current(key)
+        return entry.standing(now) if entry is not None else Health.CLOSED
+
+    def outlook(self, booking: Booking, now: float) -> Outlook:
+        """Whether the booking's target can still be expected to answer."""
+        return booking.entry.outlook(now)
+
+    def missing(self, booking: Booking, now: float) -> bool:
+        """Whether a stream that is silent had better go on elsewhere: its target has left without having been drained, or
+        gives no sign of life. That the controller finds it unwell is not enough. An engine with too much to do is unwell
+        and silent, too, and its streams would make the next one so."""
+        return booking.entry.in_doubt(now) or booking.entry.outlook(now) is Outlook.LOST
+
+    def handovers(self, now: float, handover_s: float) -> list[Booking]:
+        """What runs on draining targets of which no more than `handover_s` seconds are left; each one once."""
+        due = {
+            entry
+            for entry in self._known()
+            if entry.drain_at is not None and now >= entry.drain_at - handover_s and not entry.handed_over
+        }
+        if not due:
+            return []
+        for entry in due:
+            entry.handed_over = True
+        return sorted((one for one in self._open if one.entry in due), key=_since)
+
+    def silent_since(self, booking: Booking) -> float:
+        """Since when the booking's target has given no sign of life while owing it one."""
+        return max(booking.since, booking.entry.heard_at)
+
+    def suspects(self, now: float, after_s: float) -> list[tuple[Key, Target]]:
+        """Targets of the table that have something to answer, or to go on answering, and have been silent for longer than
+        `after_s`."""
+        quiet = {
+            entry
+            for entry in self._entries.values()
+            if entry.view.in_flight and now - entry.heard_at > after_s
+        }
+        owing = {
+            booking.entry
+            for booking in (self._open if quiet else ())
+            if booking.entry in quiet and now - booking.since > after_s
+        }
+        return [(entry.key, entry.target) for entry in self._entries.values() if entry in owing]
+
+    def ejected(self, now: float) -> list[tuple[Key, Target, float]]:
+        """Targets left out, and for how many seconds more; not above 0 if their trial is due and nobody's yet."""
+        return [
+            (entry.key, entry.target, entry.ejected_until - now)
+            for entry in self._entries.values()
+            if entry.ejected_until is not None and (now < entry.ejected_until or entry.trial is None)
+        ]
+
+    def rows(self, now: float) -> Iterator[tuple[Target, Health, int]]:
+        """Every target of the table with its standing and its requests in flight."""
+        for entry in self._entries.values():
+            yield entry.target, entry.standing(now), entry.view.in_flight
+
+    def probe_list(self) -> list[tuple[Key, Target, int]]:
+        """Every target of the table with its requests in flight: whose load may be worth a look."""
+        return [(entry.key, entry.target, entry.view.in_flight) for entry in self._entries.values()]
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._open)
+
+    def stats(self, now: float, window_s: float) -> tuple[TargetStats, ...]:
+        """Per target id, the generations that left but still run included in their id's counts."""
+        return accounting.stats(self._known(), now, window_s)
+
+    def audit(self) -> list[str]:
+        """Every way in which the books do not balance, as sentences; empty when all is well."""
+        return accounting.audit(self._known(), self._open)
+
+    def _known(self) -> list[TargetState]:
+        return [*self._entries.values(), *self._departed.values()]
+
+    def _current(self, key: Key) -> TargetState | None:
+        entry = self._entries.get(key.id)
+        return entry if entry is not None and entry.key == key else None
+
+
+def _since(booking: Booking) -> float:
+    return booking.since

@@ -1,0 +1,69 @@
+"""The parts of `service.load_balancer` for browsers and for proxies before it. What may be written in them is what an
+agent takes (`lb.config`)."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+
+from lb.config.cors import MAX_AGE_S, Cors
+from lb.config.decode import network_problem
+from skyserve_cli.spec.fields import not_bool, refuse
+from skyserve_cli.spec.section import Section
+
+_cors = Cors()
+_FORMS = {one.name: one.metadata for one in fields(Cors) if one.metadata}
+
+
+def _text(name: str) -> Callable[[object], str]:
+    form = _FORMS[name]
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or not form["form"].fullmatch(value):
+            raise refuse(f"must be {str(form['expected']).removeprefix('expected ')}", value)
+        return value
+
+    return parse
+
+
+def _schema(name: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": f"^(?:{_FORMS[name]['form'].pattern})$"})
+
+
+Origin = Annotated[str, PlainValidator(_text("origins")), _schema("origins")]
+Method = Annotated[str, PlainValidator(_text("methods")), _schema("methods")]
+Header = Annotated[str, PlainValidator(_text("headers")), _schema("headers")]
+
+
+def _network(value: object) -> str:
+    problem = network_problem(value)
+    if problem is not None:
+        raise refuse(problem.replace("expected", "must be", 1), value)
+    return str(value)
+
+
+Network = Annotated[str, PlainValidator(_network), WithJsonSchema({"type": "string"})]
+Seconds = Annotated[int, BeforeValidator(not_bool), Field(ge=0, le=MAX_AGE_S)]
+
+
+class CorsSection(Section):
+    origins: tuple[Origin, ...] = ()
+    """Pages that may call: https://example.com, https://*.example.com for all subdomains, or *. Default: none."""
+    methods: tuple[Method, ...] = _cors.methods
+    """Methods of their requests, besides GET, HEAD and POST."""
+    headers: tuple[Header, ...] = _cors.headers
+    """Headers of their requests; * for any."""
+    exposed_headers: tuple[Header, ...] = _cors.exposed_headers
+    """Headers of responses that a page may read."""
+    max_age_seconds: Seconds = _cors.max_age_s
+    """How long a browser may keep the response to a preflight."""
+    credentials: bool = _cors.credentials
+    """Whether cookies may come along. A key in a header does not need it."""
+
+
+def cors(section: CorsSection) -> Cors:
+    """Raises WireError if an agent would reject it."""
+    lists: dict[str, Any] = {name: list(getattr(section, name)) for name in _FORMS}
+    rest = {"max_age_s": section.max_age_seconds, "credentials": section.credentials}
+    return Cors.from_json(lists | rest)
