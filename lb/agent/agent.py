@@ -18,6 +18,7 @@ from lb.core.targets import Changes, TargetTable
 from lb.engines.health_checks import HealthChecker
 from lb.engines.http_get import HttpGetter
 from lb.engines.load_poller import LoadPoller
+from lb.engines.model_poller import ModelPoller
 from lb.http.upstream import Pools
 from lb.observe.access_log import RequestRecord
 from lb.observe.explain import Explanations
@@ -87,6 +88,9 @@ class Agent:
         )
         if limits is not None:
             self.proxy.api_keys.share(limits, self._started_at)
+        self.model_poller = ModelPoller(self.targets, self._fetcher.fetch, clock, changed=self.proxy.changed)
+        self.proxy.on_wrong_model = self.model_poller.wrong_model
+        self.proxy.on_missing_model = self.model_poller.missing_model
         self.sweep = Sweep(self.proxy)
         self.proxy.on_changed = lambda: move_waiting(self.proxy)
         self.checker = HealthChecker(
@@ -116,6 +120,7 @@ class Agent:
             self.sweep.run(),
             self._restarted("health checks", self.checker.run),
             self._restarted("load poller", self.prober.run),
+            self._restarted("model poller", self.model_poller.run),
             self._restarted("tidying", self._tidy),
         )
 
@@ -154,6 +159,7 @@ class Agent:
         self.metrics.use_policy(table.policy)
         self._fetcher.retain({target.url for target in table.targets})
         self.proxy.applied()
+        self.model_poller.wake()
         if changes.added or changes.removed:
             _log.info("apply revision=%s added=%s removed=%s", table.revision, changes.added, changes.removed)
         return changes

@@ -202,6 +202,14 @@ class RequestQueue(Generic[T]):
         """What the tickets have tried, each set once: hardly ever as many as there are tickets."""
         return self._with_tried.keys()
 
+    def recount(self, tried: Callable[[T], Collection[int]]) -> None:
+        """Find out again what each ticket has tried."""
+        self._with_tried.clear()
+        for line in self._lines.values():
+            for ticket in line:
+                ticket.tried = frozenset(tried(ticket.item))
+                self._with_tried[ticket.tried] = self._with_tried.get(ticket.tried, 0) + 1
+
     def held_by_tenant(self) -> dict[str, int]:
         return {tenant: len(line) for tenant, line in self._lines.items() if len(line)}
 

@@ -67,6 +67,7 @@ class Scheduler(Generic[W]):
         self._lanes: Lanes[W] = Lanes()
         self._reviewed_at = -REVIEW_S
         self._nobody_goes = (-1, -1)  # while the table's version and the queue's last ticket are these
+        self._models_seen = 0  # the version of the table's models for which the tickets are counted
         queue.on_drop = self._dropped
 
     def place(self, waiter: W, now: float) -> Choice | None:
@@ -79,8 +80,10 @@ class Scheduler(Generic[W]):
             if choice is None or choice.wait or choice.target_id in self._lanes.targets():
                 return None
             return choice
-        if len(self._queue) and self._somebody_could_go(now):
-            return None
+        if len(self._queue):
+            self._recount(now)
+            if self._somebody_could_go(now):
+                return None
         return self._choose(waiter, now)
 
     def hold(self, waiter: W, now: float) -> Ticket[W] | None:
@@ -95,6 +98,8 @@ class Scheduler(Generic[W]):
 
     def let_in(self, now: float) -> Iterator[tuple[W, Choice]]:
         """Whoever may go now, one at a time and out of the queue: book it before you ask for the next."""
+        if len(self._queue):
+            self._recount(now)
         if len(self._lanes):
             self._reassign(now)
             for target_id in list(self._lanes.targets()):
@@ -108,11 +113,13 @@ class Scheduler(Generic[W]):
     def _reassign(self, now: float) -> None:
         """What waits for a target that is no longer offered waits for another one, or for any."""
         for target_id in list(self._lanes.targets()):
-            if self._table.offered(target_id, now):
-                continue
-            for ticket in self._lanes.all(target_id):
-                self._forget(ticket)
-                self._enter_lane(ticket, now)
+            if not self._table.offered(target_id, now):
+                self._leave_lane(target_id, now)
+
+    def _leave_lane(self, target_id: str, now: float) -> None:
+        for ticket in self._lanes.all(target_id):
+            self._forget(ticket)
+            self._enter_lane(ticket, now)
 
     def _serve(self, target_id: str, now: float) -> Iterator[tuple[W, Choice]]:
         """Who waits for that target, as long as it can take work."""
@@ -189,6 +196,16 @@ class Scheduler(Generic[W]):
             else:
                 self._queue.take(ticket)
                 yield waiter, choice
+
+    def _recount(self, now: float) -> None:
+        """What held requests may not use includes targets of other models, which change while they are held."""
+        if self._models_seen == self._table.models.version:
+            return
+        self._models_seen = self._table.models.version
+        self._queue.recount(lambda waiter: waiter.tried)
+        if self._table.models.mixed:
+            for target_id in list(self._lanes.targets()):
+                self._leave_lane(target_id, now)
 
     def _somebody_could_go(self, now: float) -> bool:
         if self._settled(now):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from lb.config.schema import Table, Target, TargetStats
 from lb.core import accounting
 from lb.core.candidates import Candidates
+from lb.core.models import ModelDirectory
 from lb.core.target_state import Booking, Health, Key, Outlook, TargetState
 
 
@@ -19,6 +20,7 @@ class TargetStatus:
         self._departed: dict[Key, TargetState] = {}
         self._open: set[Booking] = set()
         self._offers = Candidates(self._entries, self._open)
+        self.models = ModelDirectory(self._entries)
 
     def key(self, target_id: str) -> Key | None:
         """The present generation of a target."""

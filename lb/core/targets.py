@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from lb.config.schema import Readiness, Table
 from lb.core.admission import EngineLoad
+from lb.core.models import ModelList
 from lb.core.target_choice import TargetChoice
 from lb.core.target_state import Blame, Booking, Health, Key, Outlook, TargetState
 from policies.routing.base import RequestView, RoutingPolicy
@@ -92,6 +93,7 @@ class TargetTable(TargetChoice):
                 known.use_pushing(table.pushing)
         self.table = table
         self._offers.replaced()
+        self.models.table_changed()
         return Changes(tuple(added), tuple(removed), frozenset(lost))
 
     # --- the life of an attempt
@@ -187,6 +189,15 @@ class TargetTable(TargetChoice):
             self._offers.opened(entry)
         return after and not before
 
+    def listed(self, key: Key, models: ModelList | None) -> bool:
+        """A target lists these models (None: it lists none). True if it may take a request now that it could not take."""
+        entry = self._current(key)
+        if entry is None or not self.models.learned(entry, models):
+            return False
+        entry.life = self._next_life()  # what has been held because of its old list may try it
+        self._offers.changed(entry)
+        return True
+
     def eject(self, key: Key, now: float, at_least_s: float = 0.0) -> bool:
         """Leave the target out although no request has failed (it is frozen); False if it has left the table."""
         entry = self._current(key)
@@ -218,6 +229,7 @@ class TargetTable(TargetChoice):
 
     def _next_life(self) -> int:
         self._life += 1
+        self.models.renewed()
         return self._life
 
     def _remove(self, entry: TargetState) -> None:

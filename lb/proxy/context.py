@@ -35,15 +35,18 @@ from lb.observe.access_log import RequestRecord
 from lb.observe.counters import TargetCounts
 from lb.observe.explain import Explanation, Explanations
 from lb.observe.metrics import Metrics
+from lb.proxy import model_list
 from lb.proxy.ending import Endings
 from lb.proxy.entrance import Gate
 from lb.proxy.fast_path import FastPath
 from lb.proxy.faults import Faults
 from lb.proxy.ports import Client, Refusal
 from lb.proxy.request import ProxiedRequest
+from lb.stream.model_name import names_model
 from lb.stream.openai_request import for_model, is_dense
 
 DEFAULT_BUFFERS_BYTES = 1024 * 1024 * 1024
+MOST_WRONG_MODELS = 8  # targets that may say of one request that they do not know its model
 _TROUBLE_EVERY_S = 10.0
 _NO_ROOM = Refusal(503, "out_of_memory", "The load balancer keeps as many bodies as it may; try again.", 1.0)
 
@@ -99,6 +102,8 @@ class Proxy:
         self.on_changed: Callable[[], None] = lambda: (
             None
         )  # set by the agent: moves requests off lost targets
+        self.on_wrong_model: Callable[[Key], None] = lambda _: None  # set by the agent, as the next
+        self.on_missing_model: Callable[[], None] = lambda: None
         self._rng = rng
         self._let_in_due = False
         self._changed_due = False
@@ -143,7 +148,14 @@ class Proxy:
         return True
 
     def check(self, head: RequestHead) -> Refusal | Admission | bytes:
-        return self.gate.check(head, self.clock())
+        verdict = self.gate.check(head, self.clock())
+        if self.table.models.differ and isinstance(verdict, Admission):
+            more_lines = b"" if self.cors is None else self.cors[head.origin]
+            listed = model_list.response(head, self.table.models, more_lines)
+            if listed is not None:
+                self.abandoned(verdict)
+                return listed
+        return verdict
 
     def begin(
         self, client: Client, head: RequestHead, body: bytes, admission: Admission
@@ -212,12 +224,26 @@ class Proxy:
     def verdict(self, request: ProxiedRequest, history: RetryHistory, now: float) -> Verdict:
         rules = self.table.table.retries
         tries = request.tries
-        verdict = may_retry(history, rules, self.table.anybody(now, tries.by_life))
+        verdict = may_retry(history, rules, self.table.anybody(now, request.tried))
         if verdict.goes_on and not tries.replayable:
             return Verdict.NOT_REPEATABLE
         if verdict.goes_on and not is_free(history) and not self.budget.allow(now):
             return Verdict.OVER_BUDGET
         return verdict
+
+    def serves_other_models(self, request: ProxiedRequest, body: bytes) -> bool:
+        """Returns True if the 404 of a request's target means its model, and another target may serve that.
+
+        The engine has done nothing then, so the request may be sent again whatever it is. Which models the target serves is
+        not known rightly, or not yet: it is polled.
+        """
+        model, booking = request.arrival.model, request.booking
+        if booking is None or not names_model(body, model):
+            return False
+        self.on_wrong_model(booking.key)
+        tries = request.tries
+        may_move = tries.replayable and tries.attempts <= MOST_WRONG_MODELS
+        return may_move and self.table.models.served_elsewhere(model, tries.by_life)
 
     def delay_before(self, request: ProxiedRequest, verdict: Verdict, life: int, now: float) -> float | None:
         if not verdict.goes_on:

@@ -21,6 +21,7 @@ from lb.proxy.ending import Arrival
 from lb.proxy.ports import Downstream, Refusal
 from lb.proxy.resumable_relay import ResumeState
 from lb.stream import openai_request
+from lb.stream.model_name import model_of, names_a_model
 from lb.stream.openai_request import NOT_PARSED, ParsedRequest
 from lb.stream.token_usage import BYTES_PER_TOKEN
 from policies.routing.base import RequestView
@@ -162,16 +163,21 @@ class Gate:
         parsed: ParsedRequest = NOT_PARSED
         prompt: bytes | None = None
         scope = ""
+        routed = self._table.models.mixed
         session = overrides.session or (head.session.decode("latin-1") if head.session else "")
         if body and head.method == b"POST" and openai_request.for_model(path):
             prompts = self._table.needs_prompt or overrides.policy is not None
             sought = self._by_session or b'"stream"' in body
-            if prompts or admission.tenant or (sought and not body_left):
+            if prompts or routed or admission.tenant or (sought and not body_left):
                 parsed = openai_request.scan(body) if dense else openai_request.read(body)
             if prompts:
                 prompt = openai_request.prompt_of(parsed.json, body)
             scope = f"{admission.tenant}\x00{parsed.model}"
             session = session or parsed.user
+        if routed and body and head.method == b"POST" and names_a_model(path):
+            model = model_of(parsed, body)
+        else:
+            model = parsed.model
         if admission.tenant and parsed is not NOT_PARSED:
             prompt_tokens = (len(prompt) if prompt is not None else len(body)) // BYTES_PER_TOKEN
             limited = self._api_keys.reserve(admission, prompt_tokens, parsed.most_tokens, now)
@@ -210,7 +216,7 @@ class Gate:
             head,
             request_id,
             view,
-            parsed.model,
+            model,
             admission,
             self._explanations.begin(shown_id, method, plain, now),
             overrides.policy,

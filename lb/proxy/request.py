@@ -42,10 +42,13 @@ class ProxiedRequest(RespondingRequest):
         """Go to a target, or wait for one."""
         proxy = self.proxy
         now = proxy.clock()
+        if proxy.table.models.missing(self.arrival.model):
+            self._no_such_model()
+            return
         choice = proxy.scheduler.place(self, now)
         if choice is not None:
             self._launch(choice, now)
-        elif self.refusal is not None and not proxy.table.anybody(now, self.tries.by_life):
+        elif self.refusal is not None and not proxy.table.anybody(now, self.tried):
             self._send_refusal()
         else:
             self._enqueue(now)
@@ -121,7 +124,7 @@ class ProxiedRequest(RespondingRequest):
         now = self.proxy.clock()
         self.state = move(self.state, Event.FAILED)
         self._drop_attempt(now)
-        if self.proxy.table.anybody(now, self.tries.by_life) and error.reason in BY_ENGINE:
+        if self.proxy.table.anybody(now, self.tried) and error.reason in BY_ENGINE:
             self.place()
         else:
             relay.refuse(error)
@@ -146,6 +149,8 @@ class ProxiedRequest(RespondingRequest):
             self.proxy.waiting.pop(self, None)
             self.tries.executions += 1
             self._failed(Failure.REFUSED, f"HTTP status {reply.status}", self.proxy.clock())
+        elif reply.status == 404 and self.proxy.serves_other_models(self, body):
+            self.call_back("it does not serve the model")
         else:
             self._first_byte()
             self._send_whole(reply, body)
@@ -186,7 +191,7 @@ class ProxiedRequest(RespondingRequest):
         self._drop_attempt(now)
         if failure is Failure.LOCAL:
             proxy.local_trouble(why, now)
-            if not proxy.table.anybody(now, tries.by_life):
+            if not proxy.table.anybody(now, self.tried):
                 self._respond(
                     503, "out_of_resources", "The load balancer cannot open another connection now."
                 )
@@ -203,9 +208,9 @@ class ProxiedRequest(RespondingRequest):
         self._go_on(failure, verdict, history.on_target, booking.life, now)
 
     def _go_on(self, failure: Failure, verdict: Verdict, on_target: int, life: int, now: float) -> None:
-        proxy, tries = self.proxy, self.tries
+        proxy = self.proxy
         delay = proxy.delay_before(self, verdict, life, now)
-        if failure is Failure.MALFORMED and not proxy.table.anybody(now, tries.by_life):
+        if failure is Failure.MALFORMED and not proxy.table.anybody(now, self.tried):
             delay = None  # retrying later would meet the same malformed target
         if delay is None:
             if verdict is Verdict.KILLS_TARGETS and self.relay is None:
@@ -267,6 +272,8 @@ class ProxiedRequest(RespondingRequest):
             self._send_refusal()
         elif self.tries.failed:
             self._give_up()
+        elif proxy.table.models.missing(self.arrival.model):
+            self._no_such_model()
         else:
             proxy.rejections.add(proxy.clock())
             proxy.metrics.counts.rejected += 1
@@ -276,6 +283,11 @@ class ProxiedRequest(RespondingRequest):
                 self._respond(503, "queue_timeout", "No replica had room for the request in time.")
             else:
                 self._respond(503, "no_target_ready", "No replica is ready to take the request.")
+
+    def _no_such_model(self) -> None:
+        """No target serves the model that the request names."""
+        self.proxy.on_missing_model()
+        self._respond(404, "model_not_found", f"The model {self.arrival.model!r} does not exist.")
 
     def _give_up(self) -> None:
         if self.refusal is not None:

@@ -88,8 +88,10 @@ class RequestCore:
 
     @property
     def tried(self) -> Collection[int]:
-        """The lives of targets (see `lb.core.target_state`) that have had the request."""
-        return self.tries.by_life
+        """The lives of targets (see `lb.core.target_state`) that have had the request, or do not serve its model."""
+        by_life = self.tries.by_life
+        barred = self.proxy.table.models.barred(self.arrival.model)
+        return barred.union(by_life) if barred else by_life
 
     @property
     def senior(self) -> bool:

@@ -56,9 +56,10 @@ class RespondingRequest(RequestCore):
         now = proxy.clock()
         if now_or_later:
             well = (target.id for target, health, _ in proxy.table.rows(now) if health is Health.GOOD)
-            others = {one for one in well if one != booking.key.id}
+            models, model = proxy.table.models, self.arrival.model
+            others = {one for one in well if one != booking.key.id and models.serves(one, model) is not False}
         else:
-            others = {view.id for view in proxy.table.candidates(now, self.tries.by_life)[1]}
+            others = {view.id for view in proxy.table.candidates(now, self.tried)[1]}
         return {proxy.kind_of_id(one) for one in others}
 
     def not_resumed(self, reason: Reason) -> None:

@@ -45,6 +45,7 @@ class Services(Protocol):
     tunnels: dict[Any, None]
     rejections: WindowCounter
     ongoing: WindowMean
+    on_missing_model: Callable[[], None]  # a request was for a model that no target serves
 
     @property
     def clock(self) -> Callable[[], float]: ...
@@ -63,6 +64,10 @@ class Services(Protocol):
 
     def verdict(self, request: Any, history: RetryHistory, now: float) -> Verdict:
         """Returns whether and where a failed request may be tried again, by the rules and the budget."""
+        ...
+
+    def serves_other_models(self, request: Any, body: bytes) -> bool:
+        """Returns True if the 404 of a request's target means its model, and another target may serve that."""
         ...
 
     def delay_before(self, request: Any, verdict: Verdict, life: int, now: float) -> float | None:

@@ -72,6 +72,7 @@ class ToyTarget:
     def __init__(self, name: str, behave: Behaviour | None = None) -> None:
         self.name = name
         self.behave: Behaviour = behave or self.say_name
+        self.list_models: Behaviour | None = None  # what it responds to the agent's poll of its models
         self.frozen = False
         self.probes = 0
         self.seen: list[Seen] = []
@@ -110,7 +111,11 @@ class ToyTarget:
                 if self.frozen:
                     await reader.read()
                     return
-                if seen.header("User-Agent") == "skyserve-lb" and seen.path != "/health":
+                polled = seen.header("User-Agent") == "skyserve-lb"
+                if polled and seen.path == "/v1/models" and self.list_models is not None:
+                    await self.list_models(seen)
+                    continue
+                if polled and seen.path != "/health":
                     await seen.answer(b"", "404 Not Found")  # the agent asks what engine this is
                     continue
                 if seen.path == "/health":

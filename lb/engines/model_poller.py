@@ -1,0 +1,175 @@
+"""Polls `GET /v1/models` of each target, so that requests are routed by the model they name.
+
+A target is polled at once when it joins, when it is readmitted after an ejection and (at most once a second) when it
+responds that it does not know a model. In calm times it is polled about every POLL_EVERY_S, each target at times of its own.
+
+A response that is no list of models means that the target lists none, and is treated as if there were no lists. A target
+that does not respond, or responds that it is not able to now, has told nothing: what was known of it stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from lb.config.schema import Target
+from lb.core.models import ModelDirectory, ModelList, read_models
+from lb.core.target_state import Key
+from lb.engines.kinds import Fetched
+
+PATH = "/v1/models"
+POLL_EVERY_S = 30.0
+POLL_UNLISTED_EVERY_S = 120.0  # a target that lists no models
+RETRY_S = 0.25  # a target that has not responded; doubling up to POLL_EVERY_S
+AGAIN_AFTER_S = 1.0  # a target that is asked for
+ALL_AGAIN_AFTER_S = 5.0  # all targets, after a request for a model that none of them lists
+TIMEOUT_S = 5.0
+MOST_AT_ONCE = 64
+_LOOK_EVERY_S = 0.25
+_JITTER = 0.2
+_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples spread evenly over an interval, however many there are
+
+Fetch = Callable[[Target, str, float], Awaitable[Fetched]]
+"""GET a path of a target within the given seconds. Raises OSError or asyncio.TimeoutError; bounds the body."""
+
+_log = logging.getLogger("lb.engines.model_poller")
+
+
+class Listed(Protocol):
+    """What the poller needs of `lb.core.targets.TargetTable`."""
+
+    @property
+    def models(self) -> ModelDirectory: ...
+
+    def listed(self, key: Key, models: ModelList | None) -> bool:
+        """Take over what a target lists. Returns True if a queued request may find a target now."""
+        ...
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What is known of the polls of one target."""
+
+    place: float  # 0 to 1: where in the jitter its polls are
+    life: int
+    due_at: float
+    asked_at: float = -math.inf
+    failed: int = 0  # polls in a row without a response
+    poll: asyncio.Task[None] | None = None
+
+
+class ModelPoller:
+    """One loop over the targets; every poll is a task of its own, one per target at a time.
+
+    `changed` is called when a queued request may find a target that it could not find before.
+    """
+
+    def __init__(
+        self, table: Listed, fetch: Fetch, clock: Callable[[], float], changed: Callable[[], None]
+    ) -> None:
+        self._table = table
+        self._fetch = fetch
+        self._clock = clock
+        self._changed = changed
+        self._watches: dict[Key, _Watch] = {}
+        self._seen = 0
+        self._all_again_at = -math.inf
+        self._wake = asyncio.Event()
+        self._at_once = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                self._wake.clear()
+                self.look()
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), _LOOK_EVERY_S)
+        finally:
+            polls = [watch.poll for watch in self._watches.values() if watch.poll is not None]
+            for poll in polls:
+                poll.cancel()
+            await asyncio.gather(*polls, return_exceptions=True)
+
+    def wake(self) -> None:
+        """The table has changed: poll the targets that have joined."""
+        self._wake.set()
+
+    def wrong_model(self, key: Key) -> None:
+        """A target has responded that it does not know a model: poll it at once, but at most once a second."""
+        watch = self._watches.get(key)
+        if watch is not None:
+            watch.due_at = min(watch.due_at, watch.asked_at + AGAIN_AFTER_S)
+            self._wake.set()
+
+    def missing_model(self) -> None:
+        """No target lists the model of a request: one of them may do so by now."""
+        now = self._clock()
+        if now < self._all_again_at:  # clients may ask for it all the time
+            return
+        self._all_again_at = now + AGAIN_AFTER_S
+        for watch in self._watches.values():
+            watch.due_at = min(watch.due_at, watch.asked_at + ALL_AGAIN_AFTER_S)
+
+    def look(self) -> None:
+        """Start the polls that are due."""
+        now = self._clock()
+        present: dict[Key, _Watch] = {}
+        for key, target, life in self._table.models.targets():
+            watch = present[key] = self._watches.get(key) or self._new_watch(life, now)
+            if watch.life != life:  # it has been readmitted
+                watch.life, watch.due_at = life, now
+            if watch.poll is None and now >= watch.due_at:
+                self._start(key, target, watch, now)
+        for key, watch in self._watches.items():
+            if key not in present and watch.poll is not None:
+                watch.poll.cancel()
+        self._watches = present
+
+    # --- inside
+
+    def _new_watch(self, life: int, now: float) -> _Watch:
+        self._seen += 1
+        return _Watch(self._seen * _GOLDEN % 1.0, life, now)
+
+    def _start(self, key: Key, target: Target, watch: _Watch, now: float) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            watch.poll = None
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _log.error("poll of the models of target=%s failed", key.id, exc_info=error)
+
+        watch.asked_at, watch.due_at = now, math.inf
+        watch.poll = asyncio.get_running_loop().create_task(self._poll(key, target, watch))
+        watch.poll.add_done_callback(ended)
+
+    async def _poll(self, key: Key, target: Target, watch: _Watch) -> None:
+        async with self._at_once:
+            fetched = await self._get(target)
+        now = self._clock()
+        if fetched is None:
+            watch.failed += 1
+            watch.due_at = min(
+                watch.due_at, now + min(POLL_EVERY_S, RETRY_S * 2.0 ** min(watch.failed - 1, 10))
+            )
+            return
+        watch.failed = 0
+        models = read_models(fetched.body) if fetched.status == 200 else None
+        every_s = POLL_UNLISTED_EVERY_S if models is None else POLL_EVERY_S
+        watch.due_at = min(watch.due_at, now + every_s * (1.0 + _JITTER * (2.0 * watch.place - 1.0)))
+        if self._table.listed(key, models):
+            _log.info("models target=%s names=%s", key.id, sorted(models.names) if models is not None else ())
+            self._changed()
+
+    async def _get(self, target: Target) -> Fetched | None:
+        """Returns None if the target has told nothing."""
+        try:
+            fetched = await self._fetch(target, PATH, TIMEOUT_S)
+        except (OSError, asyncio.TimeoutError):  # noqa: UP041  (two classes in Python 3.10)
+            return None
+        busy = fetched.status == 429 or (fetched.status >= 500 and fetched.status != 501)
+        return None if busy else fetched
