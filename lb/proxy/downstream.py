@@ -12,40 +12,29 @@ Every callback is an entrance of the fault barrier (`lb.proxy.faults`).
 from __future__ import annotations
 
 import asyncio
-from enum import IntFlag
 from typing import cast
 
 from lb.core.api_keys import Admission
-from lb.http import error_responses
 from lb.http.body_framing import FramingError
-from lb.http.messages import END, HeadError, Hop, RequestHead
-from lb.proxy.ports import ClientRequest, Entrance, Refusal
+from lb.http.messages import END, HeadError, RequestHead
+from lb.proxy.client_output import (
+    BODY,
+    HEAD,
+    IDLE,
+    OVER,
+    PAUSE_CLIENT,
+    PAUSE_TARGET,
+    RESPONSE,
+    TUNNEL,
+    ClientOutput,
+)
+from lb.proxy.ports import Refusal
 from lb.proxy.upload import TinyChunksError, Upload
 from lb.stream.openai_request import for_model
 
 WRITE_HIGH_WATER = 64 * 1024
 MAX_AHEAD_BYTES = 256 * 1024  # what a client may send before its response is over
 
-_LINGER_S = 2.0
-
-# Plain numbers: a member of an Enum is looked up in its class each time it is compared.
-_IDLE = 0  # between two requests
-_HEAD = 1  # a head has begun
-_BODY = 2  # collecting a body
-_RESPONSE = 3  # a response is in progress
-_TUNNEL = 4
-_OVER = 5
-
-
-class Pause(IntFlag):
-    """Why reading from a client has stopped."""
-
-    TARGET = 2  # it is slow to take a body
-    CLIENT = 4  # it does not take what it is sent
-
-
-_TARGET = int(Pause.TARGET)
-_CLIENT = int(Pause.CLIENT)
 
 _NO_ROOM = Refusal(503, "out_of_memory", "The load balancer keeps as many bodies as it may; try again.", 1.0)
 _TINY = Refusal(400, "tiny_chunks", "The chunks of the body are too small.")
@@ -53,44 +42,10 @@ _MALFORMED_BODY = Refusal(400, "malformed_body", "The body is not well-formed.")
 _TOO_MANY = Refusal(503, "too_many_connections", "The load balancer has as many connections as it may.", 1.0)
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(ClientOutput):
     """One connection of a client."""
 
-    __slots__ = (
-        "_admission",
-        "_ahead",
-        "_deadline",
-        "_full",
-        "_looks_at",
-        "_paused_by",
-        "_phase",
-        "_timer",
-        "body_left",
-        "closing",
-        "head",
-        "hop",
-        "length",
-        "proxy",
-        "request",
-        "transport",
-        "unsent",
-        "upload",
-    )
-
-    def __init__(self, proxy: Entrance) -> None:
-        self.proxy = proxy
-        self.request: ClientRequest | None = None
-        self.closing = False  # after the response under way
-        self.head: RequestHead | None = None
-        self.length = 0
-        self.upload: Upload | None = None
-        self.unsent = b""  # of a response, for `lb.http.write_batch`
-        self.body_left = False  # the request has begun before its body was over
-        self._admission: Admission | None = None  # of a request that has not begun
-        self._ahead = b""
-        self._full = False  # it does not take what is written to it
-        self._phase = _IDLE
-        self._paused_by = 0
+    __slots__ = ()
 
     # --- asyncio
 
@@ -107,27 +62,19 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(self._error(_TOO_MANY, None, close=True))
             self._close()
 
-    def identify(self) -> None:
-        transport = self.transport
-        name = transport.get_extra_info("peername")
-        peer = str(name[0]) if name else "unknown"
-        scheme = b"https" if transport.get_extra_info("sslcontext") is not None else b"http"
-        shown = peer.encode()
-        self.hop = Hop(b"[%b]" % shown if ":" in peer else shown, scheme, self.proxy.trusts(peer))
-
     def data_received(self, data: bytes) -> None:
         try:
             if self.unsent:
                 self.flush()  # what comes now may be responded to at once
             phase = self._phase
-            if phase == _RESPONSE:
+            if phase == RESPONSE:
                 self._take_ahead(data)
-            elif phase == _BODY:
+            elif phase == BODY:
                 self._take_body(data)
-            elif phase == _TUNNEL:
+            elif phase == TUNNEL:
                 if self.request is not None:
                     self.request.client_data(data)
-            elif phase != _OVER:
+            elif phase != OVER:
                 self._take_head(self._ahead + data if self._ahead else data)
         except Exception as error:  # noqa: BLE001 (the barrier)
             self._crashed(error)
@@ -146,9 +93,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._timer.cancel()
         self.proxy.clients.discard(self)
-        if self._phase == _BODY:
+        if self._phase == BODY:
             self.proxy.client_gone()
-        self._phase = _OVER
+        self._phase = OVER
         self._drop_upload()
         request, self.request = self.request, None
         if request is not None:
@@ -157,53 +104,26 @@ class ClientConnection(asyncio.Protocol):
             except Exception as fault:  # noqa: BLE001 (the barrier)
                 request.crashed("client", fault)
 
-    def pause_writing(self) -> None:
-        self._full = True
-        request = self.request
-        try:
-            if request is not None:
-                request.client_full()
-            else:
-                self.pause_reading(_CLIENT)
-        except Exception as error:  # noqa: BLE001 (the barrier)
-            self._crashed(error)
-
     def resume_writing(self) -> None:
         self._full = False
         try:
-            self.resume_reading(_CLIENT)
+            self.resume_reading(PAUSE_CLIENT)
             if self.request is not None:
                 self.request.client_drained()
-            elif self._phase == _RESPONSE:
+            elif self._phase == RESPONSE:
                 self.proxy.loop.call_soon(self._next_head)
         except Exception as error:  # noqa: BLE001 (the barrier)
             self._crashed(error)
-
-    def _crashed(self, error: Exception) -> None:
-        request = self.request
-        if request is not None:
-            request.crashed("client", error)
-            return
-        self.proxy.faults.report("client", error)
-        self._drop_upload()
-        if self._phase in (_IDLE, _OVER) or self.transport.is_closing():
-            self.transport.abort()
-            return
-        try:
-            self._refuse(Refusal(500, "internal_error", "The load balancer failed on this request."))
-        except Exception as second:  # noqa: BLE001 (the barrier)
-            self.proxy.faults.report("client", second)
-            self.transport.abort()
 
     # --- requests in
 
     def _take_head(self, data: bytes) -> None:
         limits = self.proxy.limits
-        if self._phase == _IDLE:
+        if self._phase == IDLE:
             data = data.lstrip(b"\r\n")  # RFC 9112 §2.2: some clients end a body with a line too many
             if not data:
                 return
-            self._phase = _HEAD
+            self._phase = HEAD
             self._deadline = self.proxy.clock() + limits.head_timeout_s
         end = data.find(END, max(0, len(self._ahead) - 3))
         if end < 0 or end > limits.max_head_bytes:
@@ -237,7 +157,7 @@ class ClientConnection(asyncio.Protocol):
         if not isinstance(verdict, bytes):  # a health check or a preflight is no demand for a target
             self.proxy.arrived()
         if not isinstance(verdict, Admission):
-            self._phase = _RESPONSE
+            self._phase = RESPONSE
             self._ahead = rest[length:] if whole else b""
             self.body_left = not whole
             self._answer_here(verdict)
@@ -255,7 +175,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if head.expects and not rest:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._phase = _BODY
+        self._phase = BODY
         self._admission = verdict
         self.upload = Upload(length, head.chunked, self.proxy.buffers)
         self._take_body(rest)
@@ -295,7 +215,7 @@ class ClientConnection(asyncio.Protocol):
         self._begin(head, body, admission)
 
     def _begin(self, head: RequestHead, body: bytes, admission: Admission) -> None:
-        self._phase = _RESPONSE
+        self._phase = RESPONSE
         self._admission = admission
         request = self.proxy.begin(self, head, body, admission)
         if isinstance(request, Refusal):
@@ -305,7 +225,7 @@ class ClientConnection(asyncio.Protocol):
         self._admission = None  # from here on the request settles it
         self.request = request
         if self.body_left:
-            self.pause_reading(_TARGET)  # until a target takes it
+            self.pause_reading(PAUSE_TARGET)  # until a target takes it
             self._look_sooner()  # from here on the client owes the rest of it
         request.place()
 
@@ -349,15 +269,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             self.transport.close()
 
-    def _drop_upload(self) -> None:
-        upload, self.upload = self.upload, None
-        if upload is not None:
-            upload.release()
-        admission, self._admission = self._admission, None
-        if admission is not None:
-            self.proxy.abandoned(admission)
-
-    # --- responses out
+    # --- from one request to the next
 
     def next(self) -> None:
         """The response is over: on to the next request, or to the end."""
@@ -370,149 +282,33 @@ class ClientConnection(asyncio.Protocol):
             self.head = None
             self._deadline = self.proxy.clock() + self.proxy.limits.keepalive_s
             if self._full:
-                self.pause_reading(_CLIENT)  # responses that the client does not read must not pile up
+                self.pause_reading(PAUSE_CLIENT)  # responses that the client does not read must not pile up
             if self._ahead:
                 # In a turn of its own: a thousand requests in one packet must not be a thousand frames on the stack.
-                self._phase = _RESPONSE
+                self._phase = RESPONSE
                 self.proxy.loop.call_soon(self._next_head)
             else:
-                self._phase = _IDLE
+                self._phase = IDLE
                 if self._paused_by:
-                    self.resume_reading(_TARGET)
+                    self.resume_reading(PAUSE_TARGET)
 
     def _next_head(self) -> None:
         """Go on with what was sent ahead, unless the client does not even take what it has been sent."""
-        if self._phase != _RESPONSE or self.request is not None or self._full:
+        if self._phase != RESPONSE or self.request is not None or self._full:
             return
         try:
             if self.closing or self.proxy.closing:
                 self._close()
                 return
-            self._phase = _IDLE
+            self._phase = IDLE
             ahead, self._ahead = self._ahead, b""
             if self._paused_by:
-                self.resume_reading(_TARGET)
+                self.resume_reading(PAUSE_TARGET)
             self._take_head(ahead)
         except Exception as error:  # noqa: BLE001 (the barrier)
             self._crashed(error)
 
-    def send_soon(self, response: bytes) -> None:
-        self.unsent = response
-        self.proxy.outbox.add(self)
-
-    def flush(self) -> None:
-        unsent, self.unsent = self.unsent, b""
-        if unsent and not self.transport.is_closing():
-            self.transport.write(unsent)
-
-    def tunnel(self) -> bytes:
-        self._phase = _TUNNEL
-        ahead, self._ahead = self._ahead, b""
-        return ahead
-
-    def hang_up(self, *, abort: bool = False) -> None:
-        self.request = None
-        if abort:
-            self._phase = _OVER
-            self.transport.abort()
-        else:
-            self._close()
-
-    def close_soon(self, grace_s: float) -> None:
-        """The agent closes: others go after their response, an idle connection once no request has come for `grace_s`: one
-        may be on its way, and would be lost if we closed now."""
-        self.closing = True
-        if self._phase != _IDLE:
-            return
-        if grace_s <= 0:
-            self._close()
-        else:
-            self._deadline = min(self._deadline, self.proxy.clock() + grace_s)
-            self._look_sooner()
-
-    def pause_reading(self, who: int) -> None:
-        """`who` is a `Pause`."""
-        if not self._paused_by and not self.transport.is_closing():
-            self.transport.pause_reading()
-        self._paused_by |= who
-
-    def resume_reading(self, who: int) -> None:
-        if self._paused_by & who:
-            self._paused_by &= ~who
-            if not self._paused_by and not self.transport.is_closing():
-                if self.body_left:  # it could not send while we did not read
-                    self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
-                self.transport.resume_reading()
-
-    def _too_large(self) -> Refusal:
-        limit = self.proxy.limits.max_body_bytes
-        return Refusal(413, "body_too_large", f"The body exceeds {limit} bytes (load_balancer.max_body_mb).")
-
-    def _answer_here(self, refusal: Refusal | bytes) -> None:
-        """Respond without a request, and go on with the connection. `refusal` may be a whole response."""
-        head = self.head
-        if head is not None and head.http_1_0:
-            self.closing = True
-        close = self.closing or self.body_left or self.proxy.closing
-        if isinstance(refusal, Refusal):
-            self.proxy.refused(refusal)
-            refusal = self._error(refusal, head, close=close)
-        elif close:
-            refusal = error_responses.closing(refusal)
-        self.transport.write(refusal)
-        self.next()
-
-    def _refuse(self, refusal: Refusal) -> None:
-        """Respond here and now, and read no more of this connection."""
-        self.proxy.refused(refusal)
-        self.transport.write(self._error(refusal, self.head, close=True))
-        self._linger()
-
-    def _error(self, refusal: Refusal, head: RequestHead | None, *, close: bool) -> bytes:
-        retry_after_s = refusal.retry_after_s
-        cors = self.proxy.cors
-        return error_responses.raw_error(
-            refusal.status,
-            refusal.code,
-            refusal.message,
-            request_id=head.request_id if head is not None else b"",
-            retry_after_s=None if retry_after_s is None else max(1, round(retry_after_s + 0.5)),
-            close=close,
-            head_only=head is not None and head.method == b"HEAD",
-            more_lines=b"" if cors is None else cors[head.origin if head is not None else None],
-        )
-
-    def _linger(self) -> None:
-        """Let the client read our response although it is still sending: closing with unread bytes resets the
-        connection, and a reset may overtake the response."""
-        self._phase = _OVER
-        self._ahead = b""
-        self.flush()
-        self.resume_reading(_TARGET | _CLIENT)  # and drop it
-        if self.transport.can_write_eof() and not self.transport.is_closing():
-            self.transport.write_eof()
-        self._deadline = self.proxy.clock() + _LINGER_S
-        self._look_sooner()
-
-    def _close(self) -> None:
-        """Close when the client has taken what was written to it, for which it has the idle timeout."""
-        self._phase = _OVER
-        self._ahead = b""
-        self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
-        self.flush()
-        self.transport.close()
-
     # --- time
-
-    def _look_later(self) -> None:
-        # Remembered, because uvloop's handle of a timer that is due at once cannot say when.
-        self._looks_at = self._deadline
-        self._timer = self.proxy.loop.call_at(self._deadline, self._look)
-
-    def _look_sooner(self) -> None:
-        if self._looks_at > self._deadline:
-            self._timer.cancel()
-            self._look_later()
 
     def _look(self) -> None:
         """One timer per connection, not one per request: it checks the deadline in force, and goes on waiting."""
@@ -534,12 +330,12 @@ class ClientConnection(asyncio.Protocol):
             return
         phase = self._phase
         if now >= self._deadline:
-            if phase == _HEAD:
+            if phase == HEAD:
                 self._refuse(Refusal(408, "head_timeout", "The head of the request did not arrive in time."))
-            elif phase == _BODY:
+            elif phase == BODY:
                 self._drop_upload()
                 self._refuse(Refusal(408, "body_timeout", "The body did not arrive in time."))
-            elif phase == _IDLE:
+            elif phase == IDLE:
                 self._close()
             else:
                 self.transport.abort()

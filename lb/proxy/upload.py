@@ -5,7 +5,7 @@ from __future__ import annotations
 from lb.core.byte_budget import ByteBudget
 from lb.http.body_framing import ChunkedDecoder
 
-_LEAST_CHUNK_BYTES = 16  # on average, once `_CHUNKS_TO_JUDGE` have come
+_LEAST_CHUNK_BYTES = 2  # on average, once `_CHUNKS_TO_JUDGE` have come
 _CHUNKS_TO_JUDGE = 4096
 
 
