@@ -184,6 +184,23 @@ class Agent:
                 _log.warning("cannot follow table_file=%s why=%r", self._table_file, str(error))
             await asyncio.sleep(_FOLLOW_EVERY_S)
 
+    def reload(self) -> None:
+        """Act on the table file as it is now. A table that cannot be used changes nothing."""
+        if self._table_file is None:
+            return
+        try:
+            table = config_file.load(self._table_file)
+            if table is None:
+                raise FileNotFoundError("there is no such file")
+            self._check(table)
+        except (OSError, ValueError) as error:
+            _log.warning("keep the table, cannot use table_file=%s why=%r", self._table_file, str(error))
+            return
+        changed = table != self.table
+        if changed:
+            self._act_on(table)
+        _log.info("reload table_file=%s revision=%s changed=%s", self._table_file, table.revision, changed)
+
     def ready(self) -> bool:
         """Whether a request that came now would find a healthy target."""
         return self.proxy.ready()

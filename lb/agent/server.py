@@ -1,5 +1,8 @@
 """Listening, until told to stop: the data port, the admin port and the signals.
 
+SIGHUP reads the certificate and the table file again: new connections get the certificate that is there now, no connection
+is dropped, and what cannot be read leaves everything as it was.
+
 SIGTERM and SIGINT stop the accepting, turn away who is held, let what runs go on for at most `shutdown_grace_s`,
 and end with exit code 0. A second signal ends at once. An agent with a successor (`lb.agent.socket_handover`) retires first: it accepts
 nothing either, but who is held goes on waiting for a target, and what runs has `_RETIRED_S`.
@@ -79,6 +82,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     stop, succeeded = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # nothing has been read yet that could be old
 
     tls = _tls(options)
     before = socket_handover.take(options.handover_socket) if options.handover_socket is not None else None
@@ -99,6 +103,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         max_clients=max_clients(raise_limit()),
         limits=_limits(options),
     )
+    loop.add_signal_handler(signal.SIGHUP, _reload, agent, options, tls)
     data = await loop.create_server(
         lambda: ClientConnection(agent.proxy), sock=data_socket, ssl=tls, backlog=_BACKLOG
     )
@@ -225,6 +230,21 @@ def _tls(options: ServerOptions) -> ssl.SSLContext | None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(options.tls_certfile, options.tls_keyfile)
     return context
+
+
+def _reload(agent: Agent, options: ServerOptions, tls: ssl.SSLContext | None) -> None:
+    """Read certificate and table again."""
+    if tls is not None and options.tls_certfile is not None:
+        try:
+            _tls(
+                options
+            )  # a context in which loading has failed may have the new certificate with the old key
+            tls.load_cert_chain(options.tls_certfile, options.tls_keyfile)
+        except OSError as error:  # ssl.SSLError among them
+            _log.warning("keep the certificate, cannot load %s why=%r", options.tls_certfile, str(error))
+        else:
+            _log.info("reload tls_certfile=%s", options.tls_certfile)
+    agent.reload()
 
 
 def _targets_tls(options: ServerOptions) -> ssl.SSLContext | None:

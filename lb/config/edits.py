@@ -26,6 +26,7 @@ OPTIONS = (
     "access",
     "cors",
     "trusted_proxies",
+    "session",
 )
 # What SGLang's gateway may also have: prefill and decode workers, which cannot answer a request alone, and gRPC.
 _SERVED = (("worker_type", "regular"), ("connection_mode", "http"))

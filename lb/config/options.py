@@ -160,6 +160,18 @@ class Continuation(_Options):
     handover_s: float = _number(5.0, 0.0, 3600.0)
 
 
+class CookieMode(str, Enum):
+    AUTO = "auto"  # a client that names no session gets one by cookie
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Session(_Options):
+    """What keeps a client with a target, for policies that go by sessions."""
+
+    cookie: CookieMode = CookieMode.OFF
+
+
 @dataclass(frozen=True, slots=True)
 class ApiKey:
     """One client's key, known by its SHA-256 only. Limits of 0 mean none; `weight` is its share of a full queue.

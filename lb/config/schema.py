@@ -12,10 +12,20 @@ from enum import Enum
 from typing import Any
 
 from lb.config.cors import Cors
-from lb.config.decode import Fields, WireError, url_problem
-from lb.config.options import Access, Breaker, Continuation, Limits, Pushing, Retries
+from lb.config.decode import Fields, WireError, network_problem, url_problem
+from lb.config.options import Access, Breaker, Continuation, Limits, Pushing, Retries, Session
 
-__all__ = ["Limits", "Readiness", "Stats", "Table", "Target", "TargetStats", "WireError", "url_problem"]
+__all__ = [
+    "Limits",
+    "Readiness",
+    "Stats",
+    "Table",
+    "Target",
+    "TargetStats",
+    "WireError",
+    "network_problem",
+    "url_problem",
+]
 
 
 class Readiness(str, Enum):
@@ -99,6 +109,7 @@ class Table:
     access: Access = field(default_factory=Access)
     cors: Cors = field(default_factory=Cors)
     trusted_proxies: tuple[str, ...] = ()
+    session: Session = field(default_factory=Session)
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -121,6 +132,7 @@ class Table:
             "access": self.access.to_json(),
             "cors": self.cors.to_json(),
             "trusted_proxies": list(self.trusted_proxies),
+            "session": self.session.to_json(),
         }
 
     @classmethod
@@ -139,6 +151,7 @@ class Table:
             access=Access.from_json(fields.take("access", {}), fields.at("access")),
             cors=Cors.from_json(fields.take("cors", {}), fields.at("cors")),
             trusted_proxies=fields.networks("trusted_proxies"),
+            session=Session.from_json(fields.take("session", {}), fields.at("session")),
         )
         fields.done()
         return table

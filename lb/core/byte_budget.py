@@ -6,8 +6,8 @@ from __future__ import annotations
 _OBJECT_BYTES = 72
 _LIST_BYTES = 64
 _ITEM_BYTES = 16
-_COUNT_ABOVE_BYTES = 16 * 1024
-_SMALL_FACTOR = 4  # of a body that is not worth counting in
+SMALL_BYTES = 16 * 1024
+SMALL_FACTOR = 4  # of a body that is not worth counting in
 
 
 class ByteBudget:
@@ -35,8 +35,8 @@ class ByteBudget:
 
 def parsed_bytes(body: bytes) -> int:
     """Returns about how many bytes the objects need that a JSON parser makes of `body`, beyond the text itself."""
-    if len(body) <= _COUNT_ABOVE_BYTES:
-        return _SMALL_FACTOR * len(body)
+    if len(body) <= SMALL_BYTES:
+        return SMALL_FACTOR * len(body)
     structure = (
         _OBJECT_BYTES * body.count(b"{") + _LIST_BYTES * body.count(b"[") + _ITEM_BYTES * body.count(b",")
     )

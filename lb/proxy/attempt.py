@@ -42,7 +42,7 @@ class Attempt(AttemptConnection):
 
     def start(self, fresh: bool) -> None:
         """On an idle connection, unless it has to be `fresh`."""
-        proxy = self._request.services
+        proxy = self._services
         pool = proxy.pools.of(self.booking.target)
         connection = None if fresh or self._request.head.websocket else pool.take()
         if connection is not None:
@@ -96,7 +96,7 @@ class Attempt(AttemptConnection):
             client.resume_reading(2)  # and more comes through `more_body`
         elif len(body) < JOIN_BELOW_BYTES:
             connection.unsent = sent + body
-            request.services.outbox.add(connection)
+            self._services.outbox.add(connection)
         else:
             connection.transport.writelines((sent, body))
 
@@ -130,7 +130,7 @@ class Attempt(AttemptConnection):
 
     def _take_head(self, data: bytes) -> None:
         request = self._request
-        proxy = request.services
+        proxy = self._services
         end = data.find(END)
         if end < 0 or end > proxy.limits.max_head_bytes:
             if len(data) > proxy.limits.max_head_bytes:
@@ -267,5 +267,5 @@ class Attempt(AttemptConnection):
         elif phase != OVER:
             silent = phase == HEAD and not self._buffer and not self._interims
             stale = silent and connection is not None and connection.used
-            young = request.services.clock() - self.since < STALE_WITHIN_S
+            young = self._services.clock() - self.since < STALE_WITHIN_S
             request.attempt_failed(Failure.STALE if stale and young else Failure.DIED, why)

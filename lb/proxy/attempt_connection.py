@@ -27,6 +27,7 @@ class AttemptConnection:
         "_interims",
         "_parts",
         "_request",
+        "_services",
         "_size",
         "booking",
         "connection",
@@ -39,6 +40,7 @@ class AttemptConnection:
 
     def __init__(self, request: AttemptHost, booking: Booking, now: float) -> None:
         self._request = request
+        self._services = request.services
         self.booking = booking
         self.since = now
         self.connection: TargetConnection | None = None
@@ -96,7 +98,7 @@ class AttemptConnection:
         if reply.status == 204 and (self.reply_length or reply.chunked):
             reusable = False  # has it a body after all?
         if reusable and reply.keep_alive and not self._request.client.body_left:
-            connection.pool.give(connection, self._request.services.clock())
+            connection.pool.give(connection, self._services.clock())
         else:
             connection.drop()
 

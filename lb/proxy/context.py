@@ -10,7 +10,7 @@ from itertools import chain
 
 from lb.config.options import Limits
 from lb.core.api_keys import Admission, ApiKeyStore
-from lb.core.byte_budget import ByteBudget, parsed_bytes
+from lb.core.byte_budget import SMALL_BYTES, SMALL_FACTOR, ByteBudget, parsed_bytes
 from lb.core.queue import RequestQueue
 from lb.core.retry import (
     RetryBudget,
@@ -163,18 +163,22 @@ class Proxy:
         now = self.clock()
         size = len(body)
         dense = False
-        if size and head.method == b"POST" and for_model(head.path):
-            parsed = parsed_bytes(body)
-            dense = is_dense(body, parsed)
-            size += 0 if dense else parsed
+        model = for_model(head.path)
+        if model and head.method == b"POST":
+            if size <= SMALL_BYTES:
+                size += SMALL_FACTOR * size
+            else:
+                parsed = parsed_bytes(body)
+                dense = is_dense(body, parsed)
+                size += 0 if dense else parsed
         if not self.buffers.take(size):
             return _NO_ROOM
-        arrival = self.gate.arrival(head, body, admission, client.body_left, dense, now)
+        arrival = self.gate.arrival(head, body, admission, client, dense, now)
         if isinstance(arrival, Refusal):
             self.buffers.give_back(size)
             return arrival
         limits = self.limits
-        repeatable = is_repeatable(head.method, for_model(head.path), head.idempotent)
+        repeatable = model or is_repeatable(head.method, model, head.idempotent)
         tries = Tries(repeatable, limits.time_to_first_byte_s, limits.hold_s)
         request = ProxiedRequest(self, client, body, arrival, tries)
         request.buffered = size

@@ -45,6 +45,7 @@ class Arrival(NamedTuple):
     continues: bool = True  # the client has not forbidden to resume its stream
     resume_state: ResumeState | None = None
     cors: bytes | None = None  # header lines of any response to it; None if CORS is off
+    set_cookie: bytes = b""  # a header line of a target's response, with its CRLF
 
 
 class Ending:

@@ -8,17 +8,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from lb.config.options import Continue
+from lb.config.options import Continue, CookieMode
 from lb.core.api_keys import Admission, ApiKeyStore, Unauthorized
 from lb.core.targets import TargetTable
 from lb.core.tenant import Limited
-from lb.http import error_responses
+from lb.http import error_responses, session_cookie
 from lb.http.cors import CorsRules
 from lb.http.messages import RequestHead
 from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
 from lb.proxy.ending import Arrival
-from lb.proxy.ports import Refusal
+from lb.proxy.ports import Downstream, Refusal
 from lb.proxy.resumable_relay import ResumeState
 from lb.stream import openai_request
 from lb.stream.model_name import model_of, names_a_model
@@ -37,6 +37,7 @@ class RequestOverrides(NamedTuple):
 
 
 _NO_OVERRIDES = RequestOverrides()
+_SESSION_POLICY = "consistent_hash"
 _HEALTH = b"/-/healthz"
 _READY = b"/-/ready"
 _NOT_SERVED = Refusal(404, "not_found", "Of the paths under /-/ this port serves /-/healthz and /-/ready.")
@@ -79,6 +80,9 @@ class Gate:
         """Another table is in force."""
         cors = self._table.table.cors
         self.cors = CorsRules(cors) if cors.origins else None
+        self._cookies = self._table.table.session.cookie is CookieMode.AUTO
+        # Which session a request belongs to may stand in its body (`user`), and so does the model, which is part of it.
+        self._by_session = self._cookies or self._table.table.policy == _SESSION_POLICY
         self._trusted = [ipaddress.ip_network(one) for one in self._table.table.trusted_proxies]
         # Above its base path a target may serve what is not this service's.
         self._has_base_path = any(urlsplit(one.url).path.strip("/") for one in self._table.table.targets)
@@ -141,7 +145,13 @@ class Gate:
         )
 
     def arrival(
-        self, head: RequestHead, body: bytes, admission: Admission, body_left: bool, dense: bool, now: float
+        self,
+        head: RequestHead,
+        body: bytes,
+        admission: Admission,
+        client: Downstream,
+        dense: bool,
+        now: float,
     ) -> Arrival | Refusal:
         """Returns what the request asks for, or why it is refused after all. A `dense` body is not parsed."""
         for name in admission.carried_by:
@@ -149,7 +159,7 @@ class Gate:
         overrides = _NO_OVERRIDES if head.ours is None else self._overrides(head)
         if isinstance(overrides, Refusal):
             return overrides
-        path = head.path
+        path, body_left = head.path, client.body_left
         parsed: ParsedRequest = NOT_PARSED
         prompt: bytes | None = None
         scope = ""
@@ -157,7 +167,8 @@ class Gate:
         session = overrides.session or (head.session.decode("latin-1") if head.session else "")
         if body and head.method == b"POST" and openai_request.for_model(path):
             prompts = self._table.needs_prompt or overrides.policy is not None
-            if prompts or routed or admission.tenant or (b'"stream"' in body and not body_left):
+            sought = self._by_session or b'"stream"' in body
+            if prompts or routed or admission.tenant or (sought and not body_left):
                 parsed = openai_request.scan(body) if dense else openai_request.read(body)
             if prompts:
                 prompt = openai_request.prompt_of(parsed.json, body)
@@ -172,6 +183,10 @@ class Gate:
             limited = self._api_keys.reserve(admission, prompt_tokens, parsed.most_tokens, now)
             if limited is not None:
                 return self._limited(limited)
+        set_cookie = b""
+        if self._cookies and not session:
+            secure = client.hop.scheme == b"https"
+            session, set_cookie = session_cookie.read_or_make(head.cookie, secure=secure)
         self._number += 1
         own_id = f"{self._id_prefix}-{self._number}"  # a client's may occur twice at once
         if head.request_id:
@@ -195,19 +210,21 @@ class Gate:
             and path in (openai_request.CHAT, openai_request.COMPLETIONS)
         ):
             resume_state = ResumeState(path, parsed, body, options)
-        return Arrival(
-            at=now,
-            head=head,
-            request_id=request_id,
-            view=view,
-            model=model,
-            admission=admission,
-            explanation=self._explanations.begin(shown_id, method, plain, now),
-            policy=overrides.policy,
-            span=span,
-            continues=continues,
-            resume_state=resume_state,
-            cors=None if self.cors is None else self.cors[head.origin],
+        cors = self.cors
+        return Arrival(  # by position: keywords would cost each request half a microsecond
+            now,
+            head,
+            request_id,
+            view,
+            model,
+            admission,
+            self._explanations.begin(shown_id, method, plain, now),
+            overrides.policy,
+            span,
+            continues,
+            resume_state,
+            None if cors is None else cors[head.origin],
+            set_cookie,
         )
 
     def _overrides(self, head: RequestHead) -> RequestOverrides | Refusal:

@@ -122,7 +122,10 @@ class RequestCore:
     # --- what the client is sent
 
     def response_head(self, response: ResponseHead, framing: bytes) -> bytes:
-        return response_bytes(response, self.request_id, framing, self.arrival.cors)
+        arrival = self.arrival
+        if arrival.set_cookie:
+            framing = arrival.set_cookie + framing
+        return response_bytes(response, self.request_id, framing, arrival.cors)
 
     def connection_line(self) -> bytes:
         client = self.client

@@ -21,6 +21,7 @@ MAX_SESSION_BYTES = 256
 
 _DENSE_ABOVE_BYTES = 256 * 1024
 _DENSE_FACTOR = 3
+_LIMITS = (b"max_completion_tokens", b"max_tokens", b"max_output_tokens")
 _MOST_LOOKED_AT = 64  # fields of one name
 _TEXT_VALUE = re.compile(rb'\s*:\s*"([^"\\]{1,256})"')
 _NUMBER = re.compile(rb"\s*:\s*(\d{1,9})\b")
@@ -79,12 +80,12 @@ def scan(body: bytes) -> ParsedRequest:
     """Read what routing needs off the text of a body that is not parsed. A field of the same name deeper down may be
     taken for the request's own; text never is, as quotes in it are escaped."""
     model, user = _field(body, b'"model"', _TEXT_VALUE), _field(body, b'"user"', _TEXT_VALUE)
-    limit = _field(body, b'"max_completion_tokens"', _NUMBER) or _field(body, b'"max_tokens"', _NUMBER)
+    limits = (_field(body, b'"%b"' % name, _NUMBER) for name in _LIMITS)
     return ParsedRequest(
         None,
         model.decode("utf-8", "replace"),
         user.decode("utf-8", "replace")[:MAX_SESSION_BYTES],
-        int(limit or 0),
+        int(next(filter(None, limits), 0)),
         bool(_field(body, b'"stream"', _TRUE)),
     )
 

@@ -35,6 +35,12 @@ def usage_of(body: bytes) -> Tokens | None:
     """The last report of tokens at the end of a response, or of a stream; None if there is none."""
     start = max(0, len(body) - _TAIL_BYTES)
     end = len(body)
+    if body[:1] == b"{":  # a response that is not a stream, in the form that nearly all have
+        at = body.rfind(_REPORTS[0], start)
+        if at >= 0:
+            prompt, out = _PROMPT.search(body, at), _OUT.search(body, at)
+            if prompt is not None and out is not None:
+                return Tokens(int(prompt[1]), int(out[1]))
     while (at := max(body.rfind(report, start, end) for report in _REPORTS)) >= 0:
         end = at
         if b'"message_start"' in body[body.rfind(b"\n", 0, at) + 1 : at]:

@@ -53,6 +53,7 @@ def table_of(
         balancer.access,
         balancer.cors,
         balancer.trusted_proxies,
+        balancer.session,
     )
     content = json.dumps(table.to_json(), sort_keys=True)
     return replace(

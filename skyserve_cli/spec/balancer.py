@@ -18,13 +18,15 @@ from lb.config.options import (
     Breaker,
     Continuation,
     Continue,
+    CookieMode,
     Limits,
     Pushing,
     PushMode,
     Retries,
+    Session,
 )
 from skyserve_cli.spec.fields import AboveZero, Port, SomeSeconds, Text, not_bool, one_of, refuse
-from skyserve_cli.spec.front_door import CorsSection, Network, cors
+from skyserve_cli.spec.front_door import CorsSection, Network, SessionSection, cors
 from skyserve_cli.spec.model import LoadBalancerSpec
 from skyserve_cli.spec.references import NAME
 from skyserve_cli.spec.section import Section, Words
@@ -179,6 +181,8 @@ class LoadBalancerSection(Section):
     """Which web pages may call from browsers. Default: those of the service's own origin only."""
     trusted_proxies: tuple[Network, ...] = ()
     """Networks of proxies whose X-Forwarded-For, -Proto and -Host, X-Real-IP and Forwarded are passed on. Default: none."""
+    session: SessionSection = SessionSection()
+    """What keeps a client with one replica, for load_balancing_policy: consistent_hash."""
     host: Text | None = None
     """Address the load balancer listens on."""
     port: Port | None = None
@@ -213,4 +217,5 @@ def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadB
         access=Access(tuple(keys), section.allow_policy_override),
         cors=cors(section.cors),
         trusted_proxies=section.trusted_proxies,
+        session=Session(CookieMode(section.session.cookie)),
     )

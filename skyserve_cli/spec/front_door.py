@@ -8,11 +8,13 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from lb.config.cors import MAX_AGE_S, Cors
-from lb.config.decode import network_problem
-from skyserve_cli.spec.fields import not_bool, refuse
+from lb.config.options import CookieMode
+from lb.config.schema import network_problem
+from skyserve_cli.spec.fields import not_bool, one_of, refuse
 from skyserve_cli.spec.section import Section
 
 _cors = Cors()
+_COOKIE = [mode.value for mode in CookieMode]
 _FORMS = {one.name: one.metadata for one in fields(Cors) if one.metadata}
 
 
@@ -45,6 +47,19 @@ def _network(value: object) -> str:
 
 Network = Annotated[str, PlainValidator(_network), WithJsonSchema({"type": "string"})]
 Seconds = Annotated[int, BeforeValidator(not_bool), Field(ge=0, le=MAX_AGE_S)]
+
+
+def _cookie(value: object) -> str:
+    """``off`` without quotes is YAML's word for false."""
+    return CookieMode.OFF.value if value is False else one_of(*_COOKIE)(value)
+
+
+CookieWord = Annotated[str, PlainValidator(_cookie), WithJsonSchema({"enum": [*_COOKIE, False]})]
+
+
+class SessionSection(Section):
+    cookie: CookieWord = CookieMode.OFF.value
+    """auto: a client that names no session gets one by cookie. Default: off."""
 
 
 class CorsSection(Section):

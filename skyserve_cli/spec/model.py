@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
 from lb.config.cors import Cors
-from lb.config.options import Access, Breaker, Continuation, Limits, Pushing, Retries
+from lb.config.options import Access, Breaker, Continuation, Limits, Pushing, Retries, Session
 from policies.model import AcceleratorQps
 from policies.routing.registry import SERVICE_POLICY
 from skyserve_cli.spec.infra import CLOUDS
@@ -89,7 +89,7 @@ class ReplicaPolicy:
 
 @dataclass(frozen=True, slots=True)
 class LoadBalancerSpec:
-    """What the load balancer is told; the last seven in its own words.
+    """What the load balancer is told; the last eight in its own words.
 
     `host` and `port` None: it takes an address of its own choice. Of API keys it knows the digests only.
     """
@@ -112,6 +112,7 @@ class LoadBalancerSpec:
     access: Access = field(default_factory=Access)
     cors: Cors = field(default_factory=Cors)
     trusted_proxies: tuple[str, ...] = ()
+    session: Session = field(default_factory=Session)
 
 
 class AgentPlace(NamedTuple):

@@ -4,6 +4,8 @@ process of its own."""
 from __future__ import annotations
 
 import asyncio
+import datetime
+import ipaddress
 import json
 import os
 import signal
@@ -15,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 TOKEN = "a-token-for-tests"
 ROOT = Path(__file__).resolve().parents[2]
@@ -262,6 +268,34 @@ async def until(condition: Callable[[], Awaitable[Any]], tries: int = 400) -> An
             return value
         await asyncio.sleep(0.02)
     raise AssertionError("the condition did not become true")
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A new certificate for 127.0.0.1 and ::1, and its key, in files of the same names each time."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    start = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    addresses = [x509.IPAddress(ipaddress.ip_address(one)) for one in ("127.0.0.1", "::1")]
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(start)
+        .not_valid_after(start + datetime.timedelta(days=36_500))
+        .add_extension(x509.SubjectAlternativeName([*addresses, x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    certfile, keyfile = folder / "cert.pem", folder / "key.pem"
+    certfile.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    keyfile.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    return certfile, keyfile
 
 
 @asynccontextmanager

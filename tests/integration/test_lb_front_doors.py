@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import hashlib
+import json
+import re
+import signal
+import ssl
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lb.config.cors import Cors
-from lb.config.options import Access, ApiKey, Limits
+from lb.config.options import Access, ApiKey, CookieMode, Limits, Session
 from lb.config.schema import Table, Target
-from tests.integration.lb_wires import Bench, Got, Seen, run, settle
+from lb.http import session_cookie
+from lb.http.head_lines import WEBSOCKET_GUID
+from tests.integration.lb_harness import RunningAgent, self_signed, until, world
+from tests.integration.lb_wires import DIES, ENDS, Bench, Got, Seen, run, settle
 
 KEYS = Access((ApiKey("page", hashlib.sha256(b"sk-page").hexdigest()),))
 TARGET = Target("t", "http://192.0.2.9:8000")
@@ -308,5 +318,251 @@ def test_a_proxy_is_known_by_its_address_in_any_form() -> None:
         gate = Bench(table=a_table(trusted_proxies=("10.0.0.0/8", "fe80::/10"))).proxy.gate
         peers = ["10.1.2.3", "::ffff:10.1.2.3", "fe80::1%eth0", "11.0.0.1", "::1", "unknown"]
         assert [gate.trusts(peer) for peer in peers] == [True, True, True, False, False, False]
+
+    run(story())
+
+
+# --- SIGHUP
+
+
+async def handshake(agent: RunningAgent) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
+    """A new connection, and the certificate that the agent showed."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection("127.0.0.1", agent.port, ssl=context)
+    return reader, writer, writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+
+
+async def hang_up(agent: RunningAgent, logs: str) -> None:
+    """SIGHUP, until the agent has logged this."""
+    before = agent.log.read_text().count(logs)
+    agent.process.send_signal(signal.SIGHUP)
+
+    async def logged() -> bool:
+        return agent.log.read_text().count(logs) > before
+
+    await until(logged)
+
+
+async def test_a_hangup_brings_the_new_certificate_and_drops_no_connection(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        certfile, keyfile = self_signed(tmp_path)
+        files = ("--tls-certfile", str(certfile), "--tls-keyfile", str(keyfile))
+        agent = await w.agent(*files, "--target", (await w.target("target")).url)
+        reader, writer, old = await handshake(agent)
+        self_signed(tmp_path)
+        await hang_up(agent, "reload tls_certfile=")
+        _, second, new = await handshake(agent)
+        assert new == ssl.PEM_cert_to_DER_cert(certfile.read_text()) != old
+        certfile.write_text("no certificate")
+        await hang_up(agent, "keep the certificate")
+        _, third, kept = await handshake(agent)
+        assert kept == new
+        writer.write(head("GET", "/"))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
+        for one in (writer, second, third):
+            one.close()
+
+
+async def test_a_hangup_brings_the_table_of_the_file(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        before, after = await w.targets("before", "after")
+        file = tmp_path / "table.json"
+        agent = await w.agent("--table-file", str(file))
+        await agent.push(before.json, revision="r1")
+        assert await agent.text() == (200, "before")
+        table = {**json.loads(file.read_text()), "revision": "r2", "targets": [after.json]}
+        file.write_text(json.dumps(table))
+        await hang_up(agent, "revision=r2 changed=True")
+        assert await agent.text() == (200, "after")
+        await hang_up(agent, "revision=r2 changed=False")
+        for wrong in (
+            "{",
+            json.dumps({**table, "service": "another"}),
+            json.dumps({**table, "policy": "none"}),
+        ):
+            file.write_text(wrong)
+            await hang_up(agent, "keep the table")
+        assert await agent.text() == (200, "after")
+
+
+async def test_a_hangup_of_an_agent_without_files_ends_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        agent = await w.agent("--target", (await w.target("target")).url)
+        for _ in range(3):
+            agent.process.send_signal(signal.SIGHUP)
+            assert await agent.text() == (200, "target")
+
+
+# --- sessions by cookie
+
+STICKY = {"policy": "consistent_hash", "session": Session(CookieMode.AUTO)}
+COOKIE = re.compile(rb"skyserve_session=([A-Za-z0-9_-]{22}); Path=/; HttpOnly; SameSite=Lax")
+EIGHT = tuple(Target(f"t{number}", f"http://192.0.2.9:{8000 + number}") for number in range(8))
+
+
+def sticky(**options: Any) -> Table:
+    return Table("service", "r1", EIGHT, **{**STICKY, **options})
+
+
+@pytest.mark.parametrize("others", ["", "theme=dark; ", "skyserve_session=short; "])
+def test_a_browser_gets_a_cookie_once_and_stays_with_its_target(others: str) -> None:
+    async def story() -> None:
+        bench = Bench(table=sticky())
+        sessions, lives = set(), set()
+        for _ in range(8):
+            got = await ask(bench, "GET", "/", f"Cookie: {others}app=1")
+            (line,) = got.values(b"set-cookie")
+            match = COOKIE.fullmatch(line)
+            assert match is not None
+            session = match[1].decode()
+            sessions.add(session)
+            visited = set()
+            for path in ("/", "/page", "/page?x=1"):
+                again = await ask(bench, "GET", path, f"Cookie: {others}skyserve_session={session}; app=1")
+                assert again.values(b"set-cookie") == []
+                visited.add(targets_of(bench)[-1])
+            assert visited == {targets_of(bench)[-4]}, "the first request went elsewhere"
+            lives |= visited
+        assert len(sessions) == 8
+        assert len(lives) > 1
+        bench.check()
+
+    run(story())
+
+
+def targets_of(bench: Bench) -> list[str]:
+    """To which target each request went, in order."""
+    stories = [one.to_json() for one in reversed(bench.proxy.explanations.latest(1000))]
+    return [str(story["steps"][0]["target"]) for story in stories]
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "body"),
+    [
+        ("/", "X-Session-Id: mine", b""),
+        ("/", "X-SkyServe-Session: mine", b""),
+        ("/v1/completions", "X-Any: 1", b'{"user": "mine", "prompt": "x"}'),
+    ],
+)
+def test_a_client_that_names_its_session_gets_no_cookie(path: str, line: str, body: bytes) -> None:
+    async def story() -> None:
+        bench = Bench(table=sticky())
+        got = await ask(bench, "POST", path, line, body=body)
+        assert (got.status, got.values(b"set-cookie")) == (200, [])
+        bench.check()
+
+    run(story())
+
+
+def test_without_the_option_there_is_no_cookie() -> None:
+    async def story() -> None:
+        bench = Bench(table=sticky(session=Session()))
+        assert (await ask(bench, "GET", "/")).values(b"set-cookie") == []
+        bench.check()
+
+    run(story())
+
+
+def test_a_websocket_gets_a_cookie_and_goes_by_it() -> None:
+    async def story() -> None:
+        key = base64.b64encode(b"0123456789abcdef")
+        digest = hashlib.sha1(key + WEBSOCKET_GUID, usedforsecurity=False).digest()
+        lines = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + base64.b64encode(
+            digest
+        )
+        bench = Bench(lambda seen: [], table=sticky())
+        wanted = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
+        cookie: tuple[str, ...] = ()
+        for _ in range(2):
+            client = bench.client()
+            client.send(head("GET", "/ws", *wanted, f"Sec-WebSocket-Key: {key.decode()}", *cookie))
+            await settle()
+            peer = bench.peers[-1]
+            peer.took = lambda: None  # type: ignore[method-assign]  # from here on it is no HTTP
+            peer.wire._took = None
+            peer.say([b"HTTP/1.1 101 Switching Protocols\r\n" + lines + b"\r\n\r\n"])
+            await settle()
+            found = COOKIE.search(client.wire.take())
+            assert (found is None) == bool(cookie)
+            if found is not None:
+                cookie = (f"Cookie: skyserve_session={found[1].decode()}",)
+            client.wire.feed(ENDS)
+            await settle()
+        first, second = targets_of(bench)
+        assert first == second
+        bench.check()
+
+    run(story())
+
+
+def test_a_cookie_over_tls_is_for_tls_only() -> None:
+    _, plain = session_cookie.read_or_make(b"", secure=False)
+    _, secure = session_cookie.read_or_make(b"", secure=True)
+    assert b"Secure" not in plain
+    assert secure.endswith(b"; Secure\r\n")
+
+
+def test_a_user_named_in_the_body_is_a_session_for_streams_and_others_alike() -> None:
+    async def story() -> None:
+        bench = Bench(table=sticky(session=Session()))
+        bodies = [{"model": "m", "user": f"user {number}"} for number in range(8)]
+        for body in bodies:
+            for more in ({}, {"stream": False}, {"stream": True}):
+                await ask(bench, "POST", "/v1/embeddings", body=json.dumps({**body, **more}).encode())
+        went = targets_of(bench)
+        assert [len(set(went[at : at + 3])) for at in range(0, 24, 3)] == [1] * 8
+        assert len(set(went)) > 1
+        bench.check()
+
+    run(story())
+
+
+# --- other formats of models
+
+
+def event(data: dict[str, Any]) -> bytes:
+    line = f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
+    return b"%x\r\n%b\r\n" % (len(line), line)
+
+
+STREAMS = {
+    "/v1/responses": [
+        {"type": "response.created", "response": {"usage": None}},
+        {"type": "response.output_text.delta", "delta": "A lake"},
+        {"type": "response.completed", "response": {"usage": {"input_tokens": 7, "output_tokens": 3}}},
+    ],
+    "/v1/messages": [
+        {"type": "message_start", "message": {"usage": {"input_tokens": 7, "output_tokens": 1}}},
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "A lake"}},
+        {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 3}},
+    ],
+}
+BODY = b'{"model": "m", "stream": true, "input": "What is a lake?"}'
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_streams_of_other_formats_are_counted(path: str) -> None:
+    async def story() -> None:
+        pieces = [b"HTTP/1.1 200 OK\r\n" + EVENTS + b"\r\n", *map(event, STREAMS[path]), b"0\r\n\r\n"]
+        bench = Bench(lambda seen: pieces)
+        got = await ask(bench, "POST", path, body=BODY)
+        assert got.whole
+        counts = bench.proxy.metrics.counts
+        assert (counts.tokens_in, counts.tokens_out) == (7, 3)
+        bench.check()
+
+    run(story())
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_streams_of_other_formats_are_cut_and_not_continued(path: str) -> None:
+    async def story() -> None:
+        pieces = [b"HTTP/1.1 200 OK\r\n" + EVENTS + b"\r\n", *map(event, STREAMS[path][:2]), DIES]
+        bench = Bench(lambda seen: pieces, targets=2)
+        got = await ask(bench, "POST", path, body=BODY)
+        assert (got.status, got.whole, len(bench.seen)) == (200, False, 1)
+        assert b"A lake" in got.body
+        bench.check()
 
     run(story())

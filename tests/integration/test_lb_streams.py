@@ -140,6 +140,7 @@ PATHS = ["/v1/chat/completions", "/v1/completions"]
     "options",
     [
         pytest.param(("--continue", "auto"), id="by tokens"),
+        pytest.param(("--continue", "auto", "--no-pump"), id="by tokens, chunks moved by Python"),
         pytest.param(("--continue", "text"), id="by text"),
         pytest.param(("--continue", "text", "--no-pump"), id="by text, chunks moved by Python"),
     ],
@@ -183,8 +184,32 @@ async def test_a_stream_goes_on_when_its_engine_is_killed_twice(
     assert (await agent.stats())["in_flight"] == 0
 
 
-async def identified(agent: RunningAgent) -> bool:
-    return agent.log.read_text().count("kind=skyserve") >= 3
+@pytest.mark.parametrize("options", [(), ("--no-pump",)], ids=["fast path", "chunks moved by Python"])
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_stream_that_is_not_resumed_passes_as_it_comes_and_is_counted(
+    w: World, engines: list[Engine], path: str, options: tuple[str, ...]
+) -> None:
+    agent = await w.agent("--continue", "off", *options, f"--target={engines[0].url}")
+    await until(lambda: identified(agent, 1))
+    direct, passed = Told(), Told()
+    for url, one in ((engines[0].url, direct), (agent.url, passed)):
+        async with agent.http.post(url + path, json=body(path)) as response:
+            async for line in response.content:
+                if line.startswith(b"data: "):
+                    one.event(line[6:].strip())
+    assert (passed.text, passed.finish, passed.keys, passed.done) == (
+        direct.text,
+        direct.finish,
+        direct.keys,
+        1,
+    )
+    (usage,) = passed.usage
+    metrics = await agent.ask("GET", "/-/metrics")
+    assert re.search(rf"skyserve_lb_output_tokens_total\{{.*\}} {usage['completion_tokens']}\.0", metrics)
+
+
+async def identified(agent: RunningAgent, engines: int = 3) -> bool:
+    return agent.log.read_text().count("kind=skyserve") >= engines
 
 
 async def test_a_draining_target_hands_its_stream_over_before_its_deadline(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.stream.openai_request import prompt_of
+from lb.stream import openai_request
+from lb.stream.openai_request import ParsedRequest, prompt_of
 
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 _CONTENT = _TEXT | st.none() | st.integers() | st.lists(st.fixed_dictionaries({"text": _TEXT}), max_size=2)
@@ -32,3 +35,12 @@ def test_two_plain_messages() -> None:
         b'{"messages":[{"content":"be k\\u0131nd","role":"system"},{"role":"user","content":""}]}'
     )
     assert prompt_of(body, b"") == "system\x1fbe kınd\x1euser\x1f\x1e".encode()
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
+@pytest.mark.parametrize("way", [openai_request.read, openai_request.scan], ids=["parsed", "scanned"])
+def test_the_limit_of_what_is_generated_is_read_by_any_of_its_names(
+    name: str, way: Callable[[bytes], ParsedRequest]
+) -> None:
+    body = f'{{"model": "m", "{name}": 77, "input": []}}'.encode()
+    assert way(body).max_tokens == 77

@@ -13,7 +13,7 @@ from lb.config.options import Continuation, Continue
 from lb.core.failures import Failure
 from lb.engines.kinds import EngineKind
 from lb.http.body_framing import LAST_CHUNK, ChunkedDecoder, CloseDelimitedDecoder, chunk
-from lb.http.messages import ResponseHead
+from lb.http.messages import ResponseHead, response_bytes
 from lb.proxy.fast_path import StopReason
 from lb.proxy.ports import RelayHost
 from lb.proxy.relay import PlainRelay
@@ -45,6 +45,9 @@ class Host:
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         raise AssertionError("there is no fast path")
+
+    def response_head(self, response: ResponseHead, framing: bytes) -> bytes:
+        return response_bytes(response, self.request_id, framing)
 
     def connection_line(self) -> bytes:
         return b""

@@ -14,10 +14,12 @@ from lb.config.options import (
     Breaker,
     Continuation,
     Continue,
+    CookieMode,
     Limits,
     Pushing,
     PushMode,
     Retries,
+    Session,
 )
 from policies.routing.registry import POLICIES
 from skyserve_cli.spec import (
@@ -141,6 +143,7 @@ SAID = {
         "trusted_proxies: [10.0.0.0/8]",
         LoadBalancerSpec(trusted_proxies=("10.0.0.0/8",)),
     ),
+    "no cookie, which YAML reads as false": ("session: {cookie: off}", LoadBalancerSpec()),
     "an impatient eye": ("stall_timeout_seconds: 2.5", LoadBalancerSpec(stall_timeout_s=2.5)),
 }
 
@@ -182,6 +185,7 @@ WRONG = {
     "a method in lower case": ("cors: {methods: [get]}", "cors.methods[0]", "a method in upper case"),
     "cookies of all pages": ("cors: {origins: ['*'], credentials: yes}", "cors.credentials", "origins contains *"),
     "a network with a host in it": ("trusted_proxies: [10.0.0.1/8]", "trusted_proxies[0]", "such as 10.0.0.0/8"),
+    "a cookie of one's own": ("session: {cookie: mine}", "session.cookie", "must be one of auto, off"),
     "an override that is a word": ("allow_policy_override: perhaps", "allow_policy_override", "true or false"),
 }  # fmt: skip
 
@@ -299,3 +303,13 @@ def test_engines_with_a_key_of_their_own_do_not_go_with_ours() -> None:
         """
     )
     assert [warning.path for warning in loaded.warnings] == ["service.load_balancer.api_keys"]
+
+
+@pytest.mark.parametrize(("policy", "warned"), [("gorgo", True), ("consistent_hash", False)])
+def test_a_session_cookie_without_a_policy_for_it_is_a_warning(policy: str, warned: bool) -> None:
+    text = (
+        f"service: {{load_balancing_policy: {policy}, load_balancer: {{session: {{cookie: auto}}}}}}\nrun: x"
+    )
+    loaded = load_text(text)
+    assert [one.path for one in loaded.warnings] == ["service.load_balancer.session"] * warned
+    assert loaded.spec.load_balancer.session == Session(CookieMode.AUTO)
