@@ -195,8 +195,8 @@ def test_three_engines_die_in_one_answer(survivor: Engine) -> None:
                 if got.count(b"\n\n") >= before + 10:
                     victim.kill()
                     break
-        assert stitcher.sofar().tokens > sofar.tokens
-        sofar = stitcher.sofar()
+        assert stitcher.progress().tokens > sofar.tokens
+        sofar = stitcher.progress()
     assert closing(CHAT, request, sofar, KIND) is None
     got += go_on(CHAT, request, sofar, resume(CHAT, request, sofar, KIND), survivor)
     assert said(got) == whole
