@@ -96,7 +96,7 @@ _OF_TARGET = (
         "time_to_first_byte_seconds",
         "From the arrival of a request to the first byte of its answer's body.",
     ),
-    _Family("inter_token", "inter_token_seconds", "Between two data events of a stream."),
+    _Family("inter_token", "inter_token_seconds", "Between two tokens of a stream, on average over it."),
     _Family("duration", "attempt_duration_seconds", "From an attempt's beginning to its end."),
 )
 

@@ -261,10 +261,13 @@ class ProxiedRequest(RespondingRequest):
         """The client has left: whatever is under way ends, and with it the engine's work."""
         if self.state is _DONE:
             return
+        if self.tunnel is not None:  # either side may close a tunnel when it likes
+            self.end(Outcome.TUNNEL_CLOSED)
+            return
         booking = self.booking
         self.arrival.explanation.note(self.proxy.clock(), "client_gone", booking.key.id if booking else "")
         self.ending.error = "client_gone"
-        self.end(Outcome.CLIENT_GONE if self.tunnel is None else Outcome.TUNNEL_CLOSED)
+        self.end(Outcome.CLIENT_GONE)
 
     def _turn_away(self, full: bool = False) -> None:
         proxy = self.proxy

@@ -111,6 +111,12 @@ class RespondingRequest(RequestCore):
         return relay
 
     def relayed(self, rest: bool, reusable: bool = True) -> None:
+        relay, booking, first_at = self.relay, self.booking, self.ending.first_at
+        if relay is not None and booking is not None and first_at is not None:
+            tokens = relay.generated()
+            if tokens > 1:
+                spacing_s = (self.proxy.clock() - first_at) / (tokens - 1)
+                self.proxy.counts_of(booking).inter_token.observe(spacing_s)
         if self.attempt is not None:
             self.attempt.give_back(reusable=reusable and not rest)
         self.end(Outcome.WHOLE)

@@ -159,3 +159,20 @@ def test_each_header_for_keys_is_accepted_and_ends_here(header: bytes) -> None:
         bench.check()
 
     run(story())
+
+
+def test_the_time_between_tokens_is_measured_by_tokens_and_not_by_reads() -> None:
+    async def story() -> None:
+        bench = bench_for(Ended("whole", 21, 7, EngineKind.VLLM))
+        client = bench.client()
+        client.send(request_of(Ended("whole", 21, 7, EngineKind.VLLM)))
+        await asyncio.sleep(1)
+        assert [got.whole for got in client.answers(b"POST")] == [True]
+        observed = bench.proxy.metrics.of(bench.table.table.targets[0]).inter_token
+        assert sum(observed.counts) == 1
+        assert observed.sum < 0.01
+        client.wire.feed(DIES)
+        await settle()
+        bench.check()
+
+    run(story())
