@@ -281,7 +281,7 @@ class _WirePool(Pool):
 
     async def dial(self, timeout_s: float) -> TargetConnection:
         if self.bench.refuses:
-            raise ConnectionRefusedError
+            raise self.bench.refuses_with
         await asyncio.sleep(0)
         peer = Peer(self.bench, Wire())
         peer.wire._took = peer.took
@@ -391,6 +391,7 @@ class Bench:
     ) -> None:
         self.behave: Behaviour = behave or (lambda seen: [plainly(seen.body)])
         self.refuses = False
+        self.refuses_with: Exception = ConnectionRefusedError()
         self.greeting: Sequence[bytes] = ()
         self.seen: list[Seen] = []
         self.peers: list[Peer] = []

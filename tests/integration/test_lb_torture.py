@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
+import errno
 import hashlib
 import itertools
 import json
@@ -1163,6 +1164,72 @@ def test_a_client_that_does_not_read_is_not_flooded_by_the_next_target() -> None
             read += client.wire.take()
             await settle()
         assert read.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        bench.check()
+
+    run(story())
+
+
+def test_a_tunnel_in_which_nothing_passes_is_closed_on_both_sides() -> None:
+    async def story() -> None:
+        bench = Bench(lambda seen: [], idle_timeout_s=5)
+        bench.watch()
+        client = bench.client()
+        client.send(UPGRADE)
+        await settle()
+        peer = bench.peers[0]
+        peer.took = lambda: None  # type: ignore[method-assign]  # from here on it is no HTTP
+        peer.wire._took = None
+        peer.wire.out.clear()
+        peer.say([SWITCHES])
+        await settle()
+        client.wire.take()
+        for _ in range(4):  # what passes keeps it open
+            await asyncio.sleep(3)
+            client.send(b"\x82\x80\0\0\0\0")
+        assert not client.wire.gone
+        peer.wire.take()
+        await asyncio.sleep(10)
+        assert client.wire.take() == b"\x88\x02\x03\xe9"
+        assert peer.wire.take() == b"\x88\x82\0\0\0\0\x03\xe9"
+        await settle()
+        assert client.wire.gone
+        assert peer.wire.gone
+        bench.check()
+
+    run(story())
+
+
+def test_a_lack_of_descriptors_is_not_the_targets_fault() -> None:
+    async def story() -> None:
+        bench = Bench(targets=3)
+        bench.refuses, bench.refuses_with = True, OSError(errno.EMFILE, "too many open files")
+        client = bench.client()
+        client.send(GET)
+        await asyncio.sleep(1)
+        (got,) = client.answers(b"GET")
+        assert (got.status, b"out_of_resources" in got.body) == (503, True)
+        assert {health.value for _, health, _ in bench.table.rows(0.0)} == {"good"}
+        bench.refuses = False
+        client.send(GET)
+        await settle()
+        assert [one.status for one in client.answers(b"GET")] == [200]
+        bench.check()
+
+    run(story())
+
+
+def test_connections_beyond_the_limit_are_refused_and_those_before_go_on() -> None:
+    async def story() -> None:
+        bench = Bench()
+        bench.proxy.max_clients = 2
+        first, second, third = bench.client(), bench.client(), bench.client()
+        await settle()
+        assert b"503" in third.wire.take().split(b"\r\n")[0]
+        assert third.wire.gone
+        for client in (first, second):
+            client.send(GET)
+            await settle()
+            assert [one.status for one in client.answers(b"GET")] == [200]
         bench.check()
 
     run(story())
