@@ -72,7 +72,6 @@ class RequestHead:
     forwarded = b""  # lines of a proxy before us, each with its CRLF: only a trusted one's are passed on
     has_forwarded_proto = False
     has_forwarded_host = False
-    authorization: bytes | None = None
     traceparent = b""
     content_type = b""
     cookie = b""
@@ -155,7 +154,6 @@ def _apply_request(
         elif kind == TYPE:
             request.content_type = value
         elif kind == AUTHORIZATION:
-            request.authorization = value
             request.credentials += ((b"authorization", value),)
         elif kind == CONNECTION:
             named += tokens_of(value)

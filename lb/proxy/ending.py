@@ -14,7 +14,7 @@ from lb.observe.counters import TargetCounts
 from lb.observe.explain import Explanation, Explanations
 from lb.observe.metrics import Metrics
 from lb.proxy.ports import Relay
-from lb.proxy.resumable_relay import ResumeState
+from lb.stream.resume_state import ResumeState
 from lb.stream.token_usage import Tokens, estimated_prompt, usage_of
 from policies.routing.base import RequestView
 

@@ -19,10 +19,10 @@ from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
 from lb.proxy.ending import Arrival
 from lb.proxy.ports import Downstream, Refusal
-from lb.proxy.resumable_relay import ResumeState
 from lb.stream import openai_request
 from lb.stream.model_name import model_of, names_a_model
 from lb.stream.openai_request import NOT_PARSED, ParsedRequest
+from lb.stream.resume_state import ResumeState
 from lb.stream.token_usage import BYTES_PER_TOKEN
 from policies.routing.base import RequestView
 from policies.routing.registry import POLICIES

@@ -25,7 +25,7 @@ from lb.proxy.ending import Outcome
 from lb.proxy.request_responding import RespondingRequest
 from lb.proxy.resumable_relay import BY_ENGINE, ResumableRelay
 from lb.proxy.states import Event, State, move
-from lb.stream.resume_request import NotResumable
+from lb.stream.resume_rules import NotResumable
 from policies.routing.base import Choice
 
 _DONE = State.DONE

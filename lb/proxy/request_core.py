@@ -14,10 +14,10 @@ from lb.http.messages import ResponseHead, response_bytes
 from lb.proxy.attempt import JOIN_BELOW_BYTES, Attempt
 from lb.proxy.ending import Arrival, Ending, Outcome
 from lb.proxy.ports import AttemptServices, Downstream, Relay
-from lb.proxy.resumable_relay import ResumeState
 from lb.proxy.services import Services
 from lb.proxy.states import Event, State, move
 from lb.proxy.tunnel import Tunnel
+from lb.stream.resume_state import ResumeState
 from policies.routing.base import RequestView
 
 RETRY_AFTER_S = 5

@@ -36,7 +36,7 @@ from lb.proxy.ports import RelayHost
 from lb.proxy.relay import begin_response
 from lb.stream.first_request import Strip
 from lb.stream.resume_rules import NotResumable, Reason
-from lb.stream.resume_state import ResumeState as ResumeState
+from lb.stream.resume_state import ResumeState
 from lb.stream.stream_merge import StreamMerger, stripper
 from lb.stream.token_usage import Tokens, usage_of
 from lb.stream.transcript import StreamProgress, Transcript, has_finished

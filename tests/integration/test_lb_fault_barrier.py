@@ -19,8 +19,9 @@ from lb.proxy.downstream import ClientConnection
 from lb.proxy.ending import Endings
 from lb.proxy.relay import PlainRelay
 from lb.proxy.request import ProxiedRequest
-from lb.proxy.resumable_relay import ResumableRelay, ResumeState
+from lb.proxy.resumable_relay import ResumableRelay
 from lb.proxy.states import TABLE, Event, State, TransitionError, move
+from lb.stream.resume_state import ResumeState
 from policies.routing.round_robin import RoundRobin
 
 from .lb_wires import DIES, Bench, Peer, Seen, plainly, run, settle
