@@ -75,12 +75,13 @@ def update(
     rate: float,
     stream_s: float,
     drain_timeout_s: float = DRAIN_TIMEOUT_S,
+    streams_at_once: int = STREAMS_AT_ONCE,
 ) -> Finding:
     """Replace every replica by one of another version, while unary requests and long streams go on."""
     endpoint = stack.endpoint(NAME)
     with (
         Traffic(endpoint, rate, tokens=UNARY_TOKENS) as unary,
-        Traffic(endpoint, STREAMS_AT_ONCE / stream_s, tokens=STREAM_TOKENS, stream=True) as streams,
+        Traffic(endpoint, streams_at_once / stream_s, tokens=STREAM_TOKENS, stream=True) as streams,
     ):
         until(lambda: streams.outcomes, "no stream ends", 10.0 * stream_s)
         stack.update(spec(replicas, model, stream_s, drain_timeout_s), mode)
