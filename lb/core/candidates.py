@@ -58,6 +58,7 @@ class Candidates:
         "_timers",
         "_timers_set",
         "_version",
+        "standings",
     )
 
     def __init__(self, entries: Mapping[str, TargetState], open_bookings: Collection[Booking]) -> None:
@@ -73,6 +74,7 @@ class Candidates:
         self._rebuild = True
         self._due_at = -_NEVER  # all of this is right until then
         self._version = 0
+        self.standings = 0  # how often targets have been reported to change in health, or to join or leave
 
     # --- asked
 
@@ -124,11 +126,13 @@ class Candidates:
         """The table has been: every target may have changed."""
         self._rebuild = True
         self._due_at = -_NEVER
+        self.standings += 1
 
     def changed(self, entry: TargetState) -> None:
         """The health or the life of the target has."""
         self._changed[entry] = None
         self._due_at = -_NEVER
+        self.standings += 1
 
     def opened(self, entry: TargetState) -> None:
         """The target admits again."""

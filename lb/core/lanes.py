@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection
+from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 from lb.core.queue import Ticket
@@ -22,6 +23,7 @@ from policies.routing.base import put_off_s
 T = TypeVar("T")
 
 SHARE = 0.5
+_SPARE = 64
 
 _Place = tuple[bool, float, int]
 
@@ -30,6 +32,11 @@ class Lanes(Generic[T]):
     """Every ticket is in one lane at most. Logarithmic time, but for moving the rest of a list."""
 
     def __init__(self) -> None:
+        self._sizes: dict[str, int] = {}  # of the lanes
+        self._by_size: list[
+            tuple[int, int, str]
+        ] = []  # a heap, the longest first; has sizes that are over, too
+        self._resized = 0
         self._by_target: dict[str, dict[str, list[tuple[_Place, Ticket[T]]]]] = {}
         self._places: dict[Ticket[T], _Place] = {}
 
@@ -44,6 +51,7 @@ class Lanes(Generic[T]):
         ticket.lane = target_id
         self._places[ticket] = place
         insort(self._by_target.setdefault(target_id, {}).setdefault(ticket.tenant, []), (place, ticket))
+        self._resize(target_id, 1)
 
     def leave(self, ticket: Ticket[T]) -> None:
         """The ticket waits for no target of its own; one that did not is fine."""
@@ -57,6 +65,7 @@ class Lanes(Generic[T]):
             del tenants[ticket.tenant]
             if not tenants:
                 del self._by_target[ticket.lane]
+        self._resize(ticket.lane, -1)
         ticket.lane = None
 
     def targets(self) -> Collection[str]:
@@ -77,12 +86,27 @@ class Lanes(Generic[T]):
 
     def longest(self) -> str | None:
         """The target for which most are waiting; None if nobody waits."""
-        by_target = self._by_target
-        return max(by_target, key=lambda name: sum(map(len, by_target[name].values())), default=None)
+        heap = self._by_size
+        while heap and self._sizes.get(heap[0][2]) != -heap[0][0]:
+            heappop(heap)
+        return heap[0][2] if heap else None
 
     def all(self, target_id: str) -> list[Ticket[T]]:
         """Everyone who waits for that target."""
         return [ticket for line in self._by_target.get(target_id, {}).values() for _, ticket in line]
+
+    def _resize(self, target_id: str, by: int) -> None:
+        size = self._sizes.get(target_id, 0) + by
+        if size:
+            self._sizes[target_id] = size
+        else:
+            del self._sizes[target_id]
+        if len(self._by_size) > 2 * len(self._sizes) + _SPARE:
+            self._by_size = [(-size, 0, name) for name, size in self._sizes.items()]
+            heapify(self._by_size)
+        elif size:
+            self._resized += 1
+            heappush(self._by_size, (-size, self._resized, target_id))
 
 
 def _place(entry: tuple[_Place, Ticket[T]]) -> _Place:

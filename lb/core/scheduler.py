@@ -6,9 +6,9 @@ nobody else waiting.
 
 *Waiting for one target.* Where pushing is by work and the policy measures it, a request may be best off with a target that
 has enough to do. It is held for that target alone, in its lane (see `lb.core.lanes`), and the targets without a lane are free
-for those that are best off there. Each pass sends from each lane what its target can take. If a target without a
-lane has room, and otherwise ten times a second, the last ones of the longest lane choose again: another target may have
-become the better one for them.
+for those that are best off there. Each pass sends what its target can take from each lane whose target has been heard of since,
+and ten times a second from all. If a target without a lane has nothing pending, and otherwise ten times a second, the last
+ones of the longest lane choose again: another target may have become the better one for them.
 
 *The drive.* Nothing happens here by itself. Whoever owns the dispatcher calls `let_in` when something may have made
 room (see `lb.core.targets.TargetTable`) and when time may have (an ejection runs out, a look at an engine goes stale: a few
@@ -57,7 +57,7 @@ class Waiter(Protocol):
 W = TypeVar("W", bound=Waiter)
 
 MOVES = 2  # out of one lane, at most, each time
-REVIEW_S = 0.1  # how often the longest lane is looked at although no target runs dry
+REVIEW_S = 0.1  # how often all lanes are looked at, whatever has been heard
 
 
 class Scheduler(Generic[W]):
@@ -66,6 +66,7 @@ class Scheduler(Generic[W]):
         self._queue = queue
         self._lanes: Lanes[W] = Lanes()
         self._reviewed_at = -REVIEW_S
+        self._standings_seen = -1
         self._nobody_goes = (-1, -1)  # while the table's version and the queue's last ticket are these
         self._models_seen = 0  # the version of the table's models for which the tickets are counted
         queue.on_drop = self._dropped
@@ -100,11 +101,18 @@ class Scheduler(Generic[W]):
         """Whoever may go now, one at a time and out of the queue: book it before you ask for the next."""
         if len(self._queue):
             self._recount(now)
+        relieved = self._table.take_relieved()
         if len(self._lanes):
-            self._reassign(now)
-            for target_id in list(self._lanes.targets()):
+            review = now >= self._reviewed_at + REVIEW_S
+            if review:
+                self._reviewed_at = now
+            if review or self._standings_seen != self._table.standings:
+                self._standings_seen = self._table.standings
+                self._reassign(now)
+                relieved = list(self._lanes.targets())
+            for target_id in relieved:
                 yield from self._serve(target_id, now)
-            yield from self._share(now)
+            yield from self._share(now, review)
         if len(self._lanes) < len(self._queue):
             yield from self._serve_others(now)
 
@@ -136,11 +144,8 @@ class Scheduler(Generic[W]):
             self._queue.take(ticket)
             yield waiter, choice
 
-    def _share(self, now: float) -> Iterator[tuple[W, Choice]]:
+    def _share(self, now: float, review: bool) -> Iterator[tuple[W, Choice]]:
         """Those at the end of the longest lane may be better off elsewhere by now, above all where a target has room."""
-        review = now >= self._reviewed_at + REVIEW_S
-        if review:
-            self._reviewed_at = now
         for _ in range(MOVES):
             longest = self._lanes.longest()
             if longest is None or not (review or self._table.room_beside(self._lanes.targets(), now)):

@@ -23,6 +23,7 @@ class TargetChoice(TargetStatus):
         self._advisers = ActivePolicies(table.policy, make_policy)
         self._troubled: set[TargetState] = set()
         self._fade_at = now
+        self._relieved: dict[str, None] = {}  # a dict, since it must be the same in every run
 
     def use(self, policy: str) -> None:
         """Get ready for requests that ask for `policy` by name. Raises UnknownPolicyError."""
@@ -94,8 +95,21 @@ class TargetChoice(TargetStatus):
         return entry.admits() or self._adviser(policy).ready(entry.view, now)
 
     def room_beside(self, target_ids: Collection[str], now: float) -> bool:
-        """Whether a target of the best standing that is not one of those could take work now."""
-        return any(view.id not in target_ids and self.ready(view.id, now) for view in self._offers.best(now))
+        """Whether a target of the best standing that is not one of those has nothing pending, and may soon run dry.
+
+        Where those are the targets for which requests wait, having no room, the first that is looked at decides.
+        """
+        return any(view.id not in target_ids for view in self._offers.views(now))
+
+    @property
+    def standings(self) -> int:
+        """Changes when the health of a target does, and when one joins or leaves."""
+        return self._offers.standings
+
+    def take_relieved(self) -> Collection[str]:
+        """The targets that may be able to take more than when this was last called; time aside."""
+        relieved, self._relieved = self._relieved, {}
+        return relieved
 
     def held(self, request: RequestView, choice: Choice, now: float, policy: str | None = None) -> None:
         """The request waits for the target of `choice`."""

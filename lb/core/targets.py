@@ -126,6 +126,7 @@ class TargetTable(TargetChoice):
             self._offers.changed(entry)
         elif was_full and entry.admits():
             self._offers.opened(entry)
+        self._relieved[entry.key.id] = None
         for answered in self._advisers.on_answered:
             answered(booking.request, entry.key.id, now)
         return readmitted
@@ -159,6 +160,7 @@ class TargetTable(TargetChoice):
         entry.release(booking)
         if was_full and entry.admits():
             self._offers.opened(entry)
+        self._relieved[entry.key.id] = None
         if entry.departed and not entry.view.in_flight:
             self._departed.pop(entry.key, None)
         for ended in self._advisers.on_ended:
@@ -183,6 +185,7 @@ class TargetTable(TargetChoice):
             entry.loaded(load, asked_at, good_until)
             self._offers.ends(entry, good_until)
         after = entry.admits()
+        self._relieved[key.id] = None
         if before and not after:
             self._offers.filled(entry)
         elif after and not before:
