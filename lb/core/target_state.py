@@ -273,7 +273,8 @@ class TargetState:
         view, gate = self.view, self.gate
         gate.looked(load, asked_at, view.in_flight)
         view.running, view.kv_usage = load.running, load.kv_usage
-        view.pending = None if load.pending is None else load.pending + len(gate.unproven)
+        view.queued = load.pending or 0
+        view.pending = None if load.pending is None else view.queued + len(gate.unproven)
 
     def unheard(self, unanswered: list[Booking]) -> None:
         """The last account is too old. `unanswered` is what it has without a first byte, oldest first."""
@@ -294,3 +295,4 @@ class TargetState:
     def _forget_load(self) -> None:
         self.load_good_until = _NEVER
         self.view.running = self.view.pending = self.view.kv_usage = None
+        self.view.queued = 0

@@ -57,7 +57,7 @@ class TargetView:
     its accelerator is meant for, if the service tells; else 1).
 
     `running`, `pending` and `kv_usage` (0 to 1) are the engine's own account, with what has been sent since
-    booked on top of `pending`; None where the engine tells nothing.
+    booked on top of `pending`; None where the engine tells nothing. `queued` are those that it reported as pending itself.
     """
 
     id: str
@@ -71,6 +71,7 @@ class TargetView:
     waiting: int = 0
     running: int | None = None
     pending: int | None = None
+    queued: int = 0
     kv_usage: float | None = None
     rtt_s: float = 0.0
     price_usd_hour: float = 0.0

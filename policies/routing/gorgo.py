@@ -55,27 +55,25 @@ ago.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from operator import itemgetter
+from math import inf
 from typing import ClassVar, NamedTuple
 
 from policies.forecast.response_length import ResponseLength, RunningMedian
+from policies.routing.backlog import DEFAULT_S_PER_BYTE, USUAL_SHARE, Backlog, Fleet
 from policies.routing.base import Choice, RequestView, TargetView, put_off_s
-from policies.routing.prefill_rate import PrefillRate
 from policies.routing.prefix_policy import PrefixPolicy
+from policies.routing.radix_tree import Match
 from policies.routing.work import BYTES_PER_TOKEN, prompt_bytes, streamed
 
-DEFAULT_S_PER_BYTE = 0.0938e-3 / BYTES_PER_TOKEN
+__all__ = ["DEFAULT_S_PER_BYTE", "Gorgo"]
+
 MAX_TREE_BYTES = 2**24
 TROUBLE_S = 1.0
 PREFILL_WEIGHT = 2.0
 PUSH_AHEAD_S = 2.0
-DOUBT = 3.0  # standard errors by which a target must differ from the fleet
 FULL_KV_USAGE = 0.95  # from here the authors' code leaves a target out; we price it: there may be no other
 FULL_S = 1.0
-FIRST_USUAL_BYTES = 500 * BYTES_PER_TOKEN  # as the authors' code assumes of requests it does not know
-USUAL_SHARE = 0.02  # of the newest request in the usual residual
 
 _TERMS = (
     "rtt_s",
@@ -88,7 +86,6 @@ _TERMS = (
     "last_turn",
     "matched_bytes",
 )
-_COST_THEN_TURN = itemgetter(1, 9)
 
 
 class Gorgo(PrefixPolicy):
@@ -106,9 +103,9 @@ class Gorgo(PrefixPolicy):
         self._burden = prefill_weight - 1.0
         self._lengths = lengths or RunningMedian()
         self._decode_bytes = decode_weight * BYTES_PER_TOKEN
-        self._fleet = PrefillRate()
-        self._usual_bytes = float(FIRST_USUAL_BYTES)
-        self._lines: dict[str, _Line] = {}
+        self._fleet = Fleet()
+        self._backlogs: dict[str, Backlog] = {}
+        self._unused = Backlog(self._fleet)  # of all targets that have had no request
         self._attempts: dict[str, _Attempt] = {}
         self._held: dict[str, _Held] = {}
 
@@ -116,70 +113,59 @@ class Gorgo(PrefixPolicy):
         if not targets:
             return None
         _, matches = self._matches(request)
-        size = prompt_bytes(request)
-        decode_bytes = self._decode_bytes * self._lengths.predict(request)
-        fleet = self._fleet.s_per_byte(DEFAULT_S_PER_BYTE, now)
         candidates = self._candidates(targets, matches)
-        scored = tuple(
-            self._score(target, size, matches.get(target.id, 0), decode_bytes, fleet, now, request.id)
-            for target in candidates
-        )
-        best = min(scored, key=_COST_THEN_TURN)
-        target_id, prefill_s = best[0], float(best[3])
-        view = next(target for target in candidates if target.id == target_id)
+        scored, best = self._score(request, candidates, matches, now)
+        row = scored[best]
         return Choice(
-            str(target_id),
-            "answer expected soonest",
+            row[0],
+            "response expected soonest",
             _TERMS,
-            scored,
-            matches.get(str(target_id), 0),
-            wait=not self.ready(view, now),
-            work_s=prefill_s,
+            tuple(scored),
+            row[10],
+            wait=not self.ready(candidates[best], now),
+            work_s=row[3],
         )
 
     def ready(self, target: TargetView, now: float) -> bool:
-        """Whether it has less than PUSH_AHEAD_S of prefill before it."""
-        line = self._lines.get(target.id)
-        if line is None and not target.pending:
+        """Whether what was sent to it has its first byte in less than PUSH_AHEAD_S."""
+        backlog = self._backlogs.get(target.id, self._unused)
+        if not backlog.sent and not target.pending:
             return True
-        line = line or _Line()
-        s_per_byte = line.rate.s_per_byte(self._fleet_s_per_byte(now), now)
-        return self._ahead_bytes(target, line, s_per_byte, now) * s_per_byte < PUSH_AHEAD_S
+        backlog.speed(now)
+        return backlog.wait_s(target, now) < PUSH_AHEAD_S
 
     def held(self, request: RequestView, choice: Choice, now: float) -> None:
         before = self._held.get(request.id)
         since = now if before is None else before.since
         self.left(request)
-        line = self._lines.get(choice.target_id)
-        if line is None:
-            line = self._lines[choice.target_id] = _Line()
+        backlog = self._backlog(choice.target_id)
         place = since + put_off_s(choice.work_s)
-        line.held.join(place, prompt_bytes(request) - choice.matched_bytes)
-        self._held[request.id] = _Held(line, place, prompt_bytes(request) - choice.matched_bytes, since)
+        residual = prompt_bytes(request) - choice.matched_bytes
+        backlog.held.join(place, residual)
+        self._held[request.id] = _Held(backlog, place, residual, since)
 
     def left(self, request: RequestView) -> None:
         held = self._held.pop(request.id, None)
         if held is not None:
-            held.line.held.leave(held.place, held.residual)
+            held.backlog.held.leave(held.place, held.residual)
 
     def record(self, request: RequestView, target_id: str, now: float) -> None:
         self._leave(request.id, now)
-        line = self._lines.get(target_id)
-        if line is None:
-            line = self._lines[target_id] = _Line()
+        backlog = self._backlog(target_id)
         _, matches = self._matches(request)
         residual = prompt_bytes(request) - matches.get(target_id, 0)
         super().record(request, target_id, now)
-        self._usual_bytes += USUAL_SHARE * (residual - self._usual_bytes)
-        s_per_byte = line.rate.s_per_byte(self._fleet_s_per_byte(now), now)
-        self._attempts[request.id] = _Attempt(line, line.ahead_bytes(s_per_byte, now) + residual, now)
-        line.join(request.id, residual, now)
+        fleet = self._fleet
+        fleet.usual_bytes += USUAL_SHARE * (residual - fleet.usual_bytes)
+        work_bytes = residual + (backlog.sent_s(now) / backlog.speed(now) if backlog.sent else 0.0)
+        self._attempts[request.id] = _Attempt(backlog, work_bytes, now)
+        backlog.join(request.id, residual, now)
 
     def answered(self, request: RequestView, target_id: str, now: float) -> None:
         attempt = self._attempts.get(request.id)
         if attempt is not None and attempt.answered_at is None:
             attempt.answered_at = now
-            attempt.line.leave(request.id, now)
+            attempt.backlog.leave(request.id, now)
 
     def ended(self, request: RequestView, target_id: str, now: float, tokens: int | None) -> None:
         attempt = self._leave(request.id, now)
@@ -188,123 +174,80 @@ class Gorgo(PrefixPolicy):
         if attempt is None or attempt.answered_at is None or not streamed(now - attempt.answered_at, tokens):
             return
         first_byte_s = attempt.answered_at - attempt.since
-        attempt.line.rate.learn(attempt.work_bytes, first_byte_s, self._fleet_s_per_byte(now), now)
-        self._fleet.learn(attempt.work_bytes, first_byte_s, DEFAULT_S_PER_BYTE, now)
+        attempt.backlog.served(attempt.work_bytes, first_byte_s, now - attempt.answered_at, now)
 
     def forget(self, target_id: str) -> None:
-        """Attempts under way keep the old line: their end cannot touch that of a target that returns."""
-        self._lines.pop(target_id, None)
+        """Attempts under way keep the old backlog: their end cannot touch that of a target that returns."""
+        self._backlogs.pop(target_id, None)
         super().forget(target_id)
 
     def _score(
-        self,
-        target: TargetView,
-        size: int,
-        matched: int,
-        decode_bytes: float,
-        fleet_s_per_byte: float,
-        now: float,
-        request_id: str,
-    ) -> tuple[str | float, ...]:
-        line = self._lines.get(target.id) or _Line()
-        s_per_byte = line.rate.s_per_byte(fleet_s_per_byte, now)
-        ahead_bytes = self._ahead_bytes(target, line, s_per_byte, now)
-        if self._held:
-            own = self._held.get(request_id)
-            since = now if own is None else own.since
-            place = since + put_off_s((size - matched) * s_per_byte)
-            ahead_bytes += line.held.before(place, own is not None and own.line is line)
-        pending = target.pending or 0
-        streams = max(target.in_flight, (target.running or 0) + pending)
-        rtt_s = target.rtt_s
-        prefill_s = (size - matched) * s_per_byte
-        wait_s = ahead_bytes * s_per_byte
-        decode_s = streams * decode_bytes * s_per_byte
-        trouble_s = int(target.trouble + 0.5) * TROUBLE_S
-        full_s = FULL_S if (target.kv_usage or 0.0) >= FULL_KV_USAGE else 0.0
-        burden_s = self._burden * prefill_s
-        cost = round(rtt_s + prefill_s + burden_s + wait_s + decode_s + trouble_s + full_s, 3)
-        last = self._turns.last(target.id)
-        return target.id, cost, rtt_s, prefill_s, burden_s, wait_s, decode_s, trouble_s, full_s, last, matched
+        self, request: RequestView, candidates: Sequence[TargetView], matches: Match, now: float
+    ) -> tuple[list[_Row], int]:
+        """A row for each candidate, and which is the best. Most of what a choice costs is this loop, which calls nothing
+        for a target that has neither a queue nor strangers."""
+        size = prompt_bytes(request)
+        decode_bytes, burden = self._decode_bytes * self._lengths.predict(request), self._burden
+        own = self._held.get(request.id)
+        since = now if own is None else own.since
+        match, last_turn = matches.get, self._turns.by_target.get
+        backlog_of, unused = self._backlogs.get, self._unused
+        scored: list[_Row] = []
+        best, lowest, oldest = 0, inf, 0
+        for target in candidates:
+            name = target.id
+            backlog = backlog_of(name, unused)
+            s_per_byte = backlog.s_per_byte if now < backlog.known_until else backlog.compute_speed(now)
+            matched = match(name, 0)
+            prefill_s = (size - matched) * s_per_byte
+            streams, pending = target.in_flight, target.pending
+            if backlog.held:
+                is_one = own is not None and own.backlog is backlog
+                wait_s = backlog.wait_s(target, now, since + put_off_s(prefill_s), is_one)
+            elif target.queued or (pending and pending > len(backlog.sent)):
+                wait_s = backlog.wait_s(target, now)
+            else:
+                wait_s = backlog.free_at - now
+                if wait_s < backlog.least_s:
+                    wait_s = backlog.least_s
+            if pending is not None:
+                there = pending + (target.running or 0)
+                if there > streams:
+                    streams = there
+            trouble_s = int(target.trouble + 0.5) * TROUBLE_S if target.trouble else 0.0
+            full_s = FULL_S if (target.kv_usage or 0.0) >= FULL_KV_USAGE else 0.0
+            rtt_s, burden_s, decode_s = target.rtt_s, burden * prefill_s, streams * decode_bytes * s_per_byte
+            cost_s = rtt_s + prefill_s + burden_s + wait_s + decode_s + trouble_s + full_s
+            cost_s = int(cost_s * 1000.0 + 0.5) / 1000.0
+            last = last_turn(name, 0)
+            if cost_s < lowest or (cost_s == lowest and last < oldest):
+                best, lowest, oldest = len(scored), cost_s, last
+            scored.append(
+                (name, cost_s, rtt_s, prefill_s, burden_s, wait_s, decode_s, trouble_s, full_s, last, matched)
+            )
+        return scored, best
 
-    def _ahead_bytes(self, target: TargetView, line: _Line, s_per_byte: float, now: float) -> float:
-        """What has been sent to the target and has no first byte yet, by us and by others."""
-        ahead_bytes = line.ahead_bytes(s_per_byte, now)
-        strangers = (target.pending or 0) - line.waiting
-        return ahead_bytes + strangers * self._usual_bytes if strangers > 0 else ahead_bytes
-
-    def _fleet_s_per_byte(self, now: float) -> float:
-        return self._fleet.s_per_byte(DEFAULT_S_PER_BYTE, now)
+    def _backlog(self, target_id: str) -> Backlog:
+        backlog = self._backlogs.get(target_id)
+        if backlog is None:
+            backlog = self._backlogs[target_id] = Backlog(self._fleet)
+        return backlog
 
     def _leave(self, request_id: str, now: float) -> _Attempt | None:
         attempt = self._attempts.pop(request_id, None)
         if attempt is not None and attempt.answered_at is None:
-            attempt.line.leave(request_id, now)
+            attempt.backlog.leave(request_id, now)
         return attempt
 
 
-class _Line:
-    """Prompts on one target whose answers have not begun, oldest first, and how fast it works them off."""
-
-    __slots__ = ("_bytes", "_head_since", "_residuals", "held", "rate")
-
-    def __init__(self) -> None:
-        self.rate = PrefillRate(DOUBT)
-        self._residuals: dict[str, int] = {}
-        self._bytes = 0
-        self._head_since = 0.0
-        self.held = _HeldBytes()
-
-    @property
-    def waiting(self) -> int:
-        return len(self._residuals)
-
-    def join(self, request_id: str, residual: int, now: float) -> None:
-        if not self._residuals:
-            self._head_since = now
-        self._residuals[request_id] = residual
-        self._bytes += residual
-
-    def leave(self, request_id: str, now: float) -> None:
-        if request_id == next(iter(self._residuals)):
-            self._head_since = now
-        self._bytes -= self._residuals.pop(request_id)
-
-    def ahead_bytes(self, s_per_byte: float, now: float) -> float:
-        """What a newcomer waits for: all, without what the head has had computed since its turn came."""
-        if not self._residuals:
-            return 0.0
-        head = next(iter(self._residuals.values()))
-        return self._bytes - min(head, max(0.0, now - self._head_since) / s_per_byte)
-
-
-class _HeldBytes:
-    """Residual bytes of the requests that are held for one target, in the order of their places."""
-
-    __slots__ = ("_bytes", "_places")
-
-    def __init__(self) -> None:
-        self._places: list[float] = []
-        self._bytes: list[int] = []
-
-    def join(self, place: float, residual: int) -> None:
-        index = bisect_right(self._places, place)
-        self._places.insert(index, place)
-        self._bytes.insert(index, residual)
-
-    def leave(self, place: float, residual: int) -> None:
-        index = self._bytes.index(residual, bisect_left(self._places, place))
-        del self._places[index], self._bytes[index]
-
-    def before(self, place: float, is_one: bool) -> int:
-        """Of those that go before a request of that place, which `is_one` of them or comes after its equals."""
-        return sum(self._bytes[: (bisect_left if is_one else bisect_right)(self._places, place)])
+# A candidate: its id and cost, then the terms of the cost.
+_Row = tuple[str, float, float, float, float, float, float, float, float, int, int]
 
 
 class _Held(NamedTuple):
-    """One request that is held for the target of `line`, since it was held for the first time."""
+    """One request that is held for the target of `backlog`, since it was held for the first time."""
 
-    line: _Line
+    backlog: Backlog
     place: float
     residual: int
     since: float
@@ -313,10 +256,10 @@ class _Held(NamedTuple):
 class _Attempt:
     """One request on its way: `work_bytes` stood between it and its first byte when it was sent."""
 
-    __slots__ = ("answered_at", "line", "since", "work_bytes")
+    __slots__ = ("answered_at", "backlog", "since", "work_bytes")
 
-    def __init__(self, line: _Line, work_bytes: float, since: float) -> None:
-        self.line = line
+    def __init__(self, backlog: Backlog, work_bytes: float, since: float) -> None:
+        self.backlog = backlog
         self.work_bytes = work_bytes
         self.since = since
         self.answered_at: float | None = None

@@ -1,0 +1,190 @@
+"""What one target has to do before a newcomer's first byte, in seconds.
+
+Two things must be had before a first byte, and the longer wait for either counts:
+
+- *The prefill ahead*: residual bytes of the prompts that were sent before and have no first byte, without what the head
+  of the queue must have had computed since it became the head. Requests the engine reports as pending beyond our own
+  (those of other load balancers) count as the usual residual.
+- *A seat in the batch*. An engine that reports requests as pending has no seat or no memory for them. Then each
+  one ahead waits until a stream ends, which happens every stream_s / streams seconds (Little's law).
+
+Requests that are held for the target by the load balancer are ahead of a newcomer as far as they would go before it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+from policies.routing.base import TargetView
+from policies.routing.prefill_rate import PrefillRate
+from policies.routing.work import BYTES_PER_TOKEN
+
+DEFAULT_S_PER_BYTE = 0.0938e-3 / BYTES_PER_TOKEN
+FIRST_USUAL_BYTES = (
+    500 * BYTES_PER_TOKEN
+)  # as the authors' code of GORGO assumes of requests it does not know
+USUAL_SHARE = 0.02  # of the newest request in the usual residual
+STREAM_SHARE = 0.05  # of the newest stream in the usual duration
+DOUBT = 3.0  # standard errors by which a target must differ from the fleet
+SPEED_HOLDS_S = 0.25  # as long a speed is used before it is computed again
+_NEVER = float("-inf")
+
+
+class Fleet:
+    """What is usual over all targets."""
+
+    __slots__ = ("rate", "stream_s", "usual_bytes")
+
+    def __init__(self) -> None:
+        self.rate = PrefillRate()
+        self.usual_bytes = float(FIRST_USUAL_BYTES)
+        self.stream_s = 0.0  # from the first byte to the end
+
+    def s_per_byte(self, now: float) -> float:
+        return self.rate.s_per_byte(DEFAULT_S_PER_BYTE, now)
+
+
+class Backlog:
+    """The requests on one target that have no first byte, oldest first, those held for it, and how fast it works.
+
+    Our own keep it busy until `free_at`, unless their head is late, and for `least_s` in any case: a subtraction and a
+    comparison say for how long. Both are as good as `s_per_byte`, which is to be computed again at `known_until`.
+    """
+
+    __slots__ = (
+        "_bytes",
+        "_fleet",
+        "_head",
+        "_head_since",
+        "_rate",
+        "_stream_s",
+        "free_at",
+        "held",
+        "known_until",
+        "least_s",
+        "s_per_byte",
+        "sent",
+    )
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.sent: dict[str, int] = {}  # residual bytes by request
+        self.held = HeldBytes()
+        self.s_per_byte = 0.0
+        self.known_until = _NEVER
+        self.free_at = _NEVER
+        self.least_s = 0.0
+        self._fleet = fleet
+        self._rate = PrefillRate(DOUBT)
+        self._stream_s: float | None = None
+        self._bytes = self._head = 0
+        self._head_since = 0.0
+
+    # --- asked
+
+    def speed(self, now: float) -> float:
+        """Seconds per byte."""
+        return self.s_per_byte if now < self.known_until else self.compute_speed(now)
+
+    def compute_speed(self, now: float) -> float:
+        self.known_until = now + SPEED_HOLDS_S
+        self.s_per_byte = self._rate.s_per_byte(self._fleet.s_per_byte(now), now)
+        self._changed()
+        return self.s_per_byte
+
+    def sent_s(self, now: float) -> float:
+        """Until all of our own have their first byte; the speed must be up to date."""
+        return max(self.free_at - now, self.least_s)
+
+    def wait_s(
+        self, target: TargetView, now: float, place: float | None = None, is_one: bool = False
+    ) -> float:
+        """Until a newcomer's turn comes; with a `place` also what is held and goes before that place counts.
+
+        `is_one`: the request of that place is one of those that are held here. The speed must be up to date.
+        """
+        ahead_s = self.sent_s(now)
+        pending, before = target.pending or 0, 0
+        strangers = pending - len(self.sent)
+        if strangers > 0:
+            ahead_s += strangers * self._fleet.usual_bytes * self.s_per_byte
+        if place is not None:
+            before, held_bytes = self.held.before(place, is_one)
+            ahead_s += held_bytes * self.s_per_byte
+        if not target.queued:
+            return ahead_s
+        return max(ahead_s, (pending + before) * self._seat_s(target))
+
+    # --- told
+
+    def join(self, request_id: str, residual: int, now: float) -> None:
+        if not self.sent:
+            self._head, self._head_since = residual, now
+        self.sent[request_id] = residual
+        self._bytes += residual
+        self._changed()
+
+    def leave(self, request_id: str, now: float) -> None:
+        sent = self.sent
+        was_head = request_id == next(iter(sent))
+        self._bytes -= sent.pop(request_id)
+        if was_head:
+            self._head, self._head_since = next(iter(sent.values()), 0), now
+        self._changed()
+
+    def served(self, work_bytes: float, first_byte_s: float, stream_s: float, now: float) -> None:
+        """A response has been streamed whose first byte came after `first_byte_s`, with `work_bytes` before it."""
+        fleet = self._fleet
+        self._rate.learn(work_bytes, first_byte_s, fleet.s_per_byte(now), now)
+        fleet.rate.learn(work_bytes, first_byte_s, DEFAULT_S_PER_BYTE, now)
+        fleet.stream_s += (STREAM_SHARE if fleet.stream_s else 1.0) * (stream_s - fleet.stream_s)
+        known = fleet.stream_s if self._stream_s is None else self._stream_s
+        self._stream_s = known + STREAM_SHARE * (stream_s - known)
+
+    # --- inside
+
+    def _changed(self) -> None:
+        """The head works from the instant it became the head, and is no longer at work than its own bytes take."""
+        self.free_at = self._head_since + self._bytes * self.s_per_byte
+        self.least_s = (self._bytes - self._head) * self.s_per_byte
+
+    def _seat_s(self, target: TargetView) -> float:
+        """Seconds from the end of one stream to that of the next."""
+        stream_s = self._fleet.stream_s if self._stream_s is None else self._stream_s
+        return stream_s / max(1, target.running or 0, target.in_flight - target.waiting)
+
+
+class HeldBytes:
+    """Residual bytes of the requests that are held for one target, in the order of their places."""
+
+    __slots__ = ("_bytes", "_places", "_sums")
+
+    def __init__(self) -> None:
+        self._places: list[float] = []
+        self._bytes: list[int] = []
+        self._sums: Sequence[int] | None = None  # of the first so many; None if they have changed
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def join(self, place: float, residual: int) -> None:
+        index = bisect_right(self._places, place)
+        self._places.insert(index, place)
+        self._bytes.insert(index, residual)
+        self._sums = None
+
+    def leave(self, place: float, residual: int) -> None:
+        index = self._bytes.index(residual, bisect_left(self._places, place))
+        del self._places[index], self._bytes[index]
+        self._sums = None
+
+    def before(self, place: float, is_one: bool) -> tuple[int, int]:
+        """How many go before a request of that place, which `is_one` of them or comes after its equals; their bytes."""
+        count = (bisect_left if is_one else bisect_right)(self._places, place)
+        if not count:
+            return 0, 0
+        sums = self._sums
+        if sums is None:
+            sums = self._sums = list(accumulate(self._bytes))
+        return count, sums[count - 1]
