@@ -4,10 +4,8 @@ A request that waits for the holder of its prompt waits in the holder's *lane*. 
 `lb.core.queue`), which bounds how many wait and for how long, and which knows whose turn it is between tenants.
 
 *Order.* In a lane the tenant goes first that is next in the queue. Within a tenant those go first that have lost their
-target, then by the instant of joining, put off by the prefill that it will cost (see `policies.routing.base.put_off_s`). So
-what finds its prompt in the cache goes before what has to compute it: a hit that is served while it is one costs the
-target nothing, and one that comes when the cache has moved on makes the work of a miss. Age bounds the delay: it is a
-few seconds at most, and at most SHARE of the time for which the request may wait.
+target, then by the instant of joining, later by what the policy has put the request off (see `policies.routing.gorgo`). Age
+bounds the delay: it is LONGEST_PUT_OFF_S at most; where a request may wait for less than that / SHARE, it is less in proportion.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 from lb.core.queue import Ticket
-from policies.routing.base import put_off_s
+from policies.routing.base import LONGEST_PUT_OFF_S
 
 T = TypeVar("T")
 
@@ -43,10 +41,11 @@ class Lanes(Generic[T]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def join(self, ticket: Ticket[T], target_id: str, work_s: float) -> None:
-        """The ticket waits for this target from now on, which will have `work_s` seconds of prefill with it."""
+    def join(self, ticket: Ticket[T], target_id: str, put_off_s: float) -> None:
+        """The ticket waits for this target from now on, and goes as if it had joined `put_off_s` later."""
         self.leave(ticket)
-        late_s = min(put_off_s(work_s), SHARE * (ticket.deadline - ticket.joined_at))
+        longest_s = min(LONGEST_PUT_OFF_S, SHARE * (ticket.deadline - ticket.joined_at))
+        late_s = longest_s * (put_off_s / LONGEST_PUT_OFF_S)
         place = (not ticket.senior, ticket.joined_at + late_s, ticket.number)
         ticket.lane = target_id
         self._places[ticket] = place

@@ -170,7 +170,7 @@ class Scheduler(Generic[W]):
         return self._table.choose(waiter.view, now, waiter.tried, waiter.policy)
 
     def _wait_for(self, ticket: Ticket[W], choice: Choice, now: float) -> None:
-        self._lanes.join(ticket, choice.target_id, choice.work_s)
+        self._lanes.join(ticket, choice.target_id, choice.put_off_s)
         self._table.held(ticket.item.view, choice, now, ticket.item.policy)
 
     def _forget(self, ticket: Ticket[W]) -> None:

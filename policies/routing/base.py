@@ -16,16 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
-PATIENCE = 10.0
-LONGEST_PUT_OFF_S = 15.0  # half of the time for which a request waits unless a table says otherwise
-
-
-def put_off_s(work_s: float) -> float:
-    """How much later a request goes that is held for a target and will cost `work_s` seconds of prefill there.
-
-    What finds its prompt in the cache thus goes before what has to compute it, and is never far ahead of its turn.
-    """
-    return min(PATIENCE * work_s, LONGEST_PUT_OFF_S)
+LONGEST_PUT_OFF_S = 30.0
 
 
 class RequestView(NamedTuple):
@@ -84,7 +75,8 @@ class Choice(NamedTuple):
     `matched_bytes` of the request's prompt are thought to be in the chosen target's cache.
 
     `wait`: the target has enough to do now, and is still the best one, so the request is better held for it than
-    sent anywhere. `work_s` are the seconds of prefill that it will cost there. Only a policy that `waits` sets them.
+    sent anywhere. Among those that wait there it goes as if it had come `put_off_s` later, LONGEST_PUT_OFF_S at most. Only a
+    policy that `waits` sets them.
     """
 
     target_id: str
@@ -93,7 +85,7 @@ class Choice(NamedTuple):
     scored: tuple[tuple[str | float, ...], ...] = ()
     matched_bytes: int = 0
     wait: bool = False
-    work_s: float = 0.0
+    put_off_s: float = 0.0
 
 
 class RoutingPolicy(Protocol):

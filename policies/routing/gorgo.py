@@ -61,7 +61,7 @@ from typing import ClassVar, NamedTuple
 
 from policies.forecast.response_length import ResponseLength, RunningMedian
 from policies.routing.backlog import DEFAULT_S_PER_BYTE, USUAL_SHARE, Backlog, Fleet
-from policies.routing.base import Choice, RequestView, TargetView, put_off_s
+from policies.routing.base import LONGEST_PUT_OFF_S, Choice, RequestView, TargetView
 from policies.routing.prefix_policy import PrefixPolicy
 from policies.routing.radix_tree import Match
 from policies.routing.work import BYTES_PER_TOKEN, prompt_bytes, streamed
@@ -71,7 +71,12 @@ __all__ = ["DEFAULT_S_PER_BYTE", "Gorgo"]
 MAX_TREE_BYTES = 2**24
 TROUBLE_S = 1.0
 PREFILL_WEIGHT = 2.0
+STREAM_SHARE = 0.1  # of the burden on a request that waits is that on one whose response is under way
 PUSH_AHEAD_S = 2.0
+LONGEST_FOR_WORK_S = 7.5  # of the time for which a request is put off
+LONGEST_FOR_LOSS_S = LONGEST_PUT_OFF_S - LONGEST_FOR_WORK_S
+PUT_OFF_FOR_WORK = 10.0  # seconds for each of prefill
+SOONER_FOR_LOSS = 100.0  # seconds for each of prefill that is spared
 FULL_KV_USAGE = 0.95  # from here the authors' code leaves a target out; we price it: there may be no other
 FULL_S = 1.0
 
@@ -116,15 +121,11 @@ class Gorgo(PrefixPolicy):
         candidates = self._candidates(targets, matches)
         scored, best = self._score(request, candidates, matches, now)
         row = scored[best]
-        return Choice(
-            row[0],
-            "response expected soonest",
-            _TERMS,
-            tuple(scored),
-            row[10],
-            wait=not self.ready(candidates[best], now),
-            work_s=row[3],
-        )
+        wait, late_s = not self.ready(candidates[best], now), 0.0
+        if wait or self._held:
+            s_per_byte = self._backlogs.get(row[0], self._unused).s_per_byte
+            late_s = put_off_s(row[3], (row[10] - min([other[10] for other in scored])) * s_per_byte)
+        return Choice(row[0], "response expected soonest", _TERMS, tuple(scored), row[10], wait, late_s)
 
     def ready(self, target: TargetView, now: float) -> bool:
         """Whether what was sent to it has its first byte in less than PUSH_AHEAD_S."""
@@ -139,7 +140,7 @@ class Gorgo(PrefixPolicy):
         since = now if before is None else before.since
         self.left(request)
         backlog = self._backlog(choice.target_id)
-        place = since + put_off_s(choice.work_s)
+        place = since + choice.put_off_s
         residual = prompt_bytes(request) - choice.matched_bytes
         backlog.held.join(place, residual)
         self._held[request.id] = _Held(backlog, place, residual, since)
@@ -191,6 +192,7 @@ class Gorgo(PrefixPolicy):
         own = self._held.get(request.id)
         since = now if own is None else own.since
         match, last_turn = matches.get, self._turns.by_target.get
+        common = min([match(target.id, 0) for target in candidates]) if self._held else 0
         backlog_of, unused = self._backlogs.get, self._unused
         scored: list[_Row] = []
         best, lowest, oldest = 0, inf, 0
@@ -200,11 +202,12 @@ class Gorgo(PrefixPolicy):
             s_per_byte = backlog.s_per_byte if now < backlog.known_until else backlog.compute_speed(now)
             matched = match(name, 0)
             prefill_s = (size - matched) * s_per_byte
-            streams, pending = target.in_flight, target.pending
+            streams, pending, waiting = target.in_flight, target.pending, len(backlog.sent)
             if backlog.held:
                 is_one = own is not None and own.backlog is backlog
-                wait_s = backlog.wait_s(target, now, since + put_off_s(prefill_s), is_one)
-            elif target.queued or (pending and pending > len(backlog.sent)):
+                place = since + put_off_s(prefill_s, (matched - common) * s_per_byte)
+                wait_s = backlog.wait_s(target, now, place, is_one)
+            elif target.queued or (pending and pending > waiting):
                 wait_s = backlog.wait_s(target, now)
             else:
                 wait_s = backlog.free_at - now
@@ -214,9 +217,15 @@ class Gorgo(PrefixPolicy):
                 there = pending + (target.running or 0)
                 if there > streams:
                     streams = there
+                if pending > waiting:
+                    waiting = pending
+            if backlog.held:
+                waiting += len(backlog.held)
             trouble_s = int(target.trouble + 0.5) * TROUBLE_S if target.trouble else 0.0
             full_s = FULL_S if (target.kv_usage or 0.0) >= FULL_KV_USAGE else 0.0
-            rtt_s, burden_s, decode_s = target.rtt_s, burden * prefill_s, streams * decode_bytes * s_per_byte
+            rtt_s, decode_s = target.rtt_s, streams * decode_bytes * s_per_byte
+            others = waiting + STREAM_SHARE * streams
+            burden_s = burden * prefill_s * others if others > 1.0 else burden * prefill_s
             cost_s = rtt_s + prefill_s + burden_s + wait_s + decode_s + trouble_s + full_s
             cost_s = int(cost_s * 1000.0 + 0.5) / 1000.0
             last = last_turn(name, 0)
@@ -238,6 +247,15 @@ class Gorgo(PrefixPolicy):
         if attempt is not None and attempt.answered_at is None:
             attempt.backlog.leave(request_id, now)
         return attempt
+
+
+def put_off_s(prefill_s: float, spared_s: float) -> float:
+    """How much later a request goes that is held for a target, where it has `prefill_s` to compute and is spared `spared_s`.
+
+    At most LONGEST_PUT_OFF_S: where it would lose nothing by waiting, and keeps the target busy.
+    """
+    for_work_s = min(PUT_OFF_FOR_WORK * prefill_s, LONGEST_FOR_WORK_S)
+    return for_work_s + max(0.0, LONGEST_FOR_LOSS_S - SOONER_FOR_LOSS * spared_s)
 
 
 # A candidate: its id and cost, then the terms of the cost.
