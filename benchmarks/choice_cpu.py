@@ -16,6 +16,7 @@ from random import Random
 
 from policies.routing.base import RequestView, RoutingPolicy, TargetView
 from policies.routing.registry import make_policy
+from policies.routing.target_list import TargetList
 
 ROUNDS = 5
 REQUESTS = 2000
@@ -46,6 +47,7 @@ class Conversations:
 def run(policy: RoutingPolicy, views: list[TargetView]) -> tuple[float, float]:
     """Seconds per choice and per request, after a warm-up."""
     by_id = {view.id: view for view in views}
+    targets = TargetList(enumerate(views), views)  # as in an agent
     under_way: deque[tuple[RequestView, str]] = deque()
     source = Conversations(20 * len(views))
     now, best_choose_s, best_request_s = 0.0, 1.0, 1.0
@@ -56,7 +58,7 @@ def run(policy: RoutingPolicy, views: list[TargetView]) -> tuple[float, float]:
         for request in requests:
             now += 0.01
             before = time.thread_time()
-            choice = policy.choose(request, views, now)
+            choice = policy.choose(request, targets, now)
             choosing_s += time.thread_time() - before
             assert choice is not None
             policy.record(request, choice.target_id, now)

@@ -35,15 +35,20 @@ _NEVER = float("-inf")
 class Fleet:
     """What is usual over all targets."""
 
-    __slots__ = ("rate", "stream_s", "usual_bytes")
+    __slots__ = ("_known_until", "_s_per_byte", "rate", "stream_s", "usual_bytes")
 
     def __init__(self) -> None:
         self.rate = PrefillRate()
+        self._s_per_byte = DEFAULT_S_PER_BYTE
+        self._known_until = _NEVER
         self.usual_bytes = float(FIRST_USUAL_BYTES)
         self.stream_s = 0.0  # from the first byte to the end
 
     def s_per_byte(self, now: float) -> float:
-        return self.rate.s_per_byte(DEFAULT_S_PER_BYTE, now)
+        if now >= self._known_until:
+            self._known_until = now + SPEED_HOLDS_S
+            self._s_per_byte = self.rate.s_per_byte(DEFAULT_S_PER_BYTE, now)
+        return self._s_per_byte
 
 
 class Backlog:
@@ -146,7 +151,7 @@ class Backlog:
 
     def _changed(self) -> None:
         """The head works from the instant it became the head, and is no longer at work than its own bytes take."""
-        self.free_at = self._head_since + self._bytes * self.s_per_byte
+        self.free_at = self._head_since + self._bytes * self.s_per_byte if self.sent else _NEVER
         self.least_s = (self._bytes - self._head) * self.s_per_byte
 
     def _seat_s(self, target: TargetView) -> float:
@@ -158,30 +163,27 @@ class Backlog:
 class HeldBytes:
     """Residual bytes of the requests that are held for one target, in the order of their places."""
 
-    __slots__ = ("_bytes", "_places", "_sums")
+    __slots__ = ("_bytes", "_sums", "places")
 
     def __init__(self) -> None:
-        self._places: list[float] = []
+        self.places: list[float] = []  # in order
         self._bytes: list[int] = []
         self._sums: Sequence[int] | None = None  # of the first so many; None if they have changed
 
-    def __len__(self) -> int:
-        return len(self._places)
-
     def join(self, place: float, residual: int) -> None:
-        index = bisect_right(self._places, place)
-        self._places.insert(index, place)
+        index = bisect_right(self.places, place)
+        self.places.insert(index, place)
         self._bytes.insert(index, residual)
         self._sums = None
 
     def leave(self, place: float, residual: int) -> None:
-        index = self._bytes.index(residual, bisect_left(self._places, place))
-        del self._places[index], self._bytes[index]
+        index = self._bytes.index(residual, bisect_left(self.places, place))
+        del self.places[index], self._bytes[index]
         self._sums = None
 
     def before(self, place: float, is_one: bool) -> tuple[int, int]:
         """How many go before a request of that place, which `is_one` of them or comes after its equals; their bytes."""
-        count = (bisect_left if is_one else bisect_right)(self._places, place)
+        count = (bisect_left if is_one else bisect_right)(self.places, place)
         if not count:
             return 0, 0
         sums = self._sums

@@ -71,7 +71,7 @@ __all__ = ["DEFAULT_S_PER_BYTE", "Gorgo"]
 MAX_TREE_BYTES = 2**24
 TROUBLE_S = 1.0
 PREFILL_WEIGHT = 2.0
-STREAM_SHARE = 0.1  # of the burden on a request that waits is that on one whose response is under way
+STREAM_WEIGHT = 0.1  # of the burden on a request that waits is that on one whose response is under way
 PUSH_AHEAD_S = 2.0
 LONGEST_FOR_WORK_S = 7.5  # of the time for which a request is put off
 LONGEST_FOR_LOSS_S = LONGEST_PUT_OFF_S - LONGEST_FOR_WORK_S
@@ -192,7 +192,8 @@ class Gorgo(PrefixPolicy):
         own = self._held.get(request.id)
         since = now if own is None else own.since
         match, last_turn = matches.get, self._turns.by_target.get
-        common = min([match(target.id, 0) for target in candidates]) if self._held else 0
+        somebody_held = bool(self._held)
+        common = min([match(target.id, 0) for target in candidates]) if somebody_held else 0
         backlog_of, unused = self._backlogs.get, self._unused
         scored: list[_Row] = []
         best, lowest, oldest = 0, inf, 0
@@ -202,33 +203,31 @@ class Gorgo(PrefixPolicy):
             s_per_byte = backlog.s_per_byte if now < backlog.known_until else backlog.compute_speed(now)
             matched = match(name, 0)
             prefill_s = (size - matched) * s_per_byte
-            streams, pending, waiting = target.in_flight, target.pending, len(backlog.sent)
-            if backlog.held:
-                is_one = own is not None and own.backlog is backlog
-                place = since + put_off_s(prefill_s, (matched - common) * s_per_byte)
-                wait_s = backlog.wait_s(target, now, place, is_one)
-            elif target.queued or (pending and pending > waiting):
-                wait_s = backlog.wait_s(target, now)
-            else:
-                wait_s = backlog.free_at - now
-                if wait_s < backlog.least_s:
-                    wait_s = backlog.least_s
-            if pending is not None:
+            streams, waiting = target.in_flight, len(backlog.sent)
+            wait_s = backlog.free_at - now
+            if wait_s < backlog.least_s:
+                wait_s = backlog.least_s
+            if target.running is not None or target.pending is not None:
+                pending = target.pending or 0
                 there = pending + (target.running or 0)
                 if there > streams:
                     streams = there
-                if pending > waiting:
+                if target.queued or pending > waiting:
+                    wait_s = backlog.wait_s(target, now)
                     waiting = pending
-            if backlog.held:
-                waiting += len(backlog.held)
-            trouble_s = int(target.trouble + 0.5) * TROUBLE_S if target.trouble else 0.0
-            full_s = FULL_S if (target.kv_usage or 0.0) >= FULL_KV_USAGE else 0.0
-            rtt_s, decode_s = target.rtt_s, streams * decode_bytes * s_per_byte
-            others = waiting + STREAM_SHARE * streams
+            if somebody_held and backlog.held.places:
+                is_one = own is not None and own.backlog is backlog
+                place = since + put_off_s(prefill_s, (matched - common) * s_per_byte)
+                wait_s = backlog.wait_s(target, now, place, is_one)
+                waiting += len(backlog.held.places)
+            others = waiting + STREAM_WEIGHT * streams
             burden_s = burden * prefill_s * others if others > 1.0 else burden * prefill_s
+            decode_s = streams * decode_bytes * s_per_byte
+            trouble_s = int(target.trouble + 0.5) * TROUBLE_S if target.trouble else 0.0
+            full_s = FULL_S if target.kv_usage and target.kv_usage >= FULL_KV_USAGE else 0.0
+            rtt_s, last = target.rtt_s, last_turn(name, 0)
             cost_s = rtt_s + prefill_s + burden_s + wait_s + decode_s + trouble_s + full_s
             cost_s = int(cost_s * 1000.0 + 0.5) / 1000.0
-            last = last_turn(name, 0)
             if cost_s < lowest or (cost_s == lowest and last < oldest):
                 best, lowest, oldest = len(scored), cost_s, last
             scored.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import NamedTuple
 
 import pytest
@@ -13,7 +14,7 @@ from lb.core.queue import RequestQueue, Ticket
 class Waits(NamedTuple):
     name: str
     joined_at: float = 0.0
-    work_s: float = 0.0
+    put_off_s: float = 0.0
     hold_s: float = 1000.0
     tenant: str = ""
     senior: bool = False
@@ -27,7 +28,7 @@ def lanes(*waiting: Waits) -> tuple[RequestQueue[str], Lanes[str]]:
     for one in waiting:
         ticket = queue.join(one.name, one.joined_at, one.hold_s, 100, one.tenant, one.weight, one.senior)
         assert ticket is not None
-        made.join(ticket, "a", one.work_s)
+        made.join(ticket, "a", one.put_off_s)
     return queue, made
 
 
@@ -43,33 +44,41 @@ def order(queue: RequestQueue[str], made: Lanes[str]) -> list[str]:
     ("waiting", "expected"),
     [
         pytest.param([Waits("1"), Waits("2")], "12", id="first come, first served"),
-        pytest.param([Waits("miss", work_s=1.0), Waits("hit")], "hit miss", id="a hit goes before a miss"),
         pytest.param(
-            [Waits("miss", work_s=0.5), Waits("hit", joined_at=4.0)],
+            [Waits("miss", put_off_s=1.0), Waits("hit")], "hit miss", id="what is put off goes later"
+        ),
+        pytest.param(
+            [Waits("miss", put_off_s=20.0), Waits("hit", joined_at=19.0)],
             "hit miss",
-            id="by 10 s for each of work",
+            id="than one that comes within that time",
         ),
         pytest.param(
-            [Waits("miss", work_s=0.5), Waits("hit", joined_at=6.0)], "miss hit", id="and not by more"
-        ),
-        pytest.param(
-            [Waits("miss", work_s=10.0), Waits("hit", joined_at=14.0)], "hit miss", id="by 15 s at most"
-        ),
-        pytest.param(
-            [Waits("miss", work_s=10.0), Waits("hit", joined_at=16.0)], "miss hit", id="whatever the work"
-        ),
-        pytest.param(
-            [Waits("miss", work_s=1.0, hold_s=8.0), Waits("hit", joined_at=5.0)],
+            [Waits("miss", put_off_s=20.0), Waits("hit", joined_at=21.0)],
             "miss hit",
-            id="nor for more than half of its time",
+            id="and not than others",
         ),
         pytest.param(
-            [Waits("hit"), Waits("lost", joined_at=1.0, work_s=5.0, senior=True)],
+            [Waits("miss", put_off_s=30.0, hold_s=8.0), Waits("hit", joined_at=5.0)],
+            "miss hit",
+            id="for no more than half of its time",
+        ),
+        pytest.param(
+            [Waits("miss", put_off_s=30.0, hold_s=20.0), Waits("hit", put_off_s=15.0, hold_s=20.0)],
+            "hit miss",
+            id="and among those with little time in the same order",
+        ),
+        pytest.param(
+            [Waits("miss", put_off_s=30.0, hold_s=20.0), Waits("hit", 6.0, put_off_s=15.0, hold_s=20.0)],
+            "miss hit",
+            id="in proportion",
+        ),
+        pytest.param(
+            [Waits("hit"), Waits("lost", joined_at=1.0, put_off_s=5.0, senior=True)],
             "lost hit",
             id="what has lost its target goes first",
         ),
         pytest.param(
-            [Waits("x1", tenant="x"), Waits("x2", tenant="x"), Waits("y1", tenant="y", work_s=1.0)],
+            [Waits("x1", tenant="x"), Waits("x2", tenant="x"), Waits("y1", tenant="y", put_off_s=1.0)],
             "x1 y1 x2",
             id="tenants take turns, whatever they ask for",
         ),
@@ -88,7 +97,7 @@ def test_who_goes_first(waiting: list[Waits], expected: str) -> None:
 
 
 def test_a_ticket_waits_in_one_lane_and_leaves_it_with_the_queue() -> None:
-    queue, made = lanes(Waits("1"), Waits("2", work_s=1.0))
+    queue, made = lanes(Waits("1"), Waits("2", put_off_s=1.0))
     first, last = made.first("a", queue.tag), made.last("a")
     assert first is not None
     made.join(first, "b", 0.0)
@@ -110,3 +119,25 @@ def test_the_longest_lane_has_the_most_tickets() -> None:
     assert isinstance(ticket, Ticket)
     made.join(ticket, "b", 9.0)
     assert made.longest() == "a"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_longest_lane_is_known_after_any_moves(seed: int) -> None:
+    rng = Random(seed)
+    queue: RequestQueue[int] = RequestQueue()
+    made: Lanes[int] = Lanes()
+    queue.on_drop = made.leave
+    waiting: list[Ticket[int]] = []
+    for number in range(2000):
+        if len(waiting) < 5 or rng.random() < 0.45:
+            ticket = queue.join(number, 0.0, 1000.0, 10_000)
+            assert ticket is not None
+            waiting.append(ticket)
+            made.join(ticket, rng.choice("abcdefgh"), 0.0)
+        elif rng.random() < 0.5:
+            made.join(rng.choice(waiting), rng.choice("abcdefgh"), 0.0)
+        else:
+            queue.leave(waiting.pop(rng.randrange(len(waiting))))
+        longest = made.longest()
+        assert longest is not None
+        assert len(made.all(longest)) == max(len(made.all(name)) for name in made.targets())

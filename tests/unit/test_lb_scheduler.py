@@ -325,6 +325,70 @@ def test_hits_overtake_misses_in_the_lane_of_one_target() -> None:
     assert house.let_in() == ["hit>a", "miss>a"]
 
 
+def streaming(house: House, target_id: str, count: int) -> list[Request]:
+    """`count` short requests that the target has begun to respond to; ones before them have lasted 10 s."""
+    for number in range(3):
+        earlier = asks(f"earlier-{number}", b"")
+        house.go(earlier, target_id)
+        answer(house, earlier)
+        house.now += 10.0
+        house.table.release(earlier.booking, house.now, 100)  # type: ignore[arg-type]
+    streams = [asks(f"stream-{number}", b"") for number in range(count)]
+    for stream in streams:
+        house.go(stream, target_id)
+        answer(house, stream)
+    return streams
+
+
+def test_a_full_batch_is_pushed_two_seconds_ahead_and_no_further() -> None:
+    """Ten streams of 10 s: one ends each second, so a third request would wait for three."""
+    house = by_work("a")
+    streams = streaming(house, "a", 10)
+    house.go(asks("pending", b""), "a")
+    pending(house, a=1)
+    came = [house.come(asks(f"r{number}", b"")) for number in range(4)]
+    assert came == ["a", "", "", ""]
+    house.now += 10.0
+    house.end(streams[0])
+    pending(house, a=1)
+    assert house.let_in() == ["r1>a"]
+
+
+class Counted(Asked):
+    """Counts how often it is asked whether a target could take work."""
+
+    looks = 0
+
+    def ready(self, target_id: str, now: float, policy: str | None = None) -> bool:
+        self.looks += 1
+        return super().ready(target_id, now, policy)
+
+
+def test_a_pass_looks_only_at_the_lanes_whose_target_was_heard_of() -> None:
+    names = [f"t{number}" for number in range(50)]
+    house = by_work(*names)
+    house.table = Counted(house.table.table, 0.0)
+    house.dispatcher = Scheduler(house.table, house.queue)
+    work = {}
+    for number, name in enumerate(names):
+        work[name] = asks(f"work-{name}", number.to_bytes(2, "big") * 50_000)
+        house.go(work[name], name)
+        house.go(asks(f"more-{name}", bytes([60 + number]) * 100_000), name)
+    pending(house, **dict.fromkeys(names, 1))
+    for name in names:
+        assert house.come(asks(f"hit-{name}", work[name].view.prompt or b"")) == ""
+    house.let_in()  # the first pass looks at all
+    house.table.looks = 0
+    assert house.let_in() == []
+    assert house.table.looks == 0
+    house.table.answered(work["t7"].booking, house.now)  # type: ignore[arg-type]
+    house.let_in()
+    assert 1 <= house.table.looks <= 2
+    house.now += 0.1
+    house.let_in()
+    assert house.table.looks >= 50  # time may have made them ready
+
+
 def test_those_who_have_tried_the_same_are_one_question_however_many_they_are() -> None:
     house = House(wire("a", "b"))
     failed = house.request("0")

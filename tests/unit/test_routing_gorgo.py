@@ -9,10 +9,11 @@ import pytest
 
 from policies.forecast.response_length import Constant
 from policies.routing.base import Choice, RequestView, TargetView
-from policies.routing.gorgo import DEFAULT_S_PER_BYTE, Gorgo
+from policies.routing.gorgo import DEFAULT_S_PER_BYTE, Gorgo, put_off_s
 
 PROMPT = b"0123456789abcdef" * 500  # 8000 bytes: 188 ms at the paper's rate
 OTHER = b"fedcba9876543210" * 500
+LONG = b"0123456789abcdef" * 7000  # 112 kB: 2.6 s at the paper's rate
 A, B = TargetView("a"), TargetView("b")
 
 
@@ -80,7 +81,9 @@ def test_the_cost_is_the_sum_of_its_terms() -> None:
     explained = terms(choice, "a")
     assert choice.matched_bytes == explained["matched_bytes"] == 8000
     assert explained["prefill_s"] == pytest.approx(1600 * DEFAULT_S_PER_BYTE)
-    assert explained["burden_s"] == pytest.approx(explained["prefill_s"])
+    assert explained["burden_s"] == pytest.approx(
+        1.2 * explained["prefill_s"]
+    )  # one waits, two are written to
     assert explained["wait_s"] == pytest.approx(8000 * DEFAULT_S_PER_BYTE)
     assert explained["decode_s"] == pytest.approx(2 * 200 * 4 * DEFAULT_S_PER_BYTE)
     assert (explained["rtt_s"], explained["trouble_s"], explained["full_s"]) == (0.01, 1.0, 1.0)
@@ -92,6 +95,44 @@ def test_weight_zero_is_the_papers_objective() -> None:
     policy = Gorgo(Constant(200), decode_weight=0.0, prefill_weight=1.0)
     serve(policy, asked("earlier"), "a", 0.0, 0.2, 1.0)
     assert chosen(policy, asked("r"), [replace(A, in_flight=500), B], 1.0).target_id == "a"
+
+
+@pytest.mark.parametrize(
+    ("sent", "target", "others"),
+    [
+        pytest.param(0, A, 1.0, id="nobody else: those who come next"),
+        pytest.param(1, A, 1.0, id="one that waits"),
+        pytest.param(3, A, 3.0, id="three that wait"),
+        pytest.param(
+            0, replace(A, pending=4), 4.4, id="four of other load balancers wait, and will be written to"
+        ),
+        pytest.param(0, replace(A, in_flight=8), 1.0, id="eight streams are less than one that waits"),
+        pytest.param(0, replace(A, in_flight=40), 4.0, id="forty streams are as four"),
+        pytest.param(2, replace(A, in_flight=40), 6.0, id="both"),
+    ],
+)
+def test_the_burden_is_the_prefill_for_each_request_that_it_holds_up(
+    sent: int, target: TargetView, others: float
+) -> None:
+    policy = gorgo()
+    for number in range(sent):
+        policy.record(asked(f"sent-{number}", bytes([65 + number]) * 400), "a", 0.0)
+    explained = terms(chosen(policy, asked("r"), [target]), "a")
+    assert explained["burden_s"] == pytest.approx(others * explained["prefill_s"])
+
+
+def test_a_deeper_queue_of_others_ties_a_request_to_the_holder_of_its_prompt() -> None:
+    """With as much to do everywhere, and the more of it, a miss is dearer."""
+    policy = gorgo()
+    serve(policy, asked("earlier"), "a", 0.0, 0.2, 1.0)
+    for number in range(4):
+        policy.record(asked(f"a-{number}", bytes([65 + number]) * 8000), "a", 1.0)
+    assert chosen(policy, asked("r"), [A, B], 1.0).target_id == "b"  # 0.75 s of waiting against 0.38 s
+    for number in range(4):
+        policy.record(asked(f"b-{number}", bytes([75 + number]) * 6000), "b", 1.0)
+    assert (
+        chosen(policy, asked("r"), [A, B], 1.0).target_id == "a"
+    )  # 0.19 s more of it against 0.19 s for each of five
 
 
 def wait_s(policy: Gorgo, target: TargetView, now: float) -> float:
@@ -167,6 +208,46 @@ def test_requests_that_others_queued_count_as_usual_ones() -> None:
     policy.record(asked("s", b"y" * 2000), "a", 0.0)
     ours_only = wait_s(policy, replace(A, pending=2), 0.0)
     assert ours_only == pytest.approx(4000 * DEFAULT_S_PER_BYTE)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected_s", "ready"),
+    [
+        pytest.param(replace(A, running=10), 0.0, True, id="nothing pending"),
+        pytest.param(replace(A, running=10, pending=9), 0.0, True, id="nine sent since the last report"),
+        pytest.param(
+            replace(A, running=10, pending=1, queued=1), 1.0, True, id="ten streams of 10 s, one pending"
+        ),
+        pytest.param(replace(A, running=10, pending=3, queued=1), 3.0, False, id="and two sent since"),
+        pytest.param(
+            replace(A, running=40, pending=3, queued=3), 0.75, True, id="with forty streams one ends sooner"
+        ),
+        pytest.param(
+            replace(A, in_flight=43, waiting=3, pending=3, queued=3), 0.75, True, id="as we count them"
+        ),
+        pytest.param(
+            replace(A, pending=1, queued=1), 10.0, False, id="of no stream it is known when it ends"
+        ),
+    ],
+)
+def test_an_engine_whose_batch_is_full_makes_a_request_wait_for_the_end_of_streams(
+    target: TargetView, expected_s: float, ready: bool
+) -> None:
+    """However little prefill is ahead: the seats count."""
+    policy = gorgo()
+    serve(policy, asked("earlier", b""), "a", 0.0, 0.1, 10.1)
+    for number in range(target.pending or 0):
+        policy.record(asked(f"sent-{number}", b""), "a", 11.0)
+    assert wait_s(policy, target, 11.0) == pytest.approx(expected_s)
+    assert policy.ready(target, 11.0) is ready
+
+
+def test_the_longer_of_the_two_waits_counts() -> None:
+    policy = gorgo()
+    serve(policy, asked("earlier", b""), "a", 0.0, 0.1, 10.1)
+    policy.record(asked("long", LONG), "a", 11.0)
+    target = replace(A, running=10, pending=1, queued=1)
+    assert wait_s(policy, target, 11.0) == pytest.approx(len(LONG) * DEFAULT_S_PER_BYTE)
 
 
 class _Engine:
@@ -255,9 +336,6 @@ def test_a_common_beginning_does_not_collapse_onto_one_target() -> None:
 # --- waiting for a target that has enough to do
 
 
-LONG = b"0123456789abcdef" * 7000  # 112 kB: 2.6 s at the paper's rate
-
-
 @pytest.mark.parametrize(
     ("sent", "now", "waits"),
     [
@@ -298,7 +376,49 @@ def holding(prompt: bytes) -> Gorgo:
 def test_a_holder_is_worth_a_wait_that_the_prefill_outweighs(prompt: bytes, target: str, wait: bool) -> None:
     choice = chosen(holding(prompt), asked("r", prompt), [A, B], 1.0)
     assert (choice.target_id, choice.wait) == (target, wait)
-    assert choice.work_s == pytest.approx(0.0 if wait else 8000 * DEFAULT_S_PER_BYTE)
+    assert choice.put_off_s == 0.0  # the hit loses much by waiting, the miss need not wait
+
+
+@pytest.mark.parametrize(
+    ("prefill_s", "spared_s", "expected_s"),
+    [
+        pytest.param(0.0, 0.0, 22.5, id="nothing to compute, and nothing to lose"),
+        pytest.param(0.0, 0.1, 12.5, id="a tenth of a second to lose: 10 s sooner"),
+        pytest.param(0.0, 0.5, 0.0, id="much to lose"),
+        pytest.param(0.5, 0.5, 5.0, id="and half a second to compute: 5 s later"),
+        pytest.param(0.5, 0.0, 27.5, id="a miss"),
+        pytest.param(9.0, 9.0, 7.5, id="what will hold up others long, by 7.5 s at most"),
+        pytest.param(9.0, 0.0, 30.0, id="the longest"),
+    ],
+)
+def test_what_has_least_to_lose_by_waiting_waits(
+    prefill_s: float, spared_s: float, expected_s: float
+) -> None:
+    assert put_off_s(prefill_s, spared_s) == pytest.approx(expected_s)
+
+
+def test_what_all_have_is_not_lost_by_waiting() -> None:
+    """A new conversation finds the instructions everywhere; the turn of an old one finds it at one target alone."""
+    policy = gorgo()
+    instructions, turns = PROMPT[:3200], PROMPT[:3200] + OTHER[:6400]
+    for name in "ab":
+        serve(policy, asked(f"first-{name}", instructions), name, 0.0, 0.2, 1.0)
+    serve(policy, asked("turn", turns), "a", 0.0, 0.2, 1.0)
+    full = [replace(target, running=1, pending=9, queued=9) for target in (A, B)]
+    new, old = (
+        chosen(policy, asked(f"r{len(prompt)}", prompt), full, 1.0)
+        for prompt in (instructions + b"n" * 1600, turns + b"o" * 1600)
+    )
+    assert new.wait
+    assert old.wait
+    assert new.put_off_s - old.put_off_s == pytest.approx(100.0 * 6400 * DEFAULT_S_PER_BYTE)
+
+
+def hold(policy: Gorgo, request: RequestView, target: TargetView) -> None:
+    choice = chosen(policy, request, [target])
+    policy.held(
+        request, choice._replace(put_off_s=put_off_s(terms(choice, target.id)["prefill_s"], 0.0)), 0.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -312,7 +432,7 @@ def test_a_holder_is_worth_a_wait_that_the_prefill_outweighs(prompt: bytes, targ
 def test_what_is_held_counts_for_those_that_go_later(prompt: bytes, before: int) -> None:
     policy = gorgo()
     held = asked("held")
-    policy.held(held, chosen(policy, held, [A]), 0.0)
+    hold(policy, held, A)
     whole = 8000 * DEFAULT_S_PER_BYTE
     choice = chosen(policy, asked("r", prompt), [A])
     assert terms(choice, "a")["wait_s"] == pytest.approx(before * whole)
@@ -326,6 +446,6 @@ def test_a_request_held_for_another_target_leaves_the_first() -> None:
     policy = gorgo()
     held = asked("held")
     for target in (A, B):
-        policy.held(held, chosen(policy, held, [target]), 0.0)
+        hold(policy, held, target)
     assert wait_s(policy, A, 0.0) == 0.0
     assert terms(chosen(policy, asked("r", OTHER), [B]), "b")["wait_s"] > 0.0
