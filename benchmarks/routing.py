@@ -230,6 +230,10 @@ def ran(cells: Sequence[Cell], jobs: int) -> dict[Cell, tuple[Metrics, float]]:
         return dict(zip(cells, pool.map(run_cell, cells), strict=True))
 
 
+def seeds(args: argparse.Namespace) -> range:
+    return range(args.first_seed, args.first_seed + args.seeds)
+
+
 def table(args: argparse.Namespace) -> None:
     names = [
         name for name in args.workloads or WORKLOADS if name != "mooncake" or (args.data / MOONCAKE).exists()
@@ -283,7 +287,7 @@ def _cells(
                 args.slots,
                 args.data,
             )
-            for seed in range(1, args.seeds + 1)
+            for seed in seeds(args)
         ]
         for one in contenders
     }
@@ -337,7 +341,7 @@ def burst(args: argparse.Namespace) -> None:
                         name, load, one.policy, one.pushing, seed, args.engines or 8, usual.profile, args.slots,
                         args.data, BURST,
                     )
-                    for seed in range(1, args.seeds + 1)
+                    for seed in seeds(args)
                 ]  # fmt: skip
                 with ProcessPoolExecutor(args.jobs) as pool:
                     runs = list(pool.map(outcome_of, cells))
@@ -390,7 +394,7 @@ def pushing(args: argparse.Namespace) -> None:
             cells = [
                 Cell(args.workload, load, policy, mode, seed, engines, profile, slots, args.data)
                 for mode in modes
-                for seed in range(1, args.seeds + 1)
+                for seed in seeds(args)
             ]
             found = ran(cells, args.jobs)
             by_mode = {mode: [found[cell][0] for cell in cells if cell.pushing == mode] for mode in modes}
@@ -458,6 +462,7 @@ def main() -> None:
     )
     parser.add_argument("--length", type=float, default=1.0, help="times the usual length")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--data", type=Path, default=DATA, help="where the recordings are")
     parser.add_argument("--markdown", action="store_true")

@@ -2,8 +2,9 @@
 
     cost = network round trip
          + residual prefill    bytes of the prompt not thought to be in its cache x its seconds per byte
-         + burden on others    PREFILL_WEIGHT - 1 times the same
-         + queue wait          the same of requests before this one that have no first byte yet, sent or held
+         + burden on others    PREFILL_WEIGHT - 1 times the same, for each request that it holds up
+         + queue wait          until its turn comes: the same of requests before this one that have no first byte yet,
+                               sent or held, or a seat in the batch (see `policies.routing.backlog`)
          + decode pressure     requests on the target x tokens expected of this answer, x seconds per token
          + failures            one second for each recent one
          + full memory         one second if the engine's KV cache is 95 % used
@@ -24,19 +25,27 @@ usual residual.
 *The burden on others.* A request that compares its own wait with its own prefill leaves the holder of its prompt as soon
 as it gains by that itself. But the seconds of prefill are taken from the target: from its streams, from those who wait and
 from those who have not come yet. Where prefixes carry the load (long shared documents) the fleet then does the same
-work many times over. Counted twice, prefill is spared where that costs little time, and simulated fleets
-have more hits, shorter waits and more tokens per second, at low load as well as at high.
+work many times over. So prefill counts once more for each request that waits at the target, as a whole, and for each
+response under way there, as STREAM_WEIGHT, since that is late by no more than one token; once more at least. Simulated
+fleets then have more hits and more tokens per second, the more so the more there is to do.
 
-*Waiting.* The best target may have enough to do. It does if the prompts that were sent to it and have no first byte will
-take it PUSH_AHEAD_S or longer, which is enough for an engine never to run dry. Then the choice says `wait`, and the
-caller that pushes by work holds the request for that target (see `lb.core.lanes`) instead of sending it somewhere. What
-is held counts in the cost of others as far as it would go before them.
+*Waiting.* The best target may have enough to do. It does if the requests that were sent to it will have their first bytes
+in PUSH_AHEAD_S or later, which is enough for an engine never to run dry, be it prefill or a seat that they wait for. Then
+the choice says `wait`, and the caller that pushes by work holds the request for that target (see `lb.core.lanes`) instead
+of sending it somewhere. What is held counts in the cost of others as far as it would go before them.
+
+*Who goes first of those held.* What would lose most by waiting: the next turn of a conversation, or a child in a tree of
+thoughts, whose prefix is in the cache of this target alone, and will not be there for long once the cache is full. What
+finds no more here than elsewhere has nothing to lose, be it a miss or the first request of a new conversation: it goes as
+if it had come up to LONGEST_FOR_LOSS_S later. Thus what has been begun ends first, and fewer conversations fill the
+caches at a time. What has much to compute holds up others, and goes up to LONGEST_FOR_WORK_S later. Both together
+are LONGEST_PUT_OFF_S, or half of the time for which a request may wait if that is less.
 
 *Why it recovers from a burst.* Pushing to any target that has room sends requests where their prompts are not, for the
 holders are the ones without room. Each such miss is seconds of prefill, which leave less room at the holders of other
 prompts: the overload makes the work that keeps it up, and stays when the burst is over (a metastable failure). Here
 a queue makes no work. A request leaves the holder only for a target where its first byte comes sooner by more
-than the prefill weighs, so what it adds is less than half of what it saves in waiting; as the wait grows
+than the prefill weighs, so what it adds is less than half of what it spares in waiting; as the wait grows
 everywhere, nothing is gained by leaving, and the share of hits stays what it was. Hits go first and cost next to
 nothing, so the backlog is soon one of misses, which have to be computed once in any case. It shrinks by capacity
 less load at the usual share of hits, and until then each request keeps its place in a queue that it can still
