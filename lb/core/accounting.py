@@ -23,6 +23,15 @@ def stats(entries: Iterable[TargetState], now: float, window_s: float) -> tuple[
     return tuple(merged.values())
 
 
+def differ(name: str, kept: Iterable[TargetState], right: Iterable[TargetState]) -> list[str]:
+    """What a list of targets that is kept up to date has too much or too little, as sentences."""
+    listed, wanted = set(kept), set(right)
+    return [
+        *(f"{entry.key} is listed as {name} and is not" for entry in listed - wanted),
+        *(f"{entry.key} is {name} and not listed" for entry in wanted - listed),
+    ]
+
+
 def audit(entries: Iterable[TargetState], open_bookings: Collection[Booking]) -> list[str]:
     """Every way in which what was counted does not agree with what is open, as sentences."""
     problems = []
