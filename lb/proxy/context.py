@@ -93,6 +93,7 @@ class Proxy:
         )
         self.scheduler: Scheduler[ProxiedRequest] = Scheduler(table, self.queue)
         self.waiting: dict[ProxiedRequest, None] = {}  # with an attempt that has no first byte yet
+        self.waiting_until = float("inf")  # none of them has to be checked before
         self.relays: dict[ProxiedRequest, None] = {}  # with a response under way
         self.tunnels: dict[ProxiedRequest, None] = {}
         self.explanations = Explanations(running=self._running)

@@ -237,6 +237,11 @@ class RequestCore:
         self.tries.queue_left_s = max(0.0, self.tries.queue_left_s - waited)
         self.proxy.metrics.counts.queue_wait.observe(waited)
 
+    def waits_until(self) -> float:
+        """Returns when the attempt under way has waited too long for its first byte."""
+        booking = self.booking
+        return float("inf") if booking is None else booking.since + self.tries.wait_left_s
+
     def halt(self) -> None:
         if self.relay is not None:
             self.relay.halt()
