@@ -1,7 +1,7 @@
 """Asking engines for their load, so that pushing by work and selective pushing know who has room.
 
 A target is asked every `pushing.probe_s` while it has requests of ours (or requests are held), else every five
-seconds, because others may send it work; never twice at a time. Targets are asked in turns and not all at once:
+seconds (where there are many less often: IDLE_PROBES_PER_S in all), because others may send it work; never twice at a time. Targets are asked in turns and not all at once:
 each has its own place in the interval. If pushing is neither nobody's load is wanted: then an engine is only
 asked what it is, which continuing its streams depends on.
 
@@ -37,13 +37,16 @@ from lb.core.targets import Key
 from lb.engines.kinds import NO_RESPONSE, Adapter, EngineKind, Fetched, LoadQuery, detection
 
 IDLE_PROBE_S = 5.0
+IDLE_PROBES_PER_S = 50.0  # each is a connection, and what it brings is good for a second or so
 DETECT_AGAIN_S = 60.0  # a server that is no engine we know
 DETECT_RETRY_S = 1.0  # one that does not answer yet; doubling up to DETECT_AGAIN_S
 FORGET_AFTER_S = 30.0
 HELD_FOR_S = 1.0  # requests count as held for so long, since they are held and let in many times a second
 PROBES_PER_S = 1000.0
+RELAX_EVERY_S = 1.0  # at most: to schedule all targets again because fewer have to share the budget
 SHORTEST_TIMEOUT_S = 1.0
 _LOOKS_PER_PROBE = 8
+_BURST = 2.0  # how far one look may exceed its share of the budget
 _SHORTEST_PAUSE_S = 0.005
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples spread evenly over an interval, however many there are
 
@@ -129,6 +132,8 @@ class LoadPoller:
         ] = []  # a heap; a row whose watch has another `due_at` is void
         self._intervals: Counter[float] = Counter()  # how many watches have each
         self._stretch = 1.0  # of all intervals, to keep within the budget
+        self._longest_stretch = 1.0  # by which a target may still be scheduled
+        self._relaxed_at = -math.inf
         self._usual = EngineKind.UNKNOWN  # what the last one was that could be told
 
     def kind(self, key: Key) -> EngineKind:
@@ -161,7 +166,9 @@ class LoadPoller:
             self._reviewed = reviewed
             self._review(now)
         self._hurry([self._watches[key] for key in self._table.newly_busy() if key in self._watches], now)
-        while self._due and self._due[0][0] <= now:
+        shortest_s = max(pushing.probe_s / _LOOKS_PER_PROBE, _SHORTEST_PAUSE_S)
+        left = math.ceil(_BURST * PROBES_PER_S * shortest_s)
+        while left and self._due and self._due[0][0] <= now:
             due_at, _, watch = heappop(self._due)
             if watch.due_at != due_at:
                 continue
@@ -169,8 +176,8 @@ class LoadPoller:
             if self._schedule(watch) <= now:
                 watch.due_at = math.inf
                 watch.asked_at = now
+                left -= 1
                 self._start(watch, pushing.asks)
-        shortest_s = max(pushing.probe_s / _LOOKS_PER_PROBE, _SHORTEST_PAUSE_S)
         next_at = self._due[0][0] if self._due else math.inf
         return max(shortest_s, min(next_at - now, pushing.probe_s))
 
@@ -200,9 +207,13 @@ class LoadPoller:
 
     def _hurry(self, watches: list[_Watch], now: float) -> None:
         """These targets may have other intervals now."""
-        changed = [watch for watch in watches if self._count(watch, now)]
+        late = [watch for watch in watches if self._count(watch, now)]
         self._share_budget()
-        for watch in changed:
+        self._longest_stretch = max(self._longest_stretch, self._stretch)
+        if self._longest_stretch > 2.0 * self._stretch and now >= self._relaxed_at + RELAX_EVERY_S:
+            self._longest_stretch, self._relaxed_at = self._stretch, now
+            late = list(self._watches.values())
+        for watch in late:
             if self._schedule(watch) < now:  # not all of them at once
                 self._put(watch, _place_after(now, watch.place, watch.interval_s * self._stretch))
 
@@ -251,7 +262,9 @@ class LoadPoller:
         if not pushing.asks:
             return math.inf
         busy = self._held(now) or self._table.is_busy(watch.key)
-        return pushing.probe_s if busy else max(IDLE_PROBE_S, pushing.probe_s)
+        if busy:
+            return pushing.probe_s
+        return max(IDLE_PROBE_S, pushing.probe_s, len(self._watches) / IDLE_PROBES_PER_S)
 
     def _start(self, watch: _Watch, selective: bool) -> None:
         def ended(task: asyncio.Task[None]) -> None:
@@ -318,8 +331,8 @@ class LoadPoller:
 
 
 def _due_at(watch: _Watch, interval_s: float) -> float:
-    """When half an interval will have passed since it was asked, and its place in the interval will have come."""
-    return max(_place_after(watch.asked_at, watch.place, interval_s), watch.asked_at + 0.5 * interval_s)
+    """When its place in the interval will come next, but for half an interval since it was asked."""
+    return _place_after(watch.asked_at + 0.5 * interval_s, watch.place, interval_s)
 
 
 def _place_after(instant: float, place: float, interval_s: float) -> float:

@@ -29,6 +29,7 @@ from lb.engines.kinds import Fetched
 PATH = "/v1/models"
 POLL_EVERY_S = 30.0
 POLL_UNLISTED_EVERY_S = 120.0  # a target that lists no models
+POLLS_PER_S = 20.0  # in calm times: where targets are many, each is polled less often
 RETRY_S = 0.25  # a target that has not responded; doubling up to POLL_EVERY_S
 AGAIN_AFTER_S = 1.0  # a target that is asked for
 ALL_AGAIN_AFTER_S = 5.0  # all targets, after a request for a model that none of them lists
@@ -186,7 +187,9 @@ class ModelPoller:
             return
         watch.failed = 0
         models = read_models(fetched.body) if fetched.status == 200 else None
-        every_s = POLL_UNLISTED_EVERY_S if models is None else POLL_EVERY_S
+        every_s = max(
+            POLL_UNLISTED_EVERY_S if models is None else POLL_EVERY_S, len(self._watches) / POLLS_PER_S
+        )
         watch.due_at = min(watch.due_at, now + every_s * (1.0 + _JITTER * (2.0 * watch.place - 1.0)))
         if self._table.listed(watch.key, models):
             _log.info(
