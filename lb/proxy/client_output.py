@@ -231,6 +231,7 @@ class ClientOutput(asyncio.Protocol):
         self._phase = OVER
         self._ahead = b""
         self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
+        self._look_sooner()
         self.flush()
         self.transport.close()
 
@@ -242,6 +243,7 @@ class ClientOutput(asyncio.Protocol):
         self._timer = self.proxy.loop.call_at(self._deadline, self._look)
 
     def _look_sooner(self) -> None:
+        """Set the timer to the deadline in force, unless it goes off before."""
         if self._looks_at > self._deadline:
             self._timer.cancel()
             self._look_later()
