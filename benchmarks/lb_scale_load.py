@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import sys
+from random import Random
 
 PAGE = (
     b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"
@@ -41,11 +42,13 @@ async def read_message(reader: asyncio.StreamReader) -> bytes:
 
 
 class Engine:
-    """Every response takes `takes_s`; with `close` each is the last one on its connection."""
+    """A response takes `takes_s`, half of it more or less, so that those that began together do not end together. With
+    `close` each is the last one on its connection."""
 
     def __init__(self, takes_s: float, close: bool) -> None:
         self._takes_s = takes_s
         self._close = close
+        self._rng = Random(0)
         self.opened = 0  # connections that brought a request; probes have their own
 
     async def listen(self) -> int:
@@ -61,7 +64,7 @@ class Engine:
                 if head.startswith(b"POST"):
                     self.opened += first
                     first = False
-                    await asyncio.sleep(self._takes_s)
+                    await asyncio.sleep(self._takes_s * self._rng.uniform(0.5, 1.5))
                     writer.write(response(b"200 OK", REPLY, close=self._close))
                     if self._close:
                         writer.close()

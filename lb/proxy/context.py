@@ -47,6 +47,9 @@ from lb.stream.openai_request import for_model, is_dense
 
 DEFAULT_BUFFERS_BYTES = 1024 * 1024 * 1024
 MOST_WRONG_MODELS = 8  # targets that may say of one request that they do not know its model
+LET_IN_AT_ONCE = (
+    8  # queued requests launched in one turn of the loop, each of which takes a few tenths of a millisecond
+)
 _TROUBLE_EVERY_S = 10.0
 _NO_ROOM = Refusal(503, "out_of_memory", "The load balancer keeps as many bodies as it may; try again.", 1.0)
 
@@ -100,10 +103,9 @@ class Proxy:
         self.arrivals = WindowCounter()
         self.rejections = WindowCounter()
         self.ongoing = WindowMean(clock())  # in flight or queued
-        self.on_changed: Callable[[], None] = lambda: (
-            None
-        )  # set by the agent: moves requests off lost targets
-        self.on_wrong_model: Callable[[Key], None] = lambda _: None  # set by the agent, as the next
+        # Set by the agent; the first moves requests off lost targets.
+        self.on_changed: Callable[[], None] = lambda: None
+        self.on_wrong_model: Callable[[Key], None] = lambda _: None
         self.on_missing_model: Callable[[], None] = lambda: None
         self._rng = rng
         self._let_in_due = False
@@ -280,15 +282,18 @@ class Proxy:
             self.loop.call_soon(self.let_in)
 
     def let_in(self) -> None:
-        """Launch every queued request that may go now."""
+        """Launch the queued requests that may go now; after some of them others of the loop have their turn first."""
         self._let_in_due = False
         try:
             now = self.clock()
-            for request, choice in self.scheduler.let_in(now):
+            for count, (request, choice) in enumerate(self.scheduler.let_in(now), 1):
                 try:
                     request.admitted(choice, now)
                 except Exception as error:  # noqa: BLE001 (the barrier)
                     request.crashed("queue", error)
+                if count == LET_IN_AT_ONCE:
+                    self.let_in_soon()
+                    break
         except Exception as error:  # noqa: BLE001 (the barrier)
             self.faults.report("queue", error)
 
