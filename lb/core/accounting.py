@@ -18,6 +18,7 @@ def stats(entries: Iterable[TargetState], now: float, window_s: float) -> tuple[
             requests=entry.requests.count(now, window_s),
             errors=entry.errors.count(now, window_s),
             ejected=entry.standing(now) is Health.EJECTED,
+            heard_s=max(0.0, now - entry.heard_at),
         )
         before = merged.get(one.id)
         merged[one.id] = one if before is None else _sum(before, one)
@@ -31,6 +32,7 @@ def _sum(one: TargetStats, other: TargetStats) -> TargetStats:
         requests=one.requests + other.requests,
         errors=one.errors + other.errors,
         ejected=one.ejected or other.ejected,
+        heard_s=min((known for known in (one.heard_s, other.heard_s) if known is not None), default=None),
     )
 
 
