@@ -53,6 +53,7 @@ SIZES = (10, 100, 1000)
 WARMING = 3  # requests for each target
 IDLE_S = 1.0
 SETTLED_S = 45.0  # until polls of targets that have just joined are spread over their intervals
+ARRIVED_S = 12.0  # until the timers of the connections have gone off that were set before their requests
 PARTS = ("choice", "explain", "waiting", "idle", "request", "opening", "lag")
 TOKEN = "benchmark"
 SHARED = b"The instructions of the system, which all conversations share. " * 8
@@ -243,11 +244,16 @@ def waiting_share(count: int) -> float:
     """CPU seconds per second while so many are held."""
     with load("--takes", "1000") as engine, balancer() as lb:
         pushing = {"mode": "fixed_cap", "cap": 1}
-        lb.use(targets_at(int(line(engine)), 10), "gorgo", pushing=pushing, limits={"max_held": count})
+        lb.use(
+            targets_at(int(line(engine)), 10),
+            "gorgo",
+            pushing=pushing,
+            limits={"max_held": count, "hold_s": 600},
+        )
         run_clients(engine, {"port": lb.port, "clients": count + 10, "requests": 1, "seed": 0})
         while lb.call("GET", "/-/stats")["queued"] < count:
             time.sleep(0.5)
-        time.sleep(2.0)
+        time.sleep(ARRIVED_S)
         share = statistics.median(lb.share(2.0) for _ in range(5))
         held = lb.call("GET", "/-/stats")["queued"]
         if held < count:
