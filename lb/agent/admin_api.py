@@ -7,7 +7,7 @@ strictly as tables: what is wrong is named with its path, and changes nothing.
 |---|---|
 | `GET /-/live`, `GET /-/ready` | 200; ready is 503 while no target is in good standing, or the agent drains or closes |
 | `GET /-/targets`, `PUT /-/targets` | the table (`lb.config.schema.Table`); a push answers `{"revision": ...}` |
-| `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access, cors, trusted_proxies, session: those given change |
+| `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access, cors, trusted_proxies, session, listen: those given change |
 | `POST /-/drain?target=ID&deadline_s=`, `POST /-/undrain?target=ID` | one target; without `target` the agent itself, which goes on serving and is not ready |
 | `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`) |
 | `GET /-/metrics` | Prometheus |
@@ -32,6 +32,7 @@ from typing import Any, Protocol, TypeVar
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from lb.agent.data_port import CannotListenError
 from lb.config import edits as config_edits
 from lb.config.edits import KnownWorkerError, UnknownWorkerError
 from lb.config.schema import Stats, Table, Target, WireError, url_problem
@@ -62,7 +63,7 @@ class Administered(Protocol):
     def table(self) -> Table: ...
 
     def apply(self, table: Table) -> object:
-        """Store the table and act on it. Raises UnknownPolicyError or OSError; then nothing has changed."""
+        """Store the table and act on it. Raises UnknownPolicyError, CannotListenError or OSError; then nothing has changed."""
         ...
 
     def ready(self) -> bool: ...
@@ -141,6 +142,8 @@ class _Control:
             self.agent.apply(table)
         except UnknownPolicyError as error:
             raise _Refused(400, "unknown_policy", str(error)) from error
+        except CannotListenError as error:
+            raise _Refused(409, "cannot_listen", str(error.strerror)) from error
         except OSError as error:
             why = f"the table could not be stored: {error.strerror}"
             raise _Refused(500, "not_stored", why) from error

@@ -41,6 +41,7 @@ class ClientOutput(asyncio.Protocol):
         "_ahead",
         "_deadline",
         "_full",
+        "_leaving",
         "_looks_at",
         "_paused_by",
         "_phase",
@@ -65,7 +66,7 @@ class ClientOutput(asyncio.Protocol):
         self._looks_at: float
         self._timer: asyncio.TimerHandle
         self.request: ClientRequest | None = None
-        self.closing = False  # after the response under way
+        self.closing = False  # after the response under way, which says so
         self.head: RequestHead | None = None
         self.length = 0
         self.upload: Upload | None = None
@@ -73,6 +74,7 @@ class ClientOutput(asyncio.Protocol):
         self.body_left = False  # the request has begun before its body was over
         self._admission: Admission | None = None  # of a request that has not begun
         self._ahead = b""
+        self._leaving = 0.0  # seconds to wait for the last request; 0: it may send any number
         self._full = False  # it does not take what is written to it
         self._phase = IDLE
         self._paused_by = 0
@@ -151,9 +153,9 @@ class ClientOutput(asyncio.Protocol):
             self._close()
 
     def close_soon(self, grace_s: float) -> None:
-        """The agent closes: others go after their response, an idle connection once no request has come for `grace_s`: one
-        may be on its way, and would be lost if we closed now."""
-        self.closing = True
+        """Close after the next response, which says so, or once no request has come for `grace_s`. A request may be on its
+        way, and would be lost if we closed now."""
+        self._leaving = grace_s
         if self._phase != IDLE:
             return
         if grace_s <= 0:
@@ -185,7 +187,7 @@ class ClientOutput(asyncio.Protocol):
         head = self.head
         if head is not None and head.http_1_0:
             self.closing = True
-        close = self.closing or self.body_left or self.proxy.closing
+        close = self.closing = self.closing or self.body_left or self.proxy.closing
         if isinstance(refusal, Refusal):
             self.proxy.refused(refusal)
             refusal = self._error(refusal, head, close=close)
