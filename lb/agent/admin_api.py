@@ -7,7 +7,7 @@ strictly as tables: what is wrong is named with its path, and changes nothing.
 |---|---|
 | `GET /-/live`, `GET /-/ready` | 200; ready is 503 while no target is in good standing, or the agent drains or closes |
 | `GET /-/targets`, `PUT /-/targets` | the table (`lb.config.schema.Table`); a push answers `{"revision": ...}` |
-| `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access, cors, trusted_proxies, session, listen: those given change |
+| `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access, cors, trusted_proxies, session, listen, metrics: those given change |
 | `POST /-/drain?target=ID&deadline_s=`, `POST /-/undrain?target=ID` | one target; without `target` the agent itself, which goes on serving and is not ready |
 | `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`) |
 | `GET /-/metrics` | Prometheus |

@@ -66,7 +66,7 @@ class Agent:
         self._started_at = clock()
         self.targets = TargetTable(table, self._started_at)
         self.metrics = Metrics(table.service, region)
-        self.metrics.use_policy(table.policy)
+        self.metrics.use_table(table)
         self._pools = Pools(targets_tls)
         self._fetcher = HttpGetter(Pools(targets_tls), clock)
         self.prober = LoadPoller(
@@ -161,7 +161,7 @@ class Agent:
 
     def _act_on(self, table: Table) -> Changes:
         changes = self.targets.apply(table, self._clock())
-        self.metrics.use_policy(table.policy)
+        self.metrics.use_table(table)
         self._fetcher.retain({target.url for target in table.targets})
         self.proxy.applied()
         self.model_poller.wake()

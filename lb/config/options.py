@@ -184,6 +184,13 @@ class Listen:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsOptions(_Options):
+    """`target_label`: metrics of targets have a series for each, up to 100 of them; the rest is one series."""
+
+    target_label: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Session(_Options):
     """What keeps a client with a target, for policies that go by sessions."""
 

@@ -13,7 +13,17 @@ from typing import Any
 
 from lb.config.cors import Cors
 from lb.config.decode import Fields, WireError, network_problem, url_problem
-from lb.config.options import Access, Breaker, Continuation, Limits, Listen, Pushing, Retries, Session
+from lb.config.options import (
+    Access,
+    Breaker,
+    Continuation,
+    Limits,
+    Listen,
+    MetricsOptions,
+    Pushing,
+    Retries,
+    Session,
+)
 
 __all__ = [
     "Limits",
@@ -112,6 +122,7 @@ class Table:
     trusted_proxies: tuple[str, ...] = ()
     session: Session = field(default_factory=Session)
     listen: Listen | None = None
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -136,6 +147,7 @@ class Table:
             "trusted_proxies": list(self.trusted_proxies),
             "session": self.session.to_json(),
             "listen": None if self.listen is None else self.listen.to_json(),
+            "metrics": self.metrics.to_json(),
         }
 
     @classmethod
@@ -157,6 +169,7 @@ class Table:
             trusted_proxies=fields.networks("trusted_proxies"),
             session=Session.from_json(fields.take("session", {}), fields.at("session")),
             listen=None if listen is None else Listen.from_json(listen, fields.at("listen")),
+            metrics=MetricsOptions.from_json(fields.take("metrics", {}), fields.at("metrics")),
         )
         fields.done()
         return table

@@ -37,7 +37,7 @@ class Desk:
         self.targets = TargetTable(table, self.clock())
         self.explanations = Explanations()
         self.metrics = Metrics(table.service, "eu-1")
-        self.metrics.use_policy(table.policy)
+        self.metrics.use_table(table)
         self.keyring = ApiKeyStore(table.access, self.clock())
         self.disk_full = False
         self.draining = False
