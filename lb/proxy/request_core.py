@@ -204,7 +204,7 @@ class RequestCore:
             self.ending.bytes_out = relay.sent_bytes
         if attempt is not None and (spent.reported or spent.out):
             proxy.endings.charged_to_target(attempt.booking, spent)
-        self._drop_attempt(now, spent.out if outcome is Outcome.WHOLE and spent.reported else None)
+        self._drop_attempt(now, spent.out or None if outcome is Outcome.WHOLE else None)
         proxy.tunnels.pop(self, None)
         proxy.forget_body(self)
         proxy.endings.ended(self, outcome, spent, now)
