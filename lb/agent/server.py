@@ -4,7 +4,8 @@ SIGHUP reads the certificate and the table file again: new connections get the c
 is dropped, and what cannot be read leaves everything as it was.
 
 SIGTERM and SIGINT stop the accepting, turn away who is held, let what runs go on for at most `shutdown_grace_s`,
-and end with exit code 0. A second signal ends at once. An agent with a successor (`lb.agent.socket_handover`) retires first: it accepts
+and end with exit code 0. Every response says that it is the last of its connection, and idle connections may send one more
+request for `_LAME_S`: closed at once, they would lose the one that is on its way. A second signal ends at once. An agent with a successor (`lb.agent.socket_handover`) retires first: it accepts
 nothing either, but who is held goes on waiting for a target, and what runs has `_RETIRED_S`.
 """
 
@@ -160,7 +161,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         await asyncio.gather(retired, return_exceptions=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
-    agent.proxy.close()
+    agent.proxy.close(min(_LAME_S, options.shutdown_grace_s))
     await _drained(agent, options.shutdown_grace_s)
     for task in (stopped, leaving, running):
         task.cancel()

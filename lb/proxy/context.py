@@ -326,12 +326,12 @@ class Proxy:
         for client in list(self.clients):
             client.close_soon(grace_s)
 
-    def close(self) -> None:
+    def close(self, grace_s: float = 0.0) -> None:
         """As `retire`, but requests no longer wait for a target: those in the queue are turned away."""
         self.queueing = False
         for ticket in self.queue.clear():
             self._guarded(ticket.item, lambda one: one.expired(self.clock()))
-        self.retire(0.0)
+        self.retire(grace_s)
 
     def _guarded(self, request: ProxiedRequest, act: Callable[[ProxiedRequest], None]) -> None:
         try:
