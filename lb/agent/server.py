@@ -191,8 +191,11 @@ async def _nobody(agent: Agent, patience_s: float) -> None:
     """Wait until all clients have gone, at most `patience_s`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_s
-    while agent.proxy.clients and loop.time() < deadline:  # noqa: ASYNC110 (once in the life of a process)
+    while True:
+        # First, for the proxy does not know yet of what has been accepted in this turn of the loop.
         await asyncio.sleep(_LOOK_EVERY_S)
+        if not agent.proxy.clients or loop.time() >= deadline:
+            return
 
 
 async def _drained(agent: Agent, grace_s: float) -> None:

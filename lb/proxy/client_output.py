@@ -12,6 +12,7 @@ from lb.proxy.ports import ClientRequest, Entrance, Refusal
 from lb.proxy.upload import Upload
 
 _LINGER_S = 2.0
+_NO_HEAD = -1  # the length of a request that has not come yet
 
 # Plain numbers: a member of an Enum is looked up in its class each time it is compared.
 IDLE = 0  # between two requests
@@ -68,7 +69,7 @@ class ClientOutput(asyncio.Protocol):
         self.request: ClientRequest | None = None
         self.closing = False  # after the response under way, which says so
         self.head: RequestHead | None = None
-        self.length = 0
+        self.length = _NO_HEAD
         self.upload: Upload | None = None
         self.unsent = b""  # of a response, for `lb.http.write_batch`
         self.body_left = False  # the request has begun before its body was over
@@ -152,9 +153,11 @@ class ClientOutput(asyncio.Protocol):
         else:
             self._close()
 
-    def close_soon(self, grace_s: float) -> None:
-        """Close after the next response, which says so, or once no request has come for `grace_s`. A request may be on its
-        way, and would be lost if we closed now."""
+    def close_soon(self, grace_s: float, fresh_s: float | None = None) -> None:
+        """Close after the next response, which says so, or once no request has come for `grace_s`, or for `fresh_s` on a
+        connection that has had none yet. A request may be on its way, and would be lost if we closed now."""
+        if fresh_s is not None and self.length == _NO_HEAD:
+            grace_s = fresh_s
         self._leaving = grace_s
         if self._phase != IDLE:
             return
