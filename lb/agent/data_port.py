@@ -24,7 +24,14 @@ from lb.proxy.ports import Client
 LEFT_OPEN_S = 2.0
 _BACKLOG = 4096
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER of Linux, which `socket` does not name
-_RETURN = 0x06  # BPF_RET | BPF_K: of a packet keep as many bytes
+_NO_SYN = (  # classic BPF: (code, jump if true, jump if false, value)
+    (0x30, 0, 0, 13),  # load the flags of the TCP header
+    (0x54, 0, 0, 0x02),  # SYN
+    (0x15, 0, 1, 0),
+    (0x06, 0, 0, 0xFFFFFFFF),  # not set: keep the packet
+    (0x06, 0, 0, 0),  # set: drop it
+)
+_HANDSHAKE_S = 0.2  # the longest round trip to a client
 _ANY = ("0.0.0.0", "::")  # noqa: S104 (compared with, not bound to)
 
 _log = logging.getLogger("lb.agent.data_port")
@@ -165,10 +172,17 @@ class DataPort:
         if server is None:
             listener.socket.close()
             return
-        rest = listener.socket.dup()  # closing the last descriptor would reset what waits to be accepted
-        server.close()
-        waiting = list(_accepted(rest)) if adopt else []
-        rest.close()
+        try:
+            if adopt:
+                # A handshake under way when the socket is closed would be reset: none begins any more, those that have begun
+                # come to their end. Clients repeat the first packet a second later, and find another socket here, or none.
+                _take_no_handshakes(listener.socket)
+                await asyncio.sleep(_HANDSHAKE_S)
+        finally:
+            rest = listener.socket.dup()  # closing the last descriptor would reset what waits to be accepted
+            server.close()
+            waiting = list(_accepted(rest)) if adopt else []
+            rest.close()
         adopted = (
             self._loop.connect_accepted_socket(self._protocol, connection, ssl=self._tls)
             for connection in waiting
@@ -198,13 +212,18 @@ def bound(family: socket.AddressFamily, address: tuple[str, int], *, shared: boo
     return listener
 
 
+def _take_no_handshakes(listener: socket.socket) -> None:
+    """Drop every packet that would begin a connection."""
+    program = b"".join(struct.pack("HBBI", *instruction) for instruction in _NO_SYN)
+    memory = ctypes.create_string_buffer(program)
+    with suppress(OSError):  # it only makes a loss less likely
+        listener.setsockopt(
+            socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", len(_NO_SYN), ctypes.addressof(memory))
+        )
+
+
 def _accepted(listener: socket.socket) -> Iterator[socket.socket]:
-    """The connections that wait to be accepted, the last of this socket."""
-    # A handshake that ends after the last accept would be reset by the close. So the packets of handshakes are dropped
-    # from here on: their clients repeat them a second later, and find another socket of this address, or none.
-    drop = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))
-    with suppress(OSError):
-        listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(drop)))
+    """The connections that wait to be accepted."""
     while True:
         try:
             connection, _ = listener.accept()
