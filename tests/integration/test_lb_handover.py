@@ -105,6 +105,9 @@ async def test_a_connection_without_a_first_request_is_waited_for_longer_than_an
     target = await w.target("target")
     flags = ("--target", target.url, "--handover-socket", str(tmp_path / "handover"))
     first = await w.agent(*flags)
+    await first.push(
+        target.json, limits={"head_timeout_s": 600.0}
+    )  # more than any machine takes for this test
     request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     fresh = await asyncio.open_connection("127.0.0.1", first.port)
     used = await asyncio.open_connection("127.0.0.1", first.port)
