@@ -89,8 +89,17 @@ class Scheduler(Generic[W]):
     def hold(self, waiter: W, now: float) -> Ticket[W] | None:
         """A place in the queue; None if there is none, or no time left to wait."""
         limit = self._table.table.limits.max_held
+        model = waiter.view.scope if self._table.models.mixed else ""
         ticket = self._queue.join(
-            waiter, now, waiter.hold_left_s, limit, waiter.tenant, waiter.weight, waiter.senior, waiter.tried
+            waiter,
+            now,
+            waiter.hold_left_s,
+            limit,
+            waiter.tenant,
+            waiter.weight,
+            waiter.senior,
+            waiter.tried,
+            model,
         )
         if ticket is not None:
             self._enter_lane(ticket, now)

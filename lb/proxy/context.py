@@ -325,19 +325,21 @@ class Proxy:
 
     # --- closing
 
-    def retire(self, grace_s: float) -> None:
+    def retire(self, grace_s: float, fresh_s: float | None = None) -> None:
         """Keep no connection alive; what is here already is served to its end. Idle connections may send a last request
-        for `grace_s`."""
+        for `grace_s`, those that have sent none yet for `fresh_s` (the timeout of a head, if that is None)."""
         self.closing = True
+        if fresh_s is None:
+            fresh_s = self.limits.head_timeout_s
         for client in list(self.clients):
-            client.close_soon(grace_s)
+            client.close_soon(grace_s, fresh_s)
 
-    def close(self) -> None:
+    def close(self, grace_s: float = 0.0) -> None:
         """As `retire`, but requests no longer wait for a target: those in the queue are turned away."""
         self.queueing = False
         for ticket in self.queue.clear():
             self._guarded(ticket.item, lambda one: one.expired(self.clock()))
-        self.retire(0.0)
+        self.retire(grace_s, grace_s)
 
     def _guarded(self, request: ProxiedRequest, act: Callable[[ProxiedRequest], None]) -> None:
         try:

@@ -136,7 +136,7 @@ class ClientConnection(ClientOutput):
         except HeadError as error:
             self._refuse(Refusal(error.status, error.code, str(error)))
             return
-        self.closing = not head.keep_alive
+        self.closing = not head.keep_alive or self._leaving > 0.0
         self.head, self.length = head, length
         self._take_request(head, length, data[end + 4 :])
 
@@ -277,11 +277,14 @@ class ClientConnection(ClientOutput):
         self.request = None
         if self.body_left:  # what is not read to its end would be taken for the next request
             self._linger()
-        elif self.closing or self.proxy.closing:
+        elif self.closing:
             self._close()
         else:
             self.head = None
             self._deadline = self.proxy.clock() + self.proxy.limits.keepalive_s
+            if self._leaving or self.proxy.closing:
+                # This response has not said that it was the last: the next request may be on its way.
+                self._deadline = min(self._deadline, self.proxy.clock() + self._leaving)
             self._look_sooner()
             if self._full:
                 self.pause_reading(PAUSE_CLIENT)  # responses that the client does not read must not pile up
@@ -299,7 +302,7 @@ class ClientConnection(ClientOutput):
         if self._phase != RESPONSE or self.request is not None or self._full:
             return
         try:
-            if self.closing or self.proxy.closing:
+            if self.closing:
                 self._close()
                 return
             self._phase = IDLE

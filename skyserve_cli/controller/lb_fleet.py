@@ -18,10 +18,11 @@ from pathlib import Path
 
 import aiohttp
 
+from lb.config.options import Listen
 from lb.config.schema import Readiness, Stats, Table, WireError
 from policies.model import Load
 from skyserve_cli.controller.attention import Attention
-from skyserve_cli.controller.lb_process import Agent, AgentFolder, Shape, shape_of
+from skyserve_cli.controller.lb_process import Agent, AgentFolder, Shape, shape_of, table_for
 from skyserve_cli.controller.loads import load_of
 from skyserve_cli.controller.ports import AgentOrder
 
@@ -38,12 +39,14 @@ FROZEN_AFTER_SILENCES = 4
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """What `serve status` tells about an agent. `acked`: it has the newest table."""
+    """What `serve status` tells about an agent. `acked`: it has the newest table. `trouble`: why it does not listen where it
+    should."""
 
     alive: bool
     acked: bool
     ready_targets: int
     restarts: int
+    trouble: str = ""
 
 
 class ProcessFleet:
@@ -132,6 +135,7 @@ class _Keeper:
         self._restarts = -1
         self._failures = 0  # in a row
         self._silences = 0  # in a row, of a living agent
+        self._trouble = ""
         self.load = Load()
         self.finished = False
 
@@ -147,7 +151,7 @@ class _Keeper:
         ready = 0
         if acked and self._acked is not None:
             ready = sum(target.state is Readiness.READY for target in self._acked.targets)
-        return AgentView(self._agent is not None, acked, ready, max(0, self._restarts))
+        return AgentView(self._agent is not None, acked, ready, max(0, self._restarts), self._trouble)
 
     async def run(self) -> None:
         """Until the agent is not wanted any more and is gone."""
@@ -188,8 +192,13 @@ class _Keeper:
             self._restarts = max(0, self._restarts)
             self._watch(self._agent)
         agent = self._agent
-        if self._acked is None or self._acked.revision != order.table.revision:
-            await self._push(agent, order.table)
+        acked = self._acked
+        if (
+            acked is None
+            or acked.revision != order.table.revision
+            or acked.listen != Listen(order.host, order.port)
+        ):
+            await self._push(agent, order)
         await self._ask(agent, order.window_s)
         self._failures = self._silences = 0
 
@@ -198,14 +207,41 @@ class _Keeper:
         answers its clients nothing either."""
         return not agent.alive() or agent.shape != shape or self._silences >= FROZEN_AFTER_SILENCES
 
-    async def _push(self, agent: Agent, table: Table) -> None:
+    async def _push(self, agent: Agent, order: AgentOrder) -> None:
+        """Give the agent its table. If it cannot listen on the address of the order, it gets the rest, goes on listening
+        where it does, and is asked to move again at each turn."""
+        table = table_for(order)
+        trouble = await self._put(agent, table)
+        if trouble:
+            if trouble != self._trouble:
+                log.warning("load balancer %s: %s", self._name, trouble)
+            table = replace(table, listen=await self._listening(agent))
+            acked = self._acked
+            if acked is None or acked.revision != table.revision:
+                await self._put(agent, table)
+        if table != self._acked or trouble != self._trouble:
+            self._acked, self._trouble = table, trouble
+            self._wake()
+
+    async def _put(self, agent: Agent, table: Table) -> str:
+        """Push a table. Returns why the agent cannot listen on its address, empty if it does. Raises ValueError."""
         async with self._session.put(
             f"{agent.admin_url}/-/targets", json=table.to_json(), headers=agent.authorization
         ) as response:
+            if response.status == 409:
+                error = (await response.json())["error"]
+                if error["code"] == "cannot_listen":
+                    return str(error["message"])
             if response.status != 200:
                 raise ValueError(f"push refused: {response.status} {(await response.text())[:200]}")
-        self._acked = table
-        self._wake()
+        return ""
+
+    async def _listening(self, agent: Agent) -> Listen | None:
+        """The address in the agent's own table."""
+        url = f"{agent.admin_url}/-/targets"
+        async with self._session.get(url, headers=agent.authorization) as response:
+            response.raise_for_status()
+            return Table.from_json(await response.json()).listen
 
     async def _ask(self, agent: Agent, window_s: float) -> None:
         url = f"{agent.admin_url}/-/stats?window_s={window_s:g}"
@@ -264,6 +300,7 @@ class _Keeper:
         await self._stop(agent)
         self._agent = None
         self._acked = None
+        self._trouble = ""
         self._silences = 0
         self.load = Load()
 

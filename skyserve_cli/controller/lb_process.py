@@ -17,9 +17,11 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lb.config.options import Listen
+from lb.config.schema import Table
 from skyserve_cli.controller.ports import AgentOrder
 from skyserve_cli.home import is_held
 
@@ -78,7 +80,7 @@ class AgentFolder:
             _write_secret(self._token_file, secrets.token_urlsafe(32))
             # It begins with the table of its order: one that had to wait for the first push would know no API key
             # until then, and let in whoever comes.
-            _write_secret(self.path / "table.json", json.dumps(order.table.to_json()))
+            _write_secret(self.path / "table.json", json.dumps(table_for(order).to_json()))
             command = agent_command(order, self._token_file, self.path / "table.json")
             with (
                 (self.path / "agent.json").open("wb") as out,
@@ -162,8 +164,13 @@ def agent_command(order: AgentOrder, token_file: Path, table_file: Path) -> list
 
 
 def shape_of(order: AgentOrder) -> Shape:
-    """What cannot be changed without starting the agent anew."""
-    return (order.host, order.port, *(order.tls or ()))
+    """What can only be changed by starting the agent again."""
+    return order.tls or ()
+
+
+def table_for(order: AgentOrder) -> Table:
+    """The table with the address on which the agent listens: another one is opened before this one is closed."""
+    return replace(order.table, listen=Listen(order.host, order.port))
 
 
 def _write_secret(path: Path, content: str) -> None:
