@@ -1,7 +1,7 @@
 """The engines and the clients of `benchmarks.lb_scale`: one process, one port, any number of targets by path.
 
 Prints the port of the engine. Then, for each line of JSON on its standard input, it runs clients against a load
-balancer, and prints a line when they are done.
+balancer, and when they are done prints how many connections the load balancer has opened for their requests.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import sys
+from random import Random
 
 PAGE = (
     b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"
@@ -21,11 +22,12 @@ REPLY = (
 SHARED = "The instructions of the system, which all conversations share. " * 8
 
 
-def response(status: bytes, body: bytes, kind: bytes = b"application/json") -> bytes:
-    return b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
+def response(status: bytes, body: bytes, kind: bytes = b"application/json", *, close: bool = False) -> bytes:
+    return b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b\r\n%b" % (
         status,
         kind,
         len(body),
+        b"Connection: close\r\n" if close else b"",
         body,
     )
 
@@ -39,15 +41,34 @@ async def read_message(reader: asyncio.StreamReader) -> bytes:
     return head
 
 
-async def serve(takes_s: float) -> int:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+class Engine:
+    """A response takes `takes_s`, half of it more or less, so that those that began together do not end together. With
+    `close` each is the last one on its connection."""
+
+    def __init__(self, takes_s: float, close: bool) -> None:
+        self._takes_s = takes_s
+        self._close = close
+        self._rng = Random(0)
+        self.opened = 0  # connections that brought a request; probes have their own
+
+    async def listen(self) -> int:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=4096)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = True
         try:
             while True:
                 head = await read_message(reader)
                 path = head.split(b" ", 2)[1]
                 if head.startswith(b"POST"):
-                    await asyncio.sleep(takes_s)
-                    writer.write(response(b"200 OK", REPLY))
+                    self.opened += first
+                    first = False
+                    await asyncio.sleep(self._takes_s * self._rng.uniform(0.5, 1.5))
+                    writer.write(response(b"200 OK", REPLY, close=self._close))
+                    if self._close:
+                        writer.close()
+                        return
                 elif path.endswith(b"/metrics"):
                     writer.write(response(b"200 OK", PAGE, b"text/plain"))
                 elif path.endswith(b"/version"):
@@ -56,9 +77,6 @@ async def serve(takes_s: float) -> int:
                     writer.write(response(b"404 Not Found", b"{}"))
         except (ConnectionError, asyncio.IncompleteReadError):
             writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=4096)
-    return int(server.sockets[0].getsockname()[1])
 
 
 async def client(port: int, requests: int, number: int) -> None:
@@ -78,16 +96,19 @@ async def client(port: int, requests: int, number: int) -> None:
 async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--takes", type=float, default=0.0, help="seconds of one response")
+    parser.add_argument("--close", action="store_true", help="close the connection after each response")
     args = parser.parse_args()
-    print(await serve(args.takes), flush=True)
+    engine = Engine(args.takes, args.close)
+    print(await engine.listen(), flush=True)
     loop = asyncio.get_running_loop()
     while text := await loop.run_in_executor(None, sys.stdin.readline):
         order = json.loads(text)
+        before = engine.opened
         await asyncio.gather(
             *(client(order["port"], order["requests"], order["seed"] + n) for n in range(order["clients"])),
             return_exceptions=True,
         )
-        print("done", flush=True)
+        print(engine.opened - before, flush=True)
 
 
 if __name__ == "__main__":

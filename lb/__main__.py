@@ -63,7 +63,11 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m lb", description="A load balancer agent.", allow_abbrev=False
     )
     add = parser.add_argument
-    add("--host", default="127.0.0.1", help="address of the data port (default: %(default)s)")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address of the data port, unless the table has one (default: %(default)s)",
+    )
     add("--port", type=_port, default=8000, help="data port, 0 for any (default: %(default)s)")
     add("--service", default="default", help="name of the service; tables of others are refused")
     add("--region", default="", help="region this agent stands in, for metrics")
@@ -76,7 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--admin-host", default="127.0.0.1", help="address of the admin port (default: %(default)s)")
     add("--admin-port", type=_port, help="admin port, 0 for any (default: any, if there is a token)")
-    add("--admin-token-file", type=Path, help=f"file with the admin token; else ${TOKEN_VARIABLE}")
+    add(
+        "--admin-token-file",
+        type=Path,
+        help=f"file with the admin token; else ${TOKEN_VARIABLE}, which stays readable in /proc for this user",
+    )
     add("--table-file", type=Path, help="keep the last pushed table here; it goes before --target")
     add(
         "--limits-file",

@@ -7,7 +7,7 @@ strictly as tables: what is wrong is named with its path, and changes nothing.
 |---|---|
 | `GET /-/live`, `GET /-/ready` | 200; ready is 503 while no target is in good standing, or the agent drains or closes |
 | `GET /-/targets`, `PUT /-/targets` | the table (`lb.config.schema.Table`); a push answers `{"revision": ...}` |
-| `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access, cors, trusted_proxies, session: those given change |
+| `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access, cors, trusted_proxies, session, listen, metrics: those given change |
 | `POST /-/drain?target=ID&deadline_s=`, `POST /-/undrain?target=ID` | one target; without `target` the agent itself, which goes on serving and is not ready |
 | `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`) |
 | `GET /-/metrics` | Prometheus |
@@ -24,20 +24,21 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
-import math
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from lb.agent.admin_requests import Refused, read_json, read_number
+from lb.agent.data_port import CannotListenError
+from lb.agent.worker_api import WorkerApi
 from lb.config import edits as config_edits
 from lb.config.edits import KnownWorkerError, UnknownWorkerError
-from lb.config.schema import Stats, Table, Target, WireError, url_problem
+from lb.config.schema import Stats, Table, WireError
 from lb.core.api_keys import Usage
 from lb.core.sliding_window import MAX_WINDOW_S
-from lb.core.targets import Health, TargetTable
+from lb.core.targets import TargetTable
 from lb.http import error_responses
 from lb.observe.explain import KEPT_REQUESTS, Explanations
 from lb.observe.metrics import CONTENT_TYPE
@@ -46,7 +47,6 @@ from policies.routing.registry import UnknownPolicyError
 MAX_PUSH_BYTES = 16 * 1024 * 1024
 LONGEST_DRAIN_S = 1e9
 
-_D = TypeVar("_D", float, None)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -62,7 +62,7 @@ class Administered(Protocol):
     def table(self) -> Table: ...
 
     def apply(self, table: Table) -> object:
-        """Store the table and act on it. Raises UnknownPolicyError or OSError; then nothing has changed."""
+        """Store the table and act on it. Raises UnknownPolicyError, CannotListenError or OSError; then nothing has changed."""
         ...
 
     def ready(self) -> bool: ...
@@ -86,7 +86,7 @@ def admin_app(agent: Administered, token: str) -> web.Application:
     if not token:
         raise ValueError("the admin port needs a token")
     control = _Control(agent)
-    workers = _Workers(control)
+    workers = WorkerApi(control)
     app = web.Application(middlewares=[_bearer(token), _refusals], client_max_size=MAX_PUSH_BYTES)
     app.add_routes(
         [
@@ -128,6 +128,10 @@ class _Control:
     # --- the table
 
     @property
+    def targets(self) -> TargetTable:
+        return self.agent.targets
+
+    @property
     def table(self) -> Table:
         """As it would have to be pushed now to change nothing."""
         return config_edits.aged(self.agent.table, self._clock() - self._pushed_at)
@@ -136,21 +140,23 @@ class _Control:
         """The table is in force afterwards, or what was wrong with it is raised."""
         serves = self.agent.table.service
         if table.service != serves:
-            raise _Refused(409, "wrong_service", f"this agent serves {serves!r}, not {table.service!r}")
+            raise Refused(409, "wrong_service", f"this agent serves {serves!r}, not {table.service!r}")
         try:
             self.agent.apply(table)
         except UnknownPolicyError as error:
-            raise _Refused(400, "unknown_policy", str(error)) from error
+            raise Refused(400, "unknown_policy", str(error)) from error
+        except CannotListenError as error:
+            raise Refused(409, "cannot_listen", str(error.strerror)) from error
         except OSError as error:
             why = f"the table could not be stored: {error.strerror}"
-            raise _Refused(500, "not_stored", why) from error
+            raise Refused(500, "not_stored", why) from error
         self._pushed_at = self._clock()
 
     async def get_targets(self, request: web.Request) -> web.Response:
         return web.json_response(self.agent.table.to_json())
 
     async def put_targets(self, request: web.Request) -> web.Response:
-        table = Table.from_json(await _body(request))
+        table = Table.from_json(await read_json(request))
         self.apply(table)
         return web.json_response({"revision": table.revision})
 
@@ -158,7 +164,7 @@ class _Control:
         return web.json_response(config_edits.options(self.agent.table))
 
     async def patch_options(self, request: web.Request) -> web.Response:
-        change = await _body(request)  # first, for while it comes others may edit the table
+        change = await read_json(request)  # first, for while it comes others may edit the table
         self.apply(config_edits.with_options(self.table, change))
         return await self.get_options(request)
 
@@ -173,9 +179,9 @@ class _Control:
 
     async def drain(self, request: web.Request) -> web.Response:
         target_id = request.query.get("target")
-        deadline_s = _number(request, "deadline_s", None, 0.0, LONGEST_DRAIN_S)
+        deadline_s = read_number(request, "deadline_s", None, 0.0, LONGEST_DRAIN_S)
         if target_id is None and deadline_s is not None:
-            raise _Refused(400, "bad_deadline_s", "deadline_s goes with a target")
+            raise Refused(400, "bad_deadline_s", "deadline_s goes with a target")
         if target_id is None:
             self.agent.drain(on=True)
         else:
@@ -193,7 +199,7 @@ class _Control:
     # --- looking
 
     async def stats(self, request: web.Request) -> web.Response:
-        window_s = _number(request, "window_s", 60.0, 1.0, MAX_WINDOW_S)
+        window_s = read_number(request, "window_s", 60.0, 1.0, MAX_WINDOW_S)
         return web.json_response(self.agent.stats(window_s).to_json())
 
     async def metrics(self, request: web.Request) -> web.Response:
@@ -205,155 +211,20 @@ class _Control:
     async def explain(self, request: web.Request) -> web.Response:
         story = self.agent.explanations.find(request.match_info["request_id"])
         if story is None:
-            raise _Refused(404, "not_found", "no such request among the last ones")
+            raise Refused(404, "not_found", "no such request among the last ones")
         return web.json_response(story.to_json())
 
     async def latest(self, request: web.Request) -> web.Response:
-        limit = int(_number(request, "limit", 20.0, 0.0, KEPT_REQUESTS))
+        limit = int(read_number(request, "limit", 20.0, 0.0, KEPT_REQUESTS))
         stories = self.agent.explanations.latest(limit)
         return web.json_response({"requests": [story.to_json() for story in stories]})
-
-
-class _Workers:
-    """The worker APIs of SGLang's gateway and, before it, router: both edit the table's targets."""
-
-    def __init__(self, control: _Control) -> None:
-        self._control = control
-
-    async def list(self, request: web.Request) -> web.Response:
-        workers = list(self._all().values())
-        return web.json_response(
-            {
-                "workers": workers,
-                "total": len(workers),
-                "stats": {
-                    "total_workers": len(workers),
-                    "healthy_workers": sum(worker["is_healthy"] for worker in workers),
-                    "total_models": 0,  # each serves whatever it is asked for
-                    "total_load": sum(worker["load"] for worker in workers),
-                    "by_type": {"regular": len(workers), "prefill": 0, "decode": 0},
-                },
-            }
-        )
-
-    async def get(self, request: web.Request) -> web.Response:
-        worker = self._all().get(request.match_info["id"])
-        if worker is None:
-            raise UnknownWorkerError(request.match_info["id"])
-        return web.json_response(worker)
-
-    async def add(self, request: web.Request) -> web.Response:
-        target = config_edits.worker(await _body(request))
-        self._control.apply(config_edits.with_target(self._control.table, target))
-        return _accepted(request, target.id, "added", url=target.url)
-
-    async def replace(self, request: web.Request) -> web.Response:
-        target = config_edits.worker(await _body(request), request.match_info["id"])
-        self._control.apply(config_edits.with_changed(self._control.table, target))
-        return _accepted(request, target.id, "replaced")
-
-    async def change(self, request: web.Request) -> web.Response:
-        change = await _body(request)
-        table = self._control.table
-        target = config_edits.changed_worker(config_edits.find(table, request.match_info["id"]), change)
-        self._control.apply(config_edits.with_changed(table, target))
-        return _accepted(request, target.id, "changed")
-
-    async def remove(self, request: web.Request) -> web.Response:
-        target_id = request.match_info["id"]
-        self._control.apply(config_edits.without_target(self._control.table, target_id))
-        return _accepted(request, target_id, "removed")
-
-    # --- the older API: texts instead of JSON, and URLs instead of ids
-
-    async def add_worker(self, request: web.Request) -> web.Response:
-        url = request.query.get("url", "")
-        problem = url_problem(url)
-        if problem is not None:
-            return web.Response(status=400, text=f"url {problem}")
-        try:
-            table = config_edits.with_target(
-                self._control.table, config_edits.worker({"url": url, "id": url})
-            )
-        except (KnownWorkerError, WireError) as error:
-            return web.Response(status=400, text=str(error))
-        self._control.apply(table)
-        return web.Response(text=f"Successfully added worker: {url}")
-
-    async def remove_worker(self, request: web.Request) -> web.Response:
-        url = request.query.get("url", "")
-        gone = next((target for target in self._control.table.targets if target.url == url), None)
-        if gone is None:
-            return web.Response(status=404, text=f"Worker {url} not found")
-        self._control.apply(config_edits.without_target(self._control.table, gone.id))
-        return web.Response(text=f"Successfully removed worker: {url}")
-
-    async def list_workers(self, request: web.Request) -> web.Response:
-        return web.json_response({"urls": [target.url for target in self._control.agent.table.targets]})
-
-    def _all(self) -> dict[str, dict[str, Any]]:
-        now = asyncio.get_running_loop().time()
-        rows = self._control.agent.targets.rows(now)
-        return {target.id: _worker(target, standing, in_flight) for target, standing, in_flight in rows}
-
-
-def _worker(target: Target, standing: Health, in_flight: int) -> dict[str, Any]:
-    return {
-        **target.to_json(),
-        "worker_type": "regular",
-        "connection_mode": "http",
-        "is_healthy": standing is Health.GOOD,
-        "standing": standing.value,
-        "load": in_flight,
-    }
-
-
-def _accepted(request: web.Request, worker_id: str, done: str, **more: str) -> web.Response:
-    """202 as SGLang's gateway answers, whose changes happen later; ours has happened."""
-    location = str(request.app.router["worker"].url_for(id=worker_id))
-    body = {"status": "accepted", "worker_id": worker_id, **more, "location": location, "message": done}
-    return web.json_response(body, status=202, headers={"Location": location})
-
-
-# --- reading and refusing
-
-
-class _Refused(Exception):
-    """A request that is answered with an error and has changed nothing."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.response = error_responses.error(status, code, message)
-
-
-async def _body(request: web.Request) -> object:
-    """The body's JSON."""
-    try:
-        value: object = json.loads(await request.read())
-    except (ValueError, RecursionError) as error:
-        raise _Refused(400, "bad_json", "the body is not JSON") from error
-    return value
-
-
-def _number(request: web.Request, name: str, default: _D, low: float, high: float) -> float | _D:
-    """A number of the query, or the default."""
-    text = request.query.get(name)
-    if text is None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not low <= value <= high:
-        raise _Refused(400, f"bad_{name}", f"{name} must be between {low:g} and {high:g}")
-    return value
 
 
 @web.middleware
 async def _refusals(request: web.Request, handler: _Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except _Refused as refused:
+    except Refused as refused:
         return refused.response
     except WireError as error:
         return error_responses.error(400, "bad_request", str(error))

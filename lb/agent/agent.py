@@ -7,10 +7,12 @@ import logging
 import random
 import ssl
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from lb.config import file as config_file
+from lb.config.options import Listen
 from lb.config.schema import Stats, Table
 from lb.core.api_keys import Usage
 from lb.core.limit_store import LimitStore
@@ -59,10 +61,12 @@ class Agent:
         self._region = region
         self._table_file = table_file
         self._clock = clock
+        # Opens the address of a table, and makes it the data port's if the body raises nothing; set by the server.
+        self.listening: Callable[[Listen | None], AbstractContextManager[None]] = lambda _: nullcontext()
         self._started_at = clock()
         self.targets = TargetTable(table, self._started_at)
         self.metrics = Metrics(table.service, region)
-        self.metrics.use_policy(table.policy)
+        self.metrics.use_table(table)
         self._pools = Pools(targets_tls)
         self._fetcher = HttpGetter(Pools(targets_tls), clock)
         self.prober = LoadPoller(
@@ -142,11 +146,12 @@ class Agent:
         self.proxy.let_in_soon()
 
     def apply(self, table: Table) -> Changes:
-        """Store the table, then act on it. Raises WrongServiceError, UnknownPolicyError or OSError; then
+        """Store the table, then act on it. Raises WrongServiceError, UnknownPolicyError, CannotListenError or OSError; then
         nothing has changed."""
         self._check(table)
-        if self._table_file is not None and table != self.table:
-            config_file.save(self._table_file, table)
+        with self.listening(table.listen):
+            if self._table_file is not None and table != self.table:
+                config_file.save(self._table_file, table)
         return self._act_on(table)
 
     def _check(self, table: Table) -> None:
@@ -156,7 +161,7 @@ class Agent:
 
     def _act_on(self, table: Table) -> Changes:
         changes = self.targets.apply(table, self._clock())
-        self.metrics.use_policy(table.policy)
+        self.metrics.use_table(table)
         self._fetcher.retain({target.url for target in table.targets})
         self.proxy.applied()
         self.model_poller.wake()
@@ -193,6 +198,8 @@ class Agent:
             if table is None:
                 raise FileNotFoundError("there is no such file")
             self._check(table)
+            with self.listening(table.listen):
+                pass
         except (OSError, ValueError) as error:
             _log.warning("keep the table, cannot use table_file=%s why=%r", self._table_file, str(error))
             return

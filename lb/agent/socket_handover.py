@@ -68,7 +68,7 @@ class Offer:
         self,
         loop: asyncio.AbstractEventLoop,
         path: Path,
-        sockets: list[socket.socket],
+        sockets: Callable[[], list[socket.socket]],
         taken: Callable[[], None],
     ) -> None:
         """Raises OSError if there can be no socket at `path`."""
@@ -110,7 +110,7 @@ class Offer:
             line.close()
             return
         try:
-            socket.send_fds(line, [GREETING], [one.fileno() for one in self._sockets])
+            socket.send_fds(line, [GREETING], [one.fileno() for one in self._sockets()])
         except OSError:
             line.close()
             return

@@ -12,7 +12,7 @@ and reads `serving.json`: {"release", "bundle", "pid", "admin_port", "starts", "
 An agent that dies is started again. When another release is wanted, its agent takes the listening sockets over from the
 one that runs (`lb.agent.socket_handover`), so that no connection is refused, and that one ends when its requests have. A release whose
 agent does not come up is refused: the one that runs goes on. The admin token comes by $SKYSERVE_LB_TOKEN, and is handed on
-by the environment, which other users cannot see. SIGTERM ends all agents.
+by the environment, which other users cannot see. SIGTERM ends all agents; SIGHUP is for them: they read their table and certificate again.
 """
 
 from __future__ import annotations
@@ -69,6 +69,11 @@ class Agent:
         if self.is_alive:
             self.process.terminate()
 
+    def reload(self) -> None:
+        """Have it read its files again. One that does not listen yet reads them anyway, and would die of the signal."""
+        if self.listens() and self.is_alive:
+            self.process.send_signal(signal.SIGHUP)
+
     def bury(self) -> None:
         self._ready.unlink(missing_ok=True)
 
@@ -98,9 +103,14 @@ class Supervisor:
         elif wanted is not None and uptime_s() >= self._not_before:
             self._want(wanted)
 
+    def reload(self) -> None:
+        """Have all agents read their files again."""
+        for agent in self._agents():
+            agent.reload()
+
     def stop(self) -> None:
         """End all agents; the requests that run are given a moment."""
-        agents = [one for one in (self._agent, self._successor, *self._leaving) if one is not None]
+        agents = self._agents()
         for agent in agents:
             agent.stop()
         until = uptime_s() + STOP_TIMEOUT_S
@@ -109,6 +119,9 @@ class Supervisor:
         for agent in agents:
             if agent.is_alive:
                 agent.process.kill()
+
+    def _agents(self) -> list[Agent]:
+        return [one for one in (self._agent, self._successor, *self._leaving) if one is not None]
 
     def _want(self, wanted: dict[str, Any]) -> None:
         """What is refused is not tried again, unless there is nothing else to run."""
@@ -186,9 +199,14 @@ def uptime_s() -> float:
 def main() -> int:
     keeper = Supervisor(Path.cwd())
     stopping: list[int] = []
+    reloading: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: stopping.append(number))
+    signal.signal(signal.SIGHUP, lambda number, frame: reloading.append(number))
     while not stopping:
+        if reloading:
+            reloading.clear()
+            keeper.reload()
         with suppress(OSError):  # a full disk may have room again later
             keeper.look()
         time.sleep(LOOK_EVERY_S)

@@ -27,6 +27,8 @@ OPTIONS = (
     "cors",
     "trusted_proxies",
     "session",
+    "listen",
+    "metrics",
 )
 # What SGLang's gateway may also have: prefill and decode workers, which cannot answer a request alone, and gRPC.
 _SERVED = (("worker_type", "regular"), ("connection_mode", "http"))

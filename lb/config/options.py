@@ -166,6 +166,31 @@ class CookieMode(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Listen:
+    """The address of the data port."""
+
+    host: str
+    port: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"host": self.host, "port": self.port}
+
+    @classmethod
+    def from_json(cls, value: object, path: str = "") -> Listen:
+        given = Fields(value, path)
+        listen = cls(given.name("host"), given.whole("port", 1, 65535))
+        given.done()
+        return listen
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsOptions(_Options):
+    """`target_label`: metrics of targets have a series for each, up to 100 of them; the rest is one series."""
+
+    target_label: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Session(_Options):
     """What keeps a client with a target, for policies that go by sessions."""
 

@@ -13,7 +13,17 @@ from typing import Any
 
 from lb.config.cors import Cors
 from lb.config.decode import Fields, WireError, network_problem, url_problem
-from lb.config.options import Access, Breaker, Continuation, Limits, Pushing, Retries, Session
+from lb.config.options import (
+    Access,
+    Breaker,
+    Continuation,
+    Limits,
+    Listen,
+    MetricsOptions,
+    Pushing,
+    Retries,
+    Session,
+)
 
 __all__ = [
     "Limits",
@@ -95,7 +105,8 @@ class Target:
 @dataclass(frozen=True, slots=True)
 class Table:
     """All an agent needs to serve one service. `revision` is the controller's, compared for equality only. From
-    `trusted_proxies`, networks of IP, what a proxy says of its clients (`X-Forwarded-*` and the like) is passed on."""
+    `trusted_proxies`, networks of IP, what a proxy says of its clients (`X-Forwarded-*` and the like) is passed on.
+    `listen` is the address of the data port; None: that of the agent's arguments."""
 
     service: str
     revision: str
@@ -110,6 +121,8 @@ class Table:
     cors: Cors = field(default_factory=Cors)
     trusted_proxies: tuple[str, ...] = ()
     session: Session = field(default_factory=Session)
+    listen: Listen | None = None
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -133,11 +146,14 @@ class Table:
             "cors": self.cors.to_json(),
             "trusted_proxies": list(self.trusted_proxies),
             "session": self.session.to_json(),
+            "listen": None if self.listen is None else self.listen.to_json(),
+            "metrics": self.metrics.to_json(),
         }
 
     @classmethod
     def from_json(cls, value: object, path: str = "") -> Table:
         fields = Fields(value, path)
+        listen = fields.take("listen", None)
         table = cls(
             service=fields.name("service"),
             revision=fields.name("revision"),
@@ -152,6 +168,8 @@ class Table:
             cors=Cors.from_json(fields.take("cors", {}), fields.at("cors")),
             trusted_proxies=fields.networks("trusted_proxies"),
             session=Session.from_json(fields.take("session", {}), fields.at("session")),
+            listen=None if listen is None else Listen.from_json(listen, fields.at("listen")),
+            metrics=MetricsOptions.from_json(fields.take("metrics", {}), fields.at("metrics")),
         )
         fields.done()
         return table
@@ -162,7 +180,7 @@ class TargetStats:
     """One target in a window: attempts made on it, how many failed, and what it has in flight now.
 
     A target that left the table stays here while it still has requests in flight, so a controller can see it
-    run dry.
+    run dry. It last sent something, or responded to a probe, `heard_s` seconds ago (None: an agent that does not report it).
     """
 
     id: str
@@ -170,6 +188,7 @@ class TargetStats:
     requests: int
     errors: int
     ejected: bool
+    heard_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -178,6 +197,7 @@ class TargetStats:
             "requests": self.requests,
             "errors": self.errors,
             "ejected": self.ejected,
+            "heard_s": self.heard_s,
         }
 
     @classmethod
@@ -189,6 +209,7 @@ class TargetStats:
             requests=fields.count("requests"),
             errors=fields.count("errors"),
             ejected=fields.flag("ejected"),
+            heard_s=fields.number_or_none("heard_s", 0.0, 1e12),
         )
         fields.done()
         return stats

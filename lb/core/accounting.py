@@ -12,15 +12,37 @@ def stats(entries: Iterable[TargetState], now: float, window_s: float) -> tuple[
     """Per target id, all its generations together."""
     merged: dict[str, TargetStats] = {}
     for entry in entries:
-        before = merged.get(entry.key.id, TargetStats(entry.key.id, 0, 0, 0, False))
-        merged[entry.key.id] = TargetStats(
+        one = TargetStats(
             id=entry.key.id,
-            in_flight=before.in_flight + entry.view.in_flight,
-            requests=before.requests + entry.requests.count(now, window_s),
-            errors=before.errors + entry.errors.count(now, window_s),
-            ejected=before.ejected or entry.standing(now) is Health.EJECTED,
+            in_flight=entry.view.in_flight,
+            requests=entry.requests.count(now, window_s),
+            errors=entry.errors.count(now, window_s),
+            ejected=entry.standing(now) is Health.EJECTED,
+            heard_s=max(0.0, now - entry.heard_at),
         )
+        before = merged.get(one.id)
+        merged[one.id] = one if before is None else _sum(before, one)
     return tuple(merged.values())
+
+
+def _sum(one: TargetStats, other: TargetStats) -> TargetStats:
+    return TargetStats(
+        id=one.id,
+        in_flight=one.in_flight + other.in_flight,
+        requests=one.requests + other.requests,
+        errors=one.errors + other.errors,
+        ejected=one.ejected or other.ejected,
+        heard_s=min((known for known in (one.heard_s, other.heard_s) if known is not None), default=None),
+    )
+
+
+def differ(name: str, kept: Iterable[TargetState], right: Iterable[TargetState]) -> list[str]:
+    """What a list of targets that is kept up to date has too much or too little, as sentences."""
+    listed, wanted = set(kept), set(right)
+    return [
+        *(f"{entry.key} is listed as {name} and is not" for entry in listed - wanted),
+        *(f"{entry.key} is {name} and not listed" for entry in wanted - listed),
+    ]
 
 
 def audit(entries: Iterable[TargetState], open_bookings: Collection[Booking]) -> list[str]:

@@ -41,7 +41,6 @@ from lb.core.tenant import ONE, Limited, Tenant
 __all__ = [
     "ANONYMOUS",
     "Admission",
-    "Admitted",
     "AlreadySettledError",
     "ApiKeyStore",
     "Limited",
@@ -60,13 +59,6 @@ class Unauthorized(NamedTuple):
     """No key, or none that is known: 401."""
 
     given: bool  # there was a header for a key, though with a wrong one
-
-
-class Admitted(NamedTuple):
-    """The request may come in, as one of `tenant`; `weight` is the tenant's share of a full queue."""
-
-    tenant: str
-    weight: float
 
 
 class Usage(NamedTuple):
@@ -277,24 +269,6 @@ class ApiKeyStore:
             row.own_reserved -= reserved
         finally:
             self._limits.unlock()
-
-    # --- without an account: neither reservations nor `max_concurrent`
-
-    def admit(self, authorization: bytes | None, now: float) -> Admitted | Unauthorized | Limited:
-        """As `admit_head`, of a request whose account is closed at once."""
-        admission = self.admit_head(
-            () if authorization is None else ((b"authorization", authorization),), now
-        )
-        if not isinstance(admission, Admission):
-            return admission
-        self.settle(admission, 0, now)
-        return Admitted(admission.tenant, admission.weight)
-
-    def charge(self, tenant: str, tokens: int, now: float) -> None:
-        """A request of the tenant has cost so many tokens. A tenant that is no longer known owes nothing."""
-        account = self._by_name.get(tenant)
-        if account is not None:
-            self._charge(account, tokens, 0, now)
 
 
 def _digest(header: bytes, value: bytes) -> bytes:

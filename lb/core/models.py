@@ -64,6 +64,7 @@ class ModelDirectory:
         "_open",
         "_polled",
         "_unlisted",
+        "changes",
         "differ",
         "mixed",
         "version",
@@ -80,6 +81,7 @@ class ModelDirectory:
         self._polled = True  # all targets have been
         self._barred: dict[str, frozenset[int]] = {}
         self._merged: bytes | None = None
+        self.changes = 0  # of what `targets` returns
         self.version = 0  # changes whenever what `barred` returns may have changed
         self.mixed = False  # two targets may serve different models
         self.differ = False  # two targets list different models
@@ -135,12 +137,14 @@ class ModelDirectory:
 
     def table_changed(self) -> None:
         """The targets of the table have changed."""
+        self.changes += 1
         self._open = [one for one in self._entries.values() if one.target.state is not Readiness.DRAINING]
         self._lists = {one.key: self._lists[one.key] for one in self._open if one.key in self._lists}
         self._compare()
 
     def renewed(self) -> None:
         """The life of a target has changed."""
+        self.changes += 1
         self._barred.clear()
         self.version += self.mixed
 

@@ -11,7 +11,9 @@ for, and finds a place in a full room, which has as many again for such.
 
 *Room.* One tenant may fill the whole room. If another comes then, it takes the place of the youngest ticket of the
 tenant that has the most for its weight (drop from the longest queue, McKenney 1990), until the places are shared
-by weight. Any fixed limit per tenant would either refuse requests while places are free, or keep newcomers out.
+by weight. Any fixed limit per tenant would either refuse requests while places are free, or keep newcomers out. The
+places of one tenant are shared in the same way between its groups (the models that its requests name): requests for a
+model whose targets are gone do not keep those for another model out.
 
 The proxy hangs a request on each ticket and drives the room from its event loop, the simulator from its virtual
 clock. A ticket leaves the room exactly once: taken, expired, pushed out or given up.
@@ -33,7 +35,18 @@ _SPARE_TIMERS = 64
 class Ticket(Generic[T]):
     """One waiting request: `item` is the owner's, `deadline` an instant on the owner's clock."""
 
-    __slots__ = ("deadline", "item", "joined_at", "lane", "number", "senior", "tenant", "tried", "waits")
+    __slots__ = (
+        "deadline",
+        "group",
+        "item",
+        "joined_at",
+        "lane",
+        "number",
+        "senior",
+        "tenant",
+        "tried",
+        "waits",
+    )
 
     def __init__(
         self,
@@ -44,12 +57,14 @@ class Ticket(Generic[T]):
         tenant: str,
         senior: bool,
         tried: frozenset[int],
+        group: str = "",
     ) -> None:
         self.item = item
         self.joined_at = joined_at
         self.deadline = deadline
         self.number = number  # in the order of joining
         self.tenant = tenant
+        self.group = group
         self.senior = senior
         self.tried = tried
         self.waits = True
@@ -59,13 +74,33 @@ class Ticket(Generic[T]):
 class _Line(Generic[T]):
     """The tickets of one tenant, each kind oldest first, and where it stands in virtual time."""
 
-    __slots__ = ("seniors", "tag", "tickets", "weight")
+    __slots__ = ("by_group", "seniors", "tag", "tickets", "weight")
 
     def __init__(self, tag: float, weight: float) -> None:
         self.tag = tag
         self.weight = weight
         self.seniors: OrderedDict[Ticket[T], None] = OrderedDict()  # the first is found in constant time
         self.tickets: OrderedDict[Ticket[T], None] = OrderedDict()
+        self.by_group: dict[str, int] = {}  # how many tickets there are of each, seniors left out
+
+    def add(self, ticket: Ticket[T]) -> None:
+        self.of(ticket)[ticket] = None
+        if not ticket.senior:
+            self.by_group[ticket.group] = self.by_group.get(ticket.group, 0) + 1
+
+    def remove(self, ticket: Ticket[T]) -> None:
+        del self.of(ticket)[ticket]
+        if not ticket.senior:
+            self.by_group[ticket.group] -= 1
+            if not self.by_group[ticket.group]:
+                del self.by_group[ticket.group]
+
+    def youngest_of_another(self, group: str) -> Ticket[T] | None:
+        """The youngest ticket of the group that has most, if that is more than this one would have with one more."""
+        most = max(self.by_group, key=self.by_group.__getitem__, default=group)
+        if self.by_group.get(most, 0) <= self.by_group.get(group, 0) + 1:
+            return None
+        return next(ticket for ticket in reversed(self.tickets) if ticket.group == most)
 
     def __len__(self) -> int:
         return len(self.seniors) + len(self.tickets)
@@ -114,13 +149,14 @@ class RequestQueue(Generic[T]):
         weight: float = 1.0,
         senior: bool = False,
         tried: Collection[int] = (),
+        group: str = "",
     ) -> Ticket[T] | None:
         """A ticket at the end of the tenant's line, or of the seniors before it; None if the room is full or there is no
         time to wait. `tried` is what the ticket is counted under in `tried_sets`."""
         if hold_s <= 0:
             return None
         finds_a_place = senior and self._length < 2 * limit
-        if self._length >= limit and not finds_a_place and not self._make_room(tenant, weight, limit):
+        if self._length >= limit and not finds_a_place and not self._make_room(tenant, weight, limit, group):
             return None
         line = self._lines.get(tenant)
         if line is None:
@@ -129,9 +165,9 @@ class RequestQueue(Generic[T]):
             line.tag = max(line.tag, self._now)
         line.weight = weight
         self.joined += 1
-        ticket = Ticket(item, now, now + hold_s, self.joined, tenant, senior, frozenset(tried))
+        ticket = Ticket(item, now, now + hold_s, self.joined, tenant, senior, frozenset(tried), group)
         self._with_tried[ticket.tried] = self._with_tried.get(ticket.tried, 0) + 1
-        line.of(ticket)[ticket] = None
+        line.add(ticket)
         self._length += 1
         heappush(self._timers, (ticket.deadline, ticket.number, ticket))
         return ticket
@@ -215,16 +251,20 @@ class RequestQueue(Generic[T]):
 
     # --- inside
 
-    def _make_room(self, tenant: str, weight: float, limit: int) -> bool:
-        """Push out somebody who has more than its share, if there is such a one."""
+    def _make_room(self, tenant: str, weight: float, limit: int, group: str) -> bool:
+        """Push out a ticket of a tenant, or of a group of this one, that has more than its share; False if there is none."""
         if self._pushed_out is None or not self._lines or self._length > limit:
             return False
         greedy = max(self._lines.values(), key=_tickets_per_weight)
         own = self._lines.get(tenant)
         held = len(own.tickets) if own is not None else 0
-        if not greedy.tickets or _tickets_per_weight(greedy) <= (held + 1) / weight:
+        youngest: Ticket[T] | None = None
+        if greedy.tickets and _tickets_per_weight(greedy) > (held + 1) / weight:
+            youngest = next(reversed(greedy.tickets))
+        elif own is not None:
+            youngest = own.youngest_of_another(group)
+        if youngest is None:
             return False
-        youngest = next(reversed(greedy.tickets))
         self._drop(youngest)
         self._pushed_out(youngest)
         return True
@@ -232,7 +272,7 @@ class RequestQueue(Generic[T]):
     def _drop(self, ticket: Ticket[T]) -> None:
         ticket.waits = False
         line = self._lines[ticket.tenant]
-        del line.of(ticket)[ticket]
+        line.remove(ticket)
         self._length -= 1
         if self.on_drop is not None:
             self.on_drop(ticket)

@@ -90,8 +90,17 @@ class Scheduler(Generic[W]):
     def hold(self, waiter: W, now: float) -> Ticket[W] | None:
         """A place in the queue; None if there is none, or no time left to wait."""
         limit = self._table.table.limits.max_held
+        model = waiter.view.scope if self._table.models.mixed else ""
         ticket = self._queue.join(
-            waiter, now, waiter.hold_left_s, limit, waiter.tenant, waiter.weight, waiter.senior, waiter.tried
+            waiter,
+            now,
+            waiter.hold_left_s,
+            limit,
+            waiter.tenant,
+            waiter.weight,
+            waiter.senior,
+            waiter.tried,
+            model,
         )
         if ticket is not None:
             self._enter_lane(ticket, now)
@@ -110,8 +119,13 @@ class Scheduler(Generic[W]):
                 self._standings_seen = self._table.standings
                 self._reassign(now)
                 relieved = list(self._lanes.targets())
-            for target_id in relieved:
-                yield from self._serve(target_id, now)
+            left = dict.fromkeys(relieved)
+            try:
+                for target_id in relieved:
+                    yield from self._serve(target_id, now)
+                    del left[target_id]
+            finally:  # the caller may stop before the end, and goes on in the next pass
+                self._table.relieve(left)
             yield from self._share(now, review)
         if len(self._lanes) < len(self._queue):
             yield from self._serve_others(now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from lb.config.options import PushMode
 from lb.config.schema import Table
@@ -110,6 +110,10 @@ class TargetChoice(TargetStatus):
         """The targets that may be able to take more than when this was last called; time aside."""
         relieved, self._relieved = self._relieved, {}
         return relieved
+
+    def relieve(self, target_ids: Iterable[str]) -> None:
+        """Targets of `take_relieved` that have not been looked at."""
+        self._relieved.update(dict.fromkeys(target_ids))
 
     def held(self, request: RequestView, choice: Choice, now: float, policy: str | None = None) -> None:
         """The request waits for the target of `choice`."""

@@ -1,4 +1,8 @@
-"""What is known of the targets of a table: the live state behind it, and what can be read off it. Pure. See `targets`."""
+"""What is known of the targets of a table: the live state behind it, and what can be read off it. Pure. See `targets`.
+
+What is read several times a second (`ejected`, `suspects`, `handovers`, `newly_busy`) comes from lists of the targets
+concerned, which are updated where the state changes, so that it costs nothing for targets that have nothing to report.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,14 @@ class TargetStatus:
         self._entries: dict[str, TargetState] = {}
         self._departed: dict[Key, TargetState] = {}
         self._open: set[Booking] = set()
+        # Of the table, not of the generations that left. Dicts, since their order must be the same in every run.
+        self._busy: dict[TargetState, None] = {}  # with requests in flight
+        self._newly_busy: dict[TargetState, None] = {}  # since `newly_busy` was last called
+        self._left_out: dict[TargetState, None] = {}  # with an `ejected_until`
+        self._draining: dict[
+            TargetState, None
+        ] = {}  # with a deadline, and not handed over; also those that left
+        self.replaced = 0  # how often the table has been
         self._offers = Candidates(self._entries, self._open)
         self.models = ModelDirectory(self._entries)
 
@@ -45,13 +57,14 @@ class TargetStatus:
         """What runs on draining targets of which no more than `handover_s` seconds are left; each one once."""
         due = {
             entry
-            for entry in self._known()
-            if entry.drain_at is not None and now >= entry.drain_at - handover_s and not entry.handed_over
+            for entry in self._draining
+            if entry.drain_at is not None and now >= entry.drain_at - handover_s
         }
         if not due:
             return []
         for entry in due:
             entry.handed_over = True
+            del self._draining[entry]
         return sorted((one for one in self._open if one.entry in due), key=_since)
 
     def silent_since(self, booking: Booking) -> float:
@@ -61,23 +74,22 @@ class TargetStatus:
     def suspects(self, now: float, after_s: float) -> list[tuple[Key, Target]]:
         """Targets of the table that have something to answer, or to go on answering, and have been silent for longer than
         `after_s`."""
-        quiet = {
-            entry
-            for entry in self._entries.values()
-            if entry.view.in_flight and now - entry.heard_at > after_s
-        }
+        quiet = [entry for entry in self._busy if now - entry.heard_at > after_s]
+        if not quiet:
+            return []
+        silent = set(quiet)
         owing = {
             booking.entry
-            for booking in (self._open if quiet else ())
-            if booking.entry in quiet and now - booking.since > after_s
+            for booking in self._open
+            if booking.entry in silent and now - booking.since > after_s
         }
-        return [(entry.key, entry.target) for entry in self._entries.values() if entry in owing]
+        return [(entry.key, entry.target) for entry in quiet if entry in owing]
 
     def ejected(self, now: float) -> list[tuple[Key, Target, float]]:
         """Targets left out, and for how many seconds more; not above 0 if their trial is due and nobody's yet."""
         return [
             (entry.key, entry.target, entry.ejected_until - now)
-            for entry in self._entries.values()
+            for entry in self._left_out
             if entry.ejected_until is not None and (now < entry.ejected_until or entry.trial is None)
         ]
 
@@ -90,6 +102,17 @@ class TargetStatus:
         """Every target of the table with its requests in flight: whose load may be worth a look."""
         return [(entry.key, entry.target, entry.view.in_flight) for entry in self._entries.values()]
 
+    def newly_busy(self) -> list[Key]:
+        """The targets of the table that have been given a request while they had none, since this was last called."""
+        keys = [entry.key for entry in self._newly_busy]
+        self._newly_busy.clear()
+        return keys
+
+    def is_busy(self, key: Key) -> bool:
+        """Whether a target of the table has requests in flight."""
+        entry = self._current(key)
+        return entry is not None and entry.view.in_flight > 0
+
     @property
     def in_flight(self) -> int:
         return len(self._open)
@@ -100,7 +123,25 @@ class TargetStatus:
 
     def audit(self) -> list[str]:
         """Every way in which the books do not balance, as sentences; empty when all is well."""
-        return accounting.audit(self._known(), self._open)
+        lists = {
+            "busy": (self._busy, [one for one in self._entries.values() if one.view.in_flight]),
+            "left out": (
+                self._left_out,
+                [one for one in self._entries.values() if one.ejected_until is not None],
+            ),
+            "draining": (
+                self._draining,
+                [one for one in self._known() if one.drain_at is not None and not one.handed_over],
+            ),
+        }
+        return [
+            *accounting.audit(self._known(), self._open),
+            *(
+                problem
+                for name, (kept, right) in lists.items()
+                for problem in accounting.differ(name, kept, right)
+            ),
+        ]
 
     def _known(self) -> list[TargetState]:
         return [*self._entries.values(), *self._departed.values()]

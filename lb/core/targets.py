@@ -92,6 +92,9 @@ class TargetTable(TargetChoice):
             if table.pushing != self.table.pushing:
                 known.use_pushing(table.pushing)
         self.table = table
+        self.replaced += 1
+        undone = [one for one in self._known() if one.drain_at is not None and not one.handed_over]
+        self._draining = dict.fromkeys(undone)
         self._offers.replaced()
         self.models.table_changed()
         return Changes(tuple(added), tuple(removed), frozenset(lost))
@@ -103,6 +106,8 @@ class TargetTable(TargetChoice):
         entry = self._entries[target_id]
         booking = entry.book(request, now)
         self._open.add(booking)
+        if entry.view.in_flight == 1:
+            self._busy[entry] = self._newly_busy[entry] = None
         if entry.trial is booking:
             self._offers.changed(entry)
         elif entry.view.in_flight >= entry.gate.cap:
@@ -123,6 +128,7 @@ class TargetTable(TargetChoice):
         readmitted = entry.answered(booking, now)
         if readmitted:
             entry.life = self._next_life()
+            self._left_out.pop(entry, None)
             self._offers.changed(entry)
         elif was_full and entry.admits():
             self._offers.opened(entry)
@@ -161,8 +167,11 @@ class TargetTable(TargetChoice):
         if was_full and entry.admits():
             self._offers.opened(entry)
         self._relieved[entry.key.id] = None
-        if entry.departed and not entry.view.in_flight:
-            self._departed.pop(entry.key, None)
+        if not entry.view.in_flight:
+            self._busy.pop(entry, None)
+            if entry.departed:
+                self._departed.pop(entry.key, None)
+                self._draining.pop(entry, None)
         for ended in self._advisers.on_ended:
             ended(booking.request, entry.key.id, now, tokens)
 
@@ -239,10 +248,13 @@ class TargetTable(TargetChoice):
         del self._entries[entry.key.id]
         entry.departed = True
         self._troubled.discard(entry)
+        for those in (self._busy, self._newly_busy, self._left_out):
+            those.pop(entry, None)
         if entry.view.in_flight:
             self._departed[entry.key] = entry
         self._advisers.forget(entry.key.id)
 
     def _eject(self, entry: TargetState, now: float, at_least_s: float = 0.0, doubt: bool = True) -> None:
         entry.eject(now, self.table.breaker, at_least_s, doubt)
+        self._left_out[entry] = None
         self._offers.changed(entry)

@@ -11,6 +11,7 @@ from lb.config.options import ApiKey
 from lb.core.limit_store import FULL, LimitStore
 
 REQUESTS, TOKENS, CONCURRENT = "requests", "tokens", "concurrent requests"
+_OPTIONS = {REQUESTS: "requests_per_minute", TOKENS: "tokens_per_minute", CONCURRENT: "max_concurrent"}
 ONE = 1.0  # a bucket must hold this much for a request to be let in
 
 _CONCURRENT_RETRY_S = 1.0  # when a request under way will end is not known
@@ -31,6 +32,11 @@ class Limited(NamedTuple):
     def message(self) -> str:
         per_minute = "" if self.what == CONCURRENT else " per minute"
         return f"The key {self.tenant!r} is limited to {self.limit:g} {self.what}{per_minute}."
+
+    @property
+    def reason(self) -> str:
+        """The limit, by the name of the option that sets it."""
+        return _OPTIONS[self.what]
 
     @property
     def per_minute(self) -> float:

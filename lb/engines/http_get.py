@@ -67,7 +67,7 @@ class HttpGetter:
                 return await self._ask(connection, path, fresh)
             except OSError:
                 pass  # it had gone stale
-        return await self._ask(await pool.dial(timeout_s), path, fresh)
+        return await self._ask(await pool.connect(timeout_s), path, fresh)
 
     async def _ask(self, connection: TargetConnection, path: str, fresh: bool) -> Fetched:
         call = _Call(asyncio.get_running_loop())

@@ -1,13 +1,16 @@
 """Asking engines for their load, so that pushing by work and selective pushing know who has room.
 
 A target is asked every `pushing.probe_s` while it has requests of ours (or requests are held), else every five
-seconds, because others may send it work; never twice at a time. Targets are asked in turns and not all at once:
+seconds (where there are many less often: IDLE_PROBES_PER_S in all), because others may send it work; never twice at a time. Targets are asked in turns and not all at once:
 each has its own place in the interval. If pushing is neither nobody's load is wanted: then an engine is only
 asked what it is, which continuing its streams depends on.
 
 *One budget.* An agent makes at most PROBES_PER_S probes: where the targets would need more, all intervals are stretched
-by the same factor. Once in `pushing.probe_s` all targets are looked at, to find which are due before the next time; in
-between only those that are.
+by the same factor.
+
+*What it costs.* Every target waits in one heap for its next probe, and is given its next instant when a probe has ended
+and when it becomes busy. So the work grows with the number of probes and not with that of targets. All targets are
+gone through only when the table has been replaced, and when requests begin or cease to be held.
 
 That is found out as soon as a target joins (see `lb.engines.kinds.detection`) and again after a while if it is none of
 the engines known, or could not be told.
@@ -21,10 +24,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from lb.config.schema import Readiness, Table, Target
@@ -33,12 +37,16 @@ from lb.core.targets import Key
 from lb.engines.kinds import NO_RESPONSE, Adapter, EngineKind, Fetched, LoadQuery, detection
 
 IDLE_PROBE_S = 5.0
+IDLE_PROBES_PER_S = 50.0  # each is a connection, and what it brings is good for a second or so
 DETECT_AGAIN_S = 60.0  # a server that is no engine we know
 DETECT_RETRY_S = 1.0  # one that does not answer yet; doubling up to DETECT_AGAIN_S
 FORGET_AFTER_S = 30.0
+HELD_FOR_S = 1.0  # requests count as held for so long, since they are held and let in many times a second
 PROBES_PER_S = 1000.0
+RELAX_EVERY_S = 1.0  # at most: to schedule all targets again because fewer have to share the budget
 SHORTEST_TIMEOUT_S = 1.0
 _LOOKS_PER_PROBE = 8
+_BURST = 2.0  # how far one look may exceed its share of the budget
 _SHORTEST_PAUSE_S = 0.005
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples spread evenly over an interval, however many there are
 
@@ -54,8 +62,21 @@ class Probed(Protocol):
     @property
     def table(self) -> Table: ...
 
+    @property
+    def replaced(self) -> int:
+        """How often the table has been replaced."""
+        ...
+
     def probe_list(self) -> Iterable[tuple[Key, Target, int]]:
         """Every target of the table, and how many requests of ours it has in flight."""
+        ...
+
+    def newly_busy(self) -> Iterable[Key]:
+        """The targets that have been given a request while they had none, since this was last called."""
+        ...
+
+    def is_busy(self, key: Key) -> bool:
+        """Whether a target of the table has requests of ours in flight."""
         ...
 
     def loaded(
@@ -66,10 +87,12 @@ class Probed(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Watch:
     """What is known of one target."""
 
+    key: Key
+    target: Target
     place: float  # in the interval, 0 to 1
     asked_at: float  # until it was asked anything: when it was first seen
     kind: EngineKind = EngineKind.UNKNOWN
@@ -77,6 +100,8 @@ class _Watch:
     mute_since: float | None = None  # since when it has been asked for its load in vain
     failed: int = 0  # attempts in a row to find out what it is
     probe: asyncio.Task[None] | None = None
+    interval_s: float = math.inf
+    due_at: float = math.inf  # infinite while a probe is under way
 
 
 class LoadPoller:
@@ -100,9 +125,15 @@ class LoadPoller:
         self._anybody_held = anybody_held
         self._watches: dict[Key, _Watch] = {}
         self._seen = 0
-        self._review_at = -math.inf
-        self._due: list[tuple[float, float, float, Key, Target, _Watch]] = []  # until then; a heap
+        self._reviewed = (-1, False)  # the table, and whether requests are held
+        self._held_until = -math.inf
+        self._due: list[
+            tuple[float, float, _Watch]
+        ] = []  # a heap; a row whose watch has another `due_at` is void
+        self._intervals: Counter[float] = Counter()  # how many watches have each
         self._stretch = 1.0  # of all intervals, to keep within the budget
+        self._longest_stretch = 1.0  # by which a target may still be scheduled
+        self._relaxed_at = -math.inf
         self._usual = EngineKind.UNKNOWN  # what the last one was that could be told
 
     def kind(self, key: Key) -> EngineKind:
@@ -127,77 +158,137 @@ class LoadPoller:
     def look(self) -> float:
         """Start the probes that are due; in how many seconds to look again."""
         now = self._clock()
-        probe_s = self._table.table.pushing.probe_s
-        if now >= self._review_at:
+        pushing = self._table.table.pushing
+        if self._anybody_held():
+            self._held_until = now + HELD_FOR_S
+        reviewed = self._table.replaced, self._held(now)
+        if reviewed != self._reviewed:
+            self._reviewed = reviewed
             self._review(now)
-            self._review_at = now + probe_s
-        selective = self._table.table.pushing.asks
-        while self._due and self._due[0][0] <= now:
-            _, place, interval_s, key, target, watch = heappop(self._due)
-            if watch.probe is None:
+        self._hurry([self._watches[key] for key in self._table.newly_busy() if key in self._watches], now)
+        shortest_s = max(pushing.probe_s / _LOOKS_PER_PROBE, _SHORTEST_PAUSE_S)
+        left = math.ceil(_BURST * PROBES_PER_S * shortest_s)
+        while left and self._due and self._due[0][0] <= now:
+            due_at, _, watch = heappop(self._due)
+            if watch.due_at != due_at:
+                continue
+            self._count(watch, now)
+            if self._schedule(watch) <= now:
+                watch.due_at = math.inf
                 watch.asked_at = now
-                self._start(key, watch, self._probe(key, target, watch, selective))
-            due_at = max(_due_at(watch, interval_s), now + 0.5 * interval_s)
-            if due_at < self._review_at:
-                heappush(self._due, (due_at, place, interval_s, key, target, watch))
-        next_at = self._due[0][0] if self._due else self._review_at
-        shortest_s = max(probe_s / _LOOKS_PER_PROBE, _SHORTEST_PAUSE_S)
-        return max(shortest_s, min(next_at, self._review_at) - now)
+                left -= 1
+                self._start(watch, pushing.asks)
+        next_at = self._due[0][0] if self._due else math.inf
+        return max(shortest_s, min(next_at - now, pushing.probe_s))
 
     # --- inside
 
+    def _held(self, now: float) -> bool:
+        return self._table.table.pushing.asks and now < self._held_until
+
     def _review(self, now: float) -> None:
-        """Find out which targets are due before the next review."""
-        pushing = self._table.table.pushing
-        selective = pushing.asks
-        held = selective and self._anybody_held()
-        present: dict[Key, _Watch] = {}
-        wanted: list[tuple[float, Key, Target, _Watch]] = []
-        for key, target, in_flight in self._table.probe_list():
-            watch = present[key] = self._watches.get(key) or self._new_watch(now)
-            if target.state is Readiness.DRAINING:
-                continue  # it gets nothing new
-            busy = in_flight > 0 or held
-            wanted.append((_interval_s(watch, selective, busy, pushing.probe_s), key, target, watch))
-        for key, watch in self._watches.items():
-            if key not in present and watch.probe is not None:
-                watch.probe.cancel()
-        self._watches = present
-        self._stretch = max(1.0, sum(1.0 / interval_s for interval_s, _, _, _ in wanted) / PROBES_PER_S)
-        until = now + pushing.probe_s
+        """Go through all targets: any may have joined, left or changed, and all intervals."""
+        before = self._watches
+        self._watches = {}
         self._due.clear()
-        for interval_s, key, target, watch in wanted:
-            if interval_s < math.inf:
-                stretched_s = interval_s * self._stretch
-                due_at = _due_at(watch, stretched_s)
-                if due_at < until:
-                    self._due.append((due_at, watch.place, stretched_s, key, target, watch))
+        self._intervals.clear()
+        for key, target, _ in self._table.probe_list():
+            watch = before.pop(key, None) or self._new_watch(key, target, now)
+            self._watches[key] = watch
+            watch.target = target
+            if watch.due_at < math.inf:
+                self._due.append((watch.due_at, watch.place, watch))
+            self._intervals[watch.interval_s] += 1
         heapify(self._due)
+        for watch in before.values():
+            if watch.probe is not None:
+                watch.probe.cancel()
+        self._hurry(list(self._watches.values()), now)
 
-    def _new_watch(self, now: float) -> _Watch:
+    def _hurry(self, watches: list[_Watch], now: float) -> None:
+        """These targets may have other intervals now."""
+        late = [watch for watch in watches if self._count(watch, now)]
+        self._share_budget()
+        self._longest_stretch = max(self._longest_stretch, self._stretch)
+        if self._longest_stretch > 2.0 * self._stretch and now >= self._relaxed_at + RELAX_EVERY_S:
+            self._longest_stretch, self._relaxed_at = self._stretch, now
+            late = list(self._watches.values())
+        for watch in late:
+            if self._schedule(watch) < now:  # not all of them at once
+                self._put(watch, _place_after(now, watch.place, watch.interval_s * self._stretch))
+
+    def _new_watch(self, key: Key, target: Target, now: float) -> _Watch:
         self._seen += 1
-        return _Watch(place=self._seen * _GOLDEN % 1.0, asked_at=now)
+        return _Watch(key, target, place=self._seen * _GOLDEN % 1.0, asked_at=now)
 
-    def _start(self, key: Key, watch: _Watch, probe: Coroutine[Any, Any, None]) -> None:
+    def _share_budget(self) -> None:
+        probes_per_s = sum(many / interval_s for interval_s, many in self._intervals.items())
+        self._stretch = max(1.0, probes_per_s / PROBES_PER_S)
+
+    def _count(self, watch: _Watch, now: float) -> bool:
+        """Find out the interval of a target as things are now. Returns True if it has changed."""
+        interval_s = self._interval_s(watch, now)
+        if interval_s == watch.interval_s:
+            return False
+        self._intervals[watch.interval_s] -= 1
+        self._intervals[interval_s] += 1
+        watch.interval_s = interval_s
+        return True
+
+    def _schedule(self, watch: _Watch) -> float:
+        """Returns when the target is due for its next probe; infinite if one is under way."""
+        due_at = math.inf
+        if watch.probe is None and watch.interval_s < math.inf:
+            due_at = _due_at(watch, watch.interval_s * self._stretch)
+        self._put(watch, due_at)
+        return due_at
+
+    def _put(self, watch: _Watch, due_at: float) -> None:
+        if due_at < math.inf and due_at != watch.due_at:
+            heappush(self._due, (due_at, watch.place, watch))
+        watch.due_at = due_at
+
+    def _interval_s(self, watch: _Watch, now: float) -> float:
+        """How long to wait between two probes."""
+        pushing = self._table.table.pushing
+        if watch.target.state is Readiness.DRAINING:
+            return math.inf  # it gets nothing new
+        if watch.adapter is None:
+            if not watch.failed:
+                return pushing.probe_s
+            return float(min(DETECT_AGAIN_S, DETECT_RETRY_S * 2.0 ** min(watch.failed - 1, 10)))
+        if watch.adapter.ask is None:
+            return DETECT_AGAIN_S
+        if not pushing.asks:
+            return math.inf
+        busy = self._held(now) or self._table.is_busy(watch.key)
+        if busy:
+            return pushing.probe_s
+        return max(IDLE_PROBE_S, pushing.probe_s, len(self._watches) / IDLE_PROBES_PER_S)
+
+    def _start(self, watch: _Watch, selective: bool) -> None:
         def ended(task: asyncio.Task[None]) -> None:
             watch.probe = None
+            if self._watches.get(watch.key) is watch:
+                self._count(watch, self._clock())
+                self._schedule(watch)
             if not task.cancelled() and (error := task.exception()) is not None:
-                _log.error("probe of target=%s failed", key.id, exc_info=error)
+                _log.error("probe of target=%s failed", watch.key.id, exc_info=error)
 
-        watch.probe = asyncio.get_running_loop().create_task(probe)
+        watch.probe = asyncio.get_running_loop().create_task(self._probe(watch, selective))
         watch.probe.add_done_callback(ended)
 
-    async def _probe(self, key: Key, target: Target, watch: _Watch, selective: bool) -> None:
+    async def _probe(self, watch: _Watch, selective: bool) -> None:
         if watch.adapter is None or watch.adapter.ask is None:
-            await self._find_out(key, target, watch)
+            await self._find_out(watch)
         if selective and watch.adapter is not None:
-            await self._read(key, target, watch, watch.adapter)
+            await self._read(watch, watch.adapter)
 
-    async def _find_out(self, key: Key, target: Target, watch: _Watch) -> None:
+    async def _find_out(self, watch: _Watch) -> None:
         questions = detection()
         ask = next(questions)
         while True:
-            fetched = await self._get(target, ask)
+            fetched = await self._get(watch.target, ask)
             try:
                 ask = questions.send(fetched)
             except StopIteration as answer:
@@ -207,15 +298,15 @@ class LoadPoller:
             watch.failed += 1
             return
         if adapter.kind is not watch.kind:
-            _log.info("engine target=%s kind=%s", key.id, adapter.kind.value)
+            _log.info("engine target=%s kind=%s", watch.key.id, adapter.kind.value)
         watch.kind, watch.adapter, watch.failed, watch.mute_since = adapter.kind, adapter, 0, None
         if adapter.kind is not EngineKind.UNKNOWN:
             self._usual = adapter.kind
 
-    async def _read(self, key: Key, target: Target, watch: _Watch, adapter: Adapter) -> None:
+    async def _read(self, watch: _Watch, adapter: Adapter) -> None:
         asked_at, load = self._clock(), None
         if adapter.ask is not None:
-            load = adapter.read(await self._get(target, adapter.ask))
+            load = adapter.read(await self._get(watch.target, adapter.ask))
         now = self._clock()
         if load is not None:
             watch.mute_since = None
@@ -226,7 +317,7 @@ class LoadPoller:
                 return
             watch.adapter, watch.failed = None, 1
         every_s = self._stretch * self._table.table.pushing.probe_s
-        if self._table.loaded(key, load, asked_at, now, every_s):
+        if self._table.loaded(watch.key, load, asked_at, now, every_s):
             self._changed()
 
     async def _get(self, target: Target, ask: LoadQuery) -> Fetched:
@@ -239,25 +330,15 @@ class LoadPoller:
             return NO_RESPONSE
 
 
-def _interval_s(watch: _Watch, selective: bool, busy: bool, probe_s: float) -> float:
-    """How long to wait between two questions."""
-    if watch.adapter is None:
-        if not watch.failed:
-            return probe_s
-        return float(min(DETECT_AGAIN_S, DETECT_RETRY_S * 2.0 ** min(watch.failed - 1, 10)))
-    if watch.adapter.ask is None:
-        return DETECT_AGAIN_S
-    if not selective:
-        return math.inf
-    return probe_s if busy else max(IDLE_PROBE_S, probe_s)
-
-
 def _due_at(watch: _Watch, interval_s: float) -> float:
-    """When half an interval will have passed since it was asked, and its place in the interval will have come."""
+    """When its place in the interval will come next, but for half an interval since it was asked."""
+    return _place_after(watch.asked_at + 0.5 * interval_s, watch.place, interval_s)
+
+
+def _place_after(instant: float, place: float, interval_s: float) -> float:
     # Without the hundredth, rounding would have a target that was asked in its place asked there again.
-    intervals = math.floor(watch.asked_at / interval_s + watch.place + 0.01) + 1
-    place_at = (intervals - watch.place) * interval_s
-    return max(place_at, watch.asked_at + 0.5 * interval_s)
+    intervals = math.floor(instant / interval_s + place + 0.01) + 1
+    return (intervals - place) * interval_s
 
 
 def _on_port(url: str, port: int) -> str:

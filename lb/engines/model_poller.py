@@ -5,6 +5,9 @@ responds that it does not know a model. In calm times it is polled about every P
 
 A response that is no list of models means that the target lists none, and is treated as if there were no lists. A target
 that does not respond, or responds that it is not able to now, has told nothing: what was known of it stays.
+
+Targets wait in a heap for their next poll, so that the work grows with the number of polls; all targets are gone through
+only when one of them has joined, left or been readmitted.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from lb.config.schema import Target
@@ -25,6 +29,7 @@ from lb.engines.kinds import Fetched
 PATH = "/v1/models"
 POLL_EVERY_S = 30.0
 POLL_UNLISTED_EVERY_S = 120.0  # a target that lists no models
+POLLS_PER_S = 20.0  # in calm times: where targets are many, each is polled less often
 RETRY_S = 0.25  # a target that has not responded; doubling up to POLL_EVERY_S
 AGAIN_AFTER_S = 1.0  # a target that is asked for
 ALL_AGAIN_AFTER_S = 5.0  # all targets, after a request for a model that none of them lists
@@ -51,10 +56,12 @@ class Listed(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Watch:
     """What is known of the polls of one target."""
 
+    key: Key
+    target: Target
     place: float  # 0 to 1: where in the jitter its polls are
     life: int
     due_at: float
@@ -77,6 +84,8 @@ class ModelPoller:
         self._clock = clock
         self._changed = changed
         self._watches: dict[Key, _Watch] = {}
+        self._due: list[tuple[float, float, _Watch]] = []  # a heap; void are rows with another `due_at`
+        self._reviewed = -1  # the state of the directory
         self._seen = 0
         self._all_again_at = -math.inf
         self._wake = asyncio.Event()
@@ -104,7 +113,7 @@ class ModelPoller:
         """A target has responded that it does not know a model: poll it at once, but at most once a second."""
         watch = self._watches.get(key)
         if watch is not None:
-            watch.due_at = min(watch.due_at, watch.asked_at + AGAIN_AFTER_S)
+            self._put(watch, min(watch.due_at, watch.asked_at + AGAIN_AFTER_S))
             self._wake.set()
 
     def missing_model(self) -> None:
@@ -114,42 +123,61 @@ class ModelPoller:
             return
         self._all_again_at = now + AGAIN_AFTER_S
         for watch in self._watches.values():
-            watch.due_at = min(watch.due_at, watch.asked_at + ALL_AGAIN_AFTER_S)
+            self._put(watch, min(watch.due_at, watch.asked_at + ALL_AGAIN_AFTER_S))
 
     def look(self) -> None:
         """Start the polls that are due."""
         now = self._clock()
-        present: dict[Key, _Watch] = {}
-        for key, target, life in self._table.models.targets():
-            watch = present[key] = self._watches.get(key) or self._new_watch(life, now)
-            if watch.life != life:  # it has been readmitted
-                watch.life, watch.due_at = life, now
-            if watch.poll is None and now >= watch.due_at:
-                self._start(key, target, watch, now)
-        for key, watch in self._watches.items():
-            if key not in present and watch.poll is not None:
-                watch.poll.cancel()
-        self._watches = present
+        if self._reviewed != self._table.models.changes:
+            self._reviewed = self._table.models.changes
+            self._review(now)
+        while self._due and self._due[0][0] <= now:
+            due_at, _, watch = heappop(self._due)
+            if watch.due_at == due_at and watch.poll is None:
+                self._start(watch, now)
 
     # --- inside
 
-    def _new_watch(self, life: int, now: float) -> _Watch:
-        self._seen += 1
-        return _Watch(self._seen * _GOLDEN % 1.0, life, now)
+    def _review(self, now: float) -> None:
+        """Go through all targets."""
+        before = self._watches
+        self._watches = {}
+        for key, target, life in self._table.models.targets():
+            watch = before.pop(key, None) or self._new_watch(key, target, life, now)
+            self._watches[key] = watch
+            watch.target = target
+            if watch.life != life:  # it has been readmitted
+                watch.life, watch.due_at = life, now
+        self._due = [(watch.due_at, watch.place, watch) for watch in self._watches.values()]
+        heapify(self._due)
+        for watch in before.values():
+            if watch.poll is not None:
+                watch.poll.cancel()
 
-    def _start(self, key: Key, target: Target, watch: _Watch, now: float) -> None:
+    def _new_watch(self, key: Key, target: Target, life: int, now: float) -> _Watch:
+        self._seen += 1
+        return _Watch(key, target, self._seen * _GOLDEN % 1.0, life, now)
+
+    def _put(self, watch: _Watch, due_at: float) -> None:
+        if due_at != watch.due_at:
+            watch.due_at = due_at
+            heappush(self._due, (due_at, watch.place, watch))
+
+    def _start(self, watch: _Watch, now: float) -> None:
         def ended(task: asyncio.Task[None]) -> None:
             watch.poll = None
+            if self._watches.get(watch.key) is watch:
+                heappush(self._due, (watch.due_at, watch.place, watch))
             if not task.cancelled() and (error := task.exception()) is not None:
-                _log.error("poll of the models of target=%s failed", key.id, exc_info=error)
+                _log.error("poll of the models of target=%s failed", watch.key.id, exc_info=error)
 
         watch.asked_at, watch.due_at = now, math.inf
-        watch.poll = asyncio.get_running_loop().create_task(self._poll(key, target, watch))
+        watch.poll = asyncio.get_running_loop().create_task(self._poll(watch))
         watch.poll.add_done_callback(ended)
 
-    async def _poll(self, key: Key, target: Target, watch: _Watch) -> None:
+    async def _poll(self, watch: _Watch) -> None:
         async with self._at_once:
-            fetched = await self._get(target)
+            fetched = await self._get(watch.target)
         now = self._clock()
         if fetched is None:
             watch.failed += 1
@@ -159,10 +187,14 @@ class ModelPoller:
             return
         watch.failed = 0
         models = read_models(fetched.body) if fetched.status == 200 else None
-        every_s = POLL_UNLISTED_EVERY_S if models is None else POLL_EVERY_S
+        every_s = max(
+            POLL_UNLISTED_EVERY_S if models is None else POLL_EVERY_S, len(self._watches) / POLLS_PER_S
+        )
         watch.due_at = min(watch.due_at, now + every_s * (1.0 + _JITTER * (2.0 * watch.place - 1.0)))
-        if self._table.listed(key, models):
-            _log.info("models target=%s names=%s", key.id, sorted(models.names) if models is not None else ())
+        if self._table.listed(watch.key, models):
+            _log.info(
+                "models target=%s names=%s", watch.key.id, sorted(models.names) if models is not None else ()
+            )
             self._changed()
 
     async def _get(self, target: Target) -> Fetched | None:

@@ -23,6 +23,16 @@ WRITE_HIGH_WATER = 256 * 1024
 KEEPALIVE_IDLE_S = 30
 KEEPALIVE_PROBES = 4
 USER_TIMEOUT_MS = 180_000  # longer than any timeout that the agent keeps itself by default
+_KEEPALIVE_OPTIONS = tuple(
+    (getattr(socket, name), value)
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_IDLE_S // 2),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+        ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS),
+    )
+    if hasattr(socket, name)  # not on every system
+)
 
 
 class Sink(Protocol):
@@ -43,14 +53,8 @@ def keep_alive(sock: socket.socket) -> None:
     On a listening socket all connections that it accepts inherit this.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
-        ("TCP_KEEPINTVL", KEEPALIVE_IDLE_S // 2),
-        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
-        ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS),
-    ):
-        if hasattr(socket, option):  # not on every system
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    for option, value in _KEEPALIVE_OPTIONS:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class TargetConnection(asyncio.Protocol):
@@ -70,7 +74,12 @@ class TargetConnection(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            keep_alive(sock)
+            # uvloop's stand-in for a socket makes a real one for each option that is set on it.
+            real = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
+            try:
+                keep_alive(real)
+            finally:
+                real.detach()
 
     def data_received(self, data: bytes) -> None:
         sink = self.sink
@@ -125,9 +134,9 @@ class TargetConnection(asyncio.Protocol):
 class Pool:
     """The connections to one target's address."""
 
-    __slots__ = ("_idle", "address", "base_path", "closed", "host", "name", "port", "tls")
+    __slots__ = ("_idle", "_with_idle", "address", "base_path", "closed", "host", "name", "port", "tls")
 
-    def __init__(self, url: str, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, url: str, tls: ssl.SSLContext | None, with_idle: dict[Pool, None]) -> None:
         parts = urlsplit(url)
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -138,6 +147,7 @@ class Pool:
         self.name = self.address if self.tls is not None else b""
         self.closed = False
         self._idle: list[TargetConnection] = []
+        self._with_idle = with_idle  # the pools that have any
 
     def take(self) -> TargetConnection | None:
         """An idle connection that is not known to be dead."""
@@ -157,6 +167,7 @@ class Pool:
         connection.used = True
         connection.idle_since = now
         self._idle.append(connection)
+        self._with_idle[self] = None
 
     def forget(self, connection: TargetConnection) -> None:
         if connection in self._idle:
@@ -164,19 +175,23 @@ class Pool:
 
     async def dial(self, timeout_s: float) -> TargetConnection:
         """A new connection. Raises OSError (ssl.SSLError among them) or asyncio.TimeoutError."""
+        return await asyncio.wait_for(self.connect(timeout_s), timeout_s)
+
+    async def connect(self, timeout_s: float) -> TargetConnection:
+        """As `dial`, for callers that bound the time themselves; only a TLS handshake is bounded here."""
         loop = asyncio.get_running_loop()
         tls: dict[str, Any] = {}
         if self.tls is not None:
             tls = {"ssl": self.tls, "server_hostname": self.host, "ssl_handshake_timeout": timeout_s}
-        _, connection = await asyncio.wait_for(
-            loop.create_connection(lambda: TargetConnection(self), self.host, self.port, **tls), timeout_s
+        _, connection = await loop.create_connection(
+            lambda: TargetConnection(self), self.host, self.port, **tls
         )
         if connection.transport.is_closing():
             raise ConnectionResetError("closed as soon as it was open")
         return connection
 
-    def expire(self, now: float) -> None:
-        """Close what has been idle for too long; the oldest are in front."""
+    def expire(self, now: float) -> bool:
+        """Close what has been idle for too long; the oldest are in front. Returns True if any are left."""
         count = 0
         for connection in self._idle:
             if now - connection.idle_since < POOL_KEEPALIVE_S:
@@ -185,6 +200,7 @@ class Pool:
         old, self._idle = self._idle[:count], self._idle[count:]
         for connection in old:
             connection.transport.close()
+        return bool(self._idle)
 
     def close(self) -> None:
         self.closed = True
@@ -199,23 +215,26 @@ class Pools:
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
         self._pools: dict[str, Pool] = {}
+        self._with_idle: dict[Pool, None] = {}
 
     def of(self, target: Target) -> Pool:
         pool = self._pools.get(target.url)
         if pool is None:
             if self._tls is None and target.url.startswith("https:"):
                 self._tls = ssl.create_default_context()
-            pool = self._pools[target.url] = Pool(target.url, self._tls)
+            pool = self._pools[target.url] = Pool(target.url, self._tls, self._with_idle)
         return pool
 
     def retain(self, urls: set[str]) -> None:
         """Close the pools of all other addresses."""
         for url in self._pools.keys() - urls:
-            self._pools.pop(url).close()
+            pool = self._pools.pop(url)
+            self._with_idle.pop(pool, None)
+            pool.close()
 
     def expire(self, now: float) -> None:
-        for pool in self._pools.values():
-            pool.expire(now)
+        for pool in [pool for pool in self._with_idle if not pool.expire(now)]:
+            del self._with_idle[pool]
 
     def close(self) -> None:
         self.retain(set())

@@ -108,3 +108,13 @@ class TargetCounts:
     ttfb: Histogram = field(default_factory=lambda: Histogram(TIME_TO_FIRST_BYTE_S))
     inter_token: Histogram = field(default_factory=lambda: Histogram(INTER_TOKEN_S))
     duration: Histogram = field(default_factory=lambda: Histogram(DURATION_S))
+
+
+@dataclass(slots=True, eq=False)
+class KeyCounts:
+    """Of the requests of one API key's owner."""
+
+    requests: int = 0  # that were let in, and have ended
+    tokens_in: int = 0
+    tokens_out: int = 0
+    refusals: defaultdict[str, int] = field(default_factory=_by_kind)

@@ -3,7 +3,8 @@
 Names are `skyserve_lb_<noun>_<unit>[_total]`. Labels are bounded by construction: service, region, zone,
 capacity_type, policy, and on a few families one more with a closed set of values (`kind` of a failure, `reason`
 of a refused continuation, `standing` of a target). None grows with traffic. Of request metrics `region` is the
-agent's own, of target metrics the target's.
+agent's own, of target metrics the target's. Targets (`lb.config.options.MetricsOptions.target_label`) and owners of API
+keys have series of their own up to a bound (`lb.observe.label_slots`).
 
 Counting is `lb.observe.counters`; here the numbers get their names when somebody asks. Gauges are read off the table then.
 The process' CPU time, memory, start time and open files come as `process_*`, as Prometheus' clients name them.
@@ -14,14 +15,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from lb.config.schema import Table
 from lb.core.targets import Health, TargetTable
-from lb.observe.counters import LOOP_LAG_S, Counts, Histogram, TargetCounts
+from lb.observe.counters import LOOP_LAG_S, Counts, Histogram, KeyCounts, TargetCounts
+from lb.observe.families import AGENT_COUNTERS, AGENT_HELP, OF_AGENT, OF_KEY, OF_TARGET, Family
+from lb.observe.label_slots import LabelSlots
 
 __all__ = ["CONTENT_TYPE", "Counts", "Histogram", "Metrics", "TargetCounts"]
 
@@ -29,81 +33,18 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 _PREFIX = "skyserve_lb_"
-_AGENT_HELP = {
-    "client_connections": "Open connections of clients.",
-    "max_client_connections": "How many there may be; more are refused.",
-    "buffered_bytes": "Bytes kept of requests' bodies and what was parsed from them.",
-    "buffer_limit_bytes": "How many there may be; more are refused.",
-    "internal_errors": "Exceptions in the load balancer's own code, each of which ended one request.",
-    "retries_refused": "Retries that the retry budget did not allow.",
-}
-_AGENT_COUNTERS = frozenset({"internal_errors", "retries_refused"})
 _AGENT = ("service", "region", "policy")
 _TARGET = ("service", "region", "zone", "capacity_type", "policy")
 
 
-class _Family(NamedTuple):
-    """A family of metrics and the attribute it is read from. `kind` names the label of an attribute that counts
-    by kind."""
-
-    attribute: str
-    name: str
-    help: str
-    kind: str = ""
-
-
-_OF_AGENT = (
-    _Family("requests", "requests", "Requests that arrived, whatever became of them."),
-    _Family("codes", "responses", "Responses to clients, by status.", "code"),
-    _Family(
-        "errors",
-        "request_errors",
-        "Requests that ended otherwise than well, by the code of the error.",
-        "code",
-    ),
-    _Family(
-        "local_failures", "local_connect_failures", "Connects that failed for want of something of this host."
-    ),
-    _Family("duration", "request_duration_seconds", "From a request's arrival to the end of its response."),
-    _Family("rejected", "rejected_requests", "Requests turned away because no target could take them."),
-    _Family("limited", "limited_requests", "Requests turned away by the limits of their key."),
-    _Family("unauthorized", "unauthorized_requests", "Requests without a known key."),
-    _Family("client_gone", "client_gone_requests", "Requests whose client left before the end."),
-    _Family("cut", "cut_streams", "Answers that broke off after their first byte."),
-    _Family("retries", "retries", "Attempts beyond a request's first."),
-    _Family("moves", "moves", "Waiting attempts called back because their target was lost or silent."),
-    _Family("held_total", "holds", "Times a request had to wait for a target."),
-    _Family("continued", "continuations", "Broken streams that went on on another target."),
-    _Family("continue_refused", "continuation_refusals", "Broken streams that could not go on.", "reason"),
-    _Family("handed_over", "handovers", "Streams handed to another target before theirs was taken away."),
-    _Family("stalled", "stalled_streams", "Streams whose target fell silent."),
-    _Family("prompt_bytes", "prompt_bytes", "Bytes of prompts that were looked up for routing."),
-    _Family("matched_bytes", "matched_prompt_bytes", "Those thought to be in the chosen target's cache."),
-    _Family("tokens_in", "input_tokens", "Prompt tokens, as engines count them."),
-    _Family("tokens_out", "output_tokens", "Generated tokens, as engines count them."),
-    _Family("bytes_out", "response_bytes", "Bytes of answers' bodies sent to clients."),
-    _Family("queue_wait", "queue_wait_seconds", "How long requests that had to wait for a target waited."),
-    _Family("ttft", "time_to_first_token_seconds", "From a request's arrival to its first byte or token."),
-)
-_OF_TARGET = (
-    _Family("attempts", "attempts", "Attempts on targets."),
-    _Family("failures", "failures", "Attempts on targets that failed.", "kind"),
-    _Family("ejections", "ejections", "Times a target was left out for its failures."),
-    _Family("tokens_in", "target_input_tokens", "Prompt tokens, as the target's engine counts them."),
-    _Family("tokens_out", "target_output_tokens", "Generated tokens, as the target's engine counts them."),
-    _Family(
-        "ttfb",
-        "time_to_first_byte_seconds",
-        "From the arrival of a request to the first byte of its answer's body.",
-    ),
-    _Family("inter_token", "inter_token_seconds", "Between two tokens of a stream, on average over it."),
-    _Family("duration", "attempt_duration_seconds", "From an attempt's beginning to its end."),
-)
+_KEY = ("service", "region", "key")
 
 
 class Labelled(Protocol):
     """A `lb.config.schema.Target`, or a policy's view of one."""
 
+    @property
+    def id(self) -> str: ...
     @property
     def region(self) -> str: ...
     @property
@@ -122,6 +63,10 @@ class Metrics:
         self._policy = ""
         self._agents: dict[str, Counts] = {}
         self._targets: dict[tuple[str, ...], TargetCounts] = {}
+        self._keys: dict[str, KeyCounts] = {}
+        self._target_slots = LabelSlots(self._drop_target)
+        self._key_slots = LabelSlots(lambda name: self._keys.pop(name, None))
+        self._by_target = False
         self._process = ProcessCollector(registry=None)
         self.counts = Counts()
         self.loop_lag = Histogram(LOOP_LAG_S)
@@ -130,6 +75,22 @@ class Metrics:
         """Label what follows with this policy. Its families appear at once, with zeros."""
         self._policy = name
         self.counts = self._agents.setdefault(name, Counts())
+
+    def use_table(self, table: Table) -> None:
+        """Another table is in force. What was counted with other labels is forgotten."""
+        self.use_policy(table.policy)
+        if table.metrics.target_label != self._by_target:
+            self._by_target = table.metrics.target_label
+            self._targets.clear()
+        self._target_slots.retain({target.id for target in table.targets})
+        self._key_slots.retain({key.name for key in table.access.keys})
+
+    def of_key(self, name: str) -> KeyCounts:
+        """The counts of the owner of an API key."""
+        counts = self._keys.get(name)
+        if counts is None:
+            counts = self._keys.setdefault(self._key_slots[name], KeyCounts())
+        return counts
 
     def of(self, target: Labelled) -> TargetCounts:
         """The counts of the target's labels, shared by all targets that have them. Not for every request: keep
@@ -149,12 +110,14 @@ class Metrics:
         agent_gauges: Mapping[str, float] = _NOTHING,
     ) -> bytes:
         """Returns the text exposition format. `policy_gauges` are the routing policy's own (the size of its tree ...),
-        `agent_gauges` the agent's, by name as in `_AGENT_HELP`."""
+        `agent_gauges` the agent's, by name as in `AGENT_HELP`."""
         agents = [((self._service, self._region, policy), one) for policy, one in self._agents.items()]
+        keys = [((self._service, self._region, name), one) for name, one in self._keys.items()]
         families = [
             *_responses(agents),
-            *_counted(_OF_AGENT, _AGENT, agents),
-            *_counted(_OF_TARGET, _TARGET, self._targets.items()),
+            *_counted(OF_AGENT, _AGENT, agents),
+            *_counted(OF_TARGET, self._target_names, self._targets.items()),
+            *_counted(OF_KEY, _KEY, keys),
             *self._agent_gauges(table, held, policy_gauges),
             *self._process_wide(agent_gauges),
             *self._target_gauges(table, now),
@@ -162,8 +125,17 @@ class Metrics:
         ]
         return generate_latest(_Photograph(families))
 
+    @property
+    def _target_names(self) -> tuple[str, ...]:
+        return (*_TARGET, "target") if self._by_target else _TARGET
+
     def _labels(self, target: Labelled) -> tuple[str, ...]:
-        return self._service, target.region, target.zone, target.capacity_type, self._policy
+        labels = self._service, target.region, target.zone, target.capacity_type, self._policy
+        return (*labels, self._target_slots[target.id]) if self._by_target else labels
+
+    def _drop_target(self, target_id: str) -> None:
+        for labels in [labels for labels in self._targets if labels[-1] == target_id]:
+            del self._targets[labels]
 
     def _agent_gauges(
         self, table: TargetTable, held: int, of_policy: Mapping[str, float]
@@ -177,8 +149,8 @@ class Metrics:
     def _process_wide(self, gauges: Mapping[str, float]) -> Iterator[Metric]:
         agent = (self._service, self._region)
         for name, value in gauges.items():
-            family = CounterMetricFamily if name in _AGENT_COUNTERS else GaugeMetricFamily
-            metric = family(_PREFIX + name, _AGENT_HELP[name], labels=_AGENT[:2])
+            family = CounterMetricFamily if name in AGENT_COUNTERS else GaugeMetricFamily
+            metric = family(_PREFIX + name, AGENT_HELP[name], labels=_AGENT[:2])
             metric.add_metric(agent, value)
             yield metric
         lag = HistogramMetricFamily(
@@ -216,11 +188,11 @@ class Metrics:
             ("engine_pending_requests", "As the engines tell, with what was sent since.", sums["pending"]),
             ("engine_kv_usage_ratio", "Mean share of the KV cache in use, as the engines tell.", kv_usage),
         ):
-            yield _gauge(name, help_text, _TARGET, rows)
+            yield _gauge(name, help_text, self._target_names, rows)
         yield _gauge(
             "targets_by_standing",
             "Targets by what the breaker and the controller say of them.",
-            (*_TARGET, "standing"),
+            (*self._target_names, "standing"),
             sums["standing"],
         )
 
@@ -272,9 +244,9 @@ def _responses(agents: Iterable[tuple[tuple[str, ...], Counts]]) -> Iterator[Met
 
 
 def _counted(
-    families: Iterable[_Family],
+    families: Iterable[Family],
     labels: tuple[str, ...],
-    rows: Iterable[tuple[tuple[str, ...], Counts | TargetCounts]],
+    rows: Iterable[tuple[tuple[str, ...], Counts | TargetCounts | KeyCounts]],
 ) -> Iterator[Metric]:
     rows = list(rows)
     for of in families:

@@ -27,9 +27,10 @@
 /* Of one call of `run`, after which the event loop sees to everything else: new connections and first chunks need some ten
  * turns of the loop, so this is about a tenth of what they wait while more comes than one core can move. */
 #define BUDGET_NS 1000000
-/* Where chunks come closer together than this, they are moved once in this time: a turn of the event loop for each costs a
- * third as much as moving it. */
-#define PACE_NS 500000
+/* Where chunks come closer together than this, they are moved once in this time: a turn of the event loop, and waking the
+ * client's process, for each of them costs half as much as moving it. A chunk waits 1 ms on average then, of the 10 to 50 ms
+ * between two tokens of a stream; the first ones do not come through here. */
+#define PACE_NS 2000000
 #define MAX_SIZE_DIGITS 7
 #define MAX_CUTS 64 /* of one chunk */
 

@@ -12,6 +12,7 @@ from lb.proxy.ports import ClientRequest, Entrance, Refusal
 from lb.proxy.upload import Upload
 
 _LINGER_S = 2.0
+_NO_HEAD = -1  # the length of a request that has not come yet
 
 # Plain numbers: a member of an Enum is looked up in its class each time it is compared.
 IDLE = 0  # between two requests
@@ -41,6 +42,7 @@ class ClientOutput(asyncio.Protocol):
         "_ahead",
         "_deadline",
         "_full",
+        "_leaving",
         "_looks_at",
         "_paused_by",
         "_phase",
@@ -65,14 +67,15 @@ class ClientOutput(asyncio.Protocol):
         self._looks_at: float
         self._timer: asyncio.TimerHandle
         self.request: ClientRequest | None = None
-        self.closing = False  # after the response under way
+        self.closing = False  # after the response under way, which says so
         self.head: RequestHead | None = None
-        self.length = 0
+        self.length = _NO_HEAD
         self.upload: Upload | None = None
         self.unsent = b""  # of a response, for `lb.http.write_batch`
         self.body_left = False  # the request has begun before its body was over
         self._admission: Admission | None = None  # of a request that has not begun
         self._ahead = b""
+        self._leaving = 0.0  # seconds to wait for the last request; 0: it may send any number
         self._full = False  # it does not take what is written to it
         self._phase = IDLE
         self._paused_by = 0
@@ -150,10 +153,12 @@ class ClientOutput(asyncio.Protocol):
         else:
             self._close()
 
-    def close_soon(self, grace_s: float) -> None:
-        """The agent closes: others go after their response, an idle connection once no request has come for `grace_s`: one
-        may be on its way, and would be lost if we closed now."""
-        self.closing = True
+    def close_soon(self, grace_s: float, fresh_s: float | None = None) -> None:
+        """Close after the next response, which says so, or once no request has come for `grace_s`, or for `fresh_s` on a
+        connection that has had none yet. A request may be on its way, and would be lost if we closed now."""
+        if fresh_s is not None and self.length == _NO_HEAD:
+            grace_s = fresh_s
+        self._leaving = grace_s
         if self._phase != IDLE:
             return
         if grace_s <= 0:
@@ -185,7 +190,7 @@ class ClientOutput(asyncio.Protocol):
         head = self.head
         if head is not None and head.http_1_0:
             self.closing = True
-        close = self.closing or self.body_left or self.proxy.closing
+        close = self.closing = self.closing or self.body_left or self.proxy.closing
         if isinstance(refusal, Refusal):
             self.proxy.refused(refusal)
             refusal = self._error(refusal, head, close=close)
@@ -231,6 +236,7 @@ class ClientOutput(asyncio.Protocol):
         self._phase = OVER
         self._ahead = b""
         self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
+        self._look_sooner()
         self.flush()
         self.transport.close()
 
@@ -242,6 +248,7 @@ class ClientOutput(asyncio.Protocol):
         self._timer = self.proxy.loop.call_at(self._deadline, self._look)
 
     def _look_sooner(self) -> None:
+        """Set the timer to the deadline in force, unless it goes off before."""
         if self._looks_at > self._deadline:
             self._timer.cancel()
             self._look_later()

@@ -47,6 +47,9 @@ from lb.stream.openai_request import for_model, is_dense
 
 DEFAULT_BUFFERS_BYTES = 1024 * 1024 * 1024
 MOST_WRONG_MODELS = 8  # targets that may say of one request that they do not know its model
+LET_IN_AT_ONCE = (
+    8  # queued requests launched in one turn of the loop, each of which takes a few tenths of a millisecond
+)
 _TROUBLE_EVERY_S = 10.0
 _NO_ROOM = Refusal(503, "out_of_memory", "The load balancer keeps as many bodies as it may; try again.", 1.0)
 
@@ -93,20 +96,19 @@ class Proxy:
         )
         self.scheduler: Scheduler[ProxiedRequest] = Scheduler(table, self.queue)
         self.waiting: dict[ProxiedRequest, None] = {}  # with an attempt that has no first byte yet
+        self.waiting_until = float("inf")  # none of them has to be checked before
         self.relays: dict[ProxiedRequest, None] = {}  # with a response under way
         self.tunnels: dict[ProxiedRequest, None] = {}
         self.explanations = Explanations(running=self._running)
         self.arrivals = WindowCounter()
         self.rejections = WindowCounter()
         self.ongoing = WindowMean(clock())  # in flight or queued
-        self.on_changed: Callable[[], None] = lambda: (
-            None
-        )  # set by the agent: moves requests off lost targets
-        self.on_wrong_model: Callable[[Key], None] = lambda _: None  # set by the agent, as the next
+        # Set by the agent; the first moves requests off lost targets.
+        self.on_changed: Callable[[], None] = lambda: None
+        self.on_wrong_model: Callable[[Key], None] = lambda _: None
         self.on_missing_model: Callable[[], None] = lambda: None
         self._rng = rng
-        self._let_in_due = False
-        self._changed_due = False
+        self._let_in_due = self._changed_due = False
         self._trouble_at = self._full_at = float("-inf")
         self._counts: dict[TargetState, TargetCounts] = {}  # until the table changes
         self.api_keys = ApiKeyStore(table.table.access, clock())
@@ -279,15 +281,18 @@ class Proxy:
             self.loop.call_soon(self.let_in)
 
     def let_in(self) -> None:
-        """Launch every queued request that may go now."""
+        """Launch the queued requests that may go now; after some of them others of the loop have their turn first."""
         self._let_in_due = False
         try:
             now = self.clock()
-            for request, choice in self.scheduler.let_in(now):
+            for count, (request, choice) in enumerate(self.scheduler.let_in(now), 1):
                 try:
                     request.admitted(choice, now)
                 except Exception as error:  # noqa: BLE001 (the barrier)
                     request.crashed("queue", error)
+                if count == LET_IN_AT_ONCE:
+                    self.let_in_soon()
+                    break
         except Exception as error:  # noqa: BLE001 (the barrier)
             self.faults.report("queue", error)
 
@@ -319,19 +324,20 @@ class Proxy:
 
     # --- closing
 
-    def retire(self, grace_s: float) -> None:
+    def retire(self, grace_s: float, fresh_s: float | None = None) -> None:
         """Keep no connection alive; what is here already is served to its end. Idle connections may send a last request
-        for `grace_s`."""
+        for `grace_s`, those that have sent none yet for `fresh_s` (the timeout of a head, if that is None)."""
         self.closing = True
+        fresh_s = self.limits.head_timeout_s if fresh_s is None else fresh_s
         for client in list(self.clients):
-            client.close_soon(grace_s)
+            client.close_soon(grace_s, fresh_s)
 
-    def close(self) -> None:
-        """As `retire`, but requests no longer wait for a target: those in the queue are turned away."""
+    def close(self, grace_s: float = 0.0) -> None:
+        """As `retire`, and turn away the requests in the queue."""
         self.queueing = False
         for ticket in self.queue.clear():
             self._guarded(ticket.item, lambda one: one.expired(self.clock()))
-        self.retire(0.0)
+        self.retire(grace_s, grace_s)
 
     def _guarded(self, request: ProxiedRequest, act: Callable[[ProxiedRequest], None]) -> None:
         try:

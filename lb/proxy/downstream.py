@@ -33,8 +33,8 @@ from lb.proxy.upload import TinyChunksError, Upload
 from lb.stream.openai_request import for_model
 
 WRITE_HIGH_WATER = 64 * 1024
+_NEVER = float("inf")
 MAX_AHEAD_BYTES = 256 * 1024  # what a client may send before its response is over
-
 
 _NO_ROOM = Refusal(503, "out_of_memory", "The load balancer keeps as many bodies as it may; try again.", 1.0)
 _TINY = Refusal(400, "tiny_chunks", "The chunks of the body are too small.")
@@ -135,7 +135,7 @@ class ClientConnection(ClientOutput):
         except HeadError as error:
             self._refuse(Refusal(error.status, error.code, str(error)))
             return
-        self.closing = not head.keep_alive
+        self.closing = not head.keep_alive or self._leaving > 0.0
         self.head, self.length = head, length
         self._take_request(head, length, data[end + 4 :])
 
@@ -276,11 +276,15 @@ class ClientConnection(ClientOutput):
         self.request = None
         if self.body_left:  # what is not read to its end would be taken for the next request
             self._linger()
-        elif self.closing or self.proxy.closing:
+        elif self.closing:
             self._close()
         else:
             self.head = None
             self._deadline = self.proxy.clock() + self.proxy.limits.keepalive_s
+            if self._leaving or self.proxy.closing:
+                # This response has not said that it was the last: the next request may be on its way.
+                self._deadline = min(self._deadline, self.proxy.clock() + self._leaving)
+            self._look_sooner()
             if self._full:
                 self.pause_reading(PAUSE_CLIENT)  # responses that the client does not read must not pile up
             if self._ahead:
@@ -297,7 +301,7 @@ class ClientConnection(ClientOutput):
         if self._phase != RESPONSE or self.request is not None or self._full:
             return
         try:
-            if self.closing or self.proxy.closing:
+            if self.closing:
                 self._close()
                 return
             self._phase = IDLE
@@ -311,7 +315,9 @@ class ClientConnection(ClientOutput):
     # --- time
 
     def _look(self) -> None:
-        """One timer per connection, not one per request: it checks the deadline in force, and goes on waiting."""
+        """One timer per connection, not one per request: it checks the deadline in force, and goes on waiting. There is none
+        while the client owes nothing, or 10,000 waiting requests would be 1,000 timers a second."""
+        self._looks_at = _NEVER
         try:
             self._check_time(self.proxy.clock())
         except Exception as error:  # noqa: BLE001 (the barrier)
@@ -319,12 +325,13 @@ class ClientConnection(ClientOutput):
 
     def _check_time(self, now: float) -> None:
         if self.request is not None:  # which has a clock of its own, but for what its client owes it
-            if self.body_left and not self._paused_by and now >= self._deadline:
+            if not self.body_left:
+                return
+            if not self._paused_by and now >= self._deadline:
                 self._abort_body(Refusal(408, "body_timeout", "The body did not arrive in time."))
                 return
             wait_s = max(1.0, self.proxy.limits.head_timeout_s)
-            if self.body_left:
-                wait_s = min(wait_s, max(0.05, self._deadline - now)) if not self._paused_by else 1.0
+            wait_s = min(wait_s, max(0.05, self._deadline - now)) if not self._paused_by else 1.0
             self._looks_at = now + wait_s
             self._timer = self.proxy.loop.call_at(self._looks_at, self._look)
             return
@@ -340,4 +347,4 @@ class ClientConnection(ClientOutput):
             else:
                 self.transport.abort()
                 return
-        self._look_later()
+        self._look_sooner()

@@ -141,6 +141,13 @@ class Endings:
         counts.bytes_out += ending.bytes_out
         counts.tokens_in += spent.prompt
         counts.tokens_out += spent.out
+        if arrival.admission.tenant:
+            key = self._metrics.of_key(arrival.admission.tenant)
+            key.requests += 1
+            key.tokens_in += spent.prompt
+            key.tokens_out += spent.out
+            if outcome is Outcome.REFUSED:
+                key.refusals[ending.error] += 1
         self._explanations.ended(arrival.explanation)
         if self._record is not None:
             self._record(self._record_of(request, spent, now))

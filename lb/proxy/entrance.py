@@ -127,6 +127,7 @@ class Gate:
 
     def _limited(self, verdict: Limited) -> Refusal:
         self._metrics.counts.limited += 1
+        self._metrics.of_key(verdict.tenant).refusals[verdict.reason] += 1
         return Refusal(429, "rate_limit_exceeded", verdict.message, verdict.retry_after_s)
 
     def _own_path(self, head: RequestHead) -> Refusal | bytes:

@@ -73,6 +73,7 @@ class ProxiedRequest(RespondingRequest):
             proxy.metrics.counts.retries += 1
         proxy.counts_of(booking).attempts += 1
         proxy.waiting[self] = None
+        proxy.waiting_until = min(proxy.waiting_until, now + tries.wait_left_s)
         # A connection that has gone stale cannot be told from a target that died; what may not run twice goes on a new one.
         self.attempt.start(fresh or not tries.repeatable)
 

@@ -161,7 +161,7 @@ class RequestCore:
             return
         self.status = status
         client = self.client
-        if self.head.http_1_0:
+        if self.head.http_1_0 or client.body_left or self.proxy.closing:
             client.closing = True
         client.transport.write(
             error_responses.raw_error(
@@ -170,7 +170,7 @@ class RequestCore:
                 message,
                 request_id=self.request_id,
                 retry_after_s=RETRY_AFTER_S if status in RETRY_STATUSES or status == 429 else None,
-                close=client.closing or client.body_left or self.proxy.closing,
+                close=client.closing,
                 head_only=self.head.method == b"HEAD",
                 more_lines=self.arrival.cors or b"",
             )
@@ -204,7 +204,7 @@ class RequestCore:
             self.ending.bytes_out = relay.sent_bytes
         if attempt is not None and (spent.reported or spent.out):
             proxy.endings.charged_to_target(attempt.booking, spent)
-        self._drop_attempt(now, spent.out if outcome is Outcome.WHOLE and spent.reported else None)
+        self._drop_attempt(now, spent.out or None if outcome is Outcome.WHOLE else None)
         proxy.tunnels.pop(self, None)
         proxy.forget_body(self)
         proxy.endings.ended(self, outcome, spent, now)
@@ -236,6 +236,11 @@ class RequestCore:
         self.ending.queued_s += waited
         self.tries.queue_left_s = max(0.0, self.tries.queue_left_s - waited)
         self.proxy.metrics.counts.queue_wait.observe(waited)
+
+    def waits_until(self) -> float:
+        """Returns when the attempt under way has waited too long for its first byte."""
+        booking = self.booking
+        return float("inf") if booking is None else booking.since + self.tries.wait_left_s
 
     def halt(self) -> None:
         if self.relay is not None:

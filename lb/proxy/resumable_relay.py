@@ -149,9 +149,12 @@ class ResumableRelay(ForwardedRelay):
             self._transcript.add(body)
             events = self._gate.feed(payload)
             if events:
-                self._last = (self._last + events)[-TAIL_BYTES:]
+                sent = events if self._strip is None else self._strip(events)
+                # The usage matters at the end, also if it is not sent. Token ids do not, and a prompt has many.
+                ending = sent if self._mode is Mode.WITHOUT_IDS else events
+                self._last = (self._last + ending)[-TAIL_BYTES:]
                 self._counter.add(events)
-                self._send(events if self._strip is None else self._strip(events))
+                self._send(sent)
             gave_up = bool(self._gate.error)
             self._whole = (
                 not self._unchunked

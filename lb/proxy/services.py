@@ -41,6 +41,7 @@ class Services(Protocol):
     queue: RequestQueue[Any]
     scheduler: Scheduler[Any]
     waiting: dict[Any, None]  # with an attempt that has no first byte yet
+    waiting_until: float  # none of them has to be checked before
     relays: dict[Any, None]  # with a response under way
     tunnels: dict[Any, None]
     rejections: WindowCounter

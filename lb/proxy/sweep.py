@@ -1,7 +1,8 @@
 """The sweep of timeouts: one timer for all requests, instead of some for each.
 
-Ten times a second it checks requests without a first byte and those in the queue, and less often running responses and
-tunnels. A thousand waiting requests cost a millisecond or two a second, and a request that goes well costs no timer at all.
+Ten times a second it compares the time with the earliest deadline of the requests without a first byte, and of those in
+the queue; less often it checks running responses and tunnels. Requests that wait cost nothing until a deadline is over,
+and a request that goes well costs no timer at all.
 Each request is checked behind the fault barrier: a defect that one of them meets ends that one.
 """
 
@@ -42,10 +43,8 @@ class Sweep:
     def check(self) -> None:
         proxy = self._proxy
         now = proxy.clock()
-        for request in list(proxy.waiting):
-            booking = request.booking
-            if booking is not None and now - booking.since >= request.tries.wait_left_s:
-                self._guard(request, lambda one: one.out_of_time(now))
+        if now >= proxy.waiting_until:
+            self._check_waiting(now)
         for ticket in proxy.queue.expire(now):
             self._guard(ticket.item, lambda one: one.expired(now))
         if len(proxy.queue):
@@ -69,6 +68,17 @@ class Sweep:
             act(request)
         except Exception as error:  # noqa: BLE001 (the barrier)
             request.crashed("sweep", error)
+
+    def _check_waiting(self, now: float) -> None:
+        """End the attempts that have waited too long for a first byte."""
+        proxy = self._proxy
+        proxy.waiting_until = float("inf")
+        for request in list(proxy.waiting):
+            until = request.waits_until()
+            if now >= until:
+                self._guard(request, lambda one: one.out_of_time(now))
+            else:
+                proxy.waiting_until = min(proxy.waiting_until, until)
 
     def _hand_over(self, now: float) -> None:
         proxy = self._proxy

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from lb.config.options import Continuation
 from lb.engines.kinds import EngineKind
 from lb.stream.first_request import Preparation, Strip, prepare, with_fields
-from lb.stream.openai_request import ParsedRequest
+from lb.stream.openai_request import ParsedRequest, read
 from lb.stream.resume_request import ResumeRequest, resume
 from lb.stream.resume_rules import NotResumable
 from lb.stream.stream_merge import StreamMerger, closing
@@ -13,12 +16,16 @@ from lb.stream.transcript import StreamProgress
 
 
 class ResumeState:
-    """`progress` is None until the first break, `kind` that of the present target."""
+    """`progress` is None until the first break, `kind` that of the present target.
+
+    Only the bytes of the request are kept: they are parsed again when a stream has to be resumed, which few have to, and
+    objects take more room than their text for as long as the stream runs.
+    """
 
     __slots__ = (
         "_body",
+        "_parsed",
         "_path",
-        "_request",
         "breaks",
         "kind",
         "options",
@@ -29,7 +36,7 @@ class ResumeState:
 
     def __init__(self, path: bytes, ask: ParsedRequest, body: bytes, options: Continuation) -> None:
         self._path = path
-        self._request = ask.json or {}
+        self._parsed: Mapping[str, Any] | None = ask.json  # until the first target has it
         self._body = body
         self.options = options
         self.breaks = 0
@@ -48,11 +55,12 @@ class ResumeState:
         the first request: what cannot be written again is sent as it came."""
         self.kind = kind
         if self.progress is not None:
-            self.resumption = resume(self._path, self._request, self.progress, kind, self.options.mode)
+            self.resumption = resume(self._path, self._request(), self.progress, kind, self.options.mode)
             return self.resumption.path, self.resumption.body
-        ready = prepare(self._path, self._request, kind, self.options.mode)
+        request, self._parsed = self._request(), None
+        ready = prepare(self._path, request, kind, self.options.mode)
         try:
-            body = with_fields(self._body, self._request, ready.fields)
+            body = with_fields(self._body, request, ready.fields)
         except NotResumable as error:
             ready, body = Preparation({}, refused=error.reason), self._body
         self.preparation = ready
@@ -63,18 +71,21 @@ class ResumeState:
         if self.breaks >= self.options.max_breaks:
             return False
         try:
-            resume(self._path, self._request, progress, kind, self.options.mode)
+            resume(self._path, self._request(), progress, kind, self.options.mode)
         except NotResumable:
             return False
         return True
 
     def closing(self, progress: StreamProgress) -> bytes | None:
         """What is missing of a stream whose response was complete; None if the response was not."""
-        return closing(self._path, self._request, progress, self.kind)
+        return closing(self._path, self._request(), progress, self.kind)
 
     def merger(self) -> StreamMerger:
         assert self.progress is not None  # noqa: S101 (for the type checker)
         assert self.resumption is not None  # noqa: S101 (for the type checker)
         return StreamMerger(
-            self._path, self._request, self.progress, self.resumption, self.options.buffer_bytes
+            self._path, self._request(), self.progress, self.resumption, self.options.buffer_bytes
         )
+
+    def _request(self) -> Mapping[str, Any]:
+        return self._parsed if self._parsed is not None else read(self._body).json or {}

@@ -23,7 +23,7 @@ class RequestView(NamedTuple):
     """What a policy may know of a request.
 
     `prompt` are the bytes of its messages or prompt in a canonical form (see `lb.stream.openai_request`), at most as many as the
-    caller cares to look at; given only if the policy `needs_prompt`. Two requests can share a prefix only within
+    caller cares to look at; given only if the policy `needs_prompt`, as are `scope` and `max_tokens`. Two requests can share a prefix only within
     one `scope` (model and tenant). `session` is the client's routing key, empty if it has none. `max_tokens` is
     the limit the client has set on its answer, 0 if it has set none.
     """
@@ -124,8 +124,8 @@ class RoutingPolicy(Protocol):
         ...
 
     def ended(self, request: RequestView, target_id: str, now: float, tokens: int | None) -> None:
-        """The attempt is over, however it ended. `tokens` is how many tokens its answer was long, None if
-        that is not known or the answer is not whole."""
+        """The attempt is over, however it ended. `tokens` is how many tokens its answer was long, as the engine reports
+        them or else as the events of its stream carry text; None if that is not known or the answer is not whole."""
         ...
 
     def forget(self, target_id: str) -> None:

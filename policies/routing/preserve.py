@@ -48,6 +48,7 @@ _COST_THEN_TURN = itemgetter(1, 6)
 
 class PreServe(SamplingPolicy):
     name: ClassVar[str] = "preserve"
+    needs_prompt: ClassVar[bool] = True  # for its length, and for whose request it is
 
     def __init__(
         self,

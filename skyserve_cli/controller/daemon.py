@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 from logging.handlers import RotatingFileHandler
@@ -28,9 +27,12 @@ from policies.model import Offer
 from provisioners.base import Instance, Provisioner, Requirements
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
+from skyserve_cli.controller import unix_socket
 from skyserve_cli.controller.api import Api
+from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.books import OfferBook, SpecBook
 from skyserve_cli.controller.clock import Clock, SystemClock
+from skyserve_cli.controller.evidence import DaemonEvidence
 from skyserve_cli.controller.janitor import Sweeper
 from skyserve_cli.controller.last_words import LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
@@ -124,10 +126,11 @@ async def run(home: Home) -> None:
     seal = Seal(home.sealing_key())
     specs = SpecBook(store, seal, lambda token: admin_token(home.machine_secret(), token))
     clouds = Clouds(home, config)
-    regional = RegionalFleet(clouds.get, home.machine_secret(), clock, loop, woken.set)
+    attention = Attention(loop, clock)
+    regional = RegionalFleet(clouds.get, home.machine_secret(), clock, loop, woken.set, attention=attention)
     names = ThreadNames(clouds.names, clouds.name_region, owner, clock, woken.set)
-    fleet = ProcessFleet(home.load_balancers, loop, woken.set)
-    prober = HttpProber(loop, woken.set)
+    fleet = ProcessFleet(home.load_balancers, loop, woken.set, attention)
+    prober = HttpProber(loop, woken.set, attention)
     witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
     last_words = LastWords(home.last_words)
 
@@ -152,6 +155,7 @@ async def run(home: Home) -> None:
         lb_host=config.load_balancer.host,
         regional=regional,
         names=names,
+        evidence=DaemonEvidence(attention, prober, fleet, regional, (prober, witness, regional)).of,
     )
     office = Office(
         store=store,
@@ -168,6 +172,7 @@ async def run(home: Home) -> None:
         last_words=last_words,
         load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
     )
+    attention.start()
     await prober.start()
     await fleet.start()
     await regional.start()
@@ -181,10 +186,12 @@ async def run(home: Home) -> None:
     await stopping.wait()
     log.info("controller stops; replicas and load balancers go on")
     home.controller_address.unlink(missing_ok=True)
+    home.controller_socket.unlink(missing_ok=True)
     await site.cleanup()
     await asyncio.to_thread(ticker.stop)
     sweeper.stop()
     witness.close()
+    await attention.close()
     await prober.close()
     await fleet.close()
     await regional.close()
@@ -192,14 +199,12 @@ async def run(home: Home) -> None:
 
 
 async def _listen(app: web.Application, home: Home) -> web.AppRunner:
-    """Serve on a free loopback port and tell the home which."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind(("127.0.0.1", 0))
+    """Serve on the home's socket, and tell the home which process does."""
+    listener = unix_socket.bound(home.controller_socket)
     site = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await site.setup()
     await web.SockSite(site, listener).start()
-    address = {"url": f"http://127.0.0.1:{listener.getsockname()[1]}", "pid": os.getpid()}
-    _publish(home.controller_address, json.dumps(address))
+    _publish(home.controller_address, json.dumps({"pid": os.getpid()}))
     return site
 
 

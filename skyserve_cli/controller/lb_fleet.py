@@ -13,14 +13,16 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
 
+from lb.config.options import Listen
 from lb.config.schema import Readiness, Stats, Table, WireError
 from policies.model import Load
-from skyserve_cli.controller.lb_process import Agent, AgentFolder, Shape, shape_of
+from skyserve_cli.controller.attention import Attention
+from skyserve_cli.controller.lb_process import Agent, AgentFolder, Shape, shape_of, table_for
 from skyserve_cli.controller.loads import load_of
 from skyserve_cli.controller.ports import AgentOrder
 
@@ -37,19 +39,28 @@ FROZEN_AFTER_SILENCES = 4
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """What `serve status` tells about an agent. `acked`: it has the newest table."""
+    """What `serve status` tells about an agent. `acked`: it has the newest table. `trouble`: why it does not listen where it
+    should."""
 
     alive: bool
     acked: bool
     ready_targets: int
     restarts: int
+    trouble: str = ""
 
 
 class ProcessFleet:
     """The daemon's fleet."""
 
-    def __init__(self, folder: Path, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        loop: asyncio.AbstractEventLoop,
+        wake: Callable[[], None],
+        attention: Attention | None = None,
+    ) -> None:
         self._folder = folder
+        self._attention = attention
         self._loop = loop
         self._wake = wake
         self._keepers: dict[str, _Keeper] = {}
@@ -89,7 +100,9 @@ class ProcessFleet:
             keeper = self._keepers.get(service)
             if keeper is None:
                 assert self._session is not None  # noqa: S101 - start() comes first
-                keeper = self._keepers[service] = _Keeper(self._folder / service, self._session, self._wake)
+                keeper = self._keepers[service] = _Keeper(
+                    self._folder / service, self._session, self._wake, self._attention
+                )
             keeper.want(orders.get(service))
             task = self._tasks.get(service)
             if task is None or task.done():
@@ -103,8 +116,15 @@ class ProcessFleet:
 class _Keeper:
     """Looks after the agent of one service."""
 
-    def __init__(self, folder: Path, session: aiohttp.ClientSession, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        session: aiohttp.ClientSession,
+        wake: Callable[[], None],
+        attention: Attention | None,
+    ) -> None:
         self._name = folder.name
+        self._attention = attention
         self._folder = AgentFolder(folder)
         self._session = session
         self._wake = wake
@@ -115,6 +135,7 @@ class _Keeper:
         self._restarts = -1
         self._failures = 0  # in a row
         self._silences = 0  # in a row, of a living agent
+        self._trouble = ""
         self.load = Load()
         self.finished = False
 
@@ -130,18 +151,22 @@ class _Keeper:
         ready = 0
         if acked and self._acked is not None:
             ready = sum(target.state is Readiness.READY for target in self._acked.targets)
-        return AgentView(self._agent is not None, acked, ready, max(0, self._restarts))
+        return AgentView(self._agent is not None, acked, ready, max(0, self._restarts), self._trouble)
 
     async def run(self) -> None:
         """Until the agent is not wanted any more and is gone."""
         while True:
             self._stirred.clear()
+            begun = asyncio.get_running_loop().time()
             try:
                 await self._turn()
             except (TimeoutError, aiohttp.ClientError, OSError, WireError, ValueError) as error:
                 log.warning("load balancer %s: %s: %s", self._name, type(error).__name__, error)
                 self._failures += 1
-                self._silences += isinstance(error, TimeoutError)
+                # A controller that is late itself cannot say that its agent is silent.
+                was_late = self._attention is not None and self._attention.was_lost(begun)
+                self._silences += isinstance(error, TimeoutError) and not was_late
+                self.load = replace(self.load, heard=frozenset())  # as far as is known now
             if self.finished:
                 return
             with suppress(asyncio.TimeoutError):
@@ -167,8 +192,13 @@ class _Keeper:
             self._restarts = max(0, self._restarts)
             self._watch(self._agent)
         agent = self._agent
-        if self._acked is None or self._acked.revision != order.table.revision:
-            await self._push(agent, order.table)
+        acked = self._acked
+        if (
+            acked is None
+            or acked.revision != order.table.revision
+            or acked.listen != Listen(order.host, order.port)
+        ):
+            await self._push(agent, order)
         await self._ask(agent, order.window_s)
         self._failures = self._silences = 0
 
@@ -177,14 +207,41 @@ class _Keeper:
         answers its clients nothing either."""
         return not agent.alive() or agent.shape != shape or self._silences >= FROZEN_AFTER_SILENCES
 
-    async def _push(self, agent: Agent, table: Table) -> None:
+    async def _push(self, agent: Agent, order: AgentOrder) -> None:
+        """Give the agent its table. If it cannot listen on the address of the order, it gets the rest, goes on listening
+        where it does, and is asked to move again at each turn."""
+        table = table_for(order)
+        trouble = await self._put(agent, table)
+        if trouble:
+            if trouble != self._trouble:
+                log.warning("load balancer %s: %s", self._name, trouble)
+            table = replace(table, listen=await self._listening(agent))
+            acked = self._acked
+            if acked is None or acked.revision != table.revision:
+                await self._put(agent, table)
+        if table != self._acked or trouble != self._trouble:
+            self._acked, self._trouble = table, trouble
+            self._wake()
+
+    async def _put(self, agent: Agent, table: Table) -> str:
+        """Push a table. Returns why the agent cannot listen on its address, empty if it does. Raises ValueError."""
         async with self._session.put(
             f"{agent.admin_url}/-/targets", json=table.to_json(), headers=agent.authorization
         ) as response:
+            if response.status == 409:
+                error = (await response.json())["error"]
+                if error["code"] == "cannot_listen":
+                    return str(error["message"])
             if response.status != 200:
                 raise ValueError(f"push refused: {response.status} {(await response.text())[:200]}")
-        self._acked = table
-        self._wake()
+        return ""
+
+    async def _listening(self, agent: Agent) -> Listen | None:
+        """The address in the agent's own table."""
+        url = f"{agent.admin_url}/-/targets"
+        async with self._session.get(url, headers=agent.authorization) as response:
+            response.raise_for_status()
+            return Table.from_json(await response.json()).listen
 
     async def _ask(self, agent: Agent, window_s: float) -> None:
         url = f"{agent.admin_url}/-/stats?window_s={window_s:g}"
@@ -243,6 +300,7 @@ class _Keeper:
         await self._stop(agent)
         self._agent = None
         self._acked = None
+        self._trouble = ""
         self._silences = 0
         self.load = Load()
 

@@ -16,14 +16,33 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lb.config.options import Listen
+from lb.config.schema import Table
 from skyserve_cli.controller.ports import AgentOrder
 from skyserve_cli.home import is_held
 
 Shape = tuple[object, ...]
+
+_PASSED_ON = frozenset(
+    {
+        "HOME",
+        "LANG",
+        "LANGUAGE",
+        "PATH",
+        "SSL_CERT_DIR",
+        "SSL_CERT_FILE",
+        "TMPDIR",
+        "TZ",
+        "USER",
+        "VIRTUAL_ENV",
+    }
+)
+_PREFIXES = ("LC_", "LD_", "OTEL_", "PYTHON")
 
 
 @dataclass(slots=True)
@@ -78,7 +97,7 @@ class AgentFolder:
             _write_secret(self._token_file, secrets.token_urlsafe(32))
             # It begins with the table of its order: one that had to wait for the first push would know no API key
             # until then, and let in whoever comes.
-            _write_secret(self.path / "table.json", json.dumps(order.table.to_json()))
+            _write_secret(self.path / "table.json", json.dumps(table_for(order).to_json()))
             command = agent_command(order, self._token_file, self.path / "table.json")
             with (
                 (self.path / "agent.json").open("wb") as out,
@@ -90,6 +109,7 @@ class AgentFolder:
                     stdout=out,
                     stderr=err,
                     start_new_session=True,
+                    env=_agent_environment(os.environ),
                     pass_fds=(lock,),
                 )
         finally:
@@ -161,9 +181,21 @@ def agent_command(order: AgentOrder, token_file: Path, table_file: Path) -> list
     return command
 
 
+def _agent_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What an agent needs of our environment. It faces the Internet, so it is not given the keys of clouds and databases."""
+    return {
+        name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith(_PREFIXES)
+    }
+
+
 def shape_of(order: AgentOrder) -> Shape:
-    """What cannot be changed without starting the agent anew."""
-    return (order.host, order.port, *(order.tls or ()))
+    """What can only be changed by starting the agent again."""
+    return order.tls or ()
+
+
+def table_for(order: AgentOrder) -> Table:
+    """The table with the address on which the agent listens: another one is opened before this one is closed."""
+    return replace(order.table, listen=Listen(order.host, order.port))
 
 
 def _write_secret(path: Path, content: str) -> None:

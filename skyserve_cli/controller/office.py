@@ -248,7 +248,8 @@ class Office:
             failure=last_failure(row, recently),
             logs={replica_id: str(found[0]) for replica_id, found in kept.items() if found is not None},
         )
-        view["notes"] = "; ".join(filter(None, [row.notes, self._names.trouble(row.name)]))
+        troubles = [self._fleet.view(row.name).trouble if is_beside else "", self._names.trouble(row.name)]
+        view["notes"] = "; ".join(filter(None, [row.notes, *troubles]))
         return view
 
     def _port(self, name: str, spec: ServiceSpec) -> int:

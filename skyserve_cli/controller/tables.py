@@ -54,6 +54,7 @@ def table_of(
         balancer.cors,
         balancer.trusted_proxies,
         balancer.session,
+        metrics=balancer.metrics,
     )
     content = json.dumps(table.to_json(), sort_keys=True)
     return replace(

@@ -15,6 +15,7 @@ from skyserve_cli.controller.ports import Sighting
 log = logging.getLogger(__name__)
 
 DEFAULT_POLL_S = 10.0
+LOCAL = "local"  # the cloud of processes on this machine, which needs no network
 PATIENCE = 3  # listings that fail in a row until somebody is told
 
 
@@ -39,6 +40,7 @@ class ThreadWitness:
         self._threads: dict[str, threading.Thread] = {}
         self._last: dict[str, tuple[Instance, ...]] = {}
         self._trouble: dict[str, str] = {}
+        self._listed_at: dict[str, float] = {}  # clouds beyond this machine
         self._stop = threading.Event()
 
     def watch(self, clouds: frozenset[str]) -> None:
@@ -62,6 +64,12 @@ class ThreadWitness:
         """Why clouds cannot be listed, by cloud."""
         return dict(self._trouble)
 
+    def reached_at(self) -> float | None:
+        """When a cloud last listed its instances; None if only this machine's are listed."""
+        if not self._watched - {LOCAL}:
+            return None
+        return max(self._listed_at.copy().values(), default=float("-inf"))
+
     def close(self) -> None:
         self._stop.set()
 
@@ -81,6 +89,8 @@ class ThreadWitness:
                     log.exception("listing %s", cloud)
                 else:
                     failures = 0
+                    if cloud != LOCAL:
+                        self._listed_at[cloud] = self._clock.now()
                     self._seen.put(Sighting(cloud, asked_at, instances))
                     if self._trouble.pop(cloud, None) is not None or instances != self._last.get(cloud):
                         self._last[cloud] = instances

@@ -20,6 +20,7 @@ from lb.config.options import (
     Continue,
     CookieMode,
     Limits,
+    MetricsOptions,
     Pushing,
     PushMode,
     Retries,
@@ -148,6 +149,11 @@ class ApiKeySection(Section):
     """Its share of a full queue, relative to others."""
 
 
+class MetricsSection(Section):
+    target_label: bool = False
+    """Whether metrics of replicas have a series for each, by the label target; up to 100, the rest is one series."""
+
+
 class LoadBalancerSection(Section):
     stream_timeout_seconds: SomeSeconds = 120.0
     """An answer that sends nothing for this long is given up."""
@@ -183,6 +189,8 @@ class LoadBalancerSection(Section):
     """Networks of proxies whose X-Forwarded-For, -Proto and -Host, X-Real-IP and Forwarded are passed on. Default: none."""
     session: SessionSection = SessionSection()
     """What keeps a client with one replica, for load_balancing_policy: consistent_hash."""
+    metrics: MetricsSection = MetricsSection()
+    """What the load balancer's metrics tell apart."""
     host: Text | None = None
     """Address the load balancer listens on."""
     port: Port | None = None
@@ -218,4 +226,5 @@ def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadB
         cors=cors(section.cors),
         trusted_proxies=section.trusted_proxies,
         session=Session(CookieMode(section.session.cookie)),
+        metrics=MetricsOptions(section.metrics.target_label),
     )

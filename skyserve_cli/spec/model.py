@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
 from lb.config.cors import Cors
-from lb.config.options import Access, Breaker, Continuation, Limits, Pushing, Retries, Session
+from lb.config.options import Access, Breaker, Continuation, Limits, MetricsOptions, Pushing, Retries, Session
 from policies.model import AcceleratorQps
 from policies.routing.registry import SERVICE_POLICY
 from skyserve_cli.spec.infra import CLOUDS
@@ -113,6 +113,7 @@ class LoadBalancerSpec:
     cors: Cors = field(default_factory=Cors)
     trusted_proxies: tuple[str, ...] = ()
     session: Session = field(default_factory=Session)
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
 
 
 class AgentPlace(NamedTuple):

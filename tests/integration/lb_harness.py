@@ -240,6 +240,7 @@ class World:
                 if clean_exit and agent.admin_port is not None and process.returncode is None:
                     await until(lambda: idle(agent))
             finally:
+                await http.close()  # for idle connections the agent would wait
                 if process.returncode is None:
                     process.send_signal(signal.SIGTERM)
                     with suppress(asyncio.TimeoutError):

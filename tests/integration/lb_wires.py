@@ -299,7 +299,7 @@ class _WirePools(Pools):
 
     def of(self, target: Target) -> Pool:
         if target.url not in self._pools:
-            pool = self._pools[target.url] = _WirePool(target.url, None)
+            pool = self._pools[target.url] = _WirePool(target.url, None, self._with_idle)
             pool.bench = self._bench
         return self._pools[target.url]
 

@@ -70,6 +70,13 @@ class World:
         log = "".join(path.read_text() for path in self.folder.glob("*/agent.log"))
         raise AssertionError(f"it did not come to be; the agents said: {log[-2000:]}")
 
+    async def until_status(self, port: int, status: int) -> None:
+        for _ in range(1500):
+            if await self.get(port) == status:
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"port {port} never had the status {status}")
+
     async def get(self, port: int, path: str = "/") -> int:
         """The status of a request, 0 where nobody listens."""
         try:
@@ -294,17 +301,43 @@ async def test_an_agent_killed_while_nobody_looked_is_started_by_the_next_contro
     assert await world.get(port) == 200
 
 
-async def test_another_port_is_another_process(world: World, port: int) -> None:
+async def test_another_port_is_opened_by_the_same_process(world: World, port: int) -> None:
     fleet = await world.fleet()
     fleet.ensure({"chat": world.order(Readiness.READY, port=port)})
     await world.eventually(synced(fleet))
+    before = [process.pid for process in world.agents()]
+    slow = asyncio.create_task(world.get(port, "/slow"))
+    await world.eventually(lambda: fleet.load("chat").in_flight == 1)
     moved = _another(port)
-    order = world.order(Readiness.READY, port=moved)
-    fleet.ensure({"chat": replace(order, table=replace(order.table, revision="2"))})
-    await asyncio.sleep(0)  # the loop takes the order
-    await world.eventually(lambda: fleet.view("chat").acked)
+    fleet.ensure({"chat": world.order(Readiness.READY, port=moved)})  # the table itself is the same
+    await world.until_status(moved, 200)
+    await world.until_status(port, 0)
+    assert not slow.done()
+    world.release.set()
+    assert await slow == 200
+    assert [process.pid for process in world.agents()] == before
+    os.kill(before[0], signal.SIGKILL)
+    await world.eventually(lambda: fleet.view("chat").acked and fleet.view("chat").restarts == 1)
     assert [await world.get(moved), await world.get(port)] == [200, 0]
-    assert len(world.agents()) == 1
+
+
+async def test_a_port_that_is_taken_leaves_the_agent_where_it_listens_with_its_newest_targets(
+    world: World, port: int
+) -> None:
+    fleet = await world.fleet()
+    fleet.ensure({"chat": world.order(port=port)})
+    await world.eventually(synced(fleet))
+    assert await world.get(port) == 503
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        taken = stranger.getsockname()[1]
+        fleet.ensure({"chat": world.order(Readiness.READY, port=taken, revision="2")})
+        await world.eventually(lambda: fleet.view("chat").ready_targets == 1)
+        assert await world.get(port) == 200
+        assert fleet.view("chat").trouble == (
+            f"cannot listen on 127.0.0.1:{taken}: Address already in use; still listening on 127.0.0.1:{port}"
+        )
+    await world.eventually(lambda: not fleet.view("chat").trouble)
+    assert await world.get(taken) == 200
 
 
 async def test_a_port_in_use_is_tried_again_until_it_is_free(world: World, port: int) -> None:

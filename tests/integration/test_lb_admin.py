@@ -157,6 +157,55 @@ async def test_metrics_have_the_promised_names_and_labels_only(w: World) -> None
     assert "secret-id" not in text
 
 
+async def test_metrics_tell_targets_apart_if_the_table_says_so(w: World) -> None:
+    agent = await w.agent()
+    targets = await w.targets("a", "b")
+    tables = [target.json for target in targets]
+    await agent.push(*tables, policy="round_robin", metrics={"target_label": True})
+    for _ in range(4):
+        await agent.text()
+    text = await agent.ask("GET", "/-/metrics")
+    labels = 'capacity_type="",policy="round_robin",region="",service="default"'
+    for target in targets:
+        assert f'skyserve_lb_attempts_total{{{labels},target="{target.json["id"]}",zone=""}} 2.0' in text
+    await agent.push(*tables, policy="round_robin", revision="r2")
+    assert 'target="' not in await agent.ask("GET", "/-/metrics")
+
+
+async def test_metrics_of_keys_tell_requests_tokens_and_refusals_and_never_the_key(w: World) -> None:
+    async def behave(seen: Seen) -> None:
+        await seen.answer(b'{"usage": {"prompt_tokens": 7, "completion_tokens": 5}}')
+
+    agent = await w.agent()
+    target = await w.target("a", behave)
+    digest = hashlib.sha256(b"of-alice").hexdigest()
+    key = {"name": "alice", "sha256": digest, "requests_per_minute": 2}
+    access = {"keys": [key]}
+    limits = {"hold_s": 0.0}
+    await agent.push(target.json, access=access, limits=limits)
+    chat = {
+        "method": "POST",
+        "json": {"model": "m", "messages": []},
+        "headers": {"Authorization": "Bearer of-alice"},
+    }
+    assert (await agent.text("/v1/chat/completions", **chat))[0] == 200
+    await agent.push(access=access, limits=limits, revision="r2")
+    assert (await agent.text("/v1/chat/completions", **chat))[0] == 503
+    assert (await agent.text("/v1/chat/completions", **chat))[0] == 429
+    text = await agent.ask("GET", "/-/metrics")
+    labels = 'key="alice",region="",service="default"'
+    for line in (
+        f"key_requests_total{{{labels}}} 2.0",
+        f"key_input_tokens_total{{{labels}}} 7.0",
+        f"key_output_tokens_total{{{labels}}} 5.0",
+        'key_refusals_total{key="alice",reason="no_target_ready",region="",service="default"} 1.0',
+        'key_refusals_total{key="alice",reason="requests_per_minute",region="",service="default"} 1.0',
+    ):
+        assert f"skyserve_lb_{line}\n" in text
+    assert "of-alice" not in text
+    assert digest not in text
+
+
 async def test_explain_tells_candidates_terms_and_the_retry(w: World) -> None:
     async def die(seen: Seen) -> None:
         seen.die()

@@ -37,7 +37,7 @@ class Desk:
         self.targets = TargetTable(table, self.clock())
         self.explanations = Explanations()
         self.metrics = Metrics(table.service, "eu-1")
-        self.metrics.use_policy(table.policy)
+        self.metrics.use_table(table)
         self.keyring = ApiKeyStore(table.access, self.clock())
         self.disk_full = False
         self.draining = False
@@ -275,10 +275,13 @@ async def test_a_draining_agent_is_alive_and_not_ready(admin: Admin) -> None:
 
 
 async def test_keys_tell_what_was_used_and_never_the_key(admin: Admin) -> None:
-    digest = "ab" * 32
+    digest = hashlib.sha256(b"sk-alice").hexdigest()
     key = ApiKey("alice", digest, tokens_per_minute=100).to_json()
     await admin.ask("PATCH", "/-/options", {"access": {"keys": [key]}})
-    admin.desk.keyring.charge("alice", 30, admin.desk.clock())
+    keys, now = admin.desk.keyring, admin.desk.clock()
+    admission = keys.admit_head([(b"x-api-key", b"sk-alice")], now)
+    assert isinstance(admission, Admission)
+    keys.settle(admission, 30, now)
     (alice,) = (await admin.ask("GET", "/-/keys"))["keys"]
     assert (alice["tenant"], alice["tokens"], alice["requests_left"]) == ("alice", 30, None)
     assert 70.0 <= alice["tokens_left"] <= 100.0

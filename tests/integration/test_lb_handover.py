@@ -99,6 +99,30 @@ async def test_connections_without_a_request_under_way_may_send_one_to_the_prede
     assert await asyncio.wait_for(first.process.wait(), 20) == 0
 
 
+async def test_a_connection_without_a_first_request_is_waited_for_longer_than_an_idle_one(
+    w: World, tmp_path: Path
+) -> None:
+    target = await w.target("target")
+    flags = ("--target", target.url, "--handover-socket", str(tmp_path / "handover"))
+    first = await w.agent(*flags)
+    await first.push(
+        target.json, limits={"head_timeout_s": 600.0}
+    )  # more than any machine takes for this test
+    request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    fresh = await asyncio.open_connection("127.0.0.1", first.port)
+    used = await asyncio.open_connection("127.0.0.1", first.port)
+    used[1].write(request)
+    await used[0].readuntil(b"target")
+    await w.agent(*flags)
+    assert await asyncio.wait_for(used[0].read(), 20) == b""
+    fresh[1].write(request)
+    answer = await asyncio.wait_for(fresh[0].read(), 20)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    for _, writer in (fresh, used):
+        writer.close()
+    assert await asyncio.wait_for(first.process.wait(), 20) == 0
+
+
 async def one_held(agent: RunningAgent) -> asyncio.Task[tuple[int, str]]:
     """A request that waits in the agent."""
     asking = asyncio.create_task(agent.text())

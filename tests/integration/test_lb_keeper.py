@@ -182,6 +182,21 @@ def test_an_agent_is_kept_alive_and_brought_up_to_date_without_a_refused_connect
     assert not any(one.is_running() for one in agents)
 
 
+def test_a_hangup_is_passed_on_and_has_the_agent_read_its_table_again(machine: Machine) -> None:
+    machine.want(machine.release(agent_bundle()))
+    until(lambda: machine.asks() == b"ok")
+    before = machine.serving()["pid"]
+    table = json.loads((machine.folder / "table.json").read_text())
+    # With no target and no time to wait for one, a request is refused at once.
+    (machine.folder / "table.json").write_text(
+        json.dumps({**table, "revision": "2", "targets": [], "limits": {"hold_s": 0}})
+    )
+    machine.keeper.send_signal(signal.SIGHUP)
+    until(lambda: machine.asks() == b"")
+    assert machine.keeper.poll() is None
+    assert [one.pid for one in machine.agents()] == [machine.serving()["pid"]] == [before]
+
+
 def test_no_secret_is_in_a_command_line(machine: Machine) -> None:
     machine.want(machine.release(agent_bundle()))
     until(machine.asks)

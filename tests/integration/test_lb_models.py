@@ -358,3 +358,41 @@ async def test_a_full_queue_of_one_model_does_not_hold_up_another(w: World) -> N
 
 async def queued(agent: RunningAgent, number: int) -> bool:
     return (await agent.stats())["queued"] == number
+
+
+async def test_a_queue_full_of_requests_for_one_model_has_places_for_another(w: World) -> None:
+    one, other = await start(w, "one", Engine("a")), await start(w, "other", Engine("b"))
+    agent = await w.agent()
+    other.slow = one.slow = asyncio.Event()
+    await agent.push(
+        one.target.json,
+        other.target.json,
+        limits={"max_held": 6, "hold_s": 60.0},
+        pushing={"mode": "fixed_cap", "cap": 1},
+    )
+    await until(listing(agent, "a", "b"))
+
+    async def queued() -> int:
+        return int((await agent.stats())["queued"])
+
+    async def held(count: int) -> None:
+        async def check() -> bool:
+            return await queued() == count
+
+        await until(check)
+
+    for_a = [asyncio.create_task(ask(agent, "a")) for _ in range(7)]
+    await held(6)  # and one runs
+    assert (await ask(agent, "a"))[0] == 429
+    for_b = [asyncio.create_task(ask(agent, "b")) for _ in range(4)]  # one of them runs at once
+    done, _ = await asyncio.wait(for_a, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+    assert {one.result()[0] for one in done} == {429}
+
+    async def shared() -> bool:
+        return sum(task.done() for task in for_a) == 3
+
+    await until(shared)
+    assert await queued() == 6
+    one.slow.set()
+    assert [status for status, _ in await asyncio.gather(*for_b)] == [200] * 4
+    assert sorted(status for status, _ in await asyncio.gather(*for_a)) == [200] * 4 + [429] * 3

@@ -342,6 +342,56 @@ def test_one_byte_now_and_then_does_not_extend_the_time_for_a_head() -> None:
     run(story())
 
 
+def test_a_client_that_waited_long_for_its_response_has_its_deadlines_afterwards() -> None:
+    """There is no timer for it while it waits, so it must be set again."""
+
+    class Late(Bench):
+        def on_request(self, peer: Peer, seen: Seen) -> None:
+            asyncio.get_running_loop().call_later(30, peer.say, [plainly(b"late")])
+
+    async def story() -> None:
+        bench = Late(head_timeout_s=5, keepalive_s=20)
+        idle, slow = bench.client(), bench.client()
+        for client in (idle, slow):
+            client.send(GET)
+        await asyncio.sleep(31)
+        for client in (idle, slow):
+            assert [got.body for got in client.answers(b"GET")] == [b"late"]
+        slow.send(GET[:10])
+        await asyncio.sleep(4)
+        assert slow.answers(b"GET") == []
+        await asyncio.sleep(2)
+        assert [codes(got) for got in slow.answers(b"GET")] == [(408, "head_timeout")]
+        assert not idle.wire.gone
+        await asyncio.sleep(15)
+        assert idle.wire.gone
+        bench.check()
+
+    run(story())
+
+
+def test_each_request_waits_as_long_as_it_may_for_a_first_byte() -> None:
+    async def story() -> None:
+        bench = Bench(lambda seen: [], targets=4, time_to_first_byte_s=3, hold_s=3)
+        bench.watch()
+        clients = []
+        for _ in range(4):
+            clients.append(bench.client())
+            clients[-1].send(GET)
+            await asyncio.sleep(1)
+        over = []
+        for _ in range(8):
+            over.append([len(client.answers(b"GET")) for client in clients])
+            await asyncio.sleep(0.5)
+        assert over[0] == [1, 0, 0, 0], (
+            "4 s after the first, 3 s after the second, which the sweep finds at 3.1 s"
+        )
+        assert [sum(row) for row in over] == [1, 1, 0, 1, 0, 1, 0, 0]
+        bench.check()
+
+    run(story())
+
+
 # --- a body beyond what is kept
 
 

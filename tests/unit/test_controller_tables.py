@@ -69,6 +69,7 @@ def test_an_agent_is_told_what_the_file_says() -> None:
             allow_policy_override: false
             trusted_proxies: [10.0.0.0/8, "::1"]
             session: {cookie: auto}
+            metrics: {target_label: true}
             cors: {origins: ["https://*.example.org"], max_age_seconds: 5, credentials: true}
         run: serve
         """
@@ -88,6 +89,7 @@ def test_an_agent_is_told_what_the_file_says() -> None:
     assert told["access"] == {"keys": [], "overrides": False}
     assert told["trusted_proxies"] == ["10.0.0.0/8", "::1"]
     assert told["session"] == {"cookie": "auto"}
+    assert told["metrics"] == {"target_label": True}
     assert told["cors"] == {
         **Cors().to_json(), "origins": ["https://*.example.org"], "max_age_s": 5, "credentials": True,
     }  # fmt: skip

@@ -62,6 +62,9 @@ class World:
     bug: Exception | None = None
     takes_s: float = 0.0
     every_s: float = 0.0
+    busy: set[Key] = field(default_factory=set)
+    pushes: int = 1
+    reviews: int = 0
 
     def __post_init__(self) -> None:
         self.prober = LoadPoller(self, self.fetch, lambda: self.now, self.changed, lambda: self.held)
@@ -72,7 +75,19 @@ class World:
     def table(self) -> Table:
         return Table("default", "r1", tuple(self.targets.values()), pushing=self.pushing)
 
+    @property
+    def replaced(self) -> int:
+        return self.pushes
+
+    def newly_busy(self) -> list[Key]:
+        before, self.busy = self.busy, {key for key in self.targets if self.in_flight[key]}
+        return [key for key in self.targets if key in self.busy - before]
+
+    def is_busy(self, key: Key) -> bool:
+        return key in self.targets and self.in_flight[key] > 0
+
     def probe_list(self) -> list[tuple[Key, Target, int]]:
+        self.reviews += 1
         return [(key, target, self.in_flight[key]) for key, target in self.targets.items()]
 
     def loaded(
@@ -109,7 +124,12 @@ class World:
         self.targets[key] = Target(name, f"http://{name}:8000")
         self.in_flight[key] = in_flight
         self.servers[f"http://{name}:8000"] = server
+        self.pushes += 1
         return key
+
+    def remove(self, key: Key) -> None:
+        del self.targets[key]
+        self.pushes += 1
 
     async def run(self, for_s: float) -> None:
         end = self.now + for_s
@@ -205,6 +225,58 @@ async def test_many_busy_targets_share_one_budget() -> None:
     assert set(Counter(url for _, url, _ in w.asked[before:]).values()) <= {6, 7, 8}
 
 
+async def test_many_idle_targets_are_asked_evenly() -> None:
+    w = World()
+    for number in range(1000):
+        w.add(f"t{number}", sglang())
+    await w.run(30.0)
+    before = len(w.asked)
+    await w.run(80.0)
+    assert 3950 <= len(w.asked) - before <= 4050
+    assert max(Counter(at for at, _, _ in w.asked[before:]).values()) <= 4
+    assert set(Counter(url for _, url, _ in w.asked[before:]).values()) <= {3, 4, 5}
+
+
+async def test_a_fleet_that_begins_to_be_busy_is_not_asked_all_at_once() -> None:
+    w = World()
+    keys = [w.add(f"t{number}", sglang()) for number in range(300)]
+    await w.run(10.0)
+    w.in_flight.update(dict.fromkeys(keys, 1))
+    since = w.now
+    await w.run(2.0)
+    at_once = Counter(at for at, _, _ in w.asked if at >= since)
+    assert max(at_once.values()) <= 40
+
+
+async def test_a_few_busy_targets_among_many_that_were_are_asked_often_again() -> None:
+    w = World()
+    keys = [w.add(f"t{number}", sglang()) for number in range(300)]
+    w.in_flight.update(dict.fromkeys(keys, 1))
+    await w.run(5.0)
+    w.in_flight = Counter({keys[0]: 1})
+    await w.run(1.0)
+    before = len(w.times("t0", "/v1/loads?include=core"))
+    await w.run(2.0)
+    assert 18 <= len(w.times("t0", "/v1/loads?include=core")) - before <= 21
+    assert w.every_s == pytest.approx(0.1)
+
+
+async def test_all_targets_are_gone_through_only_when_something_has_changed_for_all_of_them(w: World) -> None:
+    keys = [w.add(f"t{number}", sglang()) for number in range(20)]
+    await w.run(30.0)
+    w.in_flight.update(dict.fromkeys(keys[:5], 1))
+    await w.run(30.0)
+    w.in_flight.clear()
+    await w.run(30.0)
+    assert w.reviews == 1
+    for _ in range(10):  # held and let in again and again
+        w.held = not w.held
+        await w.run(0.2)
+    w.held = False
+    await w.run(30.0)
+    assert w.reviews == 3
+
+
 async def test_one_question_at_a_time(w: World) -> None:
     w.add("a", sglang(), in_flight=1)
     w.add("b", sglang(), in_flight=1)
@@ -239,7 +311,7 @@ async def test_what_nobody_knows_is_asked_again_after_a_minute(w: World, start: 
 async def test_a_new_generation_is_asked_at_once_what_it_is(w: World) -> None:
     old = w.add("a", {})
     await w.run(10.0)
-    del w.targets[old]
+    w.remove(old)
     new = w.add("a", vllm(), generation=2)
     await w.run(0.3)
     assert w.prober.kind(new) is EngineKind.VLLM
@@ -311,6 +383,7 @@ async def test_load_that_nobody_wants_is_not_asked_for(mode: PushMode) -> None:
     assert len(w.asked) == 3  # only what it is
     assert w.told == []
     w.pushing = Pushing()
+    w.pushes += 1
     await w.run(1.0)
     assert 9 <= len(w.told) <= 11
 
@@ -319,6 +392,7 @@ async def test_a_draining_target_is_left_alone(w: World) -> None:
     key = w.add("a", sglang(), in_flight=3)
     await w.run(1.0)
     w.targets[key] = Target("a", "http://a:8000", state=Readiness.DRAINING)
+    w.pushes += 1
     before = len(w.asked)
     await w.run(20.0)
     assert len(w.asked) == before
@@ -330,7 +404,7 @@ async def test_a_target_that_left_is_not_waited_for(w: World) -> None:
     w.hold = asyncio.Event()
     await w.run(0.5)
     assert w.under_way["http://a:8000"] == 1
-    del w.targets[key]
+    w.remove(key)
     await w.run(0.1)
     assert w.under_way["http://a:8000"] == 0
     assert w.told == []

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from lb.config.options import Access, ApiKey, MetricsOptions
 from lb.config.schema import Readiness, Table, Target
 from lb.core.admission import EngineLoad
 from lb.core.targets import Blame, TargetTable
 from lb.observe.counters import Counts, Histogram, TargetCounts
+from lb.observe.label_slots import OTHER
 from lb.observe.metrics import Metrics
 from policies.routing.base import RequestView
 
@@ -124,6 +126,78 @@ def test_labels_are_bounded_and_histograms_are_whole() -> None:
             assert set(sample.labels) <= allowed
             assert "t" not in sample.labels.values()
             assert "http://t:1" not in sample.labels.values()
+
+
+def by_target(*names: str) -> Table:
+    return Table("chat", "1", tuple(map(target, names)), metrics=MetricsOptions(target_label=True))
+
+
+def test_each_target_has_its_series_if_that_is_wanted() -> None:
+    it = metrics()
+    table = by_target("a", "b")
+    it.use_table(table)
+    it.of(table.targets[0]).attempts += 1
+    it.of(table.targets[1]).attempts += 2
+    it.of(table.targets[1]).duration.observe(0.2)
+    shown = page(it, TargetTable(table, 0.0))
+    assert shown.get("attempts_total", {**labels(), "target": "a"}) == 1
+    assert shown.get("attempts_total", {**labels(), "target": "b"}) == 2
+    assert shown.get("attempt_duration_seconds_count", {**labels(), "target": "b"}) == 1
+    assert shown.get("targets", {**labels(), "target": "a"}) == 1
+    assert shown.get("targets_by_standing", {**labels(), "target": "b", "standing": "good"}) == 1
+
+
+def test_the_flag_can_be_changed_while_the_agent_runs() -> None:
+    it = metrics()
+    for table, more in ((by_target("a"), {"target": "a"}), (Table("chat", "2", (target("a"),)), {})):
+        it.use_table(table)
+        it.of(table.targets[0]).attempts += 1
+        assert page(it, TargetTable(table, 0.0)).get("attempts_total", {**labels(), **more}) == 1
+
+
+def test_beyond_a_hundred_targets_the_rest_is_one_series() -> None:
+    it = metrics()
+    table = by_target(*(f"t{number}" for number in range(103)))
+    it.use_table(table)
+    for one in table.targets:
+        it.of(one).attempts += 1
+    shown = page(it, TargetTable(table, 0.0))
+    rows = {
+        one.labels["target"]: one.value for one in shown.samples if one.name == "skyserve_lb_attempts_total"
+    }
+    assert len(rows) == 101
+    assert rows.pop(OTHER) == 3
+    assert set(rows.values()) == {1}
+    assert shown.get("targets", {**labels(), "target": OTHER}) == 3
+
+
+def test_the_series_of_a_target_that_is_gone_stays_until_its_place_is_needed() -> None:
+    it = metrics()
+    many = [f"t{number}" for number in range(100)]
+    it.use_table(by_target(*many))
+    for name in many:
+        it.of(target(name)).attempts += 1
+    it.use_table(by_target(*many[1:]))
+    assert page(it).get("attempts_total", {**labels(), "target": "t0"}) == 1
+    it.use_table(by_target(*many[1:], "new"))
+    it.of(target("new")).attempts += 5
+    shown = page(it)
+    told = {one.labels.get("target") for one in shown.samples if one.name == "skyserve_lb_attempts_total"}
+    assert told == {*many[1:], "new"}
+    assert shown.get("attempts_total", {**labels(), "target": "new"}) == 5
+
+
+def test_beyond_a_hundred_keys_the_rest_is_one_series() -> None:
+    it = metrics()
+    keys = tuple(ApiKey(f"owner {number}", f"{number:064x}") for number in range(102))
+    it.use_table(Table("chat", "1", access=Access(keys)))
+    for number in range(102):
+        it.of_key(f"owner {number}").requests += 1
+    shown = page(it)
+    rows = {
+        one.labels["key"]: one.value for one in shown.samples if one.name == "skyserve_lb_key_requests_total"
+    }
+    assert (len(rows), rows[OTHER], rows["owner 99"]) == (101, 2, 1)
 
 
 def test_the_process_tells_its_memory_and_cpu_time() -> None:

@@ -186,6 +186,29 @@ def test_who_makes_room_in_a_full_one(
     assert len(queue) == 4
 
 
+@pytest.mark.parametrize(
+    ("inside", "comes", "out"),
+    [
+        pytest.param("a1 a1 a1 a1", "a2", "a1-3", id="the youngest of the model that has most"),
+        pytest.param("a1 a1 a1 a2", "a2", "a1-2", id="until the places are shared"),
+        pytest.param("a1 a1 a2 a2", "a1", None, id="shared: refused"),
+        pytest.param("a1 a1 a1 a1", "a1", None, id="nobody pushes out requests for the same model"),
+        pytest.param("a1 a1 b2 b2", "a3", "a1-1", id="within the places of its tenant"),
+        pytest.param("a1 b2 b2 b2", "a3", "b2-3", id="a tenant with more than its share comes first"),
+    ],
+)
+def test_which_model_makes_room_in_a_full_one(inside: str, comes: str, out: str | None) -> None:
+    """Each word is a tenant and a model."""
+    pushed_out: list[str] = []
+    queue: RequestQueue[str] = RequestQueue(lambda ticket: pushed_out.append(ticket.item))
+    for number, (tenant, model) in enumerate(inside.split()):
+        queue.join(f"{tenant}{model}-{number}", 0.0, 9.0, 4, tenant, group=model)
+    ticket = queue.join("new", 1.0, 9.0, 4, comes[0], group=comes[1])
+    assert pushed_out == ([out] if out else [])
+    assert (ticket is not None) == (out is not None)
+    assert len(queue) == 4
+
+
 def test_without_anybody_to_tell_nobody_is_pushed_out() -> None:
     queue = room_of("aaaa")
     assert queue.join("b", 0.0, 9.0, 4, "b") is None

@@ -389,6 +389,29 @@ def test_a_pass_looks_only_at_the_lanes_whose_target_was_heard_of() -> None:
     assert house.table.looks >= 50  # time may have made them ready
 
 
+def test_a_pass_that_was_stopped_goes_on_where_it_was() -> None:
+    """A turn of the event loop launches a few; the lanes that were not served have their turn in the next one."""
+    house = by_work("a", "b")
+    hits = []
+    for number, name in enumerate(("a", "b")):
+        first = asks(f"first-{name}", bytes([60 + number]) * 100_000)
+        house.go(first, name)
+        answer(house, first)
+        house.end(first)
+        house.go(asks(f"work-{name}", bytes([70 + number]) * 100_000), name)
+        hits.append(asks(f"hit-{name}", first.view.prompt or b""))
+    pending(house, a=1, b=1)
+    assert [house.come(hit) for hit in hits] == ["", ""]
+    house.let_in()  # the first pass looks at all
+    pending(house)
+    house.now -= 0.1  # no time for a pass that looks at all lanes
+    going = house.dispatcher.let_in(house.now)
+    first_out, _ = next(going)
+    going.close()
+    assert [request.view.id for request in (first_out,)] == ["hit-a"]
+    assert house.let_in() == ["hit-b>b"]
+
+
 def test_those_who_have_tried_the_same_are_one_question_however_many_they_are() -> None:
     house = House(wire("a", "b"))
     failed = house.request("0")

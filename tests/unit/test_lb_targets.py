@@ -678,10 +678,17 @@ class Books(RuleBasedStateMachine):
 
     @rule(states=st.dictionaries(names, st.tuples(st.sampled_from(Readiness), st.integers(1, 2))))
     def push(self, states: dict[str, tuple[Readiness, int]]) -> None:
-        wire = replace(self.wire, targets=tuple(target(n, s, p) for n, (s, p) in states.items()))
+        targets = [target(n, s, p) for n, (s, p) in states.items()]
+        wire = replace(self.wire, targets=tuple(replace(one, drain_deadline_s=20.0) for one in targets))
         self.it.apply(wire, self.now)
         again = self.it.apply(wire, self.now)
         assert again.added == again.removed == ()
+
+    @rule()
+    def hand_over(self) -> None:
+        for booking in self.it.handovers(self.now, 5.0):
+            assert booking in self.open
+            assert booking.target.state is Readiness.DRAINING
 
     @rule()
     def begin(self) -> None:
@@ -786,6 +793,22 @@ class Books(RuleBasedStateMachine):
 
 TestBooks = Books.TestCase
 TestBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_target_is_newly_busy_once_for_each_time_that_it_was_idle() -> None:
+    it = of("a", "b")
+    first, second = it.book(REQUEST, "a", 0.0), it.book(REQUEST, "a", 0.0)
+    assert [key.id for key in it.newly_busy()] == ["a"]
+    assert it.newly_busy() == []
+    it.release(first, 1.0)
+    it.book(REQUEST, "a", 1.0)
+    assert it.newly_busy() == []  # it was busy all the time
+    key = second.key
+    assert it.is_busy(key)
+    gone = it.book(REQUEST, "b", 2.0)
+    it.apply(table(target("a")), 2.0)
+    assert it.newly_busy() == []
+    assert not it.is_busy(gone.key)
 
 
 def test_policies_asked_for_by_name_are_dropped_when_no_request_asks_any_longer() -> None:

@@ -16,6 +16,7 @@ from lb.config.options import (
     Continue,
     CookieMode,
     Limits,
+    MetricsOptions,
     Pushing,
     PushMode,
     Retries,
@@ -144,6 +145,10 @@ SAID = {
         LoadBalancerSpec(trusted_proxies=("10.0.0.0/8",)),
     ),
     "no cookie, which YAML reads as false": ("session: {cookie: off}", LoadBalancerSpec()),
+    "a series for each replica": (
+        "metrics: {target_label: true}",
+        LoadBalancerSpec(metrics=MetricsOptions(target_label=True)),
+    ),
     "an impatient eye": ("stall_timeout_seconds: 2.5", LoadBalancerSpec(stall_timeout_s=2.5)),
 }
 
@@ -186,6 +191,8 @@ WRONG = {
     "cookies of all pages": ("cors: {origins: ['*'], credentials: yes}", "cors.credentials", "origins contains *"),
     "a network with a host in it": ("trusted_proxies: [10.0.0.1/8]", "trusted_proxies[0]", "such as 10.0.0.0/8"),
     "a cookie of one's own": ("session: {cookie: mine}", "session.cookie", "must be one of auto, off"),
+    "a label that is a word": ("metrics: {target_label: all}", "metrics.target_label", "true or false"),
+    "a metric of one's own": ("metrics: {user_label: true}", "metrics.user_label", "unknown key"),
     "an override that is a word": ("allow_policy_override: perhaps", "allow_policy_override", "true or false"),
 }  # fmt: skip
 

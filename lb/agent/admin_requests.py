@@ -1,0 +1,44 @@
+"""Reading requests of the admin port, and refusing them."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TypeVar
+
+from aiohttp import web
+
+from lb.http import error_responses
+
+_D = TypeVar("_D", float, None)
+
+
+class Refused(Exception):
+    """A request that is answered with an error and has changed nothing."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.response = error_responses.error(status, code, message)
+
+
+async def read_json(request: web.Request) -> object:
+    """The body's JSON."""
+    try:
+        value: object = json.loads(await request.read())
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, "bad_json", "the body is not JSON") from error
+    return value
+
+
+def read_number(request: web.Request, name: str, default: _D, low: float, high: float) -> float | _D:
+    """A number of the query, or the default."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise Refused(400, f"bad_{name}", f"{name} must be between {low:g} and {high:g}")
+    return value

@@ -1,0 +1,86 @@
+"""The families of metrics: their names, what they mean, and the attributes of `lb.observe.counters` that they are read from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+AGENT_HELP = {
+    "client_connections": "Open connections of clients.",
+    "max_client_connections": "How many there may be; more are refused.",
+    "buffered_bytes": "Bytes kept of requests' bodies and what was parsed from them.",
+    "buffer_limit_bytes": "How many there may be; more are refused.",
+    "internal_errors": "Exceptions in the load balancer's own code, each of which ended one request.",
+    "retries_refused": "Retries that the retry budget did not allow.",
+}
+AGENT_COUNTERS = frozenset({"internal_errors", "retries_refused"})
+
+
+class Family(NamedTuple):
+    """A family of metrics and the attribute it is read from. `kind` names the label of an attribute that counts
+    by kind."""
+
+    attribute: str
+    name: str
+    help: str
+    kind: str = ""
+
+
+OF_AGENT = (
+    Family("requests", "requests", "Requests that arrived, whatever became of them."),
+    Family("codes", "responses", "Responses to clients, by status.", "code"),
+    Family(
+        "errors",
+        "request_errors",
+        "Requests that ended otherwise than well, by the code of the error.",
+        "code",
+    ),
+    Family(
+        "local_failures", "local_connect_failures", "Connects that failed for want of something of this host."
+    ),
+    Family("duration", "request_duration_seconds", "From a request's arrival to the end of its response."),
+    Family("rejected", "rejected_requests", "Requests turned away because no target could take them."),
+    Family("limited", "limited_requests", "Requests turned away by the limits of their key."),
+    Family("unauthorized", "unauthorized_requests", "Requests without a known key."),
+    Family("client_gone", "client_gone_requests", "Requests whose client left before the end."),
+    Family("cut", "cut_streams", "Answers that broke off after their first byte."),
+    Family("retries", "retries", "Attempts beyond a request's first."),
+    Family("moves", "moves", "Waiting attempts called back because their target was lost or silent."),
+    Family("held_total", "holds", "Times a request had to wait for a target."),
+    Family("continued", "continuations", "Broken streams that went on on another target."),
+    Family("continue_refused", "continuation_refusals", "Broken streams that could not go on.", "reason"),
+    Family("handed_over", "handovers", "Streams handed to another target before theirs was taken away."),
+    Family("stalled", "stalled_streams", "Streams whose target fell silent."),
+    Family("prompt_bytes", "prompt_bytes", "Bytes of prompts that were looked up for routing."),
+    Family("matched_bytes", "matched_prompt_bytes", "Those thought to be in the chosen target's cache."),
+    Family("tokens_in", "input_tokens", "Prompt tokens, as engines count them."),
+    Family("tokens_out", "output_tokens", "Generated tokens, as engines count them."),
+    Family("bytes_out", "response_bytes", "Bytes of answers' bodies sent to clients."),
+    Family("queue_wait", "queue_wait_seconds", "How long requests that had to wait for a target waited."),
+    Family("ttft", "time_to_first_token_seconds", "From a request's arrival to its first byte or token."),
+)
+OF_TARGET = (
+    Family("attempts", "attempts", "Attempts on targets."),
+    Family("failures", "failures", "Attempts on targets that failed.", "kind"),
+    Family("ejections", "ejections", "Times a target was left out for its failures."),
+    Family("tokens_in", "target_input_tokens", "Prompt tokens, as the target's engine counts them."),
+    Family("tokens_out", "target_output_tokens", "Generated tokens, as the target's engine counts them."),
+    Family(
+        "ttfb",
+        "time_to_first_byte_seconds",
+        "From the arrival of a request to the first byte of its answer's body.",
+    ),
+    Family("inter_token", "inter_token_seconds", "Between two tokens of a stream, on average over it."),
+    Family("duration", "attempt_duration_seconds", "From an attempt's beginning to its end."),
+)
+
+
+OF_KEY = (
+    Family(
+        "requests", "key_requests", "Requests with this key that were let in, by the time they have ended."
+    ),
+    Family("tokens_in", "key_input_tokens", "Prompt tokens of requests with this key."),
+    Family("tokens_out", "key_output_tokens", "Tokens generated for requests with this key."),
+    Family(
+        "refusals", "key_refusals", "Requests with this key that got an error response of ours.", "reason"
+    ),
+)

@@ -1,0 +1,39 @@
+"""Bounded label values: the names that have a series of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+MOST = 100
+OTHER = "(other)"
+
+
+class LabelSlots:
+    """Gives each of the first `most` names its own label value, and all further ones `OTHER`.
+
+    A name keeps its place after it has gone, so that its series stay readable, until another one needs the place.
+    """
+
+    def __init__(self, evicted: Callable[[str], object], most: int = MOST) -> None:
+        """`evicted` gets the name that has lost its place; its series must go."""
+        self._evicted = evicted
+        self._most = most
+        self._held: dict[str, None] = {}
+        self._present: Collection[str] = ()
+
+    def retain(self, present: Collection[str]) -> None:
+        """Only these names are in use now."""
+        self._present = frozenset(present)
+
+    def __getitem__(self, name: str) -> str:
+        """The label value of a name."""
+        if name in self._held:
+            return name
+        if len(self._held) >= self._most:
+            gone = next((one for one in self._held if one not in self._present), None)
+            if gone is None:
+                return OTHER
+            del self._held[gone]
+            self._evicted(gone)
+        self._held[name] = None
+        return name
