@@ -72,6 +72,8 @@ def status(
         services = _services(client, names or [], everything)
     except ControllerDownError:
         services = _without_controller()
+    else:
+        _warn(client)
     if endpoint:
         put(_only(services, names or [])["endpoint"])
     elif output is Shape.JSON:
@@ -81,6 +83,15 @@ def status(
     else:
         for each in tables(services, SystemClock().now(), wide=output is Shape.WIDE):
             put_table(each)
+
+
+def _warn(client: Client) -> None:
+    """First of all: what the controller says may be old."""
+    with suppress(ControllerDownError):
+        store = client.health().get("store", {"ok": True})
+        if not store["ok"]:
+            ago = span(max(0.0, SystemClock().now() - store["since"]))
+            say(f"the controller cannot read or write its state ({store['why']}): what follows is {ago} old")
 
 
 def _services(client: Client, names: Sequence[str], everything: bool) -> list[View]:

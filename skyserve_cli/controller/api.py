@@ -31,12 +31,14 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from sqlalchemy.exc import SQLAlchemyError
 
 from policies.model import UpdateMode
 from provisioners.base import LogSource
 from skyserve_cli.clouds import CloudNotEnabledError
 from skyserve_cli.config import ConfigError
 from skyserve_cli.controller.office import NoFreePortError, NoSuchReplicaError, Office
+from skyserve_cli.controller.store_health import sentence_of
 from skyserve_cli.state.values import NoSuchServiceError, ServiceExistsError, StillGoingDownError
 
 log = logging.getLogger(__name__)
@@ -104,6 +106,8 @@ class Api:
             return _refuse(409, f"service {error} is still going down; try again when it is gone")
         except ServiceExistsError as error:
             return _refuse(409, f"service {error} is up; use `serve update`, or `serve down` first")
+        except SQLAlchemyError as error:
+            return _refuse(503, f"the controller cannot read or write its state: {sentence_of(error)}")
         except (CloudNotEnabledError, NoFreePortError, ConfigError) as error:
             return _refuse(422, str(error))
         except (KeyError, TypeError, ValueError) as error:

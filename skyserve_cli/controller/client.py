@@ -194,9 +194,10 @@ class Client:
         self, method: str, path: str, body: object, query: Mapping[str, str] | None, timeout_s: float
     ) -> tuple[bytes, http.client.HTTPMessage]:
         target = urllib.parse.quote(path) + ("?" + urllib.parse.urlencode(query) if query else "")
-        headers = {"Authorization": f"Bearer {self._home.token()}", "Content-Type": "application/json"}
         connection = _Connection(self._home.controller_socket, timeout_s)
         try:
+            connection.connect()
+            headers = {"Authorization": f"Bearer {self._home.token()}", "Content-Type": "application/json"}
             connection.request(method, target, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             content = answer.read()

@@ -170,6 +170,7 @@ async def run(home: Home) -> None:
         wake=woken.set,
         sighted=witness.last,
         last_words=last_words,
+        store_health=reconciler.store_health,
         load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
     )
     attention.start()

@@ -28,6 +28,7 @@ from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.orders import goal_of, placement_of, requirements_of, stands_beside
 from skyserve_cli.controller.planning import first_plan, insist_on_regions
 from skyserve_cli.controller.seal import Seal
+from skyserve_cli.controller.store_health import StoreHealth
 from skyserve_cli.controller.view import history_view, is_well, last_failure, service_view
 from skyserve_cli.spec import spec_from_json
 from skyserve_cli.spec.model import ServiceSpec
@@ -67,8 +68,10 @@ class Office:
         sighted: Callable[[str], Sequence[Instance]],
         last_words: LastWords,
         load_balancer_log: Callable[[str], Path],
+        store_health: StoreHealth,
     ) -> None:
         self._store = store
+        self._store_health = store_health
         self._specs = specs
         self._seal = seal
         self._clouds = clouds
@@ -91,6 +94,7 @@ class Office:
             "pid": os.getpid(),
             "uptime_s": round(self._clock.now() - self._started_at, 3),
             "clouds": list(self._clouds.enabled),
+            "store": self._store_health.to_json(),
         }
 
     def put(

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from urllib.parse import urlsplit
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from lb.config.schema import Table
 from policies import balancers
 from policies.balancers import FAREWELL_S, Decision
@@ -75,6 +77,7 @@ from skyserve_cli.controller.ports import (
     Witness,
 )
 from skyserve_cli.controller.sightings import orphans, unattended
+from skyserve_cli.controller.store_health import StoreHealth
 from skyserve_cli.controller.tables import table_of, without_loopback
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.store import Store
@@ -142,11 +145,19 @@ class Reconciler:
         self._agents: Mapping[str, AgentOrder | None] = {}  # as last ordered
         self._regional_orders: Sequence[RegionalOrder] = ()
         self._name_orders: Sequence[NameOrder] = ()
-        self.plans: dict[str, Plan] = {}  # of the last tick, for whoever watches
+        self.plans: dict[str, Plan] = {}  # of the last tick
+        self.store_health = StoreHealth(clock.now())
 
     def tick(self) -> None:
         """One turn over all services. Never sleeps, never waits for the network."""
-        now = self._clock.now()
+        self.store_health.begin()
+        try:
+            self._tick(self._clock.now())
+        except SQLAlchemyError as error:
+            self.store_health.failed(error)  # the next tick is another chance
+        self.store_health.end(self._clock.now())
+
+    def _tick(self, now: float) -> None:
         answers = _by_service((*self._runner.drain(), *self._prober.drain(), *self._regional.drain()))
         sightings = self._witness.drain()
         self._seen.update(sighting.cloud for sighting in sightings)
@@ -155,6 +166,9 @@ class Reconciler:
         for row in self._store.services():
             try:
                 self._turn_service(row, answers.get(row.name, ()), sightings, now, turn)
+            except SQLAlchemyError as error:
+                self.store_health.failed(error)
+                self._keep(row, turn)
             except Exception:  # one service's trouble must not stop the others
                 log.exception("tick of service %s", row.name)
                 self._keep(row, turn)

@@ -28,6 +28,7 @@ from skyserve_cli.controller.lb_regional import RegionalFleet
 from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.office import Office
 from skyserve_cli.controller.seal import Seal
+from skyserve_cli.controller.store_health import StoreHealth
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, spec_to_json
 from skyserve_cli.state.store import Store
@@ -81,6 +82,7 @@ class Controller:
             wake=self._wake,
             sighted=lambda cloud: (),
             last_words=LastWords(home.last_words),
+            store_health=StoreHealth(0.0),
             load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
         )
         self.server = TestServer(Api(office, TOKEN, home.controller_log, self._stop).app())

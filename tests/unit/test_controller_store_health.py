@@ -1,0 +1,59 @@
+"""A state that cannot be written: what the controller does meanwhile, and what it says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from policies.model import ProbeFailed, ReplicaState
+from tests.unit.test_controller_reconciler import World, a_replica
+
+S = ReplicaState
+FULL = OperationalError(
+    "UPDATE services SET secret = 's3cr3t'", {}, Exception("database or disk is full\nmore")
+)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    world.up()
+    world.has(a_replica(1), a_replica(2))
+    yield world
+    world.store.close()
+
+
+def _full(*_: Any, **__: Any) -> None:
+    raise FULL
+
+
+@pytest.mark.parametrize("what", ["commit", "services"], ids=["it cannot be written", "it cannot be read"])
+def test_it_is_said_once_and_is_over_when_it_is_over(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    reconciler = world.reconciler()
+    world.lists(*(world.instance_of(a_replica(number)) for number in (1, 2)))
+    reconciler.tick()
+    assert reconciler.store_health.to_json() == {"ok": True, "since": world.time, "why": ""}
+    good_at = world.time
+    with monkeypatch.context() as broken, caplog.at_level(logging.INFO):
+        broken.setattr(world.store, what, _full)
+        for _ in range(5):
+            world.time += 1.0
+            world.happens(ProbeFailed(1, "no"))
+            reconciler.tick()
+        told = reconciler.store_health.to_json()
+    assert told == {"ok": False, "since": good_at, "why": "database or disk is full"}
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == [
+        "the state cannot be read or written: database or disk is full"
+    ]
+    assert "s3cr3t" not in caplog.text
+    world.time += 1.0
+    world.happens(ProbeFailed(1, "no"))
+    reconciler.tick()
+    assert reconciler.store_health.to_json() == {"ok": True, "since": world.time, "why": ""}
+    assert world.fleet() == "1:NOT_READY 2:READY"
