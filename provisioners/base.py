@@ -25,7 +25,7 @@ DOCKER = "docker:"
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One acceptable shape of a replica's nodes. None and "*" mean "any"; `max_hourly_cost` is of one node. Where an
-    order is wanted, those of the least `preference` come first."""
+    order is wanted, those of the least `preference` come first. Every offer for the candidate carries its `choice`."""
 
     cloud: str | None = None
     region: str | None = None
@@ -38,6 +38,7 @@ class Candidate:
     use_spot: bool = False
     max_hourly_cost: float | None = None
     preference: int = 0
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,8 @@ class Provisioner(Protocol):
 
     def offers(self, need: Requirements) -> Sequence[Offer]:
         """What could be launched for `need` here, cheapest first (or in the order of the candidates).
+
+        An offer has the `choice` of the candidate that it fits; one that fits several candidates, of the first.
 
         Capacity is not promised: a zone without room is still offered. Unknown accelerators or regions give
         an empty answer, not an error. Bounded to seconds; may answer from a cache.

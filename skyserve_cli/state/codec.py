@@ -25,6 +25,7 @@ def replica_to_row(service: str, replica: Replica) -> dict[str, Any]:
         "capacity_type": offer.capacity_type.value,
         "price_usd_hour": offer.price_usd_hour,
         "on_demand_usd_hour": offer.on_demand_usd_hour,
+        "choice": offer.choice,
         "instance_id": replica.instance_id,
         "endpoint": replica.endpoint,
         "launched_at": replica.launched_at,
@@ -47,6 +48,7 @@ def replica_from_row(row: Any) -> Replica:
         capacity_type=CapacityType(row.capacity_type),
         price_usd_hour=row.price_usd_hour,
         on_demand_usd_hour=row.on_demand_usd_hour,
+        choice=row.choice,
     )
     return Replica(
         id=row.id,
