@@ -9,7 +9,7 @@ it checks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
@@ -183,6 +183,22 @@ class Provisioner(Protocol):
     def terminate(self, instance: Instance) -> None:
         """Destroy the instance, all its nodes, and all that came with it. Already gone is success. Returns once it
         is gone or the cloud has promised it; `instances` tells when it really is."""
+        ...
+
+
+@runtime_checkable
+class ReportSource(Protocol):
+    """A provisioner that learns from the machines themselves, between two listings, what has become of an instance: a
+    preemption notice above all, which leaves no time to wait for the next listing."""
+
+    def on_report(self, changed: Callable[[], None]) -> None:
+        """Call `changed` whenever `reported` may show another state, endpoint or notice than before. It comes from any
+        thread, holds no lock and returns at once. Replaces the callback of before."""
+        ...
+
+    def reported(self, owner: str) -> Sequence[Instance]:
+        """The instances as last listed, with what their machines have reported since. The cloud is not called, so an
+        instance that is missing here may well exist. Returns at once."""
         ...
 
 
