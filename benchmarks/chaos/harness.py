@@ -16,6 +16,7 @@ import shutil
 import signal
 import socket
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
@@ -77,6 +78,7 @@ def service_yaml(
     speed: float = 50.0,
     time_to_first_byte_s: float = 20.0,
     drain_timeout_s: float = 60.0,
+    failure_threshold_s: float = 180.0,
 ) -> str:
     """A service of engines without GPUs. `model` tells versions apart: answers carry it."""
     engine = f"{sys.executable} -m skyserve_cli.engine --profile l4-8b --speed {speed:g} --model {model}"
@@ -87,6 +89,7 @@ service:
     path: /health
     endpoint_probe_interval_seconds: 1
     timeout_seconds: 5
+    consecutive_failure_threshold_timeout: {failure_threshold_s:g}
   replicas: {replicas}
   load_balancing_policy: {policy}
   load_balancer: {{time_to_first_byte_seconds: {time_to_first_byte_s:g}}}
@@ -99,7 +102,9 @@ run: exec {engine} --port $SKYSERVE_REPLICA_PORT
 class Stack:
     """One installation. A context manager; leaving it in peace raises Leftovers if anything is left."""
 
-    def __init__(self) -> None:
+    def __init__(self, controller: str = "") -> None:
+        """`controller` is a module to be run instead of the product's daemon, without a keeper."""
+        self._controller = controller
         root = Path(tempfile.mkdtemp(prefix="skyserve-chaos-"))
         self.home = Home(root, f"sqlite:///{root / 'state.db'}")
         self.client = Client(self.home)
@@ -117,6 +122,8 @@ class Stack:
         )
         self.store.create()
         self.store.config_path.write_text(_CLOUD_YAML)
+        if self._controller:
+            self._start_controller()
         self.client.ensure_running()
         return self
 
@@ -132,6 +139,18 @@ class Stack:
                 shutil.rmtree(self.home.root)
             elif kind is None:
                 raise Leftovers(f"{'; '.join(left)} (see {self.home.root})")
+
+    def _start_controller(self) -> None:
+        environment = {**os.environ, "SKYSERVE_HOME": str(self.home.root)}
+        with self.home.controller_log.open("ab") as out:
+            subprocess.Popen(
+                [sys.executable, "-m", self._controller],
+                stdout=out,
+                stderr=out,
+                env=environment,
+                start_new_session=True,
+            )
+        until(self.client.health, "the controller does not start", 30.0)
 
     # --- goals
 

@@ -162,7 +162,7 @@ class TargetStats:
     """One target in a window: attempts made on it, how many failed, and what it has in flight now.
 
     A target that left the table stays here while it still has requests in flight, so a controller can see it
-    run dry.
+    run dry. It last sent something, or responded to a probe, `heard_s` seconds ago (None: an agent that does not report it).
     """
 
     id: str
@@ -170,6 +170,7 @@ class TargetStats:
     requests: int
     errors: int
     ejected: bool
+    heard_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -178,6 +179,7 @@ class TargetStats:
             "requests": self.requests,
             "errors": self.errors,
             "ejected": self.ejected,
+            "heard_s": self.heard_s,
         }
 
     @classmethod
@@ -189,6 +191,7 @@ class TargetStats:
             requests=fields.count("requests"),
             errors=fields.count("errors"),
             ejected=fields.flag("ejected"),
+            heard_s=fields.number_or_none("heard_s", 0.0, 1e12),
         )
         fields.done()
         return stats

@@ -13,12 +13,14 @@ def stats(entries: Iterable[TargetState], now: float, window_s: float) -> tuple[
     merged: dict[str, TargetStats] = {}
     for entry in entries:
         before = merged.get(entry.key.id, TargetStats(entry.key.id, 0, 0, 0, False))
+        heard_s = max(0.0, now - entry.heard_at)
         merged[entry.key.id] = TargetStats(
             id=entry.key.id,
             in_flight=before.in_flight + entry.view.in_flight,
             requests=before.requests + entry.requests.count(now, window_s),
             errors=before.errors + entry.errors.count(now, window_s),
             ejected=before.ejected or entry.standing(now) is Health.EJECTED,
+            heard_s=heard_s if before.heard_s is None else min(heard_s, before.heard_s),
         )
     return tuple(merged.values())
 

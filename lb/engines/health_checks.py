@@ -6,6 +6,9 @@ anybody for `suspect_after_s` is under suspicion and is asked for a sign of life
 left alone until it has been silent as long again. Unanswered twice: it is ejected, its waiting requests go elsewhere, and
 its streams are continued there (`lb.proxy.context`). In calm times nobody is probed; readiness is the controller's business.
 
+*Targets that the controller cannot reach.* It may be the controller that is cut off. Those that its table calls unhealthy
+are probed every few seconds, and the report to the controller (`TargetStats.heard_s`) says when each was last heard from.
+
 *Ejected targets.* Shortly before the trial of an ejected target is due it is probed, so that no user's request
 is spent on finding out that it is still dead; while requests are held, it is probed once a second, so that they
 wait no longer than they must.
@@ -18,16 +21,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from lb.config.schema import Target
+from lb.config.schema import Readiness, Table, Target
 from lb.core.targets import Health, Key, TargetTable
 from lb.observe.metrics import Metrics
 
 LOOK_EVERY_S = 0.25
 PROBES_BEFORE_EJECTION = 2
 PROBE_EJECTED_EVERY_S = 1.0
+PROBE_UNHEALTHY_EVERY_S = 5.0
+UNHEALTHY_AT_ONCE = 25  # probed in one look: a hundred a second, however many there are
 SUM_UP_EVERY_S = 60.0
 FROZEN_EJECTION_S = 5.0  # at least: a probe of a frozen target takes its whole timeout
 
@@ -61,6 +67,9 @@ class HealthChecker:
             str, int
         ] = {}  # failed probes by the ids of ejected targets, since the last summary
         self._summed_at = clock()
+        self._unhealthy: deque[Target] = deque()  # those probed longest ago first
+        self._unhealthy_of: Table | None = None  # the table that they were read from
+        self._unhealthy_at = clock()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -89,6 +98,24 @@ class HealthChecker:
                 self._start(key, self._probe_ejected(key, target, lengthen=left_s <= soon_s))
         for key, target in self._table.suspects(now, limits.suspect_after_s):
             self._start(key, self._probe_suspect(key, target))
+        self._look_at_unhealthy(now)
+
+    def _look_at_unhealthy(self, now: float) -> None:
+        table = self._table.table
+        if table is not self._unhealthy_of:
+            self._unhealthy_of = table
+            self._unhealthy = deque(one for one in table.targets if one.state is Readiness.UNHEALTHY)
+        # As many of them as are due after this time, so that each has its turn every PROBE_UNHEALTHY_EVERY_S.
+        due = len(self._unhealthy) * (now - self._unhealthy_at) / PROBE_UNHEALTHY_EVERY_S
+        count = min(int(due), UNHEALTHY_AT_ONCE)
+        if count or not self._unhealthy:
+            self._unhealthy_at = now
+        for _ in range(count):
+            self._unhealthy.rotate(-1)
+            target = self._unhealthy[-1]
+            key = self._table.key(target.id)
+            if key is not None:
+                self._start(key, self._probe_unhealthy(key, target))
 
     def _start(self, key: Key, probe: Coroutine[Any, Any, None]) -> None:
         if key in self._probes:
@@ -105,6 +132,10 @@ class HealthChecker:
                 self._table.heard(key, self._clock())
                 return
         self._eject(key, target, "silent, and no sign of life when asked")
+
+    async def _probe_unhealthy(self, key: Key, target: Target) -> None:
+        if await self._alive(target, self._table.table.limits.probe_timeout_s):
+            self._table.heard(key, self._clock())
 
     async def _probe_ejected(self, key: Key, target: Target, lengthen: bool) -> None:
         if await self._alive(target, self._table.table.limits.probe_timeout_s):

@@ -29,8 +29,10 @@ from provisioners.base import Instance, Provisioner, Requirements
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.controller.api import Api
+from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.books import OfferBook, SpecBook
 from skyserve_cli.controller.clock import Clock, SystemClock
+from skyserve_cli.controller.evidence import DaemonEvidence
 from skyserve_cli.controller.janitor import Sweeper
 from skyserve_cli.controller.last_words import LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
@@ -124,10 +126,11 @@ async def run(home: Home) -> None:
     seal = Seal(home.sealing_key())
     specs = SpecBook(store, seal, lambda token: admin_token(home.machine_secret(), token))
     clouds = Clouds(home, config)
-    regional = RegionalFleet(clouds.get, home.machine_secret(), clock, loop, woken.set)
+    attention = Attention(loop, clock)
+    regional = RegionalFleet(clouds.get, home.machine_secret(), clock, loop, woken.set, attention=attention)
     names = ThreadNames(clouds.names, clouds.name_region, owner, clock, woken.set)
-    fleet = ProcessFleet(home.load_balancers, loop, woken.set)
-    prober = HttpProber(loop, woken.set)
+    fleet = ProcessFleet(home.load_balancers, loop, woken.set, attention)
+    prober = HttpProber(loop, woken.set, attention)
     witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
     last_words = LastWords(home.last_words)
 
@@ -152,6 +155,7 @@ async def run(home: Home) -> None:
         lb_host=config.load_balancer.host,
         regional=regional,
         names=names,
+        evidence=DaemonEvidence(attention, prober, fleet, regional, (prober, witness, regional)).of,
     )
     office = Office(
         store=store,
@@ -168,6 +172,7 @@ async def run(home: Home) -> None:
         last_words=last_words,
         load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
     )
+    attention.start()
     await prober.start()
     await fleet.start()
     await regional.start()
@@ -185,6 +190,7 @@ async def run(home: Home) -> None:
     await asyncio.to_thread(ticker.stop)
     sweeper.stop()
     witness.close()
+    await attention.close()
     await prober.close()
     await fleet.close()
     await regional.close()

@@ -13,13 +13,14 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
 
 from lb.config.schema import Readiness, Stats, Table, WireError
 from policies.model import Load
+from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.lb_process import Agent, AgentFolder, Shape, shape_of
 from skyserve_cli.controller.loads import load_of
 from skyserve_cli.controller.ports import AgentOrder
@@ -48,8 +49,15 @@ class AgentView:
 class ProcessFleet:
     """The daemon's fleet."""
 
-    def __init__(self, folder: Path, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        loop: asyncio.AbstractEventLoop,
+        wake: Callable[[], None],
+        attention: Attention | None = None,
+    ) -> None:
         self._folder = folder
+        self._attention = attention
         self._loop = loop
         self._wake = wake
         self._keepers: dict[str, _Keeper] = {}
@@ -89,7 +97,9 @@ class ProcessFleet:
             keeper = self._keepers.get(service)
             if keeper is None:
                 assert self._session is not None  # noqa: S101 - start() comes first
-                keeper = self._keepers[service] = _Keeper(self._folder / service, self._session, self._wake)
+                keeper = self._keepers[service] = _Keeper(
+                    self._folder / service, self._session, self._wake, self._attention
+                )
             keeper.want(orders.get(service))
             task = self._tasks.get(service)
             if task is None or task.done():
@@ -103,8 +113,15 @@ class ProcessFleet:
 class _Keeper:
     """Looks after the agent of one service."""
 
-    def __init__(self, folder: Path, session: aiohttp.ClientSession, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        session: aiohttp.ClientSession,
+        wake: Callable[[], None],
+        attention: Attention | None,
+    ) -> None:
         self._name = folder.name
+        self._attention = attention
         self._folder = AgentFolder(folder)
         self._session = session
         self._wake = wake
@@ -136,12 +153,16 @@ class _Keeper:
         """Until the agent is not wanted any more and is gone."""
         while True:
             self._stirred.clear()
+            begun = asyncio.get_running_loop().time()
             try:
                 await self._turn()
             except (TimeoutError, aiohttp.ClientError, OSError, WireError, ValueError) as error:
                 log.warning("load balancer %s: %s: %s", self._name, type(error).__name__, error)
                 self._failures += 1
-                self._silences += isinstance(error, TimeoutError)
+                # A controller that is late itself cannot say that its agent is silent.
+                was_late = self._attention is not None and self._attention.was_lost(begun)
+                self._silences += isinstance(error, TimeoutError) and not was_late
+                self.load = replace(self.load, heard=frozenset())  # as far as is known now
             if self.finished:
                 return
             with suppress(asyncio.TimeoutError):

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +28,7 @@ from provisioners.base import LoginSource, Provisioner
 from provisioners.errors import ProvisionError
 from provisioners.forward import Forward
 from provisioners.shell import Shell, ShellError
+from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.bundle import Bundle, agent_bundle
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.deploy import Release, Serving, arguments_of, deploy, end_frozen, serving, tidy
@@ -79,7 +80,9 @@ class RegionalFleet:
         loop: asyncio.AbstractEventLoop,
         wake: Callable[[], None],
         bundle: Callable[[], Bundle] = agent_bundle,
+        attention: Attention | None = None,
     ) -> None:
+        self._attention = attention
         self._clouds = clouds
         self._secret = secret
         self._clock = clock
@@ -115,6 +118,13 @@ class RegionalFleet:
 
     def loads(self, service: str) -> list[Load]:
         return [keeper.load for (name, _), keeper in list(self._keepers.items()) if name == service]
+
+    def reached_at(self) -> float | None:
+        """When any agent last responded; None without agents."""
+        keepers = list(self._keepers.values())
+        if not keepers:
+            return None
+        return max((at for one in keepers if (at := one.heard_at) is not None), default=float("-inf"))
 
     def view(self, service: str, replica_id: int) -> RegionalView:
         keeper = self._keepers.get((service, replica_id))
@@ -152,6 +162,10 @@ class RegionalFleet:
 
     def now(self) -> float:
         return self._clock.now()
+
+    def was_lost(self, begun: float) -> bool:
+        """Returns True if this process was late since `begun`: then it cannot say that an agent is silent."""
+        return self._attention is not None and self._attention.was_lost(begun)
 
     def wake(self) -> None:
         self._wake()
@@ -215,19 +229,27 @@ class _Keeper:
         """Until it is cancelled."""
         while True:
             self._stirred.clear()
+            begun = asyncio.get_running_loop().time()
             try:
                 await self._turn()
             except (TimeoutError, aiohttp.ClientError, OSError, WireError, ValueError, KeyError) as error:
                 why = (
                     str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
                 )  # ours says it all
-                self._failed(why, is_silent=isinstance(error, TimeoutError))
+                is_silent = isinstance(error, TimeoutError) and not self._fleet.was_lost(begun)
+                self._failed(why, is_silent=is_silent)
             except (ShellError, ProvisionError) as error:
                 self._failed(error.message)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stirred.wait(), self._pause_s())
 
+    @property
+    def heard_at(self) -> float | None:
+        """When the agent last responded."""
+        return self._heard_at if self._has_passed else None
+
     def _failed(self, why: str, *, is_silent: bool = False) -> None:
+        self.load = replace(self.load, heard=frozenset())  # as far as is known now
         if why != self._trouble:
             log.warning("load balancer agent %s/%d: %s", self._order.service, self._order.replica_id, why)
         self._trouble = why

@@ -8,6 +8,7 @@ from lb.config.schema import Readiness, Stats, Table
 from policies.model import Load
 
 SHORTEST_WINDOW_S = 10.0
+HEARD_S = 30.0  # an agent probes a target that is not ready every few seconds
 
 
 def load_of(stats: Stats, table: Table | None) -> Load:
@@ -22,6 +23,9 @@ def load_of(stats: Stats, table: Table | None) -> Load:
         queued=stats.queued,
         ongoing=stats.ongoing,
         empty=frozenset(int(name) for name in draining - busy),
+        heard=frozenset(
+            int(one.id) for one in stats.targets if one.heard_s is not None and one.heard_s <= HEARD_S
+        ),
         known=True,
     )
 
@@ -41,5 +45,6 @@ def merged(loads: Sequence[Load]) -> Load:
         queued=sum(load.queued for load in known),
         ongoing=sum(load.ongoing for load in known),
         empty=frozenset.intersection(*(load.empty for load in loads)),
+        heard=frozenset().union(*(load.heard for load in known)),
         known=True,
     )

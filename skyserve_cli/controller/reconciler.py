@@ -14,7 +14,7 @@ happened while nobody looked is learned before anything is decided.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from urllib.parse import urlsplit
@@ -22,9 +22,12 @@ from urllib.parse import urlsplit
 from lb.config.schema import Table
 from policies import balancers
 from policies.balancers import FAREWELL_S, Decision
+from policies.brake import Evidence, TerminationLog, judge
 from policies.deadlines import due
 from policies.model import (
+    EndReason,
     Event,
+    GaveUp,
     Goal,
     Launch,
     Load,
@@ -117,6 +120,7 @@ class Reconciler:
         lb_host: str,
         regional: Regional | None = None,
         names: Names | None = None,
+        evidence: Callable[[str], Evidence] | None = None,
     ) -> None:
         self._clock = clock
         self._store = store
@@ -130,6 +134,8 @@ class Reconciler:
         self._lb_host = lb_host
         self._regional: Regional = NoRegions() if regional is None else regional
         self._names: Names = NoNames() if names is None else names
+        self._evidence = _no_doubt if evidence is None else evidence
+        self._given_up: dict[str, TerminationLog] = {}  # for failed probes, by service
         self._owner = store.owner()
         self._seen: set[str] = set()  # clouds listed at least once since this process started
         self._suspects: dict[str, frozenset[str]] = {}
@@ -177,10 +183,10 @@ class Reconciler:
         load = self._load(row, spec)
         change = Change(row.replicas, goal, now)
         change.observe(answers, sightings)
-        change.take(due(tuple(change.replicas.values()), goal, load, now))
+        doubts = [self._give_up(row.name, row.name, change, goal, load)]
         agents = Change(row.balancers, _agent_goal(goal), now, Role.LOAD_BALANCER)
         agents.observe(answers, sightings)
-        agents.take(due(tuple(agents.replicas.values()), _agent_goal(goal), Load(), now))
+        doubts.append(self._give_up(row.name, f"{row.name}/agents", agents, _agent_goal(goal), Load()))
 
         policies = policies_for(goal)
         photograph = Observation(now, goal, change.live(), (), load, tuple(change.events))
@@ -194,9 +200,11 @@ class Reconciler:
         if goal.down or (offers is not None and self._knows_all(photograph.replicas)):
             decided = plan(replace(photograph, offers=offers or ()), memory, policies)
             decided = self._with_agents(row, goal, change, agents, decided, now)
-        decided = replace(
-            decided, notes=(*decided.notes, *self._blindness(photograph.replicas, decided.notes))
+        doubts += self._blindness(photograph.replicas, decided.notes)
+        new = dict.fromkeys(
+            doubt for doubt in doubts if doubt and not any(doubt in note for note in decided.notes)
         )
+        decided = replace(decided, notes=(*decided.notes, *new))
         self.plans[row.name] = decided
         change.scale(row.wanted, decided.wanted)
         change.act(one for one in decided.actions if change.concerns(one))
@@ -219,6 +227,23 @@ class Reconciler:
             for agent in agents.live()
             if agent.state in _CONNECTED and agent.endpoint is not None
         ]
+
+    def _give_up(self, service: str, log_of: str, change: Change, goal: Goal, load: Load) -> str:
+        """Apply the deadlines that have passed, as far as this controller can trust its own probes. Returns why not all."""
+        replicas = tuple(change.replicas.values())
+        overdue = tuple(due(replicas, goal, load, change.now))
+        if not overdue:
+            return ""
+        evidence = self._evidence(service)
+        if log_of != service:
+            evidence = replace(evidence, failed=None)  # agents have keepers, and no probes
+        terminated = self._given_up.setdefault(log_of, TerminationLog())
+        verdict = judge(overdue, replicas, goal, evidence, terminated, change.now)
+        change.take(verdict.events)
+        for event in verdict.events:
+            if isinstance(event, GaveUp) and event.reason is EndReason.PROBE_FAILED:
+                terminated.add(change.now)
+        return verdict.note
 
     def _load(self, row: ServiceRow, spec: ServiceSpec) -> Load:
         """The demand that all agents of the service have seen."""
@@ -353,6 +378,10 @@ def _agent_goal(goal: Goal) -> Goal:
         probe_failure_threshold_s=AGENT_SILENCE_S,
         drain_timeout_s=FAREWELL_S,
     )
+
+
+def _no_doubt(_: str) -> Evidence:
+    return Evidence()
 
 
 def _passing(replica: Replica) -> bool | None:

@@ -17,6 +17,7 @@ from skyserve_cli.controller.ports import Sighting
 log = logging.getLogger(__name__)
 
 DEFAULT_POLL_S = 10.0
+LOCAL = "local"  # the cloud of processes on this machine, which needs no network
 PATIENCE = 3  # listings that fail in a row until somebody is told
 BURST_S = 0.05  # reports of many machines that come so close together are read at once
 
@@ -42,6 +43,7 @@ class ThreadWitness:
         self._threads: dict[str, threading.Thread] = {}
         self._last: dict[str, tuple[Instance, ...]] = {}
         self._trouble: dict[str, str] = {}
+        self._listed_at: dict[str, float] = {}  # clouds beyond this machine
         self._stop = threading.Event()
         self._reports: dict[str, threading.Event] = {}  # by cloud: set when a machine of it has reported
 
@@ -67,6 +69,12 @@ class ThreadWitness:
         """Why clouds cannot be listed, by cloud."""
         return dict(self._trouble)
 
+    def reached_at(self) -> float | None:
+        """When a cloud last listed its instances; None if only this machine's are listed."""
+        if not self._watched - {LOCAL}:
+            return None
+        return max(self._listed_at.copy().values(), default=float("-inf"))
+
     def close(self) -> None:
         self._stop.set()
         for report in self._reports.values():
@@ -91,6 +99,8 @@ class ThreadWitness:
                     log.exception("listing %s", cloud)
                 else:
                     failures = 0
+                    if cloud != LOCAL:
+                        self._listed_at[cloud] = self._clock.now()
                     self._seen.put(Sighting(cloud, asked_at, instances))
                     if self._trouble.pop(cloud, None) is not None or instances != self._last.get(cloud):
                         self._last[cloud] = instances

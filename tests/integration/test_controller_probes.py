@@ -13,6 +13,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from policies.model import Event, ProbeFailed, ProbePassed
+from skyserve_cli.controller.attention import Attention
+from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.controller.ports import ProbeOrder
 from skyserve_cli.controller.probes import HttpProber
 from skyserve_cli.spec.model import Probe
@@ -26,14 +28,17 @@ class Replica:
 
     status: int = 200
     silent: bool = False
+    size: int = 100_000
     seen: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
+    peers: set[object] = field(default_factory=set)  # one for each connection
 
     async def answer(self, request: web.Request) -> web.Response:
+        self.peers.add(request.transport and request.transport.get_extra_info("peername"))
         self.seen.append((request.method, request.path_qs, dict(request.headers), await request.read()))
         if self.silent:
             await asyncio.sleep(3600)
         headers = {"Location": "/elsewhere"} if 300 <= self.status < 400 else {}
-        return web.Response(status=self.status, body=b"x" * 100_000, headers=headers)
+        return web.Response(status=self.status, body=b"x" * self.size, headers=headers)
 
 
 class Probing:
@@ -210,3 +215,61 @@ async def test_who_is_not_watched_any_more_is_left_alone(probing: Probing) -> No
     for _ in range(20):
         await asyncio.sleep(0.005)
     assert len(probing.replica.seen) <= before + 1  # one may have been on its way
+
+
+class _NoCpu(Attention):
+    """Of a process that had no CPU while its probes ran."""
+
+    def was_lost(self, begun: float) -> bool:
+        return True
+
+
+async def test_a_probe_that_failed_while_this_process_had_no_cpu_says_nothing(probing: Probing) -> None:
+    loop = asyncio.get_running_loop()
+    prober = HttpProber(loop, probing._wake, _NoCpu(loop, SystemClock()))
+    await prober.start()
+    try:
+        probing.replica.status = 500
+        prober.watch([probing.order(passing=True)])
+        await probing.asked(5)
+        assert prober.drain() == []
+        assert prober.failed("chat") == {}
+        probing.replica.status = 200  # one that passes is worth something whoever was late
+        prober.watch([probing.order(passing=None)])
+        await probing.asked(2)
+        assert ("chat", ProbePassed(1)) in prober.drain()
+    finally:
+        await prober.close()
+
+
+async def test_the_last_failure_is_kept_until_a_probe_passes(probing: Probing) -> None:
+    probing.replica.status = 503
+    probing.prober.watch(
+        [probing.order(passing=True), probing.order(passing=True, url="http://127.0.0.1:1", number=2)]
+    )
+    await probing.eventually(lambda: len(probing.prober.failed("chat")) == 2)
+    failed = probing.prober.failed("chat")
+    assert (failed[1].responded, failed[2].responded) == (True, False)
+    assert probing.prober.failed("another") == {}
+    probing.replica.status = 200
+    await probing.eventually(lambda: 1 not in probing.prober.failed("chat"))
+    probing.prober.watch([])
+    await probing.eventually(lambda: not probing.prober.failed("chat"))
+
+
+async def test_replicas_on_this_machine_do_not_show_that_the_network_works(probing: Probing) -> None:
+    await probing.first_event(probing.order())
+    assert probing.prober.reached_at() is None
+    probing.prober.watch([probing.order(), probing.order(url="http://192.0.2.1:1", number=2)])
+    await probing.asked(2)
+    assert probing.prober.reached_at() == float("-inf")
+
+
+async def test_a_replica_that_passes_is_probed_over_kept_connections_and_now_and_then_over_new_ones(
+    probing: Probing,
+) -> None:
+    probing.replica.size = 10
+    probing.prober.watch([probing.order(passing=True)])
+    await probing.asked(40)
+    assert len(probing.replica.peers) < len(probing.replica.seen) / 5
+    assert len(probing.replica.peers) >= 3

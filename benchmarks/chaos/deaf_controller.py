@@ -1,0 +1,33 @@
+"""A controller whose probes reach nobody while the file DEAF lies in its home: its own network is cut, and nothing else is.
+
+SKYSERVE_HOME=... python -m benchmarks.chaos.deaf_controller
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from skyserve_cli.controller import daemon, probes
+from skyserve_cli.controller.ports import ProbeOrder
+
+DEAF = "deaf"
+_NOWHERE = "http://127.0.0.1:1"  # a port that refuses every connection
+
+
+def main() -> int:
+    """The daemon, with endpoints that its prober cannot reach while the file is there. All else is the product's own."""
+    file = Path(os.environ["SKYSERVE_HOME"]) / DEAF
+    probe = probes.HttpProber._probe
+
+    async def probe_or_not(self: probes.HttpProber, order: ProbeOrder, session: object) -> object:
+        heard = order._replace(endpoint=_NOWHERE) if file.exists() else order
+        return await probe(self, heard, session)  # type: ignore[arg-type]
+
+    probes.HttpProber._probe = probe_or_not  # type: ignore[assignment,method-assign]
+    return daemon.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""Which failed probes are acted upon: a controller that cannot trust its own probes terminates nothing for them. Pure.
+
+A failed probe means that this controller did not reach a replica. That is the replica's fault, or the fault of whatever
+lies between them: a network that is down, a process that was stopped, a host without CPU. Only the first is a reason to
+terminate a machine. The rules, in order:
+
+1. Patience counts from when the controller began to watch without a gap; a probe that ran across a gap is void, and a
+   replica without a recent valid probe is not judged.
+2. A replica that responded, with a status that is not 200, was reached: it is what it says.
+3. A load balancer is a second witness. A replica that it has heard from is not terminated.
+4. If nothing beyond this machine responds to the controller, it is the controller that is cut off.
+5. If many replicas stop responding at once and fewer of the service respond than do not, one is replaced, and the others
+   once a replica has become ready after that: then the controller can see, and they are lost.
+6. Replicas are terminated a few at a time, so that a mistake that passes all of this is a small one.
+
+Whatever is held back is decided again in the next tick; nothing has to be cleared by hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from policies.model import EndReason, Event, GaveUp, Goal, Replica, ReplicaState
+
+FRESH_S = 60.0  # a valid probe is recent for so long; one that fails is repeated every second
+SHORTEST_WATCH_S = 60.0  # before anything is given up on that never was ready
+MANY = 2  # replicas, or MANY_SHARE of those with an address, whichever is more
+MANY_SHARE = 0.2
+PERIOD_S = 60.0
+KEPT_S = 7200.0
+PERIOD_SHARE = (
+    0.1  # of the replicas with an address may be terminated for their probes per PERIOD_S, and one always
+)
+
+HELD_FOR_BALANCERS = "load balancers still hear from replicas that this controller cannot reach"
+HELD_OFFLINE = "nothing beyond its own machine responds to it"
+HELD_MANY = "most replicas stopped responding to it at once"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedProbe:
+    """The last valid probe of a replica, which failed. `responded` is true if the replica itself sent a status."""
+
+    at: float
+    responded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a controller knows about its own view of one service. The default is a view without doubt.
+
+    It has watched since `watching_since` without a gap. `failed` has the replicas whose last valid probe failed (None:
+    probes are not recorded, and events count as they come). `heard` are the replicas from which a load balancer has
+    lately received anything. `online` tells whether anything beyond this machine has lately responded; None if there is
+    nothing that could.
+    """
+
+    watching_since: float = -math.inf
+    failed: Mapping[int, FailedProbe] | None = None
+    heard: Collection[int] = frozenset()
+    online: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The events that stand, and why others are held back, or ""."""
+
+    events: tuple[Event, ...]
+    note: str = ""
+
+
+@dataclass(slots=True)
+class TerminationLog:
+    """When replicas of one service were terminated for their probes, the latest last."""
+
+    at: list[float] = field(default_factory=list)
+
+    def add(self, now: float) -> None:
+        self.at = [*(at for at in self.at if now - at < KEPT_S), now]
+
+    def since(self, instant: float) -> int:
+        return sum(at > instant for at in self.at)
+
+
+def judge(
+    overdue: Iterable[Event],
+    replicas: Sequence[Replica],
+    goal: Goal,
+    evidence: Evidence,
+    terminated: TerminationLog,
+    now: float,
+) -> Verdict:
+    """Decide which of the events that are due by the clock stand. `terminated` is only read."""
+    by_id = {replica.id: replica for replica in replicas}
+    stand: list[Event] = []
+    accused: list[GaveUp] = []
+    reasons: set[str] = set()
+    for event in overdue:
+        if not isinstance(event, GaveUp):
+            stand.append(event)
+        elif event.reason is not EndReason.PROBE_FAILED:
+            if evidence.online is False:
+                reasons.add(HELD_OFFLINE)
+            elif now - evidence.watching_since >= SHORTEST_WATCH_S:
+                stand.append(event)
+        elif now - evidence.watching_since >= goal.probe_failure_threshold_s:
+            failed = _last_failure(by_id[event.replica_id], evidence, now)
+            held = "" if failed is None else _why_held(event.replica_id, failed, evidence)
+            if held:
+                reasons.add(held)
+            elif failed is not None:
+                accused.append(event)
+    accused, held = _few_of(accused, replicas, goal, evidence, terminated, now)
+    if held:
+        reasons.add(held)
+    note = f"this controller may be cut off: {'; '.join(sorted(reasons))}; it terminates no replica for that"
+    return Verdict((*stand, *accused), note if reasons else "")
+
+
+def _last_failure(replica: Replica, evidence: Evidence, now: float) -> FailedProbe | None:
+    if evidence.failed is None:
+        return FailedProbe(replica.since, responded=True)
+    failed = evidence.failed.get(replica.id)
+    if failed is None or now - failed.at > FRESH_S or failed.at < evidence.watching_since:
+        return None
+    return failed
+
+
+def _why_held(replica_id: int, failed: FailedProbe, evidence: Evidence) -> str:
+    if failed.responded:
+        return ""
+    if replica_id in evidence.heard:
+        return HELD_FOR_BALANCERS
+    return HELD_OFFLINE if evidence.online is False else ""
+
+
+def _few_of(
+    accused: list[GaveUp],
+    replicas: Sequence[Replica],
+    goal: Goal,
+    evidence: Evidence,
+    terminated: TerminationLog,
+    now: float,
+) -> tuple[list[GaveUp], str]:
+    """Returns as many as may be terminated now, and why no more if that is a doubt."""
+    if not accused or evidence.failed is None:
+        return accused, ""
+    passing = sum(replica.state is ReplicaState.READY for replica in replicas)
+    addressed = sum(replica.endpoint is not None for replica in replicas)
+    silent = sum(not failed.responded for failed in evidence.failed.values())
+    if silent > max(MANY, MANY_SHARE * addressed) and silent > passing:
+        last = max(terminated.at, default=-math.inf)
+        sees = any(
+            replica.ready_at is not None and replica.ready_at > last > -math.inf for replica in replicas
+        )
+        if not sees:
+            waits = now - last < goal.probe_failure_threshold_s + goal.initial_delay_s
+            return ([] if waits else accused[:1]), HELD_MANY
+    most = max(1, int(PERIOD_SHARE * addressed)) - terminated.since(now - PERIOD_S)
+    return accused[: max(0, most)], ""

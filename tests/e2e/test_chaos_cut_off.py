@@ -1,0 +1,7 @@
+"""A controller that is cut off or gets no CPU harms nobody. The long version: benchmarks/chaos/cut_off.py."""
+
+from benchmarks.chaos.cut_off import run
+
+
+def test_a_controller_that_is_cut_off_terminates_nothing_and_recovers() -> None:
+    assert run(cut_s=20.0, stopped_s=10.0, threshold_s=8.0).broken == []
