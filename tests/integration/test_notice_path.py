@@ -15,6 +15,7 @@ from provisioners.base import Instance, InstanceState, Requirements
 from provisioners.fleet import FleetProvisioner, HostReport
 from provisioners.machines import Machine, Silent
 from skyserve_cli.controller.books import SpecBook
+from skyserve_cli.controller.clock import Steady, SystemClock
 from skyserve_cli.controller.daemon import Ticker
 from skyserve_cli.controller.orders import order_of
 from skyserve_cli.controller.ports import AgentOrder, Call, ProbeOrder
@@ -137,7 +138,8 @@ def test_a_notice_leaves_the_table_without_a_listing() -> None:
         enabled_clouds=frozenset({CLOUD}),
         lb_host="127.0.0.1",
     )
-    ticker = Ticker(reconciler, store, time, woken, NEVER_S)
+    clock = SystemClock(time.now, Steady(time.now, counts_suspension=True))
+    ticker = Ticker(reconciler, store, clock, woken, NEVER_S)
     ticker.start()
     try:
         woken.set()
