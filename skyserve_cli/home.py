@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +32,19 @@ class Home:
         return cls(root, environ.get("SKYSERVE_DB") or f"sqlite:///{root / 'state.db'}")
 
     def create(self) -> None:
-        """Make the folder, for its owner alone. Raises HomeError where that cannot be."""
+        """Make the folder, for its owner alone, or take away what others may do in one that is there. Raises HomeError
+        where that cannot be."""
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.logs.mkdir(exist_ok=True, mode=0o700)
+            for folder in (self.root, self.logs):
+                found = folder.stat()
+                if os.geteuid() not in (0, found.st_uid):
+                    raise HomeError(
+                        f"{folder} belongs to another user; set SKYSERVE_HOME to a folder of your own"
+                    )
+                if stat.S_IMODE(found.st_mode) & 0o077:
+                    folder.chmod(0o700)
         except OSError as error:
             raise HomeError(
                 f"no home can be made at {self.root}: {error.strerror}; set SKYSERVE_HOME"
@@ -64,8 +74,13 @@ class Home:
 
     @property
     def controller_address(self) -> Path:
-        """JSON: where the controller's API listens."""
+        """JSON: the process of the controller."""
         return self.root / "controller.json"
+
+    @property
+    def controller_socket(self) -> Path:
+        """Where the controller's API listens."""
+        return self.root / "controller.sock"
 
     @property
     def load_balancers(self) -> Path:

@@ -1,4 +1,4 @@
-"""The controller's HTTP API: loopback only, a bearer token on every path, JSON.
+"""The controller's HTTP API: on a Unix socket in the home, a bearer token on every path, JSON.
 
 It reads the store and writes goals; the reconciler does the rest. Database work is done on threads, so that a
 slow disk does not stop the probes on this event loop.

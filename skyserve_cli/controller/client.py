@@ -8,13 +8,12 @@ import os
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from skyserve_cli.controller import unix_socket
 from skyserve_cli.home import Home, is_held
 
 START_TIMEOUT_S = 30.0
@@ -45,7 +44,7 @@ class RefusedError(Exception):
 
 
 class Client:
-    """Calls of one home's controller. Plain urllib: a command that asks one question need not load a framework."""
+    """Calls of one home's controller. Plain http.client: a command that asks one question need not load a framework."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -181,7 +180,7 @@ class Client:
         body: object = None,
         query: Mapping[str, str] | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
-    ) -> tuple[bytes, Mapping[str, str]]:
+    ) -> tuple[bytes, http.client.HTTPMessage]:
         for _ in range(int(COMEBACK_TIMEOUT_S / POLL_S)):
             try:
                 return self._call_once(method, path, body, query, timeout_s)
@@ -193,31 +192,40 @@ class Client:
 
     def _call_once(
         self, method: str, path: str, body: object, query: Mapping[str, str] | None, timeout_s: float
-    ) -> tuple[bytes, Mapping[str, str]]:
+    ) -> tuple[bytes, http.client.HTTPMessage]:
+        target = urllib.parse.quote(path) + ("?" + urllib.parse.urlencode(query) if query else "")
+        headers = {"Authorization": f"Bearer {self._home.token()}", "Content-Type": "application/json"}
+        connection = _Connection(self._home.controller_socket, timeout_s)
         try:
-            base = json.loads(self._home.controller_address.read_text())["url"]
-        except (OSError, ValueError, KeyError):
+            connection.request(method, target, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        except (FileNotFoundError, ConnectionRefusedError):
             raise _NotReachedError from None
-        url = base + urllib.parse.quote(path) + ("?" + urllib.parse.urlencode(query) if query else "")
-        request = urllib.request.Request(url, method=method)  # noqa: S310 - our own loopback address
-        request.add_header("Authorization", f"Bearer {self._home.token()}")
-        if body is not None:
-            request.data = json.dumps(body).encode()
-            request.add_header("Content-Type", "application/json")
-        try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
-                return answer.read(), answer.headers
-        except urllib.error.HTTPError as error:
-            raise RefusedError(error.code, _reason(error)) from None
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            refused = isinstance(getattr(error, "reason", error), ConnectionRefusedError)
-            if refused or method == "GET":
+        except (OSError, http.client.HTTPException):
+            if method == "GET":
                 raise _NotReachedError from None
             raise ControllerDownError(ControllerDownError.__doc__) from None
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            raise RefusedError(answer.status, _reason(answer.status, content))
+        return content, answer.headers
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
+class _Connection(http.client.HTTPConnection):
+    """To the controller's socket."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("controller", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = unix_socket.connected(self._path, self.timeout)
+
+
+def _reason(status: int, content: bytes) -> str:
     try:
-        return str(json.loads(error.read())["error"])
+        return str(json.loads(content)["error"])
     except (ValueError, KeyError, TypeError):
-        return f"the controller answered {error.code}"
+        return f"the controller answered {status}"

@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 from logging.handlers import RotatingFileHandler
@@ -28,6 +27,7 @@ from policies.model import Offer
 from provisioners.base import Instance, Provisioner, Requirements
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
+from skyserve_cli.controller import unix_socket
 from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.books import OfferBook, SpecBook
@@ -216,6 +216,7 @@ async def run(home: Home) -> None:
     await stopping.wait()
     log.info("controller stops; replicas and load balancers go on")
     home.controller_address.unlink(missing_ok=True)
+    home.controller_socket.unlink(missing_ok=True)
     await site.cleanup()
     await asyncio.to_thread(ticker.stop)
     sweeper.stop()
@@ -228,14 +229,12 @@ async def run(home: Home) -> None:
 
 
 async def _listen(app: web.Application, home: Home) -> web.AppRunner:
-    """Serve on a free loopback port and tell the home which."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind(("127.0.0.1", 0))
+    """Serve on the home's socket, and tell the home which process does."""
+    listener = unix_socket.bound(home.controller_socket)
     site = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await site.setup()
     await web.SockSite(site, listener).start()
-    address = {"url": f"http://127.0.0.1:{listener.getsockname()[1]}", "pid": os.getpid()}
-    _publish(home.controller_address, json.dumps(address))
+    _publish(home.controller_address, json.dumps({"pid": os.getpid()}))
     return site
 
 

@@ -16,6 +16,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,22 @@ from skyserve_cli.controller.ports import AgentOrder
 from skyserve_cli.home import is_held
 
 Shape = tuple[object, ...]
+
+_PASSED_ON = frozenset(
+    {
+        "HOME",
+        "LANG",
+        "LANGUAGE",
+        "PATH",
+        "SSL_CERT_DIR",
+        "SSL_CERT_FILE",
+        "TMPDIR",
+        "TZ",
+        "USER",
+        "VIRTUAL_ENV",
+    }
+)
+_PREFIXES = ("LC_", "LD_", "OTEL_", "PYTHON")
 
 
 @dataclass(slots=True)
@@ -90,6 +107,7 @@ class AgentFolder:
                     stdout=out,
                     stderr=err,
                     start_new_session=True,
+                    env=_agent_environment(os.environ),
                     pass_fds=(lock,),
                 )
         finally:
@@ -159,6 +177,13 @@ def agent_command(order: AgentOrder, token_file: Path, table_file: Path) -> list
     if order.tls is not None:
         command += ["--tls-certfile", order.tls[0], "--tls-keyfile", order.tls[1]]
     return command
+
+
+def _agent_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What an agent needs of our environment. It faces the Internet, so it is not given the keys of clouds and databases."""
+    return {
+        name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith(_PREFIXES)
+    }
 
 
 def shape_of(order: AgentOrder) -> Shape:

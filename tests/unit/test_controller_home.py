@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ from provisioners.rented import RentedProvisioner
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import CloudConfig, Config, ConfigError, GcpConfig, load_config
 from skyserve_cli.controller.seal import CannotUnsealError, Seal
-from skyserve_cli.home import Home
+from skyserve_cli.home import Home, HomeError
 
 
 @pytest.fixture
@@ -281,3 +282,19 @@ def test_a_digest_is_of_the_content_and_of_the_key() -> None:
     assert seal.digest({"a": "1", "b": "2"}) == seal.digest({"b": "2", "a": "1"})
     assert seal.digest({"a": "1"}) != seal.digest({"a": "2"})
     assert seal.digest({"a": "1"}) != other.digest({"a": "1"})
+
+
+def test_a_home_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    root = tmp_path / "home"
+    (root / "logs").mkdir(parents=True)
+    root.chmod(0o755)
+    (root / "logs").chmod(0o777)
+    home = Home.from_environment({"SKYSERVE_HOME": str(root)})
+    home.create()
+    assert [mode_of(path) for path in (home.root, home.logs)] == [0o700, 0o700]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may use any folder")
+def test_a_home_of_another_user_is_refused() -> None:
+    with pytest.raises(HomeError, match="belongs to another user"):
+        Home.from_environment({"SKYSERVE_HOME": "/"}).create()
