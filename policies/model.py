@@ -85,7 +85,12 @@ class Zone:
 class Offer:
     """A priced instance type in one zone and capacity type. Prices are for all nodes of a replica together. Where the
     user gave an order, offers of a lower `preference` are taken before all others, whatever they cost; it is of no
-    interest once a replica has the offer, and is not stored."""
+    interest once a replica has the offer, and is not stored.
+
+    `choice` is the index of the alternative under `resources` that the offer belongs to. It is stored with the replica,
+    because image, disk and labels are the alternative's, and no field of the offer tells equal machines of two
+    alternatives apart. Policies do not read it.
+    """
 
     zone: Zone
     instance_type: str
@@ -95,6 +100,7 @@ class Offer:
     price_usd_hour: float
     on_demand_usd_hour: float | None = None  # what the same instance costs on demand, for the comparison
     preference: int = 0
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ it checks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
@@ -25,7 +25,7 @@ DOCKER = "docker:"
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One acceptable shape of a replica's nodes. None and "*" mean "any"; `max_hourly_cost` is of one node. Where an
-    order is wanted, those of the least `preference` come first."""
+    order is wanted, those of the least `preference` come first. Every offer for the candidate carries its `choice`."""
 
     cloud: str | None = None
     region: str | None = None
@@ -38,6 +38,7 @@ class Candidate:
     use_spot: bool = False
     max_hourly_cost: float | None = None
     preference: int = 0
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,8 @@ class Provisioner(Protocol):
     def offers(self, need: Requirements) -> Sequence[Offer]:
         """What could be launched for `need` here, cheapest first (or in the order of the candidates).
 
+        An offer has the `choice` of the candidate that it fits; one that fits several candidates, of the first.
+
         Capacity is not promised: a zone without room is still offered. Unknown accelerators or regions give
         an empty answer, not an error. Bounded to seconds; may answer from a cache.
         """
@@ -180,6 +183,22 @@ class Provisioner(Protocol):
     def terminate(self, instance: Instance) -> None:
         """Destroy the instance, all its nodes, and all that came with it. Already gone is success. Returns once it
         is gone or the cloud has promised it; `instances` tells when it really is."""
+        ...
+
+
+@runtime_checkable
+class ReportSource(Protocol):
+    """A provisioner that learns from the machines themselves, between two listings, what has become of an instance: a
+    preemption notice above all, which leaves no time to wait for the next listing."""
+
+    def on_report(self, changed: Callable[[], None]) -> None:
+        """Call `changed` whenever `reported` may show another state, endpoint or notice than before. It comes from any
+        thread, holds no lock and returns at once. Replaces the callback of before."""
+        ...
+
+    def reported(self, owner: str) -> Sequence[Instance]:
+        """The instances as last listed, with what their machines have reported since. The cloud is not called, so an
+        instance that is missing here may well exist. Returns at once."""
         ...
 
 

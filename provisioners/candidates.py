@@ -60,8 +60,16 @@ def offers_of(
         sorted(_offers(candidate, catalog, account, need.num_nodes), key=ranked_by(need.work))
         for candidate in need.candidates
     ]
-    offers = dict.fromkeys(offer for group in groups for offer in group)
-    return list(offers) if need.ordered else sorted(offers, key=ranked_by(need.work))
+    offers = each_once(offer for group in groups for offer in group)
+    return offers if need.ordered else sorted(offers, key=ranked_by(need.work))
+
+
+def each_once(offers: Iterable[Offer]) -> list[Offer]:
+    """The offers without repetitions: of those that differ in nothing but the alternative, the first is kept."""
+    first: dict[Offer, Offer] = {}
+    for offer in offers:
+        first.setdefault(replace(offer, choice=0), offer)
+    return list(first.values())
 
 
 def ranked_by(work: Sequence[AcceleratorQps]) -> Callable[[Offer], tuple[float, Zone, str, float]]:
@@ -79,7 +87,7 @@ def in_order(need: Requirements, ask: Callable[[Requirements], Iterable[Offer]])
         part = replace(need, candidates=alike, ordered=False)
         best_first = sorted(ask(part), key=ranked_by(need.work))
         found += [replace(offer, preference=preference) for offer in best_first] if preference else best_first
-    return tuple(dict.fromkeys(found))
+    return tuple(each_once(found))
 
 
 def price_of(row: Row, candidate: Candidate, account: Account = ANY_ACCOUNT) -> float | None:
@@ -154,6 +162,7 @@ def _offers(candidate: Candidate, catalog: Catalog, account: Account, num_nodes:
             capacity_type=CapacityType.SPOT if candidate.use_spot else CapacityType.ON_DEMAND,
             price_usd_hour=round(price * num_nodes, 6),
             on_demand_usd_hour=round(row.on_demand.usd_hour * num_nodes, 6),
+            choice=candidate.choice,
         )
 
 

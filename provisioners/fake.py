@@ -65,6 +65,7 @@ class FakeProvisioner:
         self._capacity: dict[tuple[str, CapacityType], int] = {}
         self._troubles: list[tuple[ProvisionError, bool]] = []
         self._lock = Lock()
+        self._changed: Callable[[], None] = lambda: None
 
     def offers(self, need: Requirements) -> Sequence[Offer]:
         return offers_for(need, self._prices, instance_type=CLOUD)
@@ -97,6 +98,14 @@ class FakeProvisioner:
             if machine is not None and not self._state(machine).is_gone:
                 machine.stopped = True
 
+    def on_report(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+
+    def reported(self, owner: str) -> Sequence[Instance]:
+        """Its machines report notices at once, and nothing else by themselves."""
+        with self._lock:
+            return [self._instance(one) for one in self._machines.values() if one.order.owner == owner]
+
     # --- What a test does to the cloud --------------------------------------------------------------------
 
     def fail_next_launch(self, error: ProvisionError, *, after_creation: bool = False) -> None:
@@ -114,6 +123,8 @@ class FakeProvisioner:
         """Take the instance, all nodes of it, `notice_s` from now."""
         with self._lock:
             self._machines[token].preempt_at = self._now() + notice_s
+        if notice_s > 0:
+            self._changed()
 
     def lose_node(self, token: str, rank: int) -> None:
         """Take one node of the instance, now."""

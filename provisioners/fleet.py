@@ -68,6 +68,10 @@ class Hosts(Protocol):
         """The last word; None if nobody attends the machine."""
         ...
 
+    def on_report(self, changed: Callable[[], None]) -> None:
+        """Call `changed` whenever the state, port or notice in a report is another one; holds no lock."""
+        ...
+
     def leave(self, token: str) -> None:
         """The machine of that token is not ours any longer, or will not be."""
         ...
@@ -88,7 +92,7 @@ class OrderOf(Protocol):
 
 
 class FleetProvisioner:
-    """A `Provisioner`, a `LogSource` and a `LoginSource`. A cloud's own class gives it its `name`.
+    """A `Provisioner`, a `ReportSource`, a `LogSource` and a `LoginSource`. A cloud's own class gives it its `name`.
 
     `offer` answers `offers`. Nothing is remembered that is not somewhere else as well, but for the orders of what is
     being brought up.
@@ -173,6 +177,17 @@ class FleetProvisioner:
         _all_of(_AT_ONCE, self.machines.destroy, [one for one in gang if not one.state.is_gone])
         with self._lock:
             self._seen.pop(instance.token, None)
+
+    # --- ReportSource
+
+    def on_report(self, changed: Callable[[], None]) -> None:
+        self._hosts.on_report(changed)
+
+    def reported(self, owner: str) -> Sequence[Instance]:
+        with self._lock:
+            seen = [(token, gang) for token, gang in self._seen.items() if gang[0].owner == owner]
+        # A gang that was listed while it was launched may lack nodes that exist: only a listing can call them lost.
+        return [self._instance(token, gang) for token, gang in seen if len(gang) == gang[0].num_nodes]
 
     # --- what machines share
 

@@ -50,6 +50,7 @@ class SshHosts:
         self._dial = dial
         self._attendants: dict[str, Attendant] = {}
         self._prepared: dict[str, set[int]] = {}  # by the replica's token: the ranks whose `setup` is done
+        self._changed: Callable[[], None] = _ignore
         self._lock = threading.Lock()
 
     def attend(self, machine: Machine, order: LaunchOrder, node_ips: Sequence[str]) -> None:
@@ -69,6 +70,7 @@ class SshHosts:
                 poll_s=self._poll_s,
                 now=self._now,
                 gather=self._gather,
+                changed=self._tell_change,
             )
             self._attendants[machine.token] = attendant
         attendant.start()
@@ -77,6 +79,12 @@ class SshHosts:
         with self._lock:
             attendant = self._attendants.get(machine.token)
         return None if attendant is None else attendant.report
+
+    def on_report(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+
+    def _tell_change(self) -> None:
+        self._changed()  # the callback of now, not of when the machine was first attended
 
     def leave(self, token: str) -> None:
         with self._lock:
@@ -126,13 +134,17 @@ class SshHosts:
             return otherwise
 
 
+def _ignore() -> None:
+    """Nothing waits for reports yet."""
+
+
 class _Left(Exception):
     """Nobody wants the machine any more."""
 
 
 class Attendant:
     """One machine, and the thread that looks after it. `report` and `host` are replaced, never changed. `last_words` are
-    what the step printed that failed."""
+    what the step printed that failed. `changed` is called after a report with another state, port or notice."""
 
     def __init__(
         self,
@@ -147,6 +159,7 @@ class Attendant:
         poll_s: float,
         now: Callable[[], float],
         gather: Callable[[str, int, int], bool],
+        changed: Callable[[], None] = _ignore,
     ) -> None:
         self.replica = replica
         self.node = node
@@ -156,6 +169,7 @@ class Attendant:
         self._num_nodes = num_nodes
         self._poll_s = poll_s
         self._gather = gather
+        self._changed = changed
         self._left = threading.Event()
         self._has_gone = False
         self._was_up = False
@@ -203,12 +217,17 @@ class Attendant:
             self._fail(f"bringing it up failed: {type(error).__name__}: {error}")
             raise
 
+    def _report(self, report: HostReport) -> None:
+        before, self.report = self.report, report
+        if _matters(before) != _matters(report):
+            self._changed()
+
     def _fail(self, message: str) -> None:
-        self.report = HostReport(InstanceState.SETUP_FAILED, self.node.port, message)
+        self._report(HostReport(InstanceState.SETUP_FAILED, self.node.port, message))
 
     def _lose(self, message: str) -> None:
         """Whatever runs at that address: it is not the machine, so no request shall go there."""
-        self.report = HostReport(InstanceState.BROKEN, self.node.port, message)
+        self._report(HostReport(InstanceState.BROKEN, self.node.port, message))
 
     def _meet(self, host: Host) -> None:
         self.host = host  # its log can be read while it is brought up
@@ -226,7 +245,7 @@ class Attendant:
             ):
                 host.go()
                 self._has_gone = True
-            self.report = self._told(status)
+            self._report(self._told(status))
             self._pause(self._poll_s)
 
     def _told(self, status: HostStatus) -> HostReport:
@@ -243,7 +262,7 @@ class Attendant:
 
     def _tell_progress(self, progress: Progress) -> None:
         if not self._was_up:
-            self.report = HostReport(InstanceState.SETUP, self.node.port, str(progress))
+            self._report(HostReport(InstanceState.SETUP, self.node.port, str(progress)))
 
     def _pause(self, duration_s: float) -> None:
         if self._left.wait(duration_s):
@@ -252,3 +271,8 @@ class Attendant:
     def _close(self) -> None:
         if self.host is not None:
             self.host.shell.close()
+
+
+def _matters(report: HostReport) -> tuple[InstanceState, int, float | None]:
+    """What is worth waking for. Sentences about progress change every second; the next listing shows them."""
+    return report.state, report.port, report.preempt_at

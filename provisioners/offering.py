@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from policies.model import CapacityType, Offer, Zone
 from provisioners.base import Candidate, Requirements
-from provisioners.candidates import ranked_by
+from provisioners.candidates import each_once, ranked_by
 from provisioners.candidates_why import Nothing
 
 
@@ -33,8 +33,8 @@ def offers_for(need: Requirements, prices: Sequence[ZonePrices], instance_type: 
         sorted(_fitting(candidate, prices, instance_type, need.num_nodes), key=ranked_by(need.work))
         for candidate in need.candidates
     ]
-    offers = dict.fromkeys(offer for group in per_candidate for offer in group)
-    return list(offers) if need.ordered else sorted(offers, key=ranked_by(need.work))
+    offers = each_once(offer for group in per_candidate for offer in group)
+    return offers if need.ordered else sorted(offers, key=ranked_by(need.work))
 
 
 def why_nothing(candidate: Candidate, prices: Sequence[ZonePrices]) -> Nothing | None:
@@ -86,6 +86,7 @@ def _fitting(
                 capacity_type=capacity_type,
                 price_usd_hour=round(node_usd_hour * num_nodes, 6),
                 on_demand_usd_hour=round(known.on_demand_usd_hour * _scale(candidate) * num_nodes, 6),
+                choice=candidate.choice,
             )
 
 

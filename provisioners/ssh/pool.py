@@ -26,7 +26,7 @@ from typing import Any
 
 from policies.model import CapacityType, Offer, Role, Zone
 from provisioners.base import Candidate, Requirements
-from provisioners.candidates import ranked_by
+from provisioners.candidates import each_once, ranked_by
 from provisioners.candidates_why import Nothing
 
 CLOUD = "ssh"
@@ -96,7 +96,7 @@ def offers_of(pools: Pools, need: Requirements) -> list[Offer]:
         sorted(_fitting(pools, candidate, need.num_nodes), key=ranked_by(need.work))
         for candidate in need.candidates
     ]
-    offers = list(dict.fromkeys(offer for group in groups for offer in group))
+    offers = each_once(offer for group in groups for offer in group)
     return offers if need.ordered else sorted(offers, key=ranked_by(need.work))
 
 
@@ -156,7 +156,14 @@ def _fitting(pools: Pools, candidate: Candidate, num_nodes: int) -> Iterator[Off
             total = round(price * num_nodes, 6)
             count = candidate.accelerator_count if candidate.accelerator else 0.0
             yield Offer(
-                zone, INSTANCE_TYPE, candidate.accelerator, count, CapacityType.ON_DEMAND, total, total
+                zone=zone,
+                instance_type=INSTANCE_TYPE,
+                accelerator=candidate.accelerator,
+                accelerator_count=count,
+                capacity_type=CapacityType.ON_DEMAND,
+                price_usd_hour=total,
+                on_demand_usd_hour=total,
+                choice=candidate.choice,
             )
 
 

@@ -50,6 +50,8 @@ class Change:
         for sighting in sightings:
             instances = {instance.id: instance for instance in sighting.instances}
             here = [r for r in self.replicas.values() if r.zone.cloud == sighting.cloud]
+            if not sighting.is_listing:  # says nothing about instances that it lacks
+                here = [r for r in here if r.instance_id in instances]
             self.take(events_of(here, instances, sighting.asked_at))
 
     def take(self, events: Iterable[Event]) -> None:

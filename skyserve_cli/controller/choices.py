@@ -1,4 +1,4 @@
-"""From the alternatives of `resources` to what is asked of clouds, and back from an offer to its alternative. Pure."""
+"""From the alternatives of `resources` to the candidates that clouds are asked for, and to images and copies. Pure."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from types import MappingProxyType
 
-from policies.model import CapacityType, Offer, Zone
+from policies.model import Zone
 from provisioners.base import Candidate
-from provisioners.catalog.names import canonical
-from skyserve_cli.spec.model import EVERYWHERE, FileMount, ResourceChoice, ServiceSpec
-
-_SAME_COUNT = 0.005
+from skyserve_cli.spec.model import EVERYWHERE, FileMount, ResourceChoice
 
 #: Kinds of buckets that a name is enough for, and how their URLs begin. One of Azure's has an account as well.
 BUCKETS_BY_NAME = MappingProxyType({"s3": "s3", "gcs": "gs"})
 
 
-def candidates_of(choice: ResourceChoice, preference: int = 0) -> list[Candidate]:
-    """What to ask the clouds for. One for each place if the images are by place: others have none."""
+def candidates_of(choice: ResourceChoice, preference: int = 0, index: int = 0) -> list[Candidate]:
+    """What to ask the clouds for. One for each place if the images are by place: others have none. `index` is where the
+    alternative stands under `resources`."""
     return [
         Candidate(
             cloud=cloud,
@@ -32,39 +30,10 @@ def candidates_of(choice: ResourceChoice, preference: int = 0) -> list[Candidate
             use_spot=choice.use_spot,
             max_hourly_cost=choice.max_usd_hour,
             preference=preference,
+            choice=index,
         )
         for cloud, region in choice.places()
     ]
-
-
-def choice_of(spec: ServiceSpec, offer: Offer) -> ResourceChoice:
-    """The alternative that the offer is an answer to: the first that it fits, those of its capacity type before those
-    it stands in for. Zones decide last, because an account may have names of its own for them."""
-    fitting = [choice for choice in spec.resources if _fits(choice, offer)]
-    is_spot = offer.capacity_type is CapacityType.SPOT
-
-    def strangeness(choice: ResourceChoice) -> tuple[bool, bool]:
-        return choice.use_spot != is_spot, choice.zone not in (None, offer.zone.name)
-
-    return min(fitting or spec.resources, key=strangeness)  # the first of equals
-
-
-def _fits(choice: ResourceChoice, offer: Offer) -> bool:
-    """As far as an offer shows it."""
-    if choice.cloud not in (None, offer.zone.cloud):
-        return False
-    if choice.region is not None and choice.region.lower() != offer.zone.region.lower():
-        return False
-    if choice.images and image_of(choice, offer.zone) is None:
-        return False
-    if choice.instance_type is not None:
-        named = offer.instance_type.lower()
-        if choice.instance_type.lower() not in (named, named.partition("+")[0]):
-            return False
-    if choice.accelerator is None:
-        return choice.instance_type is not None or offer.accelerator is None
-    same = offer.accelerator is not None and canonical(choice.accelerator) == canonical(offer.accelerator)
-    return same and abs(choice.accelerator_count - offer.accelerator_count) < _SAME_COUNT
 
 
 def image_of(choice: ResourceChoice, zone: Zone) -> str | None:

@@ -31,7 +31,7 @@ from skyserve_cli.controller import unix_socket
 from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.books import OfferBook, SpecBook
-from skyserve_cli.controller.clock import Clock, SystemClock
+from skyserve_cli.controller.clock import JUMP_S, SteadyClock, SystemClock
 from skyserve_cli.controller.evidence import DaemonEvidence
 from skyserve_cli.controller.janitor import Sweeper
 from skyserve_cli.controller.last_words import LastWords
@@ -47,6 +47,7 @@ from skyserve_cli.controller.seal import Seal
 from skyserve_cli.controller.witness import ThreadWitness
 from skyserve_cli.home import Home
 from skyserve_cli.state.store import Store
+from skyserve_cli.state.values import Story
 
 log = logging.getLogger("skyserve.controller")
 
@@ -61,7 +62,7 @@ class Ticker(threading.Thread):
     """Runs the reconciler: when woken, and once per `tick_s` at the least."""
 
     def __init__(
-        self, reconciler: Reconciler, store: Store, clock: Clock, woken: threading.Event, tick_s: float
+        self, reconciler: Reconciler, store: Store, clock: SystemClock, woken: threading.Event, tick_s: float
     ) -> None:
         super().__init__(name="reconciler", daemon=True)
         self._reconciler = reconciler
@@ -77,6 +78,7 @@ class Ticker(threading.Thread):
             self._woken.wait(self._tick_s)
             self._woken.clear()
             try:
+                self._folded_at += follow_clock(self._clock, self._store)
                 self._reconciler.tick()
                 self._fold()
             except Exception:  # the database may be away for a while; the next tick is another chance
@@ -94,6 +96,33 @@ class Ticker(threading.Thread):
             self._folded_at = now
             self._store.fold(before=now - KEEP_ENDED_S)
             self._store.drop_story(before=now - KEEP_STORY_S)
+
+
+def follow_clock(clock: SystemClock, store: Store) -> float:
+    """If the host's clock was set, let ours follow it, and what it has measured. Returns by how much."""
+    jump_s = clock.jump_s()
+    if not jump_s:
+        return 0.0
+    if clock.moves_instants(jump_s):
+        store.move_instants(jump_s, then=lambda: clock.follow(jump_s))
+    else:
+        clock.follow(jump_s)
+    _tell_jump(store, jump_s, clock.now())
+    return jump_s
+
+
+def catch_up(clock: SystemClock, store: Store) -> None:
+    """If the host's clock was set back while no controller ran, move what lives out of the future."""
+    latest = store.latest_instant()
+    if latest is not None and latest - clock.now() > JUMP_S:
+        jump_s = clock.now() - latest
+        store.move_instants(jump_s)
+        _tell_jump(store, jump_s, clock.now())
+
+
+def _tell_jump(store: Store, jump_s: float, now: float) -> None:
+    log.warning("clock jumped by %+.1f s", jump_s)
+    store.tell(Story("clock", f"clock jumped by {jump_s:+.0f} s"), now=now)
 
 
 class _ResolvedOffers:
@@ -118,17 +147,18 @@ async def run(home: Home) -> None:
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, stopping.set)
 
-    clock = SystemClock()
+    clock, steady = SystemClock(), SteadyClock()
     woken = threading.Event()
     woken.set()
     store = Store(home.database_url)
+    catch_up(clock, store)
     owner = store.owner()
     seal = Seal(home.sealing_key())
     specs = SpecBook(store, seal, lambda token: admin_token(home.machine_secret(), token))
     clouds = Clouds(home, config)
     attention = Attention(loop, clock)
     regional = RegionalFleet(clouds.get, home.machine_secret(), clock, loop, woken.set, attention=attention)
-    names = ThreadNames(clouds.names, clouds.name_region, owner, clock, woken.set)
+    names = ThreadNames(clouds.names, clouds.name_region, owner, steady, woken.set)
     fleet = ProcessFleet(home.load_balancers, loop, woken.set, attention)
     prober = HttpProber(loop, woken.set, attention)
     witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
@@ -139,9 +169,9 @@ async def run(home: Home) -> None:
         last_words.keep(call.service, call.replica, instance, cloud, num_nodes)
 
     runner = ThreadRunner(
-        clouds.get, lambda call: specs.order(owner, call), owner, clock, woken.set, farewell=farewell
+        clouds.get, lambda call: specs.order(owner, call), owner, steady, woken.set, farewell=farewell
     )
-    offers: Offers = _ResolvedOffers(clouds, OfferBook(clouds.all(), clock, woken.set))
+    offers: Offers = _ResolvedOffers(clouds, OfferBook(clouds.all(), steady, woken.set))
     reconciler = Reconciler(
         clock=clock,
         store=store,

@@ -16,7 +16,7 @@ import sys
 from threading import Event
 from types import FrameType
 
-from skyserve_cli.controller.clock import SystemClock
+from skyserve_cli.controller.clock import SteadyClock
 from skyserve_cli.home import Home
 
 #: Exit codes that mean what they say: stopped as asked, wrong configuration, another controller is running.
@@ -33,7 +33,7 @@ def keep(command: list[str], stopping: Event, stop_with: list[subprocess.Popen[b
     A command that fails by itself on its very first run would fail again: its exit code is the answer. One that
     is killed, or fails later, is started again after a pause that doubles from death to death.
     """
-    clock = SystemClock()
+    clock = SteadyClock()
     deaths = 0
     while True:
         born = clock.now()

@@ -163,9 +163,10 @@ class Office:
 
     def services(self, *, down: bool, ended: bool) -> list[dict[str, Any]]:
         """The views of all services, by name."""
-        now = self._clock.now()
-        rows = self._store.services(down=down)
-        spent = self._store.spent(now)
+        with self._store.still():
+            now = self._clock.now()
+            rows = self._store.services(down=down)
+            spent = self._store.spent(now)
         return [self._view(row, spent.get(row.name, Spent(0.0, 0.0)), ended, now) for row in rows]
 
     def events(self, service: str | None, *, after: int, limit: int, newest: bool) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from policies.model import CapacityType, Goal, Offer, PlacementGoal, Replica, Re
 from policies.registry import ALIASES, AUTO, MIXERS
 from provisioners.base import Candidate, LaunchOrder, Requirements
 from provisioners.machines import MAX_TOKEN
-from skyserve_cli.controller.choices import candidates_of, choice_of, copies_of, image_of
+from skyserve_cli.controller.choices import candidates_of, copies_of, image_of
 from skyserve_cli.controller.deploy import TOKEN_VARIABLE, keeper_file
 from skyserve_cli.controller.ports import NameOrder
 from skyserve_cli.spec.model import RegionalAgents, ResourceChoice, ServiceSpec
@@ -82,16 +82,18 @@ def placement_of(spec: ServiceSpec) -> PlacementGoal:
 def requirements_of(spec: ServiceSpec) -> Requirements:
     """What to ask the clouds for: what the file names, and the same on demand where the placer may want that."""
     goal = placement_of(spec)
-    stand_ins: tuple[ResourceChoice, ...] = ()
+    alternatives: dict[ResourceChoice, int] = {}  # each with the index of the one under `resources`
+    for index, choice in enumerate(spec.resources):
+        alternatives.setdefault(choice, index)
     if goal.dynamic_ondemand_fallback or goal.base_ondemand_fallback_replicas or goal.placer in MIXERS:
-        spot = (choice for choice in spec.resources if choice.use_spot)
-        stand_ins = tuple(replace(choice, use_spot=False) for choice in spot)
-    choices = dict.fromkeys((*spec.resources, *stand_ins))
+        for index, choice in enumerate(spec.resources):
+            if choice.use_spot:
+                alternatives.setdefault(replace(choice, use_spot=False), index)
     return Requirements(
         candidates=tuple(
             candidate
-            for place, choice in enumerate(choices)
-            for candidate in candidates_of(choice, place if spec.resources_ordered else 0)
+            for place, (choice, index) in enumerate(alternatives.items())
+            for candidate in candidates_of(choice, place if spec.resources_ordered else 0, index)
         ),
         ordered=spec.resources_ordered,
         num_nodes=spec.num_nodes,
@@ -129,7 +131,7 @@ def order_of(
     secrets: Mapping[str, str],
 ) -> LaunchOrder:
     """Everything the launch of `replica` needs."""
-    choice = choice_of(spec, replica.offer)
+    choice = spec.resources[replica.offer.choice]
     return LaunchOrder(
         token=token_of(owner, service, incarnation, replica.id, replica.offer),
         owner=owner,

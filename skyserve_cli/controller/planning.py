@@ -11,7 +11,7 @@ from policies.model import Launch, Memory, Observation, Offer, UpdateMode
 from policies.plan import plan
 from policies.registry import policies_for
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
-from skyserve_cli.controller.choices import candidates_of, choice_of
+from skyserve_cli.controller.choices import candidates_of
 from skyserve_cli.controller.orders import (
     agent_fleet_of,
     agent_requirements_of,
@@ -94,10 +94,10 @@ def offer_view(offer: Offer) -> dict[str, Any]:
 
 
 def _refused(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds) -> list[dict[str, Any]]:
-    answered = {choice_of(spec, offer) for offer in offers}
+    answered = {offer.choice for offer in offers}
     refused = []
     for index, choice in enumerate(spec.resources):
-        if choice in answered:
+        if index in answered:
             continue
         reasons = [clouds.why_nothing(candidate) for candidate in candidates_of(choice)]
         why = reasons[0] if reasons and None not in reasons else None

@@ -54,11 +54,13 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One listing of one cloud; it shows at least everything launched before `asked_at`."""
+    """One listing of one cloud; it shows at least everything launched before `asked_at`. Or, where `is_listing` is
+    false, what machines have reported since the last one: a missing instance then means nothing."""
 
     cloud: str
     asked_at: float
     instances: tuple[Instance, ...]
+    is_listing: bool = True
 
 
 class Witness(Protocol):

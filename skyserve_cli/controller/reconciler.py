@@ -160,7 +160,8 @@ class Reconciler:
     def _tick(self, now: float) -> None:
         answers = _by_service((*self._runner.drain(), *self._prober.drain(), *self._regional.drain()))
         sightings = self._witness.drain()
-        self._seen.update(sighting.cloud for sighting in sightings)
+        listings = [sighting for sighting in sightings if sighting.is_listing]
+        self._seen.update(listing.cloud for listing in listings)
         turn = _Turn(clouds=set(self._enabled_clouds))
         self.plans = {}
         for row in self._store.services():
@@ -178,7 +179,7 @@ class Reconciler:
         self._names.ensure(turn.names)
         self._prober.watch(turn.probes)
         self._runner.ensure(turn.calls)
-        self._abandon_orphans(sightings)
+        self._abandon_orphans(listings)
         self._witness.watch(frozenset(turn.clouds))
 
     # --- one service --------------------------------------------------------------------------------------

@@ -98,13 +98,15 @@ class Market:
 
     def offers(self, need: Requirements) -> list[Offer]:
         found = []
-        for use_spot in sorted({candidate.use_spot for candidate in need.candidates}, reverse=True):
+        first = {one.use_spot: one.choice for one in reversed(need.candidates)}
+        for use_spot, choice in sorted(first.items(), reverse=True):
             kind = CapacityType.SPOT if use_spot else CapacityType.ON_DEMAND
             for index in self._order:
                 spot, on_demand = self.prices(index)
                 paid = (spot if use_spot else on_demand) * need.num_nodes
                 zone = self._zone(self.trace.zones[index])
-                found.append(Offer(zone, "trace", "GPU", 1.0, kind, paid, on_demand * need.num_nodes))
+                full = on_demand * need.num_nodes
+                found.append(Offer(zone, "trace", "GPU", 1.0, kind, paid, full, choice=choice))
         return sorted(found, key=lambda offer: offer.price_usd_hour)
 
     def launch(self, order: LaunchOrder) -> Instance:

@@ -136,6 +136,7 @@ class SimCloud:
                             kind,
                             price * need.num_nodes,
                             zone.on_demand_usd_hour * need.num_nodes,
+                            choice=candidate.choice,
                         )
                         found.append(offer)
         return sorted(found, key=lambda offer: (offer.price_usd_hour, offer.zone))

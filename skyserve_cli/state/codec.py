@@ -6,6 +6,9 @@ from typing import Any
 
 from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Role, Zone
 
+#: UNIX time in 2001. Policies remember instants, and besides rates, counts, prices and versions far below it.
+_FIRST_INSTANT = 1e9
+
 
 def replica_to_row(service: str, replica: Replica) -> dict[str, Any]:
     offer = replica.offer
@@ -25,6 +28,7 @@ def replica_to_row(service: str, replica: Replica) -> dict[str, Any]:
         "capacity_type": offer.capacity_type.value,
         "price_usd_hour": offer.price_usd_hour,
         "on_demand_usd_hour": offer.on_demand_usd_hour,
+        "choice": offer.choice,
         "instance_id": replica.instance_id,
         "endpoint": replica.endpoint,
         "launched_at": replica.launched_at,
@@ -47,6 +51,7 @@ def replica_from_row(row: Any) -> Replica:
         capacity_type=CapacityType(row.capacity_type),
         price_usd_hour=row.price_usd_hour,
         on_demand_usd_hour=row.on_demand_usd_hour,
+        choice=row.choice,
     )
     return Replica(
         id=row.id,
@@ -85,3 +90,16 @@ def memory_from_json(json: dict[str, Any], next_replica_id: int) -> Memory:
         rollout=json.get("rollout", {}),
         balancers=json.get("balancers", {}),
     )
+
+
+def moved_instants(memory: Any, by_s: float) -> Any:
+    """The memory of policies with its instants moved. They are its only numbers of that size: see `_FIRST_INSTANT`."""
+    match memory:
+        case dict():
+            return {key: moved_instants(value, by_s) for key, value in memory.items()}
+        case list():
+            return [moved_instants(value, by_s) for value in memory]
+        case int() | float() if memory > _FIRST_INSTANT:
+            return memory + by_s
+        case _:
+            return memory

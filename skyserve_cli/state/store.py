@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets as random_source
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from skyserve_cli.state import tables as t
 from skyserve_cli.state.codec import (
     memory_from_json,
     memory_to_json,
+    moved_instants,
     replica_from_row,
     replica_to_row,
 )
@@ -57,6 +59,7 @@ class Store:
         self._draw = draw
         self._photograph: Photograph | None = None
         self._lock = threading.Lock()
+        self._moving = threading.RLock()
         url = make_url(url)
         in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
         self._engine = connected(url, in_memory=in_memory)
@@ -291,6 +294,35 @@ class Store:
         with self._writer.begin() as c:
             self._tell(c, "", now, [story])
 
+    def move_instants(self, by_s: float, then: Callable[[], None] = lambda: None) -> None:
+        """The host's clock was set: move what our clock has measured of live replicas, and what policies remember, by
+        as much, so that ages, waits and costs stay what they were. `then` sets the controller's clock; no reader within `still` sees the one
+        without the other. What a cloud said (`preempt_at`), ended replicas and past events stay as they are."""
+        r = t.replicas.c
+        measured = (r.since, r.created_at, r.launched_at, r.ready_at, r.drain_by)
+        with self._moving:
+            with self._writer.begin() as c:
+                self._bump(c)
+                live = r.state != ReplicaState.GONE.value
+                c.execute(t.replicas.update().where(live).values({one: one + by_s for one in measured}))
+                for name, memory in c.execute(sa.select(t.services.c.name, t.services.c.memory)).all():
+                    here = t.services.c.name == name
+                    c.execute(t.services.update().where(here).values(memory=moved_instants(memory, by_s)))
+            then()
+            self.forget()
+
+    def still(self) -> AbstractContextManager[object]:
+        """While it is entered, the clock and the instants of rows do not move apart."""
+        return self._moving
+
+    def latest_instant(self) -> float | None:
+        """The latest instant of a live replica that our own clock has measured."""
+        r = t.replicas.c
+        live = r.state != ReplicaState.GONE.value
+        with self._reader.connect() as c:
+            found = c.execute(sa.select(sa.func.max(r.since)).where(live)).scalar()
+        return None if found is None else float(found)
+
     def fold(self, *, before: float, keep: int = 200) -> int:
         """Drop GONE replicas that ended before `before`, but the newest `keep` of each service; their cost is
         added to the service, so no total changes. Answers how many were dropped."""
@@ -427,6 +459,9 @@ def _of_role(attempts: Iterable[Replica], role: Role) -> tuple[Replica, ...]:
 
 def _spent_columns(now: float) -> tuple[sa.ColumnElement[float], sa.ColumnElement[float]]:
     r = t.replicas.c
-    hours = (sa.func.coalesce(r.ended_at, now) - r.launched_at) / 3600.0
+    seconds = sa.func.coalesce(r.ended_at, now) - r.launched_at
+    hours = (
+        sa.case((seconds < 0.0, 0.0), else_=seconds) / 3600.0
+    )  # whatever the clock did, nothing costs less than nothing
     on_demand = sa.func.coalesce(r.on_demand_usd_hour, r.price_usd_hour)
     return sa.func.sum(r.price_usd_hour * hours), sa.func.sum(on_demand * hours)

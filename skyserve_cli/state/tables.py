@@ -75,6 +75,8 @@ replicas = sa.Table(
     sa.Column("capacity_type", sa.String(16), nullable=False),
     sa.Column("price_usd_hour", sa.Float, nullable=False),
     sa.Column("on_demand_usd_hour", sa.Float),
+    # Which alternative of the version's `resources` it was launched for.
+    sa.Column("choice", sa.Integer, nullable=False, server_default="0"),
     sa.Column("instance_id", sa.String(255)),
     sa.Column("endpoint", sa.String(255)),
     sa.Column("launched_at", sa.Float),

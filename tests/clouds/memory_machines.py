@@ -152,6 +152,15 @@ class MemoryHosts:
     setup_s: float = 60.0
     attended: dict[str, tuple[LaunchOrder, tuple[str, ...], float]] = field(default_factory=dict)
     told: dict[str, HostReport] = field(default_factory=dict)
+    changed: Callable[[], None] = lambda: None
+
+    def on_report(self, changed: Callable[[], None]) -> None:
+        self.changed = changed
+
+    def tell(self, token: str, report: HostReport) -> None:
+        """The machine reports this from now on."""
+        self.told[token] = report
+        self.changed()
 
     def attend(self, machine: Machine, order: LaunchOrder, node_ips: Sequence[str]) -> None:
         self.attended.setdefault(machine.token, (order, tuple(node_ips), self.now()))

@@ -93,8 +93,11 @@ class RentedSubject(Subject):
 
     def warn_node(self, token: str, rank: int) -> None:
         """By the machine's own metadata service; hosts watch it."""
+        self.report_notice(token, rank)
+
+    def report_notice(self, token: str, rank: int) -> None:
         report = HostReport(InstanceState.RUNNING, 8000, preempt_at=self.now() + 1e6)
-        self.hosts.told[machine_token(token, rank)] = report
+        self.hosts.tell(machine_token(token, rank), report)
 
     def lose_answer(self, order: LaunchOrder) -> None:
         self.cut_answers()

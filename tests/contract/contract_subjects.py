@@ -19,7 +19,7 @@ from policies.model import CapacityType, Offer, Zone
 from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Provisioner, Requirements
 from provisioners.errors import QuotaError, TransientError
 from provisioners.fake import DEFAULT_PRICES, FakeProvisioner
-from provisioners.fleet import FleetProvisioner
+from provisioners.fleet import FleetProvisioner, HostReport
 from provisioners.local import controls as local_controls
 from provisioners.local import process as local_process
 from provisioners.local.cloud import LocalProvisioner
@@ -62,6 +62,10 @@ class Subject(ABC):
     def warn_node(self, token: str, rank: int) -> None:
         """The cloud, or the machine's own metadata, says that one node of an instance will be taken, long before."""
         pytest.skip("nobody takes its machines")
+
+    def report_notice(self, token: str, rank: int) -> None:
+        """The machine of one node reports a preemption notice; its cloud's lists do not have it."""
+        pytest.skip("its machines report nothing by themselves")
 
     @abstractmethod
     def lose_answer(self, order: LaunchOrder) -> None:
@@ -176,6 +180,9 @@ class FakeSubject(Subject):
     def warn_node(self, token: str, rank: int) -> None:
         self.cloud.preempt(token, notice_s=1e6)  # its nodes are warned together
 
+    def report_notice(self, token: str, rank: int) -> None:
+        self.warn_node(token, rank)
+
     def lose_answer(self, order: LaunchOrder) -> None:
         self.cloud.fail_next_launch(TransientError("lost", cloud="fake"), after_creation=True)
         with pytest.raises(TransientError):
@@ -259,8 +266,8 @@ class FleetSubject(Subject):
         def offer(need: Requirements) -> list[Offer]:
             return offers_for(need, prices, instance_type=CLOUD)
 
-        hosts = MemoryHosts(lambda: self.time)
-        return MemoryFleet(self.machines, hosts, order_of, offer, lambda: self.time)
+        self.hosts = MemoryHosts(lambda: self.time)
+        return MemoryFleet(self.machines, self.hosts, order_of, offer, lambda: self.time)
 
     def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
         self.machines.room[zone.name, capacity_type] = count
@@ -270,6 +277,10 @@ class FleetSubject(Subject):
 
     def warn_node(self, token: str, rank: int) -> None:
         self.machines.kept[machine_token(token, rank)].preempt_at = self.time + 1e6
+
+    def report_notice(self, token: str, rank: int) -> None:
+        report = HostReport(InstanceState.RUNNING, 8000, preempt_at=self.time + 1e6)
+        self.hosts.tell(machine_token(token, rank), report)
 
     def lose_answer(self, order: LaunchOrder) -> None:
         self.machines.after = Trouble(0, lost)

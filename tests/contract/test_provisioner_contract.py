@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from policies.model import CapacityType, FailureKind, Zone
-from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, ReportSource, Requirements
 from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError
 from tests.contract.contract_subjects import LIVE_STATES, ON_DEMAND, SPOT, Subject
 
@@ -258,6 +258,35 @@ def test_a_warning_to_any_node_is_one_to_the_replica(subject: Subject) -> None:
     subject.warn_node(gang.token, 1)
     assert subject.eventually(lambda: subject.listed()[gang.token].preempt_at is not None)
     assert subject.listed()[gang.token].state in LIVE_STATES
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_notice_that_a_machine_reports_is_known_before_the_next_listing(
+    subject: Subject, rank: int
+) -> None:
+    gang = subject.cloud.launch(subject.order(num_nodes=2))
+    other = subject.cloud.launch(subject.order(replica_id=2))
+    for one in (gang, other):
+        until(subject, one.token, InstanceState.RUNNING)
+    if not isinstance(subject.cloud, ReportSource):
+        pytest.skip("its machines report nothing by themselves")
+    shown: list[float | None] = []
+    cloud = subject.cloud
+
+    def changed() -> None:
+        shown.extend(one.preempt_at for one in cloud.reported("owner-1") if one.token == gang.token)
+
+    cloud.on_report(changed)
+    assert {one.token for one in cloud.reported("owner-1")} == {gang.token, other.token}
+    assert cloud.reported("owner-2") == []
+    assert shown == []
+    subject.report_notice(gang.token, rank)
+    assert len(shown) == 1
+    assert shown[0] is not None
+    reported = {one.token: one for one in cloud.reported("owner-1")}
+    assert (reported[gang.token].state, reported[gang.token].preempt_at) == (InstanceState.RUNNING, shown[0])
+    assert reported[other.token].preempt_at is None
+    assert reported == subject.listed()
 
 
 def test_after_a_lost_answer_all_nodes_are_there(subject: Subject) -> None:

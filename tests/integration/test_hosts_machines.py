@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from provisioners.base import InstanceState
 from provisioners.bringup import BringUpError, Progress
 from provisioners.clock import unix_now
+from provisioners.fleet import HostReport
 from provisioners.hosts import SshHosts
 from provisioners.keys import Keys
 from provisioners.shell import (
@@ -470,6 +472,26 @@ def test_a_preemption_notice_of_the_cloud_is_heard(world: VmWorld, cloud: str) -
     else:
         assert heard == at
     assert not [path for path in vm.metadata.asked if path.startswith("!")]
+
+
+def test_a_notice_calls_back_at_once_and_progress_does_not(world: VmWorld) -> None:
+    vm = boot(world, "called", cloud="aws")
+    order = launch_order("called", cloud="aws", setup="for i in 1 2 3; do echo $i; sleep 0.1; done")
+    machine = machine_of(vm, order)
+    hosts = SshHosts(lambda machine: login(vm), poll_s=0.1)
+    reports: queue.SimpleQueue[HostReport | None] = queue.SimpleQueue()
+    hosts.on_report(lambda: reports.put(hosts.report(machine)))
+    hosts.attend(machine, order, [vm.address])
+    running = reports.get(timeout=60.0)
+    assert running is not None
+    assert (running.state, running.preempt_at) == (InstanceState.RUNNING, None)
+    at = int(unix_now()) + 120.0
+    vm.metadata.announce(at)
+    noticed = reports.get(timeout=60.0)
+    assert noticed is not None
+    assert (noticed.state, noticed.preempt_at) == (InstanceState.RUNNING, at)
+    hosts.leave(machine.token)
+    assert reports.empty()
 
 
 def test_a_rebalance_recommendation_is_no_notice(world: VmWorld) -> None:

@@ -614,3 +614,38 @@ def _locked(*_: Any, **__: Any) -> None:
 def test_states_of_targets_are_the_agents_words() -> None:
     assert {state.value for state in Readiness} == {"ready", "unhealthy", "draining"}
     assert {kind.value for kind in CallKind} == {"launch", "attend", "terminate"}
+
+
+# --- what machines report between two listings -----------------------------------------------------------------
+
+
+def reports(world: World, *instances: Instance) -> None:
+    world.sightings.append(Sighting("sky", world.time, instances, is_listing=False))
+
+
+def test_a_reported_notice_drains_in_the_same_tick(world: World) -> None:
+    warned, other = a_replica(1), a_replica(2)
+    reconciler = world.reconciler()
+    world.has(warned, other)
+    world.lists(world.instance_of(warned), world.instance_of(other))
+    reconciler.tick()
+    reports(world, world.instance_of(warned, preempt_at=world.time + 30.0))
+    reconciler.tick()
+    assert "1:draining" in world.targets()
+    assert "2:ready" in world.targets(), "that it is missing in a report means nothing"
+    assert "2:READY" in world.fleet()
+
+
+def test_reports_are_no_listing_of_the_cloud(world: World) -> None:
+    """Nothing is planned on them after a start, and they accuse nobody of being an orphan."""
+    mine = a_replica(1)
+    reconciler = world.reconciler()
+    world.has(mine)
+    stray = replace(world.instance_of(a_replica(9)), token="stray")
+    for _ in range(3):
+        reports(world, world.instance_of(mine), stray)
+        reconciler.tick()
+    assert (world.fleet(), world.calling(), world.abandoned) == ("1:READY", "", [])
+    world.lists(world.instance_of(mine))
+    reconciler.tick()
+    assert world.calling().startswith("launch")

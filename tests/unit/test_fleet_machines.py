@@ -169,6 +169,27 @@ def test_the_earliest_notice_stands(w: World) -> None:
     assert w.one().preempt_at == 1900.0
 
 
+def test_reports_are_read_without_a_call_to_the_cloud(w: World) -> None:
+    calls: list[int] = []
+    w.fleet.on_report(lambda: calls.append(1))
+    w.fleet.launch(w.order())
+    w.time += 100
+    assert w.one().state is _S.SETUP
+    w.machines.kept.clear()  # a listing would show nothing
+    w.hosts.tell("own-chat-1", HostReport(_S.RUNNING, 8080, preempt_at=2000.0))
+    (seen,) = w.fleet.reported("own")
+    assert (seen.state, seen.preempt_at, calls) == (_S.RUNNING, 2000.0, [1])
+
+
+def test_a_gang_that_was_listed_in_part_is_not_reported(w: World) -> None:
+    """Its other nodes may have come since: no report may call them lost."""
+    w.fleet.launch(w.order(num_nodes=2))
+    w.restarted()
+    w.machines.kept.pop("own-chat-1-n1")
+    assert w.one().state is _S.BROKEN
+    assert w.fleet.reported("own") == []
+
+
 def test_a_failed_setup_says_why(w: World) -> None:
     w.fleet.launch(w.order())
     w.time += 100

@@ -1,4 +1,4 @@
-"""From alternatives to candidates, from an offer back to its alternative, and what an order then carries."""
+"""From alternatives to candidates, and what an order carries of the alternative that its offer belongs to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
 from provisioners.base import LaunchOrder
 from provisioners.rented import DISK_GB, Rent, order_of
 from skyserve_cli.controller import orders
-from skyserve_cli.controller.choices import candidates_of, choice_of, copies_of, image_of
+from skyserve_cli.controller.choices import candidates_of, copies_of, image_of
 from skyserve_cli.controller.digest import folder_digest
 from skyserve_cli.spec import spec_from_json, spec_to_json
 from skyserve_cli.spec.model import FileMount, ResourceChoice, ServiceSpec
@@ -72,48 +72,7 @@ def test_an_image_is_found_by_place(
     assert image_of(ResourceChoice(images=images), zone) == image
 
 
-# --- back from the offer
-
-SPOT, SOLID = {"use_spot": True}, {"use_spot": False}
 ON_L4 = {"accelerator": "L4", "accelerator_count": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("choices", "offer", "found"),
-    [
-        pytest.param([ON_L4], an_offer(), 0, id="the only one"),
-        pytest.param([{"accelerator": "A100", "accelerator_count": 1.0}, ON_L4], an_offer(), 1, id="by accelerator"),
-        pytest.param([{**ON_L4, "accelerator_count": 4.0}, ON_L4], an_offer(), 1, id="by count"),
-        pytest.param(
-            [{"accelerator": "A100-40GB", "accelerator_count": 8.0}, ON_L4],
-            an_offer(accelerator="A100", accelerator_count=8.0), 0, id="by any name of the accelerator",
-        ),
-        pytest.param([{**ON_L4, "cloud": "gcp"}, {**ON_L4, "cloud": "aws"}], an_offer(), 1, id="by cloud"),
-        pytest.param([{**ON_L4, "region": "eu"}, {**ON_L4, "region": "US-East-1"}], an_offer(), 1, id="by region"),
-        pytest.param([{**ON_L4, "zone": "z"}, {**ON_L4, "zone": "use1-az1"}], an_offer(), 1, id="by zone"),
-        pytest.param([{**ON_L4, "zone": "us-east-1a"}], an_offer(), 0, id="a zone may have a name of the account's"),
-        pytest.param([{**ON_L4, **SOLID}, {**ON_L4, **SPOT}], an_offer(), 1, id="by capacity type"),
-        pytest.param(
-            [{**ON_L4, **SPOT}], an_offer(capacity_type=CapacityType.ON_DEMAND), 0, id="a stand-in for a spot one"
-        ),
-        pytest.param(
-            [{"instance_type": "g5.xlarge"}, {"instance_type": "G6.xlarge"}], an_offer(), 1, id="by instance type"
-        ),
-        pytest.param(
-            [ON_L4, {"instance_type": "n1-standard-8"}],
-            an_offer(instance_type="n1-standard-8+1xnvidia-tesla-t4", accelerator="T4"), 1, id="by machine type",
-        ),
-        pytest.param([ON_L4, {}], an_offer(accelerator=None, accelerator_count=0.0), 1, id="without accelerator"),
-        pytest.param(
-            [{**ON_L4, "images": (("gcp", "x"),)}, ON_L4], an_offer(), 1, id="not one whose image is of elsewhere"
-        ),
-    ],
-)  # fmt: skip
-def test_an_offer_is_an_answer_to_an_alternative(
-    choices: list[dict[str, object]], offer: Offer, found: int
-) -> None:
-    spec = ServiceSpec("s", "run", resources=tuple(ResourceChoice(**one) for one in choices))  # type: ignore[arg-type]
-    assert choice_of(spec, offer) is spec.resources[found]
 
 
 # --- copies
@@ -164,9 +123,13 @@ def test_a_machine_gets_what_its_alternative_says() -> None:
     machine = order_of(order, 0, bytes(32), Rent("ami-of-config", 50, labels={"team": "b", "owner": "me"}))
     assert (machine.image, machine.disk_gb) == ("ami-of-config", 100)
     assert machine.labels == {"team": "a", "owner": "me"}
-    other = order_of(the_order(an_offer(accelerator="A100")), 0, bytes(32), Rent("ami-of-config", 50))
+    other = order_of(
+        the_order(an_offer(accelerator="A100", choice=1)), 0, bytes(32), Rent("ami-of-config", 50)
+    )
     assert (other.image, other.disk_gb, other.labels) == ("ami-1", 50, {})
-    assert order_of(the_order(an_offer(accelerator="A100")), 0, bytes(32), Rent()).disk_gb == DISK_GB
+    assert (
+        order_of(the_order(an_offer(accelerator="A100", choice=1)), 0, bytes(32), Rent()).disk_gb == DISK_GB
+    )
 
 
 @pytest.mark.parametrize(
