@@ -80,8 +80,8 @@ class TerminationLog:
     def add(self, now: float) -> None:
         self.at = [*(at for at in self.at if now - at < KEPT_S), now]
 
-    def since(self, instant: float) -> int:
-        return sum(at > instant for at in self.at)
+    def between(self, after: float, until: float) -> int:
+        return sum(after < at <= until for at in self.at)
 
 
 def judge(
@@ -151,12 +151,14 @@ def _few_of(
     addressed = sum(replica.endpoint is not None for replica in replicas)
     silent = sum(not failed.responded for failed in evidence.failed.values())
     if silent > max(MANY, MANY_SHARE * addressed) and silent > passing:
-        last = max(terminated.at, default=-math.inf)
+        last = max(
+            (at for at in terminated.at if at <= now), default=-math.inf
+        )  # a clock may have been set back
         sees = any(
             replica.ready_at is not None and replica.ready_at > last > -math.inf for replica in replicas
         )
         if not sees:
             waits = now - last < goal.probe_failure_threshold_s + goal.initial_delay_s
             return ([] if waits else accused[:1]), HELD_MANY
-    most = max(1, int(PERIOD_SHARE * addressed)) - terminated.since(now - PERIOD_S)
+    most = max(1, int(PERIOD_SHARE * addressed)) - terminated.between(now - PERIOD_S, now)
     return accused[: max(0, most)], ""

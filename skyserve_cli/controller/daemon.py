@@ -156,7 +156,7 @@ async def run(home: Home) -> None:
     seal = Seal(home.sealing_key())
     specs = SpecBook(store, seal, lambda token: admin_token(home.machine_secret(), token))
     clouds = Clouds(home, config)
-    attention = Attention(loop, clock)
+    attention = Attention(loop, clock, steady)
     regional = RegionalFleet(clouds.get, home.machine_secret(), clock, loop, woken.set, attention=attention)
     names = ThreadNames(clouds.names, clouds.name_region, owner, steady, woken.set)
     fleet = ProcessFleet(home.load_balancers, loop, woken.set, attention)

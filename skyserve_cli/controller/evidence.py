@@ -14,7 +14,8 @@ ONLINE_S = 90.0  # the slowest of what should respond is a listing of a cloud, e
 class Watcher(Protocol):
     """`Attention`."""
 
-    since: float
+    @property
+    def since(self) -> float: ...
 
     def now(self) -> float: ...
 
