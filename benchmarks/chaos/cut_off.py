@@ -1,6 +1,6 @@
 """The controller alone is in trouble: its network is cut, or it gets no CPU. Replicas and load balancer are well.
 
-Three replicas under open-loop traffic. For `--cut` seconds the probes of the controller reach nobody; then it is stopped
+Three replicas under open-loop traffic. For `--cut` seconds no probe of the controller reaches a replica; then it is stopped
 (SIGSTOP) for `--stopped` seconds.
 
 Claims:

@@ -1,4 +1,4 @@
-"""A controller whose probes reach nobody while the file DEAF lies in its home: its own network is cut, and nothing else is.
+"""A controller whose probes reach no replica while the file DEAF is in its home: only its own network is cut.
 
 SKYSERVE_HOME=... python -m benchmarks.chaos.deaf_controller
 """

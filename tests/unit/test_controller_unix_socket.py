@@ -1,4 +1,4 @@
-"""The controller's socket: found whatever the length of its path, and nobody else's."""
+"""The controller's socket: found whatever the length of its path, and of its owner alone."""
 
 from __future__ import annotations
 
