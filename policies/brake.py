@@ -6,7 +6,7 @@ terminate a machine. The rules, in order:
 
 1. Patience counts from when the controller began to watch without a gap; a probe that ran across a gap is void, and a
    replica without a recent valid probe is not judged.
-2. A replica that responded, with a status that is not 200, was reached: it is what it says.
+2. A replica that was reached (it sent a status that is not 200, or took the connection and sent nothing) is not ready.
 3. A load balancer is a second witness. A replica that it has heard from is not terminated.
 4. If nothing beyond this machine responds to the controller, it is the controller that is cut off.
 5. If many replicas stop responding at once and fewer of the service respond than do not, one is replaced, and the others
@@ -41,10 +41,11 @@ HELD_MANY = "most replicas stopped responding to it at once"
 
 @dataclass(frozen=True, slots=True)
 class FailedProbe:
-    """The last valid probe of a replica, which failed. `responded` is true if the replica itself sent a status."""
+    """The last valid probe of a replica, which failed. `reached` is true if a connection was made: a replica that then sends
+    nothing hangs, and its load balancer may hear from it all the same, on a path that needs no engine."""
 
     at: float
-    responded: bool
+    reached: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def judge(
 
 def _last_failure(replica: Replica, evidence: Evidence, now: float) -> FailedProbe | None:
     if evidence.failed is None:
-        return FailedProbe(replica.since, responded=True)
+        return FailedProbe(replica.since, reached=True)
     failed = evidence.failed.get(replica.id)
     if failed is None or now - failed.at > FRESH_S or failed.at < evidence.watching_since:
         return None
@@ -129,7 +130,7 @@ def _last_failure(replica: Replica, evidence: Evidence, now: float) -> FailedPro
 
 
 def _why_held(replica_id: int, failed: FailedProbe, evidence: Evidence) -> str:
-    if failed.responded:
+    if failed.reached:
         return ""
     if replica_id in evidence.heard:
         return HELD_FOR_BALANCERS
@@ -149,7 +150,7 @@ def _few_of(
         return accused, ""
     passing = sum(replica.state is ReplicaState.READY for replica in replicas)
     addressed = sum(replica.endpoint is not None for replica in replicas)
-    silent = sum(not failed.responded for failed in evidence.failed.values())
+    silent = sum(not failed.reached for failed in evidence.failed.values())
     if silent > max(MANY, MANY_SHARE * addressed) and silent > passing:
         last = max(
             (at for at in terminated.at if at <= now), default=-math.inf

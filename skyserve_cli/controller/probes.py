@@ -36,10 +36,10 @@ Key = tuple[str, int]
 
 
 class _Outcome(NamedTuple):
-    """Of one probe. `trouble` is None if it passed; `responded` is true if an HTTP status came."""
+    """Of one probe. `trouble` is None if it passed; `reached` is true if there was a connection."""
 
     trouble: str | None
-    responded: bool
+    reached: bool
 
 
 class HttpProber:
@@ -130,13 +130,13 @@ class HttpProber:
     def _record(self, key: Key, outcome: _Outcome) -> None:
         now = self._attention.now()
         order = self._orders[key]
-        if outcome.responded and key in self._remote:
+        if outcome.reached and key in self._remote:
             self._reached_at = now
         if outcome.trouble is None:
             self._forget(key)
         else:
             failed = self._failed.setdefault(order.service, {})
-            failed[order.replica_id] = FailedProbe(now, outcome.responded)
+            failed[order.replica_id] = FailedProbe(now, outcome.reached)
         event = _event(order, outcome.trouble)
         if event is not None:
             self._events.put((order.service, event))
@@ -157,7 +157,7 @@ class HttpProber:
         if probe.post_data is not None:
             data = probe.post_data.encode()
             headers.setdefault("Content-Type", "application/json")
-        timeout = aiohttp.ClientTimeout(total=probe.timeout_s)
+        timeout = aiohttp.ClientTimeout(total=probe.timeout_s, sock_connect=probe.timeout_s / 2)
         url = order.endpoint.rstrip("/") + probe.path
         try:
             async with session.request(
@@ -167,12 +167,15 @@ class HttpProber:
                     with suppress(aiohttp.ClientError, TimeoutError):
                         await response.read()  # or its connection could not be used again
                 if response.status == 200:
-                    return _Outcome(None, responded=True)
-                return _Outcome(f"probe answered {response.status}", responded=True)
+                    return _Outcome(None, reached=True)
+                return _Outcome(f"probe answered {response.status}", reached=True)
+        except aiohttp.ConnectionTimeoutError:
+            return _Outcome(f"no connection within {probe.timeout_s / 2:g} s", reached=False)
         except TimeoutError:
-            return _Outcome(f"probe took longer than {probe.timeout_s:g} s", responded=False)
+            return _Outcome(f"probe took longer than {probe.timeout_s:g} s", reached=True)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return _Outcome(f"probe failed: {type(error).__name__}", responded=False)
+            reached = isinstance(error, (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError))
+            return _Outcome(f"probe failed: {type(error).__name__}", reached)
 
 
 def _event(order: ProbeOrder, trouble: str | None) -> Event | None:

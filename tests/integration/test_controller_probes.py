@@ -249,7 +249,7 @@ async def test_the_last_failure_is_kept_until_a_probe_passes(probing: Probing) -
     )
     await probing.eventually(lambda: len(probing.prober.failed("chat")) == 2)
     failed = probing.prober.failed("chat")
-    assert (failed[1].responded, failed[2].responded) == (True, False)
+    assert (failed[1].reached, failed[2].reached) == (True, False)
     assert probing.prober.failed("another") == {}
     probing.replica.status = 200
     await probing.eventually(lambda: 1 not in probing.prober.failed("chat"))
@@ -273,3 +273,10 @@ async def test_a_replica_that_passes_is_probed_over_kept_connections_and_now_and
     await probing.asked(40)
     assert len(probing.replica.peers) < len(probing.replica.seen) / 5
     assert len(probing.replica.peers) >= 3
+
+
+async def test_a_replica_that_takes_the_connection_and_says_nothing_was_reached(probing: Probing) -> None:
+    probing.replica.silent = True
+    probing.prober.watch([probing.order(Probe("/health", timeout_s=0.2, interval_s=0.01), passing=True)])
+    await probing.eventually(lambda: 1 in probing.prober.failed("chat"))
+    assert probing.prober.failed("chat")[1].reached

@@ -14,7 +14,7 @@ from skyserve_cli.controller.evidence import ONLINE_S, DaemonEvidence
 from tests.unit.test_controller_reconciler import World, a_replica
 
 S = ReplicaState
-SILENT = FailedProbe(999.0, responded=False)
+SILENT = FailedProbe(999.0, reached=False)
 
 
 @dataclass

@@ -35,7 +35,7 @@ from policies.model import (
 NOW = 10_000.0
 GOAL = Goal(version=1, scaling=ScalingGoal(min_replicas=1), probe_failure_threshold_s=180.0)
 OFFER = Offer(Zone("c", "r", "z"), "m", None, 0.0, CapacityType.SPOT, 0.3)
-SILENT, REFUSES = FailedProbe(NOW - 1.0, responded=False), FailedProbe(NOW - 1.0, responded=True)
+SILENT, REFUSES = FailedProbe(NOW - 1.0, reached=False), FailedProbe(NOW - 1.0, reached=True)
 
 
 def a_replica(number: int, state: ReplicaState = ReplicaState.NOT_READY, **more: object) -> Replica:
@@ -132,7 +132,7 @@ def test_a_replacement_that_is_not_reached_either_leads_to_no_second_one_for_a_l
     terminated = 0
     for minute in range(60):
         now = NOW + 60.0 * minute
-        evidence = Evidence(failed=dict.fromkeys(numbers, FailedProbe(now - 1.0, responded=False)))
+        evidence = Evidence(failed=dict.fromkeys(numbers, FailedProbe(now - 1.0, reached=False)))
         events, note = decided(accused(*numbers), evidence, fleet, log, now)
         assert HELD_MANY in note
         for _ in events:
