@@ -302,7 +302,7 @@ async def _find_seams(balancer: Balancer, told: Told) -> None:
         for step in steps:
             cut_at = told.asked_at + step["after_s"]
             after = next((at for at, instant in enumerate(told.at) if instant >= cut_at), 0)
-            if step["event"] == "cut" and after:
+            if step["event"] == "broke" and after:
                 told.seams.append(told.at[after] - told.at[after - 1] - statistics.median(gaps))
 
 
