@@ -122,7 +122,7 @@ def judge(
 
 def _last_failure(replica: Replica, evidence: Evidence, now: float) -> FailedProbe | None:
     if evidence.failed is None:
-        return FailedProbe(replica.since, reached=True)
+        return FailedProbe(replica.since, reached=False)
     failed = evidence.failed.get(replica.id)
     if failed is None or now - failed.at > FRESH_S or failed.at < evidence.watching_since:
         return None

@@ -63,6 +63,7 @@ def decided(
     ("evidence", "stands", "why"),
     [
         pytest.param(Evidence(), True, "", id="probes are not recorded: events count as they come"),
+        pytest.param(Evidence(online=False), False, HELD_OFFLINE, id="not recorded, and nothing responds"),
         pytest.param(Evidence(failed={1: SILENT}), True, "", id="silent, and nothing speaks for it"),
         pytest.param(Evidence(failed={1: SILENT}, online=True), True, "", id="others respond"),
         pytest.param(Evidence(failed={}), False, "", id="its last probe passed, or was void"),
