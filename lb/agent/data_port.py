@@ -1,6 +1,6 @@
 """The data port: the sockets on which clients connect, and the move to another address.
 
-A move opens the new address before it leaves the old one. If the new one cannot be had, nothing has changed. The old
+A move opens the new address before it leaves the old one. If the new one cannot be used, nothing has changed. The old
 address takes connections for `LEFT_OPEN_S` after the move; then it is closed, and the connections that were made to it
 end after their response, or once they have been idle for as long again.
 """
@@ -38,7 +38,7 @@ _log = logging.getLogger("lb.agent.data_port")
 
 
 class CannotListenError(OSError):
-    """An address cannot be had: taken, forbidden or not of this host."""
+    """An address cannot be used: taken, forbidden or not of this host."""
 
 
 @dataclass(slots=True, eq=False)
