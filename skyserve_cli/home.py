@@ -102,6 +102,10 @@ class Home:
             self.root / "controller.token", lambda: secrets.token_urlsafe(32).encode()
         ).decode()
 
+    def key_files(self) -> tuple[Path, ...]:
+        """The files without which a database is of no use. They need not exist."""
+        return self.root / "sealing.key", self.root / "machines.key"
+
     def sealing_key(self) -> bytes:
         """The key that seals secrets in the database; made on first use, never stored with them."""
         return _secret_file(self.root / "sealing.key", Fernet.generate_key)

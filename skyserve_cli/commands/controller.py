@@ -66,6 +66,9 @@ def status(output: Format = Output.TABLE) -> None:
         put_json({"running": True, **health})
         return
     clouds = ", ".join(health["clouds"]) or "none"
+    lease = health["lease"]
+    if not lease["leads"]:
+        say(f"it stands by: {lease['leader'] or 'no controller'} leads")
     put(
         f"running for {span(health['uptime_s'])}, process {health['pid']}, version {health['version']}, "
         f"home {home().root}, clouds: {clouds}"
