@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 TTL_S = 6.0
 RENEW_EVERY_S = TTL_S / 3
-STANDBY_POLL_S = 0.5
+STANDBY_POLL_S = 1.0
 CLOCK_READ_WITHIN_S = 1.0
 
 
@@ -66,17 +66,18 @@ class Leadership:
             renewed = self._store.renew_lease(self.epoch, ttl_s=self._ttl_s)
             if renewed is None:
                 self._lose()
-                self._see(self._store.lease())
+                self._see(self._store.lease(), sent_at)
                 return
             self._hold(renewed, sent_at)
             return
-        taken = self._store.take_lease(
-            self._holder, self._about, ttl_s=self._ttl_s, unrenewed=self._unrenewed(sent_at)
-        )
-        if taken is None:
-            lease = self._store.lease()
-            self._follow(lease, sent_at)
-            self._see(lease)
+        self._see(self._store.lease(), sent_at)
+        unrenewed = self._unrenewed(sent_at)
+        if not (
+            self._lease is None or not self._lease.is_live or self._lease.holder == self._holder or unrenewed
+        ):
+            return
+        taken = self._store.take_lease(self._holder, self._about, ttl_s=self._ttl_s, unrenewed=unrenewed)
+        if taken is None:  # another one was faster
             return
         self.epoch = taken.epoch
         self._hold(taken, sent_at)
@@ -136,13 +137,13 @@ class Leadership:
     def _unrenewed(self, now: float) -> Lease | None:
         return self._lease if now - self._unchanged_since > self._ttl_s else None
 
-    def _see(self, lease: Lease) -> None:
-        now = self._steady.now()
+    def _see(self, lease: Lease, sent_at: float) -> None:
+        self._follow(lease, sent_at)
         known = self._lease
-        if known is None or (known.epoch, known.renewals) != (lease.epoch, lease.renewals):
-            self._unchanged_since = now
-            if known is None or known.about != lease.about:
-                log.info("this controller stands by; %s leads", lease.about or "no controller")
+        if known is None or not lease.is_same_term_as(known):
+            self._unchanged_since = self._steady.now()
+            if lease.is_live and (known is None or known.epoch != lease.epoch):
+                log.info("this controller stands by; %s leads", lease.about)
         self._lease = lease
 
     def _hold(self, lease: Lease, sent_at: float) -> None:

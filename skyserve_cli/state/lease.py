@@ -21,7 +21,11 @@ from sqlalchemy.engine import Connection
 from skyserve_cli.state import tables as t
 
 _HERE = t.lease.c.id == 1
-_COLUMNS = (t.lease.c.holder, t.lease.c.about, t.lease.c.epoch, t.lease.c.renewals, t.lease.c.expires_at)
+#: Each database's own clock, in UNIX seconds.
+_CLOCKS: Mapping[str, sa.ColumnElement[float]] = {
+    "sqlite": (sa.func.julianday("now", type_=sa.Float) - 2440587.5) * 86400.0,
+    "postgresql": sa.func.extract("epoch", sa.func.clock_timestamp()).cast(sa.Float),
+}
 #: What a store may be fenced with before its first term: no row has this epoch.
 NO_TERM = 0
 
@@ -43,65 +47,70 @@ class Lease:
 
     @property
     def is_live(self) -> bool:
-        """Whether somebody holds it."""
+        """Whether a controller holds it."""
         return bool(self.holder) and self.expires_at > self.read_at
+
+    def is_same_term_as(self, other: Lease) -> bool:
+        """Whether it has not even been renewed between the two."""
+        return (self.epoch, self.renewals) == (other.epoch, other.renewals)
 
 
 class LeaseTable:
     """The statements, for one database. `clock` replaces the database's own, in virtual time."""
 
     def __init__(self, dialect: str, clock: Callable[[], float] | None = None) -> None:
-        self._dialect = dialect
-        self._clock = clock
+        row = t.lease.c
+        now = _CLOCKS[dialect] if clock is None else sa.bindparam("now", callable_=clock, type_=sa.Float)
+        ends_at = now + sa.bindparam("ttl_s", type_=sa.Float)
+        columns = (row.holder, row.about, row.epoch, row.renewals, row.expires_at, now.label("read_at"))
+        update = t.lease.update().where(_HERE)
+        seconds, following = sa.cast(now, sa.BigInteger), row.epoch + 1
+        is_free = sa.or_(
+            row.expires_at <= now,
+            row.holder.in_(("", sa.bindparam("holder"))),
+            sa.and_(row.epoch == sa.bindparam("seen_epoch"), row.renewals == sa.bindparam("seen_renewals")),
+        )
+        term = {
+            "holder": sa.bindparam("holder"),
+            "about": sa.bindparam("about"),
+            "epoch": sa.case((following > seconds, following), else_=seconds),
+            "renewals": 0,
+            "expires_at": ends_at,
+        }
+        mine = row.epoch == sa.bindparam("mine")
+        self._read = sa.select(*columns).where(_HERE)
+        self._take = update.where(is_free).values(term).returning(*columns)
+        renewed = {"renewals": row.renewals + 1, "expires_at": ends_at}
+        self._renew = update.where(mine).values(renewed).returning(*columns)
+        self._release = update.where(mine).values({"holder": "", "expires_at": 0.0})
 
     def read(self, c: Connection) -> Lease:
-        row = c.execute(sa.select(*_COLUMNS, self._now().label("read_at")).where(_HERE)).one()
-        return Lease(*row)
+        return Lease(*c.execute(self._read).one())
 
     def take(
         self, c: Connection, holder: str, about: str, ttl_s: float, unrenewed: Lease | None
     ) -> Lease | None:
-        """Begin a term: if nobody holds the lease, if it was the same holder's, or if it still is as in `unrenewed`.
+        """Begin a term: if no controller holds the lease, if it was the same holder's, or if it still is as in `unrenewed`.
         Returns the row; None if another controller holds it."""
-        now = self._now()
-        free = sa.or_(t.lease.c.expires_at <= now, t.lease.c.holder.in_(("", holder)))
-        if unrenewed is not None:
-            same = sa.and_(t.lease.c.epoch == unrenewed.epoch, t.lease.c.renewals == unrenewed.renewals)
-            free = sa.or_(free, same)
-        seconds, following = sa.cast(now, sa.BigInteger), t.lease.c.epoch + 1
-        epoch = sa.case((following > seconds, following), else_=seconds)
+        seen = (-1, -1) if unrenewed is None else (unrenewed.epoch, unrenewed.renewals)
         values = {
             "holder": holder,
             "about": about,
-            "epoch": epoch,
-            "renewals": 0,
-            "expires_at": now + ttl_s,
+            "ttl_s": ttl_s,
+            "seen_epoch": seen[0],
+            "seen_renewals": seen[1],
         }
-        return self._update(c, free, values)
+        row = c.execute(self._take, values).first()
+        return None if row is None else Lease(*row)
 
     def renew(self, c: Connection, epoch: int, ttl_s: float) -> Lease | None:
         """None if the term has ended, because another one has begun."""
-        values = {"renewals": t.lease.c.renewals + 1, "expires_at": self._now() + ttl_s}
-        return self._update(c, t.lease.c.epoch == epoch, values)
+        row = c.execute(self._renew, {"mine": epoch, "ttl_s": ttl_s}).first()
+        return None if row is None else Lease(*row)
 
     def release(self, c: Connection, epoch: int) -> None:
         """End the term, if it has not ended: the next controller need not wait."""
-        self._update(c, t.lease.c.epoch == epoch, {"holder": "", "expires_at": 0.0})
-
-    def _update(
-        self, c: Connection, where: sa.ColumnElement[bool], values: Mapping[str, object]
-    ) -> Lease | None:
-        statement = t.lease.update().where(_HERE, where).values(values)
-        row = c.execute(statement.returning(*_COLUMNS, self._now().label("read_at"))).first()
-        return None if row is None else Lease(*row)
-
-    def _now(self) -> sa.ColumnElement[float]:
-        """The database's clock, in UNIX seconds."""
-        if self._clock is not None:
-            return sa.literal(self._clock(), sa.Float)
-        if self._dialect == "sqlite":
-            return (sa.func.julianday("now", type_=sa.Float) - 2440587.5) * 86400.0
-        return sa.func.extract("epoch", sa.func.clock_timestamp()).cast(sa.Float)
+        c.execute(self._release, {"mine": epoch})
 
 
 #: Shared, so that no term begins before the transaction has ended; SQLite has one writer at a time anyway.
