@@ -211,7 +211,8 @@ async def run(home: Home) -> bool:
     attention = Attention(loop, clock, steady)
     regional = RegionalFleet(clouds.get, home.machine_secret(), clock, loop, woken.set, attention=attention)
     names = ThreadNames(clouds.names, clouds.name_region, owner, steady, woken.set, leadership.may_terminate)
-    fleet = ProcessFleet(home.load_balancers, loop, woken.set, attention)
+    # Agents are known by their folder, whichever links lead to it.
+    fleet = ProcessFleet(home.load_balancers.resolve(), loop, woken.set, attention)
     prober = HttpProber(loop, woken.set, attention)
     witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
     last_words = LastWords(home.last_words)
@@ -349,7 +350,7 @@ def main() -> int:
     logging.shutdown()
     if is_to_stand_by:
         # Whatever this process believed is of the term that is over, so nothing of it stays but its number.
-        os.execv(sys.executable, [sys.executable, "-m", "skyserve_cli.controller.daemon"])  # noqa: S606 - ourselves
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
     os._exit(0)
 
 
