@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from lb.config.schema import Table
@@ -52,7 +53,7 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sighting:
     """One listing of one cloud; it shows at least everything launched before `asked_at`. Or, where `is_listing` is
     false, what machines have reported since the last one: a missing instance then means nothing."""
@@ -61,6 +62,11 @@ class Sighting:
     asked_at: float
     instances: tuple[Instance, ...]
     is_listing: bool = True
+
+    @cached_property
+    def ids(self) -> frozenset[str]:
+        """Of the instances."""
+        return frozenset(instance.id for instance in self.instances)
 
 
 class Witness(Protocol):

@@ -81,6 +81,26 @@ def _events(replica: Replica, instance: Instance) -> Iterator[Event]:
         yield PreemptionNotice(replica.id, instance.preempt_at)
 
 
+def missing_from(sighting: Sighting, replicas: Iterable[Replica]) -> bool:
+    """Whether a replica has an instance in that cloud which the sighting lacks."""
+    ids: frozenset[str] | None = None
+    for replica in replicas:
+        if replica.zone.cloud != sighting.cloud or replica.instance_id is None:
+            continue
+        if ids is None:
+            ids = sighting.ids
+        if replica.instance_id not in ids:
+            return True
+    return False
+
+
+def same_objects(before: Iterable[Instance], after: Iterable[Instance]) -> tuple[Instance, ...]:
+    """`after`, with the objects of `before` where they are equal: to compare such a listing with the last one costs
+    next to nothing."""
+    old = {instance.id: instance for instance in before}
+    return tuple(was if (was := old.get(one.id)) == one and was is not None else one for one in after)
+
+
 def _gone(replica: Replica, message: str) -> Preempted:
     """Spot instances vanish by preemption; anything else that vanishes is a loss nobody explained."""
     lost = replica.offer.capacity_type is not CapacityType.SPOT
