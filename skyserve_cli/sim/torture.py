@@ -97,6 +97,7 @@ class Life:
     """One simulated world with the production controller in it."""
 
     reconciler: Reconciler
+    make_prober = SimProber
 
     def __init__(
         self, seed: int, faults: Faults, *, zones: int = 4, reconciler: Callable[..., Reconciler] = Reconciler
@@ -139,7 +140,7 @@ class Life:
             offers=SimOffers(self.cloud),
             runner=self.runner,
             witness=self.witness,
-            prober=SimProber(self.cloud, self.rng),
+            prober=self.make_prober(self.cloud, self.rng),
             fleet=self.fleet,
             enabled_clouds=frozenset({"sim"}),
             lb_host="127.0.0.1",
