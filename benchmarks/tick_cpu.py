@@ -63,7 +63,9 @@ def build(services: int, replicas: int, faults: Faults, *, keeps: bool = True) -
         ready = sum(r.state is ReplicaState.READY for row in rows for r in row.replicas)
         if ready == services * replicas:
             spent_s = time.process_time() - start
-            print(f"all ready after {life.clock.now():.0f} s, {ticks_s:.1f} s CPU of ticks, {spent_s:.1f} s with the world's")
+            print(
+                f"all ready after {life.clock.now():.0f} s, {ticks_s:.1f} s CPU of ticks, {spent_s:.1f} s with the world's"
+            )
             for _ in range(10):
                 advance(life)
             return life

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from policies.model import Load, Offer, Plan
-from provisioners.base import Instance, InstanceState, Requirements
+from provisioners.base import Instance, Requirements
 from skyserve_cli.controller.ports import AgentOrder, Call, NameOrder, ProbeOrder, RegionalOrder, Sighting
 from skyserve_cli.controller.sightings import missing_from
 from skyserve_cli.state.values import ServiceRow
@@ -118,7 +118,7 @@ class Listings:
             if not sighting.is_listing:
                 names |= {instance.service for instance in sighting.instances}
                 continue
-            names |= {one.service for one in sighting.instances if one.state is InstanceState.UNATTENDED}
+            names |= {sighting.by_id[id].service for id in sighting.unattended}
             last = self._last.get(sighting.cloud, ())
             if sighting.instances != last:
                 names |= _differing(last, sighting.instances)

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from lb.config.schema import Table
 from policies.model import Event, Load, Offer, Replica
-from provisioners.base import Instance, Requirements
+from provisioners.base import Instance, InstanceState, Requirements
 from skyserve_cli.spec.model import Probe, ServiceSpec
 
 
@@ -64,9 +64,13 @@ class Sighting:
     is_listing: bool = True
 
     @cached_property
-    def ids(self) -> frozenset[str]:
-        """Of the instances."""
-        return frozenset(instance.id for instance in self.instances)
+    def by_id(self) -> Mapping[str, Instance]:
+        return {instance.id: instance for instance in self.instances}
+
+    @cached_property
+    def unattended(self) -> frozenset[str]:
+        """The ids of instances whose order is to be sent again."""
+        return frozenset(one.id for one in self.instances if one.state is InstanceState.UNATTENDED)
 
 
 class Witness(Protocol):

@@ -213,6 +213,7 @@ class Reconciler:
         self.store_health.end(self._clock.now())
 
     def _tick(self, now: float) -> None:
+        rows = self._store.services()  # first: if it fails, no event and no sighting is lost
         answers = _by_service((*self._runner.drain(), *self._prober.drain(), *self._regional.drain()))
         sightings = self._witness.drain()
         listings = [sighting for sighting in sightings if sighting.is_listing]
@@ -223,7 +224,6 @@ class Reconciler:
         orders: dict[str, Orders] = {}
         decided: list[Decided] = []
         checks = CHECKED_PER_TICK
-        rows = self._store.services()
         for row in rows:
             kept = self._kept.get(row.name)
             mine = answers.get(row.name, ())
@@ -250,10 +250,8 @@ class Reconciler:
             try:
                 if name not in written:
                     raise _NotWrittenError
-                orders[name] = self._orders_of(one, sightings, now)
-                self._kept[name] = self._kept_of(
-                    one, orders[name], sightings, around, bool(answers.get(name)), now
-                )
+                kept = self._kept_of(one, sightings, around, bool(answers.get(name)), now)
+                self._kept[name], orders[name] = kept, kept.orders
             except _NotWrittenError:
                 orders[name] = self._unchanged(one.row)
             except SQLAlchemyError as error:
@@ -395,14 +393,13 @@ class Reconciler:
     def _kept_of(
         self,
         decided: Decided,
-        orders: Orders,
         sightings: Sequence[Sighting],
         around: Around,
         had_answers: bool,
         now: float,
     ) -> Kept:
         """What is kept of a turn, and until when."""
-        row, goal = decided.row, decided.goal
+        row, goal, orders = decided.row, decided.goal, self._orders_of(decided, sightings, now)
         attempts = (*decided.change.replicas.values(), *decided.agents.replicas.values())
         is_settled = not (
             decided.commit is not None

@@ -83,15 +83,12 @@ def _events(replica: Replica, instance: Instance) -> Iterator[Event]:
 
 def missing_from(sighting: Sighting, replicas: Iterable[Replica]) -> bool:
     """Whether a replica has an instance in that cloud which the sighting lacks."""
-    ids: frozenset[str] | None = None
-    for replica in replicas:
-        if replica.zone.cloud != sighting.cloud or replica.instance_id is None:
-            continue
-        if ids is None:
-            ids = sighting.ids
-        if replica.instance_id not in ids:
-            return True
-    return False
+    return any(
+        replica.zone.cloud == sighting.cloud
+        and replica.instance_id is not None
+        and replica.instance_id not in sighting.by_id
+        for replica in replicas
+    )
 
 
 def same_objects(before: Iterable[Instance], after: Iterable[Instance]) -> tuple[Instance, ...]:
@@ -109,12 +106,7 @@ def _gone(replica: Replica, message: str) -> Preempted:
 
 def unattended(sightings: Iterable[Sighting]) -> frozenset[str]:
     """The ids of instances whose order is to be sent again."""
-    return frozenset(
-        instance.id
-        for sighting in sightings
-        for instance in sighting.instances
-        if instance.state is InstanceState.UNATTENDED
-    )
+    return frozenset().union(*(sighting.unattended for sighting in sightings))
 
 
 def orphans(

@@ -283,6 +283,11 @@ class Store:
                 self._photograph = Photograph(count, {row.name: row for row in rows})
             return list(self._photograph.rows.values())
 
+    def count(self) -> int:
+        """How many times what `services` shows has changed."""
+        with self._reader.connect() as c:
+            return int(c.execute(q.COUNT).scalar_one())
+
     def forget(self) -> None:
         """Read everything anew next time, as a process does that has just started."""
         with self._lock:
