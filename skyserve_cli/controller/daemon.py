@@ -85,12 +85,16 @@ class Ticker(threading.Thread):
         self._leadership = leadership
         self._stopping = threading.Event()
         self._folded_at = clock.now()
+        self._turns = 0
+        self._is_busy = False
 
     def run(self) -> None:
         self._woken.set()
         while not self._stopping.is_set() and self._leadership.leads:
             self._woken.wait(self._tick_s)
             self._woken.clear()
+            self._turns += 1
+            self._is_busy = True
             try:
                 self._folded_at += follow_clock(self._clock, self._store)
                 self._reconciler.tick()
@@ -99,7 +103,12 @@ class Ticker(threading.Thread):
                 self._leadership.lost()
             except Exception:  # the database may be away for a while; the next tick is another chance
                 log.exception("tick")
+            self._is_busy = False
             self._stopping.wait(BETWEEN_TICKS_S)
+
+    def turn(self) -> int | None:
+        """The number of the tick that goes on; None between two."""
+        return self._turns if self._is_busy else None
 
     def stop(self) -> None:
         self._stopping.set()
@@ -272,7 +281,7 @@ async def run(home: Home) -> bool:
     sweeper = Sweeper(office.janitor, clouds.enabled, config.controller.sweep_minutes * 60.0)
     term = _Term(home, store, clock, lambda: loop.call_soon_threadsafe(stopping.set))
     term.threads = (ticker, sweeper)
-    lease_keeper = LeaseKeeper(leadership, term.begin, term.end)
+    lease_keeper = LeaseKeeper(leadership, term.begin, term.end, ticker.turn)
     lease_keeper.start()
     api = Api(office, home.token(), home.controller_log, stopping.set)
     site = await _listen(api.app(), home)

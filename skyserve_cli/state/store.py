@@ -82,7 +82,8 @@ class Store:
         one_photograph = {} if url.get_backend_name() == "sqlite" else {"isolation_level": "REPEATABLE READ"}
         self._reader = self._engine.execution_options(**one_photograph)
         self._writer = self._engine.execution_options(writes=True)
-        # A renewal waits for no other query of this process, and none for the disk: a power cut ends all terms here.
+        # A renewal waits for no other query of this process, and none for the disk: a power cut ends all terms here. Reads
+        # lock nothing there that writes would, so one kind of transaction does for both.
         renewing = self._engine if in_memory else connected(url, in_memory=False, durable=False)
         self._renewer = renewing.execution_options(writes=True)
         if in_memory or not migrate:
@@ -113,7 +114,7 @@ class Store:
         self._epoch = epoch
 
     def lease(self) -> Lease:
-        with self._reader.connect() as c:
+        with self._renewer.connect() as c:
             return self._leases.read(c)
 
     def take_lease(
@@ -121,7 +122,7 @@ class Store:
     ) -> Lease | None:
         """Begin a term, and fence this store with it; None if another controller leads. `unrenewed`: the lease as it has
         been for a whole time to live by the caller's own clock."""
-        with self._writer.begin() as c:
+        with self._renewer.begin() as c:
             lease = self._leases.take(c, holder, about, ttl_s, unrenewed)
         if lease is not None:
             self.fence(lease.epoch)
@@ -134,8 +135,12 @@ class Store:
             return self._leases.renew(c, epoch, ttl_s)
 
     def release_lease(self, epoch: int) -> None:
-        with self._writer.begin() as c:
+        with self._renewer.begin() as c:
             self._leases.release(c, epoch)
+
+    def reconnect_lease(self) -> None:
+        """Ask about the lease over a new connection from now on."""
+        self._renewer.dispose()
 
     def fingerprints(self) -> dict[str, str]:
         """Of the keys that this database was written with, by the key's name."""
