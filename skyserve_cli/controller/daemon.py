@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -57,6 +58,9 @@ from skyserve_cli.state.values import Story
 
 log = logging.getLogger("skyserve.controller")
 
+#: In the environment of a process that has begun again: its database was there a moment ago, so it is waited for.
+_AGAIN = "SKYSERVE_CONTROLLER_AGAIN"
+TRY_AGAIN_S = 1.0
 #: Ticks that are asked for in a row are one tick: a burst of answers is taken in one photograph.
 BETWEEN_TICKS_S = 0.02
 FOLD_EVERY_S = 3600.0
@@ -166,7 +170,7 @@ class _ResolvedOffers:
 
 
 class _Term:
-    """What begins when this controller leads, and why it ended. Called on the thread that renews the lease."""
+    """What begins when this controller leads. Called on the thread that renews the lease."""
 
     def __init__(self, home: Home, store: Store, clock: SystemClock, stop: Callable[[], object]) -> None:
         self._home = home
@@ -175,7 +179,6 @@ class _Term:
         self._stop = stop
         self.threads: tuple[threading.Thread, ...] = ()
         self.failure: Exception | None = None
-        self.was_lost = False
 
     def begin(self) -> None:
         try:
@@ -183,7 +186,7 @@ class _Term:
             catch_up(self._clock, self._store)
         except (LeaseLostError, SQLAlchemyError):  # another term has begun, or will
             log.exception("the term ends before it has begun")
-            self.end()
+            begin_again()
         except ForeignKeysError as error:
             self.failure = error
             self._stop()
@@ -191,14 +194,18 @@ class _Term:
             for thread in self.threads:
                 thread.start()
 
-    def end(self) -> None:
-        self.was_lost = True
-        self._stop()
+
+def begin_again() -> None:
+    """Execute the same program in place of this one, whichever thread is doing what. Whatever this process believed is of a
+    term that is over, so nothing of it stays but its number; and what waits for a database that does not respond would keep
+    an orderly stop waiting, too."""
+    logging.shutdown()
+    os.environ[_AGAIN] = "1"
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
 
 
-async def run(home: Home) -> bool:
-    """Run until SIGTERM, SIGINT or the API says stop. Returns whether to begin again, and stand by, because another
-    controller has taken over. Raises ConfigError, ForeignKeysError."""
+async def run(home: Home) -> None:
+    """Run until SIGTERM, SIGINT or the API says stop. Raises ConfigError, ForeignKeysError."""
     loop = asyncio.get_running_loop()
     config = load_config(home.config)
     stopping = asyncio.Event()
@@ -281,7 +288,7 @@ async def run(home: Home) -> bool:
     sweeper = Sweeper(office.janitor, clouds.enabled, config.controller.sweep_minutes * 60.0)
     term = _Term(home, store, clock, lambda: loop.call_soon_threadsafe(stopping.set))
     term.threads = (ticker, sweeper)
-    lease_keeper = LeaseKeeper(leadership, term.begin, term.end, ticker.turn)
+    lease_keeper = LeaseKeeper(leadership, term.begin, begin_again, ticker.turn)
     lease_keeper.start()
     api = Api(office, home.token(), home.controller_log, stopping.set)
     site = await _listen(api.app(), home)
@@ -306,7 +313,6 @@ async def run(home: Home) -> bool:
     store.close()
     if term.failure is not None:
         raise term.failure
-    return term.was_lost
 
 
 async def _listen(app: web.Application, home: Home) -> web.AppRunner:
@@ -348,18 +354,22 @@ def main() -> int:
         return 3
     _log_to(home)
     try:
-        is_to_stand_by = asyncio.run(run(home))
+        # Not asyncio.run: it would wait for every thread that a query holds up.
+        asyncio.new_event_loop().run_until_complete(run(home))
     except (ConfigError, ForeignKeysError) as error:
         print(error, file=sys.stderr)
         return 2
+    except SQLAlchemyError as error:
+        if _AGAIN not in os.environ:
+            raise
+        log.error("the database cannot be reached, trying again: %s", sentence_of(error))
+        time.sleep(TRY_AGAIN_S)
+        begin_again()
     except Exception:
         log.exception("the controller cannot go on")
         raise
     # Cloud calls may still be under way on threads. Their rows say so; the next controller makes them again.
     logging.shutdown()
-    if is_to_stand_by:
-        # Whatever this process believed is of the term that is over, so nothing of it stays but its number.
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
     os._exit(0)
 
 
