@@ -6,11 +6,14 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.fernet import Fernet
+
+#: The umask of the user, in octal, for what the controller starts on the user's behalf.
+USER_UMASK = "SKYSERVE_USER_UMASK"
 
 
 class HomeError(Exception):
@@ -45,10 +48,27 @@ class Home:
                     )
                 if stat.S_IMODE(found.st_mode) & 0o077:
                     folder.chmod(0o700)
+            self._close_files()
         except OSError as error:
             raise HomeError(
                 f"no home can be made at {self.root}: {error.strerror}; set SKYSERVE_HOME"
             ) from None
+
+    def _close_files(self) -> None:
+        """Remove the permissions of other users from the files that an earlier release or another program left."""
+        candidates = [*self.root.iterdir(), *self.backups.glob("*")]
+        for folder in (self.logs, self.load_balancers):
+            candidates += folder.rglob("*")
+        for path in candidates:
+            try:
+                found = path.lstat()
+                is_ours = stat.S_ISREG(found.st_mode) or (
+                    stat.S_ISDIR(found.st_mode) and path.parent != self.root
+                )
+                if is_ours and stat.S_IMODE(found.st_mode) & 0o077:
+                    path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+            except FileNotFoundError:  # a running controller has just removed or replaced it
+                continue
 
     @property
     def config(self) -> Path:
@@ -92,6 +112,16 @@ class Home:
         return self.root / "hosts"
 
     @property
+    def backups(self) -> Path:
+        """The daily copies of an SQLite database, and what `restore --force` has replaced."""
+        return self.root / "backups"
+
+    @property
+    def restored(self) -> Path:
+        """JSON, from a restore until its machines are adopted: the first replica id that the backup did not know, by service."""
+        return self.root / "restored.json"
+
+    @property
     def last_words(self) -> Path:
         """The ends of the logs of replicas that failed."""
         return self.logs / "replicas"
@@ -110,6 +140,11 @@ class Home:
         """What every SSH key of ours follows from (`provisioners.keys`); made on first use, never changed: with it lost,
         nobody can log in on the machines that run."""
         return _secret_file(self.root / "machines.key", lambda: secrets.token_bytes(32))
+
+
+def make_private(environ: MutableMapping[str, str]) -> None:
+    """Give files that this process and its children create to their owner alone; remember the umask of before."""
+    environ.setdefault(USER_UMASK, f"{os.umask(0o077):03o}")
 
 
 def is_held(lock: Path) -> bool:

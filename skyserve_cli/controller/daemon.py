@@ -22,6 +22,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from aiohttp import web
+from sqlalchemy.exc import SQLAlchemyError
 
 from policies.model import Offer
 from provisioners.base import Instance, Provisioner, Requirements
@@ -33,19 +34,22 @@ from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.books import OfferBook, SpecBook
 from skyserve_cli.controller.clock import JUMP_S, SteadyClock, SystemClock
 from skyserve_cli.controller.evidence import DaemonEvidence
+from skyserve_cli.controller.housekeeping import Housekeeper
 from skyserve_cli.controller.janitor import Sweeper
 from skyserve_cli.controller.last_words import LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.lb_regional import RegionalFleet, admin_token
 from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.office import Office
+from skyserve_cli.controller.opening import CannotOpenError, opened
 from skyserve_cli.controller.ports import Call, Offers
 from skyserve_cli.controller.probes import HttpProber
 from skyserve_cli.controller.reconciler import Reconciler
 from skyserve_cli.controller.runner import ThreadRunner
 from skyserve_cli.controller.seal import Seal
+from skyserve_cli.controller.store_health import sentence_of
 from skyserve_cli.controller.witness import ThreadWitness
-from skyserve_cli.home import Home
+from skyserve_cli.home import Home, make_private
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import Story
 
@@ -53,9 +57,6 @@ log = logging.getLogger("skyserve.controller")
 
 #: Ticks that are asked for in a row are one tick: a burst of answers is taken in one photograph.
 BETWEEN_TICKS_S = 0.02
-FOLD_EVERY_S = 3600.0
-KEEP_ENDED_S = 7 * 86400.0
-KEEP_STORY_S = 30 * 86400.0
 
 
 class Ticker(threading.Thread):
@@ -71,16 +72,14 @@ class Ticker(threading.Thread):
         self._woken = woken
         self._tick_s = tick_s
         self._stopping = threading.Event()
-        self._folded_at = clock.now()
 
     def run(self) -> None:
         while not self._stopping.is_set():
             self._woken.wait(self._tick_s)
             self._woken.clear()
             try:
-                self._folded_at += follow_clock(self._clock, self._store)
+                follow_clock(self._clock, self._store)
                 self._reconciler.tick()
-                self._fold()
             except Exception:  # the database may be away for a while; the next tick is another chance
                 log.exception("tick")
             self._stopping.wait(BETWEEN_TICKS_S)
@@ -89,13 +88,6 @@ class Ticker(threading.Thread):
         self._stopping.set()
         self._woken.set()
         self.join(timeout=10.0)
-
-    def _fold(self) -> None:
-        now = self._clock.now()
-        if now - self._folded_at > FOLD_EVERY_S:
-            self._folded_at = now
-            self._store.fold(before=now - KEEP_ENDED_S)
-            self._store.drop_story(before=now - KEEP_STORY_S)
 
 
 def follow_clock(clock: SystemClock, store: Store) -> float:
@@ -150,7 +142,7 @@ async def run(home: Home) -> None:
     clock, steady = SystemClock(), SteadyClock()
     woken = threading.Event()
     woken.set()
-    store = Store(home.database_url)
+    store = opened(home)
     catch_up(clock, store)
     owner = store.owner()
     seal = Seal(home.sealing_key())
@@ -211,6 +203,8 @@ async def run(home: Home) -> None:
     ticker.start()
     sweeper = Sweeper(office.janitor, clouds.enabled, config.controller.sweep_minutes * 60.0)
     sweeper.start()
+    housekeeper = Housekeeper(store, clock, steady, home.backups, home.load_balancers)
+    housekeeper.start()
     api = Api(office, home.token(), home.controller_log, stopping.set)
     site = await _listen(api.app(), home)
     log.info("controller is up pid=%d owner=%s database=%s", os.getpid(), owner, _without_password(store))
@@ -220,6 +214,7 @@ async def run(home: Home) -> None:
     home.controller_socket.unlink(missing_ok=True)
     await site.cleanup()
     await asyncio.to_thread(ticker.stop)
+    await asyncio.to_thread(housekeeper.stop)
     sweeper.stop()
     witness.close()
     await attention.close()
@@ -257,7 +252,9 @@ def _log_to(home: Home) -> None:
 
 
 def main() -> int:
-    """The daemon's process. Exit code 3: another controller of this home is running."""
+    """The daemon's process. Exit code 2: the configuration is wrong; 3: another controller of this home is running; 4: this
+    program cannot use the database."""
+    make_private(os.environ)
     home = Home.from_environment(os.environ)
     home.create()
     lock = os.open(home.lock, os.O_RDWR | os.O_CREAT, 0o600)
@@ -272,6 +269,12 @@ def main() -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    except CannotOpenError as error:
+        print(error, file=sys.stderr)
+        return 4 if error.is_final else 1
+    except SQLAlchemyError as error:
+        print(f"the controller cannot read or write its state: {sentence_of(error)}", file=sys.stderr)
+        return 1
     except Exception:
         log.exception("the controller cannot go on")
         raise

@@ -20,9 +20,11 @@ import orjson
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy.engine import URL, Connection, make_url
 
 from policies.model import Memory, Replica, ReplicaState, Role, UpdateMode
+from skyserve_cli.state import prune
 from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.codec import (
@@ -33,7 +35,8 @@ from skyserve_cli.state.codec import (
     replica_to_row,
 )
 from skyserve_cli.state.connect import connected
-from skyserve_cli.state.history import drop_story, read_history
+from skyserve_cli.state.history import read_history
+from skyserve_cli.state.opening import check_file, check_revision, sqlite_file
 from skyserve_cli.state.photograph import Photograph
 from skyserve_cli.state.values import (
     History,
@@ -54,13 +57,16 @@ class Store:
     def __init__(
         self, url: str | URL, *, migrate: bool = True, draw: Callable[[int], str] = random_source.token_hex
     ) -> None:
-        """`migrate` False makes the tables as they are now, without Alembic. `draw` gives names that nobody
+        """Raises DatabaseUnusableError. `migrate` False makes the tables as they are now, without Alembic. `draw` gives names that nobody
         else has: so many random bytes, as hexadecimal digits."""
         self._draw = draw
         self._photograph: Photograph | None = None
         self._lock = threading.Lock()
         self._moving = threading.RLock()
         url = make_url(url)
+        file = sqlite_file(url)
+        if file is not None and migrate:
+            check_file(file)
         in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
         self._engine = connected(url, in_memory=in_memory)
         self._alone = in_memory  # nobody else can write to it
@@ -323,39 +329,16 @@ class Store:
             found = c.execute(sa.select(sa.func.max(r.since)).where(live)).scalar()
         return None if found is None else float(found)
 
-    def fold(self, *, before: float, keep: int = 200) -> int:
+    def fold(self, *, before: float, keep: int = 200, pause: Callable[[], None] = lambda: None) -> int:
         """Drop GONE replicas that ended before `before`, but the newest `keep` of each service; their cost is
-        added to the service, so no total changes. Answers how many were dropped."""
-        dropped = 0
-        with self._writer.begin() as c:
-            for (name,) in c.execute(sa.select(t.services.c.name)).all():
-                gone = sa.and_(t.replicas.c.service == name, t.replicas.c.state == ReplicaState.GONE.value)
-                ids = [
-                    r.id
-                    for r in c.execute(
-                        sa.select(t.replicas.c.id).where(gone).order_by(t.replicas.c.id.desc())
-                    )
-                ]
-                if len(ids) <= keep:
-                    continue
-                old = sa.and_(gone, t.replicas.c.id <= ids[keep], t.replicas.c.ended_at < before)
-                spent = c.execute(sa.select(*_spent_columns(before)).where(old)).one()
-                c.execute(
-                    t.services.update()
-                    .where(t.services.c.name == name)
-                    .values(
-                        folded_usd=t.services.c.folded_usd + (spent[0] or 0.0),
-                        folded_on_demand_usd=t.services.c.folded_on_demand_usd + (spent[1] or 0.0),
-                    )
-                )
-                dropped += c.execute(t.replicas.delete().where(old)).rowcount
-        return dropped
+        added to the service, so no total changes. Returns how many were dropped. Other writers are served while
+        `pause` runs, which is called after each step."""
+        return prune.fold(self._reader, self._writer, before, keep, _spent_columns, pause)
 
-    def drop_story(self, *, before: float, keep: int = 1000) -> int:
+    def drop_story(self, *, before: float, keep: int = 1000, pause: Callable[[], None] = lambda: None) -> int:
         """Drop lines of the story from before `before`, but the newest `keep` of each service, those about replicas
-        that are not folded, and what `history` needs to know. Answers how many were dropped."""
-        with self._writer.begin() as c:
-            return drop_story(c, before, keep)
+        that are not folded, and what `history` needs to know. Returns how many were dropped. `pause`: as for `fold`."""
+        return prune.drop_story(self._reader, self._writer, before, keep, pause)
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -446,11 +429,18 @@ class Store:
         c.execute(q.UPSERT[table.name, c.dialect.name], list(rows))
 
     def _migrate(self) -> None:
-        config = Config()
-        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+        config = migrations()
         with self._writer.begin() as connection:
+            check_revision(connection, ScriptDirectory.from_config(config))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+
+
+def migrations() -> Config:
+    """What Alembic needs to know to bring a database to the shape of this release."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config
 
 
 def _of_role(attempts: Iterable[Replica], role: Role) -> tuple[Replica, ...]:
