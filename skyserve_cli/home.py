@@ -16,6 +16,9 @@ from cryptography.fernet import Fernet
 USER_UMASK = "SKYSERVE_USER_UMASK"
 
 
+MACHINE_SECRET_BYTES = 32
+
+
 class HomeError(Exception):
     """The folder everything lives in cannot be made."""
 
@@ -128,18 +131,40 @@ class Home:
 
     def token(self) -> str:
         """The secret every call of the controller's API carries; made on first use."""
-        return _secret_file(
-            self.root / "controller.token", lambda: secrets.token_urlsafe(32).encode()
-        ).decode()
+        return _secret_file(self.token_file, new_token).decode()
 
     def sealing_key(self) -> bytes:
         """The key that seals secrets in the database; made on first use, never stored with them."""
-        return _secret_file(self.root / "sealing.key", Fernet.generate_key)
+        return self.sealing_keys()[0]
+
+    def sealing_keys(self) -> tuple[bytes, ...]:
+        """The key that seals, and while a rotation is under way those of before, which still open: one a line."""
+        return tuple(_secret_file(self.sealing_key_file, Fernet.generate_key).split())
+
+    def digest_key(self) -> bytes | None:
+        """The key of digests of secrets, if it is not the one that seals: that of before the first rotation."""
+        return self.digest_key_file.read_bytes() if self.digest_key_file.exists() else None
+
+    @property
+    def token_file(self) -> Path:
+        return self.root / "controller.token"
+
+    @property
+    def sealing_key_file(self) -> Path:
+        return self.root / "sealing.key"
+
+    @property
+    def digest_key_file(self) -> Path:
+        return self.root / "digest.key"
+
+    @property
+    def machine_secret_file(self) -> Path:
+        return self.root / "machines.key"
 
     def machine_secret(self) -> bytes:
-        """What every SSH key of ours follows from (`provisioners.keys`); made on first use, never changed: with it lost,
-        nobody can log in on the machines that run."""
-        return _secret_file(self.root / "machines.key", lambda: secrets.token_bytes(32))
+        """What every SSH key of ours follows from (`provisioners.keys`); made on first use, and never changed while machines
+        run: without it, it is not possible to log in on them."""
+        return _secret_file(self.machine_secret_file, lambda: secrets.token_bytes(MACHINE_SECRET_BYTES))
 
 
 def make_private(environ: MutableMapping[str, str]) -> None:
@@ -160,6 +185,23 @@ def is_held(lock: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def new_token() -> bytes:
+    return secrets.token_urlsafe(32).encode()
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write, or replace, a file that only its owner may read. After a crash it has the old content or the new one."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _secret_file(path: Path, make: Callable[[], bytes]) -> bytes:

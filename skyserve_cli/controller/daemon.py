@@ -29,6 +29,7 @@ from provisioners.base import Instance, Provisioner, Requirements
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.controller import unix_socket
+from skyserve_cli.controller.adoption import Adoption, read_restored
 from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.books import OfferBook, SpecBook
@@ -46,7 +47,7 @@ from skyserve_cli.controller.ports import Call, Offers
 from skyserve_cli.controller.probes import HttpProber
 from skyserve_cli.controller.reconciler import Reconciler
 from skyserve_cli.controller.runner import ThreadRunner
-from skyserve_cli.controller.seal import Seal
+from skyserve_cli.controller.seal import seal_of
 from skyserve_cli.controller.store_health import sentence_of
 from skyserve_cli.controller.witness import ThreadWitness
 from skyserve_cli.home import Home, make_private
@@ -145,7 +146,7 @@ async def run(home: Home) -> None:
     store = opened(home)
     catch_up(clock, store)
     owner = store.owner()
-    seal = Seal(home.sealing_key())
+    seal = seal_of(home)
     specs = SpecBook(store, seal, lambda token: admin_token(home.machine_secret(), token))
     clouds = Clouds(home, config)
     attention = Attention(loop, clock, steady)
@@ -164,6 +165,17 @@ async def run(home: Home) -> None:
         clouds.get, lambda call: specs.order(owner, call), owner, steady, woken.set, farewell=farewell
     )
     offers: Offers = _ResolvedOffers(clouds, OfferBook(clouds.all(), steady, woken.set))
+    restored = read_restored(home.restored)
+    adoption = Adoption(
+        restored,
+        clouds.enabled,
+        owner,
+        store,
+        specs,
+        offers,
+        clock.now(),
+        done=lambda: home.restored.unlink(True),
+    )
     reconciler = Reconciler(
         clock=clock,
         store=store,
@@ -177,6 +189,7 @@ async def run(home: Home) -> None:
         lb_host=config.load_balancer.host,
         regional=regional,
         names=names,
+        adoption=adoption,
         evidence=DaemonEvidence(attention, prober, fleet, regional, (prober, witness, regional)).of,
     )
     office = Office(

@@ -295,6 +295,25 @@ class Store:
             if self._photograph is not None:
                 self._photograph.follow(count, name, changed, memory, wanted, target, notes)
 
+    def reseal(
+        self, again: Callable[[bytes], bytes | None], also: Callable[[Connection], None] = lambda c: None
+    ) -> tuple[int, list[tuple[str, int]]]:
+        """Replace the sealed secrets of all versions by what `again` returns for them (None: they stay), and do `also` in the
+        same transaction. Returns how many were replaced, and the (service, version) of those that were not."""
+        kept: list[tuple[str, int]] = []
+        v = t.versions.c
+        with self._writer.begin() as c:
+            rows = c.execute(sa.select(v.service, v.version, v.sealed_secrets)).all()
+            for service, version, sealed in rows:
+                content = again(sealed)
+                if content is None:
+                    kept.append((service, version))
+                    continue
+                here = sa.and_(v.service == service, v.version == version)
+                c.execute(t.versions.update().where(here).values(sealed_secrets=content))
+            also(c)
+        return len(rows) - len(kept), kept
+
     def tell(self, story: Story, *, now: float) -> None:
         """A line of the story that is about no service."""
         with self._writer.begin() as c:
