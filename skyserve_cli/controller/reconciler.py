@@ -156,6 +156,8 @@ class Reconciler:
         self.store_health.begin()
         try:
             self._tick(self._clock.now())
+            if self.store_health.is_unproven:  # this turn may have had nothing to write
+                self._store.try_to_write()
         except SQLAlchemyError as error:
             self.store_health.failed(error)  # the next tick is another chance
         self.store_health.end(self._clock.now())

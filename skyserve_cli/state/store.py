@@ -10,6 +10,8 @@ is asked for the machine, so not even a power cut can separate the two.
 from __future__ import annotations
 
 import secrets as random_source
+import shutil
+import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -49,6 +51,8 @@ from skyserve_cli.state.values import (
     Story,
     VersionRow,
 )
+
+_LEAST_FREE_BYTES = 256 << 10
 
 
 class Store:
@@ -313,6 +317,15 @@ class Store:
                 c.execute(t.versions.update().where(here).values(sealed_secrets=content))
             also(c)
         return len(rows) - len(kept), kept
+
+    def try_to_write(self) -> None:
+        """Write something that changes nothing. Raises SQLAlchemyError if it cannot be written, or if a larger write could not:
+        on a full disk a transaction of one page still fits where a failed one of several has reserved some."""
+        file = sqlite_file(self.url)
+        if file is not None and shutil.disk_usage(file.parent).free < _LEAST_FREE_BYTES:
+            raise sa.exc.OperationalError("", None, sqlite3.OperationalError("database or disk is full"))
+        with self._writer.begin() as c:
+            c.execute(t.changes.update().values(count=t.changes.c.count))
 
     def tell(self, story: Story, *, now: float) -> None:
         """A line of the story that is about no service."""
