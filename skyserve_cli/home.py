@@ -133,6 +133,10 @@ class Home:
         """The secret every call of the controller's API carries; made on first use."""
         return _secret_file(self.token_file, new_token).decode()
 
+    def key_files(self) -> tuple[Path, ...]:
+        """The files without which a database is of no use. They need not exist."""
+        return self.root / "sealing.key", self.root / "machines.key"
+
     def sealing_key(self) -> bytes:
         """The key that seals secrets in the database; made on first use, never stored with them."""
         return self.sealing_keys()[0]

@@ -73,6 +73,9 @@ def status(output: Format = Output.TABLE) -> None:
         put_json({"running": True, **health})
         return
     clouds = ", ".join(health["clouds"]) or "none"
+    lease = health["lease"]
+    if not lease["leads"]:
+        say(f"it stands by: {lease['leader'] or 'no controller'} leads")
     put(
         f"running for {span(health['uptime_s'])}, process {health['pid']}, version {health['version']}, "
         f"home {home().root}, clouds: {clouds}"
@@ -107,6 +110,11 @@ def rotate() -> None:
     with _stopped(here):
         store = opened(here)
         try:
+            lease = store.lease()
+            if lease.is_live:
+                raise CommandFailed(
+                    f"another controller of this database is running ({lease.about}); stop it first"
+                )
             rotated = rotate_keys(here, store)
         finally:
             store.close()

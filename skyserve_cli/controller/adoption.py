@@ -98,7 +98,6 @@ class Adoption:
         store: Store,
         specs: Specs,
         offers: Offers,
-        started_at: float,
         done: Callable[[], None] = lambda: None,
     ) -> None:
         self._first_unknown = dict(first_unknown)
@@ -107,12 +106,14 @@ class Adoption:
         self._store = store
         self._specs = specs
         self._offers = offers
-        self._until = started_at + PATIENCE_S
+        self._until: float | None = None  # from the first turn: a controller may stand by for long before it
         self._done = done
 
     def is_awaited(self, service: str, now: float) -> bool:
         """Whether planning for the service is to wait for machines that may be adopted."""
-        return now < self._until and any(name == service for name, _ in self._open)
+        return (
+            self._until is not None and now < self._until and any(name == service for name, _ in self._open)
+        )
 
     def spares(self, instance: Instance) -> bool:
         """Whether an instance without a row may still be adopted."""
@@ -122,6 +123,8 @@ class Adoption:
         """Adopt what the listings show. Returns whether rows were added."""
         if not self._open:
             return False
+        if self._until is None:
+            self._until = now + PATIENCE_S
         by_name = {row.name: row for row in rows}
         was_added = False
         for listing in listings:

@@ -37,8 +37,10 @@ from policies.model import UpdateMode
 from provisioners.base import LogSource
 from skyserve_cli.clouds import CloudNotEnabledError
 from skyserve_cli.config import ConfigError
+from skyserve_cli.controller.leadership import NotLeadingError
 from skyserve_cli.controller.office import NoFreePortError, NoSuchReplicaError, Office
 from skyserve_cli.controller.store_health import sentence_of
+from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.values import NoSuchServiceError, ServiceExistsError, StillGoingDownError
 
 log = logging.getLogger(__name__)
@@ -106,6 +108,10 @@ class Api:
             return _refuse(409, f"service {error} is still going down; try again when it is gone")
         except ServiceExistsError as error:
             return _refuse(409, f"service {error} is up; use `serve update`, or `serve down` first")
+        except NotLeadingError as error:
+            return _refuse(409, str(error))
+        except LeaseLostError as error:
+            return _refuse(503, str(error))
         except SQLAlchemyError as error:
             return _refuse(503, f"the controller cannot read or write its state: {sentence_of(error)}")
         except (CloudNotEnabledError, NoFreePortError, ConfigError) as error:

@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -28,18 +29,20 @@ from policies.model import Offer
 from provisioners.base import Instance, Provisioner, Requirements
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
-from skyserve_cli.controller import unix_socket
+from skyserve_cli.controller import fingerprints, unix_socket
 from skyserve_cli.controller.adoption import Adoption, read_restored
 from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.books import OfferBook, SpecBook
 from skyserve_cli.controller.clock import JUMP_S, SteadyClock, SystemClock
 from skyserve_cli.controller.evidence import DaemonEvidence
+from skyserve_cli.controller.fingerprints import ForeignKeysError
 from skyserve_cli.controller.housekeeping import Housekeeper
 from skyserve_cli.controller.janitor import Sweeper
 from skyserve_cli.controller.last_words import LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.lb_regional import RegionalFleet, admin_token
+from skyserve_cli.controller.leadership import Leadership, LeaseKeeper, about, holder_of
 from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.office import Office
 from skyserve_cli.controller.opening import CannotOpenError, opened
@@ -51,6 +54,7 @@ from skyserve_cli.controller.seal import seal_of
 from skyserve_cli.controller.store_health import sentence_of
 from skyserve_cli.controller.witness import ThreadWitness
 from skyserve_cli.home import Home, make_private
+from skyserve_cli.state.lease import NO_TERM, LeaseLostError
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import Story
 
@@ -61,10 +65,16 @@ BETWEEN_TICKS_S = 0.02
 
 
 class Ticker(threading.Thread):
-    """Runs the reconciler: when woken, and once per `tick_s` at the least."""
+    """Runs the reconciler: when woken, and once per `tick_s` at the least. Started when this controller's term begins."""
 
     def __init__(
-        self, reconciler: Reconciler, store: Store, clock: SystemClock, woken: threading.Event, tick_s: float
+        self,
+        reconciler: Reconciler,
+        store: Store,
+        clock: SystemClock,
+        woken: threading.Event,
+        tick_s: float,
+        leadership: Leadership,
     ) -> None:
         super().__init__(name="reconciler", daemon=True)
         self._reconciler = reconciler
@@ -72,23 +82,37 @@ class Ticker(threading.Thread):
         self._clock = clock
         self._woken = woken
         self._tick_s = tick_s
+        self._leadership = leadership
         self._stopping = threading.Event()
+        self._turns = 0
+        self._is_busy = False
 
     def run(self) -> None:
-        while not self._stopping.is_set():
+        self._woken.set()
+        while not self._stopping.is_set() and self._leadership.leads:
             self._woken.wait(self._tick_s)
             self._woken.clear()
+            self._turns += 1
+            self._is_busy = True
             try:
                 follow_clock(self._clock, self._store)
                 self._reconciler.tick()
+            except LeaseLostError:
+                self._leadership.lost()
             except Exception:  # the database may be away for a while; the next tick is another chance
                 log.exception("tick")
+            self._is_busy = False
             self._stopping.wait(BETWEEN_TICKS_S)
+
+    def turn(self) -> int | None:
+        """The number of the tick that goes on; None between two."""
+        return self._turns if self._is_busy else None
 
     def stop(self) -> None:
         self._stopping.set()
         self._woken.set()
-        self.join(timeout=10.0)
+        if self.is_alive():
+            self.join(timeout=10.0)
 
 
 def follow_clock(clock: SystemClock, store: Store) -> float:
@@ -132,27 +156,63 @@ class _ResolvedOffers:
             return ()
 
 
-async def run(home: Home) -> None:
-    """Run until SIGTERM, SIGINT or the API says stop."""
+class _Term:
+    """What begins when this controller leads, and why it ended. Called on the thread that renews the lease."""
+
+    def __init__(self, home: Home, store: Store, clock: SystemClock, stop: Callable[[], object]) -> None:
+        self._home = home
+        self._store = store
+        self._clock = clock
+        self._stop = stop
+        self.threads: tuple[threading.Thread, ...] = ()
+        self.failure: Exception | None = None
+        self.was_lost = False
+
+    def begin(self) -> None:
+        try:
+            fingerprints.check_or_record(self._store, self._home)
+            catch_up(self._clock, self._store)
+        except (LeaseLostError, SQLAlchemyError):  # another term has begun, or will
+            log.exception("the term ends before it has begun")
+            self.end()
+        except ForeignKeysError as error:
+            self.failure = error
+            self._stop()
+        else:
+            for thread in self.threads:
+                thread.start()
+
+    def end(self) -> None:
+        self.was_lost = True
+        self._stop()
+
+
+async def run(home: Home) -> bool:
+    """Run until SIGTERM, SIGINT or the API says stop. Returns whether to begin again, and stand by, because another
+    controller has taken over. Raises ConfigError, ForeignKeysError."""
     loop = asyncio.get_running_loop()
     config = load_config(home.config)
     stopping = asyncio.Event()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, stopping.set)
 
-    clock, steady = SystemClock(), SteadyClock()
+    steady = SteadyClock()
     woken = threading.Event()
-    woken.set()
     store = opened(home)
-    catch_up(clock, store)
+    store.fence(NO_TERM)
+    fingerprints.check(store, home)
     owner = store.owner()
+    leadership = Leadership(store, holder_of(home), about(home), steady)
+    leadership.step()
+    clock = SystemClock(leadership.database_now)
     seal = seal_of(home)
     specs = SpecBook(store, seal, lambda token: admin_token(home.machine_secret(), token))
     clouds = Clouds(home, config)
     attention = Attention(loop, clock, steady)
     regional = RegionalFleet(clouds.get, home.machine_secret(), clock, loop, woken.set, attention=attention)
-    names = ThreadNames(clouds.names, clouds.name_region, owner, steady, woken.set)
-    fleet = ProcessFleet(home.load_balancers, loop, woken.set, attention)
+    names = ThreadNames(clouds.names, clouds.name_region, owner, steady, woken.set, leadership.may_terminate)
+    # Agents are known by their folder, whichever links lead to it.
+    fleet = ProcessFleet(home.load_balancers.resolve(), loop, woken.set, attention)
     prober = HttpProber(loop, woken.set, attention)
     witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
     last_words = LastWords(home.last_words)
@@ -162,7 +222,13 @@ async def run(home: Home) -> None:
         last_words.keep(call.service, call.replica, instance, cloud, num_nodes)
 
     runner = ThreadRunner(
-        clouds.get, lambda call: specs.order(owner, call), owner, steady, woken.set, farewell=farewell
+        clouds.get,
+        lambda call: specs.order(owner, call),
+        owner,
+        steady,
+        woken.set,
+        farewell=farewell,
+        allows=leadership.allows,
     )
     offers: Offers = _ResolvedOffers(clouds, OfferBook(clouds.all(), steady, woken.set))
     restored = read_restored(home.restored)
@@ -173,7 +239,6 @@ async def run(home: Home) -> None:
         store,
         specs,
         offers,
-        clock.now(),
         done=lambda: home.restored.unlink(True),
     )
     reconciler = Reconciler(
@@ -191,6 +256,7 @@ async def run(home: Home) -> None:
         names=names,
         adoption=adoption,
         evidence=DaemonEvidence(attention, prober, fleet, regional, (prober, witness, regional)).of,
+        epoch=lambda: leadership.epoch,
     )
     office = Office(
         store=store,
@@ -201,6 +267,7 @@ async def run(home: Home) -> None:
         regional=regional,
         names=names,
         clock=clock,
+        leadership=leadership,
         owner=owner,
         wake=woken.set,
         sighted=witness.last,
@@ -212,12 +279,13 @@ async def run(home: Home) -> None:
     await prober.start()
     await fleet.start()
     await regional.start()
-    ticker = Ticker(reconciler, store, clock, woken, config.controller.tick_seconds)
-    ticker.start()
+    ticker = Ticker(reconciler, store, clock, woken, config.controller.tick_seconds, leadership)
     sweeper = Sweeper(office.janitor, clouds.enabled, config.controller.sweep_minutes * 60.0)
-    sweeper.start()
     housekeeper = Housekeeper(store, clock, steady, home.backups, home.load_balancers)
-    housekeeper.start()
+    term = _Term(home, store, clock, lambda: loop.call_soon_threadsafe(stopping.set))
+    term.threads = (ticker, sweeper, housekeeper)
+    lease_keeper = LeaseKeeper(leadership, term.begin, term.end, ticker.turn)
+    lease_keeper.start()
     api = Api(office, home.token(), home.controller_log, stopping.set)
     site = await _listen(api.app(), home)
     log.info("controller is up pid=%d owner=%s database=%s", os.getpid(), owner, _without_password(store))
@@ -229,12 +297,20 @@ async def run(home: Home) -> None:
     await asyncio.to_thread(ticker.stop)
     await asyncio.to_thread(housekeeper.stop)
     sweeper.stop()
+    await asyncio.to_thread(lease_keeper.stop)
+    try:
+        await asyncio.to_thread(leadership.release)
+    except SQLAlchemyError as error:
+        log.warning("the lease cannot be released, it runs out by itself: %s", sentence_of(error))
     witness.close()
     await attention.close()
     await prober.close()
     await fleet.close()
     await regional.close()
     store.close()
+    if term.failure is not None:
+        raise term.failure
+    return term.was_lost
 
 
 async def _listen(app: web.Application, home: Home) -> web.AppRunner:
@@ -265,7 +341,7 @@ def _log_to(home: Home) -> None:
 
 
 def main() -> int:
-    """The daemon's process. Exit code 2: the configuration is wrong; 3: another controller of this home is running; 4: this
+    """The daemon's process. Exit code 2: something is configured wrongly; 3: another controller of this home is running; 4: this
     program cannot use the database."""
     make_private(os.environ)
     home = Home.from_environment(os.environ)
@@ -278,8 +354,8 @@ def main() -> int:
         return 3
     _log_to(home)
     try:
-        asyncio.run(run(home))
-    except ConfigError as error:
+        is_to_stand_by = asyncio.run(run(home))
+    except (ConfigError, ForeignKeysError) as error:
         print(error, file=sys.stderr)
         return 2
     except CannotOpenError as error:
@@ -293,6 +369,9 @@ def main() -> int:
         raise
     # Cloud calls may still be under way on threads. Their rows say so; the next controller makes them again.
     logging.shutdown()
+    if is_to_stand_by:
+        # Whatever this process believed is of the term that is over, so nothing of it stays but its number.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
     os._exit(0)
 
 

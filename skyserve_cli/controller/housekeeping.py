@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.store_health import sentence_of
 from skyserve_cli.state.copies import NoRoomError, copy_of_day
+from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.opening import sqlite_file
 from skyserve_cli.state.store import Store
 
@@ -54,7 +55,8 @@ class Housekeeper(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join(timeout=10.0)
+        if self.is_alive():
+            self.join(timeout=10.0)
 
     def round(self) -> None:
         """Do what is due. A failure is logged when its reason is another one than the last; the next round tries again."""
@@ -67,7 +69,7 @@ class Housekeeper(threading.Thread):
     def _attempt(self, job: Callable[[], None]) -> str:
         try:
             job()
-        except _StoppingError:
+        except (_StoppingError, LeaseLostError):
             return ""
         except SQLAlchemyError as error:
             return f"old rows are not removed: {sentence_of(error)}"

@@ -10,18 +10,15 @@ until all secrets are sealed with the new one. Rotating again completes it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cryptography.fernet import Fernet
-from sqlalchemy.engine import Connection
 
+from skyserve_cli.controller import fingerprints
 from skyserve_cli.controller.seal import CannotUnsealError, Seal
 from skyserve_cli.home import MACHINE_SECRET_BYTES, Home, new_token, write_private
 from skyserve_cli.state.store import Store
-
-#: Records (sealing key, machine secret) in the database, in the transaction in which secrets are sealed again.
-Record = Callable[[Connection, bytes, bytes], None]
 
 _WITHOUT_KEYS = "local"  # this machine, on which there is no login
 
@@ -35,7 +32,7 @@ class Rotated:
     machines: Sequence[str]
 
 
-def rotate(home: Home, store: Store, record: Record = lambda connection, sealing, machines: None) -> Rotated:
+def rotate(home: Home, store: Store) -> Rotated:
     """Replace what can be replaced now. The caller holds the controller's lock."""
     old = home.sealing_keys()
     if home.digest_key() is None:
@@ -52,9 +49,10 @@ def rotate(home: Home, store: Store, record: Record = lambda connection, sealing
         except CannotUnsealError:
             return None
 
-    resealed, unopened = store.reseal(again, lambda c: record(c, new, machine_secret))
+    resealed, unopened = store.reseal(again)
     write_private(home.machine_secret_file, machine_secret)
     write_private(home.sealing_key_file, new)
+    fingerprints.record(store, home)
     write_private(home.token_file, new_token())
     return Rotated(resealed, unopened, machines)
 

@@ -8,6 +8,7 @@ process that is killed between two steps leaves a consistent database and the re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
@@ -17,11 +18,13 @@ from skyserve_cli.state import tables as t
 
 STEP_ROWS = 500
 
+#: A transaction of the controller that leads.
+Writing = Callable[[], AbstractContextManager[sa.Connection]]
 Spent = Callable[[float], tuple[sa.ColumnElement[float], sa.ColumnElement[float]]]
 
 
 def fold(
-    reader: Engine, writer: Engine, before: float, keep: int, spent: Spent, pause: Callable[[], None]
+    reader: Engine, writing: Writing, before: float, keep: int, spent: Spent, pause: Callable[[], None]
 ) -> int:
     """See `Store.fold`. `spent` gives the columns that sum the cost of replicas, on the instance it is given."""
     r = t.replicas.c
@@ -35,7 +38,7 @@ def fold(
         old = _column(reader, sa.select(r.id).where(gone, r.id <= last, r.ended_at < before).order_by(r.id))
         for ids in _steps(old):
             step = sa.and_(gone, r.id.in_(ids))
-            with writer.begin() as c:
+            with writing() as c:
                 usd, on_demand = c.execute(sa.select(*spent(before)).where(step)).one()
                 s = t.services.c
                 folded = {
@@ -48,7 +51,7 @@ def fold(
     return dropped
 
 
-def drop_story(reader: Engine, writer: Engine, before: float, keep: int, pause: Callable[[], None]) -> int:
+def drop_story(reader: Engine, writing: Writing, before: float, keep: int, pause: Callable[[], None]) -> int:
     """See `Store.drop_story`."""
     dropped = 0
     for name in _column(reader, sa.select(t.events.c.service).distinct()):
@@ -62,7 +65,7 @@ def drop_story(reader: Engine, writer: Engine, before: float, keep: int, pause: 
                 )
                 found = list(lines.scalars())
             for seqs in _steps(found):
-                with writer.begin() as c:
+                with writing() as c:
                     dropped += c.execute(t.events.delete().where(t.events.c.seq.in_(seqs))).rowcount
                 pause()
             if len(found) < STEP_ROWS * 100:

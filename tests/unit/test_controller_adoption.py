@@ -45,7 +45,6 @@ class RestoredWorld(World):
             self.store,
             Specs(),  # type: ignore[arg-type]
             Offered(),
-            self.time,
             done=lambda: self.finished.append("done"),
         )
         return {"adoption": adoption}

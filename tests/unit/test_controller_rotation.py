@@ -9,6 +9,7 @@ import pytest
 from cryptography.fernet import Fernet, InvalidToken
 
 from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, Zone
+from skyserve_cli.controller import fingerprints
 from skyserve_cli.controller.opening import opened
 from skyserve_cli.controller.rotation import rotate
 from skyserve_cli.controller.seal import Seal, seal_of
@@ -90,20 +91,23 @@ class PowerCut(Exception):
 
 
 def test_a_rotation_that_is_interrupted_leaves_secrets_readable_and_is_completed(
-    home: Home, store: Store
+    home: Home, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = home.machine_secret()
+    fingerprints.record(store, home)
 
     def cut(*_: object) -> None:
         raise PowerCut
 
-    with pytest.raises(PowerCut):
-        rotate(home, store, cut)
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "reseal", cut)
+        with pytest.raises(PowerCut):
+            rotate(home, store)
     assert len(home.sealing_keys()) == 2
     assert seal_of(home).open(store.version("chat", 1).sealed_secrets) == SECRETS
     assert home.machine_secret() == before
-    recorded: list[tuple[bytes, bytes]] = []
-    rotate(home, store, lambda connection, sealing, machines: recorded.append((sealing, machines)))
-    assert recorded == [(home.sealing_key(), home.machine_secret())]
+    fingerprints.check(store, home)
+    rotate(home, store)
     assert len(home.sealing_keys()) == 1
     assert seal_of(home).open(store.version("chat", 1).sealed_secrets) == SECRETS
+    fingerprints.check(store, home)

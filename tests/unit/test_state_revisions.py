@@ -86,6 +86,7 @@ ADDED: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "0003": [("services", {"wanted": 2})],
     "0004": [("replicas", {"role": "replica"})],
     "0005": [("replicas", {"choice": 1})],
+    "0006": [("lease", {"epoch": 9}), ("fingerprints", {"key": "sealing.key", "value": "ab"})],
 }
 
 
@@ -109,7 +110,9 @@ def fill(url: str, revision: str) -> None:
             extra = {key: value for table, values in added if table == name for key, value in values.items()}
             connection.execute(tables.tables[name].insert(), [{**row, **extra} for row in rows])
         for table, values in added:
-            if table not in ROWS:
+            if table == "fingerprints":
+                connection.execute(tables.tables[table].insert(), [values])
+            elif table not in ROWS:
                 connection.execute(tables.tables[table].update().values(values))
     engine.dispose()
 
