@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +106,12 @@ class Relay:
         self._cut.set()
 
     def heal(self) -> None:
-        """What was open stays silent, as its packets are lost; only new connections carry."""
+        """New connections carry again. What was open stays silent: the query that was lost is never repeated."""
         self._cut.clear()
 
     def close(self) -> None:
         for one in self._sockets:
-            one.close()
+            _end(one)
 
     def _accept(self) -> None:
         while True:
@@ -138,7 +139,7 @@ class Relay:
             sink.shutdown(socket.SHUT_WR)
         except OSError:
             for one in (source, sink):
-                one.close()
+                _end(one)
 
 
 def _rows(engine: sa.Engine, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
@@ -147,6 +148,13 @@ def _rows(engine: sa.Engine, query: str, values: Sequence[object]) -> list[tuple
             return [tuple(row) for row in connection.exec_driver_sql(query, tuple(values))]
     finally:
         engine.dispose()
+
+
+def _end(one: socket.socket) -> None:
+    """Also if another thread waits for it to say something."""
+    with suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()
 
 
 def _free_port() -> int:

@@ -49,6 +49,7 @@ from policies.plan import learn, plan
 from policies.registry import policies_for, reads_load
 from policies.rollout import wanted_version
 from provisioners.base import Instance, InstanceState, Requirements
+from skyserve_cli.controller.adoption import Adoption
 from skyserve_cli.controller.change import Change
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.kept import (
@@ -168,6 +169,7 @@ class Reconciler:
         regional: Regional | None = None,
         names: Names | None = None,
         evidence: Callable[[str], Evidence] | None = None,
+        adoption: Adoption | None = None,
         epoch: Callable[[], int] = lambda: 0,
         keeps: bool = True,
     ) -> None:
@@ -185,6 +187,7 @@ class Reconciler:
         self._regional: Regional = NoRegions() if regional is None else regional
         self._names: Names = NoNames() if names is None else names
         self._evidence = _no_doubt if evidence is None else evidence
+        self._adoption = adoption
         self._given_up: dict[str, TerminationLog] = {}  # for failed probes, by service
         self._owner = store.owner()
         self._epoch = epoch
@@ -208,6 +211,8 @@ class Reconciler:
         self.store_health.begin()
         try:
             self._tick(self._clock.now())
+            if self.store_health.is_unproven:  # this turn may have had nothing to write
+                self._store.try_to_write()
         except SQLAlchemyError as error:
             self.store_health.failed(error)  # the next tick is another chance
         self.store_health.end(self._clock.now())
@@ -218,6 +223,8 @@ class Reconciler:
         sightings = self._witness.drain()
         listings = [sighting for sighting in sightings if sighting.is_listing]
         self._seen.update(listing.cloud for listing in listings)
+        if self._adoption is not None and self._adoption.take(rows, listings, now):
+            rows = self._store.services()
         changed = self._listings.changed(sightings)
         around = Around(self._epoch(), frozenset(self._seen), self._witness.trouble())
         self._offered = {}
@@ -345,11 +352,14 @@ class Reconciler:
         offers = tuple(self._offers_for(need) for need in needs)
         own = offers[0] if offers else ()
         decided = Plan((), memory, (row.notes,) if row.notes else (), row.target, row.wanted)
-        if goal.down or (own is not None and self._knows_all(photograph.replicas)):
+        is_awaited = self._adoption is not None and self._adoption.is_awaited(row.name, now)
+        if goal.down or (own is not None and self._knows_all(photograph.replicas) and not is_awaited):
             decided = plan(replace(photograph, offers=own or ()), memory, policies)
             decided = self._with_agents(
                 row, goal, change, agents, decided, offers[1] if offers[1:] else (), now
             )
+        if is_awaited:
+            decided = replace(decided, wake_at=now)  # the wait ends with time, or with what is adopted
         doubts += self._blindness(photograph.replicas, decided.notes)
         new = dict.fromkeys(
             doubt for doubt in doubts if doubt and not any(doubt in note for note in decided.notes)
@@ -593,6 +603,8 @@ class Reconciler:
             found, self._suspects[sighting.cloud] = orphans(sighting, tokens, suspects)
             is_early = self._seen[sighting.cloud] <= LISTINGS_BEFORE_ORPHANS
             for orphan in () if is_early else found:
+                if self._adoption is not None and self._adoption.spares(orphan):
+                    continue
                 self._runner.abandon(orphan)
 
 

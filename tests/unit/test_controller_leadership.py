@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import sleep
 
 import pytest
 
-from skyserve_cli.controller import fingerprints
+from skyserve_cli.controller import fingerprints, leadership
 from skyserve_cli.controller.fingerprints import ForeignKeysError
-from skyserve_cli.controller.leadership import TTL_S, Leadership, NotLeadingError, holder_of
+from skyserve_cli.controller.leadership import TTL_S, Leadership, LeaseKeeper, NotLeadingError, holder_of
 from skyserve_cli.controller.ports import CallKind
 from skyserve_cli.home import Home
-from skyserve_cli.state.lease import NO_TERM, LeaseLostError
+from skyserve_cli.state.lease import NO_TERM, Lease, LeaseLostError
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import Story
 
@@ -171,6 +174,88 @@ def test_the_databases_clock_goes_on_between_two_looks(world: World) -> None:
     world.time.there += 500.0
     world.a.step()
     assert world.a.database_now() == 1500.0
+
+
+# --- the thread -------------------------------------------------------------------------------------------------
+
+
+class Calls:
+    """What a LeaseKeeper has called, and a database that may not respond."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.over, self.hangs = threading.Event(), threading.Event(), threading.Event()
+        self.responds = threading.Event()
+        self.reconnected = threading.Event()
+        self.number: int | None = None
+        self.turned = 0
+        monkeypatch.setattr(leadership, "RENEW_EVERY_S", 0.005)
+        monkeypatch.setattr(leadership, "STANDBY_POLL_S", 0.005)
+        monkeypatch.setattr(leadership, "RESPONSE_WITHIN_S", 0.05)
+        renew = world.first.renew_lease
+
+        def slow(epoch: int, *, ttl_s: float) -> Lease | None:
+            if self.hangs.is_set():
+                self.responds.wait(60.0)
+            return renew(epoch, ttl_s=ttl_s)
+
+        def reconnect() -> None:
+            self.reconnected.set()
+            self.hangs.clear()  # the new connection is as good as new
+
+        monkeypatch.setattr(world.first, "renew_lease", slow)
+        monkeypatch.setattr(world.first, "reconnect_lease", reconnect)
+        self.keeper = LeaseKeeper(world.a, self.begun.set, self.over.set, self.turn)
+
+    def turn(self) -> int | None:
+        self.turned += 1
+        return self.number
+
+
+@pytest.fixture
+def calls(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+    calls = Calls(world, monkeypatch)
+    calls.keeper.start()
+    assert calls.begun.wait(30.0)
+    yield calls
+    calls.responds.set()
+    calls.keeper.stop()
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if holds():
+            return
+        sleep(0.01)
+    raise AssertionError("it did not come to be")
+
+
+def test_a_query_without_a_response_is_given_up_and_its_response_dropped(world: World, calls: Calls) -> None:
+    calls.hangs.set()
+    assert calls.reconnected.wait(30.0)
+    world.time.passes(1.0)
+    eventually(lambda: world.a.left_s() == TTL_S)  # renewed over the new connection
+    world.time.passes(1.0)
+    eventually(lambda: world.a.left_s() == TTL_S)
+    calls.responds.set()  # to the query of before
+    eventually(lambda: world.first.lease().renewals > 10)
+    assert world.a.left_s() == TTL_S
+    assert not calls.over.is_set()
+
+
+def test_a_term_that_another_has_taken_is_over(world: World, calls: Calls) -> None:
+    world.time.there += TTL_S
+    world.second.take_lease("b", "the controller on b", ttl_s=TTL_S, unrenewed=world.second.lease())
+    assert calls.over.wait(30.0)
+    assert not world.a.leads
+
+
+def test_a_tick_that_waits_for_ever_ends_the_process_and_a_busy_controller_does_not(calls: Calls) -> None:
+    for number in range(leadership.STUCK_AFTER_STEPS):
+        calls.number, turned = number, calls.turned
+        eventually(lambda turned=turned: calls.turned > turned + 1)  # type: ignore[misc]
+    assert not calls.over.is_set()
+    calls.number = 1_000_000
+    assert calls.over.wait(30.0)
 
 
 # --- names and keys ---------------------------------------------------------------------------------------------
