@@ -124,6 +124,7 @@ class Attendant:
     def _live(self) -> None:
         try:
             while True:
+                self._pause(0.0)
                 try:
                     host = self._bring_up.drive()
                     self._was_up = True

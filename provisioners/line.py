@@ -249,6 +249,13 @@ async def connect_line(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> Li
     return Line(connection, login)
 
 
+def connect_commands(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> LineCommands:
+    """Log in from another thread. Raises as `connect_line`."""
+    work = connect_line(login, timeout_s)
+    line = asyncio.run_coroutine_threadsafe(work, line_loop()).result()
+    return LineCommands(line, line_loop())
+
+
 class _Client(asyncssh.SSHClient):
     """Notes the key of a host that is not the one we know."""
 
