@@ -31,12 +31,14 @@ from provisioners.base import Instance, Provisioner, Requirements
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.controller import fingerprints, unix_socket
+from skyserve_cli.controller.adoption import Adoption, read_restored
 from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.books import OfferBook, SpecBook
 from skyserve_cli.controller.clock import JUMP_S, SteadyClock, SystemClock
 from skyserve_cli.controller.evidence import DaemonEvidence
 from skyserve_cli.controller.fingerprints import ForeignKeysError
+from skyserve_cli.controller.housekeeping import Housekeeper
 from skyserve_cli.controller.janitor import Sweeper
 from skyserve_cli.controller.last_words import LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
@@ -44,14 +46,15 @@ from skyserve_cli.controller.lb_regional import RegionalFleet, admin_token
 from skyserve_cli.controller.leadership import Leadership, LeaseKeeper, about, holder_of
 from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.office import Office
+from skyserve_cli.controller.opening import CannotOpenError, opened
 from skyserve_cli.controller.ports import Call, Offers
 from skyserve_cli.controller.probes import HttpProber
 from skyserve_cli.controller.reconciler import Reconciler
 from skyserve_cli.controller.runner import ThreadRunner
-from skyserve_cli.controller.seal import Seal
+from skyserve_cli.controller.seal import seal_of
 from skyserve_cli.controller.store_health import sentence_of
 from skyserve_cli.controller.witness import ThreadWitness
-from skyserve_cli.home import Home
+from skyserve_cli.home import Home, make_private
 from skyserve_cli.state.lease import NO_TERM, LeaseLostError
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import Story
@@ -63,9 +66,6 @@ _AGAIN = "SKYSERVE_CONTROLLER_AGAIN"
 TRY_AGAIN_S = 1.0
 #: Ticks that are asked for in a row are one tick: a burst of answers is taken in one photograph.
 BETWEEN_TICKS_S = 0.02
-FOLD_EVERY_S = 3600.0
-KEEP_ENDED_S = 7 * 86400.0
-KEEP_STORY_S = 30 * 86400.0
 
 
 class Ticker(threading.Thread):
@@ -88,7 +88,6 @@ class Ticker(threading.Thread):
         self._tick_s = tick_s
         self._leadership = leadership
         self._stopping = threading.Event()
-        self._folded_at = clock.now()
         self._turns = 0
         self._is_busy = False
 
@@ -100,9 +99,8 @@ class Ticker(threading.Thread):
             self._turns += 1
             self._is_busy = True
             try:
-                self._folded_at += follow_clock(self._clock, self._store)
+                follow_clock(self._clock, self._store)
                 self._reconciler.tick()
-                self._fold()
             except LeaseLostError:
                 self._leadership.lost()
             except Exception:  # the database may be away for a while; the next tick is another chance
@@ -119,13 +117,6 @@ class Ticker(threading.Thread):
         self._woken.set()
         if self.is_alive():
             self.join(timeout=10.0)
-
-    def _fold(self) -> None:
-        now = self._clock.now()
-        if now - self._folded_at > FOLD_EVERY_S:
-            self._folded_at = now
-            self._store.fold(before=now - KEEP_ENDED_S)
-            self._store.drop_story(before=now - KEEP_STORY_S)
 
 
 def follow_clock(clock: SystemClock, store: Store) -> float:
@@ -204,6 +195,12 @@ def begin_again() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
 
 
+def _wait_for_database(why: str) -> None:
+    log.error("the database cannot be used, trying again: %s", why)
+    time.sleep(TRY_AGAIN_S)
+    begin_again()
+
+
 async def run(home: Home) -> None:
     """Run until SIGTERM, SIGINT or the API says stop. Raises ConfigError, ForeignKeysError."""
     loop = asyncio.get_running_loop()
@@ -214,14 +211,14 @@ async def run(home: Home) -> None:
 
     steady = SteadyClock()
     woken = threading.Event()
-    store = Store(home.database_url)
+    store = opened(home)
     store.fence(NO_TERM)
     fingerprints.check(store, home)
     owner = store.owner()
     leadership = Leadership(store, holder_of(home), about(home), steady)
     leadership.step()
     clock = SystemClock(leadership.database_now)
-    seal = Seal(home.sealing_key())
+    seal = seal_of(home)
     specs = SpecBook(store, seal, lambda token: admin_token(home.machine_secret(), token))
     clouds = Clouds(home, config)
     attention = Attention(loop, clock, steady)
@@ -247,6 +244,16 @@ async def run(home: Home) -> None:
         allows=leadership.allows,
     )
     offers: Offers = _ResolvedOffers(clouds, OfferBook(clouds.all(), steady, woken.set))
+    restored = read_restored(home.restored)
+    adoption = Adoption(
+        restored,
+        clouds.enabled,
+        owner,
+        store,
+        specs,
+        offers,
+        done=lambda: home.restored.unlink(True),
+    )
     reconciler = Reconciler(
         clock=clock,
         store=store,
@@ -260,6 +267,7 @@ async def run(home: Home) -> None:
         lb_host=config.load_balancer.host,
         regional=regional,
         names=names,
+        adoption=adoption,
         evidence=DaemonEvidence(attention, prober, fleet, regional, (prober, witness, regional)).of,
         epoch=lambda: leadership.epoch,
     )
@@ -286,8 +294,9 @@ async def run(home: Home) -> None:
     await regional.start()
     ticker = Ticker(reconciler, store, clock, woken, config.controller.tick_seconds, leadership)
     sweeper = Sweeper(office.janitor, clouds.enabled, config.controller.sweep_minutes * 60.0)
+    housekeeper = Housekeeper(store, clock, steady, home.backups, home.load_balancers)
     term = _Term(home, store, clock, lambda: loop.call_soon_threadsafe(stopping.set))
-    term.threads = (ticker, sweeper)
+    term.threads = (ticker, sweeper, housekeeper)
     lease_keeper = LeaseKeeper(leadership, term.begin, begin_again, ticker.turn)
     lease_keeper.start()
     api = Api(office, home.token(), home.controller_log, stopping.set)
@@ -299,6 +308,7 @@ async def run(home: Home) -> None:
     home.controller_socket.unlink(missing_ok=True)
     await site.cleanup()
     await asyncio.to_thread(ticker.stop)
+    await asyncio.to_thread(housekeeper.stop)
     sweeper.stop()
     await asyncio.to_thread(lease_keeper.stop)
     try:
@@ -343,7 +353,9 @@ def _log_to(home: Home) -> None:
 
 
 def main() -> int:
-    """The daemon's process. Exit code 2: something is configured wrongly; 3: another controller of this home is running."""
+    """The daemon's process. Exit code 2: something is configured wrongly; 3: another controller of this home is running; 4: this
+    program cannot use the database."""
+    make_private(os.environ)
     home = Home.from_environment(os.environ)
     home.create()
     lock = os.open(home.lock, os.O_RDWR | os.O_CREAT, 0o600)
@@ -359,12 +371,16 @@ def main() -> int:
     except (ConfigError, ForeignKeysError) as error:
         print(error, file=sys.stderr)
         return 2
+    except CannotOpenError as error:
+        if _AGAIN in os.environ and not error.is_final:
+            _wait_for_database(str(error))
+        print(error, file=sys.stderr)
+        return 4 if error.is_final else 1
     except SQLAlchemyError as error:
-        if _AGAIN not in os.environ:
-            raise
-        log.error("the database cannot be reached, trying again: %s", sentence_of(error))
-        time.sleep(TRY_AGAIN_S)
-        begin_again()
+        if _AGAIN in os.environ:
+            _wait_for_database(sentence_of(error))
+        print(f"the controller cannot read or write its state: {sentence_of(error)}", file=sys.stderr)
+        return 1
     except Exception:
         log.exception("the controller cannot go on")
         raise

@@ -25,7 +25,7 @@ def check(store: Store, home: Home) -> None:
 
 def record(store: Store, home: Home) -> None:
     """Write down whose database it is: once, and after a rotation."""
-    store.put_fingerprints({path.name: _digest(path) for path in home.key_files()})
+    store.put_fingerprints({path.name: _digests(path, home)[0] for path in home.key_files()})
 
 
 def check_or_record(store: Store, home: Home) -> None:
@@ -45,12 +45,19 @@ def _compare(known: Mapping[str, str], home: Home) -> None:
                 f"{path} is missing, and the database was written with one: copy it from the home that wrote it, "
                 "or restore a backup"
             )
-        if _digest(path) != known[path.name]:
+        if known[path.name] not in _digests(path, home):
             raise ForeignKeysError(
                 f"{path} is not the key that the database was written with: copy it from the home that wrote it, "
                 "or use another database"
             )
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(_LABEL + path.read_bytes()).hexdigest()[:32]
+def _digests(path: Path, home: Home) -> list[str]:
+    """Of the key, or while a rotation is under way of the new and the old one."""
+    if path == home.sealing_key_file:
+        return [_digest(key) for key in home.sealing_keys()]
+    return [_digest(path.read_bytes())]
+
+
+def _digest(key: bytes) -> str:
+    return hashlib.sha256(_LABEL + key).hexdigest()[:32]

@@ -98,6 +98,7 @@ class Office:
             "uptime_s": round(self._clock.now() - self._started_at, 3),
             "clouds": list(self._clouds.enabled),
             "store": self._store_health.to_json(),
+            "database": self._store.url.render_as_string(hide_password=True),
             "lease": self._leadership.to_json(),
         }
 

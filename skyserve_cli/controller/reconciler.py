@@ -45,6 +45,7 @@ from policies.plan import learn, plan
 from policies.registry import policies_for
 from policies.rollout import wanted_version
 from provisioners.base import Instance, InstanceState
+from skyserve_cli.controller.adoption import Adoption
 from skyserve_cli.controller.change import Change
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.loads import merged
@@ -128,6 +129,7 @@ class Reconciler:
         regional: Regional | None = None,
         names: Names | None = None,
         evidence: Callable[[str], Evidence] | None = None,
+        adoption: Adoption | None = None,
         epoch: Callable[[], int] = lambda: 0,
     ) -> None:
         self._clock = clock
@@ -143,6 +145,7 @@ class Reconciler:
         self._regional: Regional = NoRegions() if regional is None else regional
         self._names: Names = NoNames() if names is None else names
         self._evidence = _no_doubt if evidence is None else evidence
+        self._adoption = adoption
         self._given_up: dict[str, TerminationLog] = {}  # for failed probes, by service
         self._owner = store.owner()
         self._epoch = epoch
@@ -159,6 +162,8 @@ class Reconciler:
         self.store_health.begin()
         try:
             self._tick(self._clock.now())
+            if self.store_health.is_unproven:  # this turn may have had nothing to write
+                self._store.try_to_write()
         except SQLAlchemyError as error:
             self.store_health.failed(error)  # the next tick is another chance
         self.store_health.end(self._clock.now())
@@ -170,7 +175,10 @@ class Reconciler:
         self._seen.update(listing.cloud for listing in listings)
         turn = _Turn(clouds=set(self._enabled_clouds))
         self.plans = {}
-        for row in self._store.services():
+        rows = self._store.services()
+        if self._adoption is not None and self._adoption.take(rows, listings, now):
+            rows = self._store.services()
+        for row in rows:
             try:
                 self._turn_service(row, answers.get(row.name, ()), sightings, now, turn)
             except LeaseLostError:  # whatever was decided, it is not ours to decide
@@ -219,7 +227,8 @@ class Reconciler:
         wanted = self._specs.get(row.name, wanted_version(goal, memory.rollout))
         offers = () if goal.down else self._offers.get(requirements_of(wanted))
         decided = Plan((), memory, (row.notes,) if row.notes else (), row.target, row.wanted)
-        if goal.down or (offers is not None and self._knows_all(photograph.replicas)):
+        is_awaited = self._adoption is not None and self._adoption.is_awaited(row.name, now)
+        if goal.down or (offers is not None and self._knows_all(photograph.replicas) and not is_awaited):
             decided = plan(replace(photograph, offers=offers or ()), memory, policies)
             decided = self._with_agents(row, goal, change, agents, decided, now)
         doubts += self._blindness(photograph.replicas, decided.notes)
@@ -390,6 +399,8 @@ class Reconciler:
             found, self._suspects[sighting.cloud] = orphans(sighting, tokens, suspects)
             is_early = self._seen[sighting.cloud] <= LISTINGS_BEFORE_ORPHANS
             for orphan in () if is_early else found:
+                if self._adoption is not None and self._adoption.spares(orphan):
+                    continue
                 self._runner.abandon(orphan)
 
 

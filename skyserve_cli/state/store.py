@@ -10,6 +10,8 @@ is asked for the machine, so not even a power cut can separate the two.
 from __future__ import annotations
 
 import secrets as random_source
+import shutil
+import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -20,9 +22,11 @@ import orjson
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy.engine import URL, Connection, make_url
 
 from policies.model import Memory, Replica, ReplicaState, Role, UpdateMode
+from skyserve_cli.state import prune
 from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.codec import (
@@ -33,8 +37,9 @@ from skyserve_cli.state.codec import (
     replica_to_row,
 )
 from skyserve_cli.state.connect import connected
-from skyserve_cli.state.history import drop_story, read_history
+from skyserve_cli.state.history import read_history
 from skyserve_cli.state.lease import Lease, LeaseTable, verify
+from skyserve_cli.state.opening import check_file, check_revision, sqlite_file
 from skyserve_cli.state.photograph import Photograph
 from skyserve_cli.state.values import (
     History,
@@ -47,6 +52,8 @@ from skyserve_cli.state.values import (
     Story,
     VersionRow,
 )
+
+_LEAST_FREE_BYTES = 256 << 10
 
 
 class Store:
@@ -64,15 +71,18 @@ class Store:
         database_clock: Callable[[], float] | None = None,
         beside: Store | None = None,
     ) -> None:
-        """`migrate` False makes the tables as they are now, without Alembic. `draw` gives names that nobody
-        else has: so many random bytes, as hexadecimal digits. `database_clock` stands in for the database's, in virtual
-        time. `beside` is another store, whose database in memory this one is to share."""
+        """Raises DatabaseUnusableError. `migrate` False makes the tables as they are now, without Alembic. `draw` gives names
+        that nobody else has: so many random bytes, as hexadecimal digits. `database_clock` stands in for the database's, in
+        virtual time. `beside` is another store, whose database in memory this one is to share."""
         self._draw = draw
         self._epoch: int | None = None
         self._photograph: Photograph | None = None
         self._lock = threading.Lock()
         self._moving = threading.RLock()
         url = make_url(url)
+        file = sqlite_file(url)
+        if file is not None and migrate:
+            check_file(file)
         in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
         self._engine: sa.Engine = connected(url, in_memory=in_memory) if beside is None else beside._engine
         self._alone = in_memory and beside is None  # nobody else can write to it
@@ -362,6 +372,34 @@ class Store:
             if self._photograph is not None:
                 self._photograph.follow(count, name, changed, memory, wanted, target, notes)
 
+    def reseal(
+        self, again: Callable[[bytes], bytes | None], also: Callable[[Connection], None] = lambda c: None
+    ) -> tuple[int, list[tuple[str, int]]]:
+        """Replace the sealed secrets of all versions by what `again` returns for them (None: they stay), and do `also` in the
+        same transaction. Returns how many were replaced, and the (service, version) of those that were not."""
+        kept: list[tuple[str, int]] = []
+        v = t.versions.c
+        with self._writing() as c:
+            rows = c.execute(sa.select(v.service, v.version, v.sealed_secrets)).all()
+            for service, version, sealed in rows:
+                content = again(sealed)
+                if content is None:
+                    kept.append((service, version))
+                    continue
+                here = sa.and_(v.service == service, v.version == version)
+                c.execute(t.versions.update().where(here).values(sealed_secrets=content))
+            also(c)
+        return len(rows) - len(kept), kept
+
+    def try_to_write(self) -> None:
+        """Write something that changes nothing. Raises SQLAlchemyError if it cannot be written, or if a larger write could not:
+        on a full disk a transaction of one page still fits where a failed one of several has reserved some."""
+        file = sqlite_file(self.url)
+        if file is not None and shutil.disk_usage(file.parent).free < _LEAST_FREE_BYTES:
+            raise sa.exc.OperationalError("", None, sqlite3.OperationalError("database or disk is full"))
+        with self._writing() as c:
+            c.execute(t.changes.update().values(count=t.changes.c.count))
+
     def tell(self, story: Story, *, now: float) -> None:
         """A line of the story that is about no service."""
         with self._writing() as c:
@@ -396,39 +434,20 @@ class Store:
             found = c.execute(sa.select(sa.func.max(r.since)).where(live)).scalar()
         return None if found is None else float(found)
 
-    def fold(self, *, before: float, keep: int = 200) -> int:
+    def fold(self, *, before: float, keep: int = 200, pause: Callable[[], None] = lambda: None) -> int:
         """Drop GONE replicas that ended before `before`, but the newest `keep` of each service; their cost is
-        added to the service, so no total changes. Answers how many were dropped."""
-        dropped = 0
-        with self._writing() as c:
-            for (name,) in c.execute(sa.select(t.services.c.name)).all():
-                gone = sa.and_(t.replicas.c.service == name, t.replicas.c.state == ReplicaState.GONE.value)
-                ids = [
-                    r.id
-                    for r in c.execute(
-                        sa.select(t.replicas.c.id).where(gone).order_by(t.replicas.c.id.desc())
-                    )
-                ]
-                if len(ids) <= keep:
-                    continue
-                old = sa.and_(gone, t.replicas.c.id <= ids[keep], t.replicas.c.ended_at < before)
-                spent = c.execute(sa.select(*_spent_columns(before)).where(old)).one()
-                c.execute(
-                    t.services.update()
-                    .where(t.services.c.name == name)
-                    .values(
-                        folded_usd=t.services.c.folded_usd + (spent[0] or 0.0),
-                        folded_on_demand_usd=t.services.c.folded_on_demand_usd + (spent[1] or 0.0),
-                    )
-                )
-                dropped += c.execute(t.replicas.delete().where(old)).rowcount
-        return dropped
+        added to the service, so no total changes. Returns how many were dropped. Other writers are served while
+        `pause` runs, which is called after each step."""
+        with self._writing():
+            pass  # or it would only be noticed when there is something to remove
+        return prune.fold(self._reader, self._writing, before, keep, _spent_columns, pause)
 
-    def drop_story(self, *, before: float, keep: int = 1000) -> int:
+    def drop_story(self, *, before: float, keep: int = 1000, pause: Callable[[], None] = lambda: None) -> int:
         """Drop lines of the story from before `before`, but the newest `keep` of each service, those about replicas
-        that are not folded, and what `history` needs to know. Answers how many were dropped."""
-        with self._writing() as c:
-            return drop_story(c, before, keep)
+        that are not folded, and what `history` needs to know. Returns how many were dropped. `pause`: as for `fold`."""
+        with self._writing():
+            pass  # or it would only be noticed when there is something to remove
+        return prune.drop_story(self._reader, self._writing, before, keep, pause)
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -527,11 +546,18 @@ class Store:
         c.execute(q.UPSERT[table.name, c.dialect.name], list(rows))
 
     def _migrate(self) -> None:
-        config = Config()
-        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+        config = migrations()
         with self._writer.begin() as connection:
+            check_revision(connection, ScriptDirectory.from_config(config))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+
+
+def migrations() -> Config:
+    """What Alembic needs to know to bring a database to the shape of this release."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config
 
 
 def _of_role(attempts: Iterable[Replica], role: Role) -> tuple[Replica, ...]:
