@@ -90,6 +90,9 @@ class Offer:
     `choice` is the index of the alternative under `resources` that the offer belongs to. It is stored with the replica,
     because image, disk and labels are the alternative's, and no field of the offer tells equal machines of two
     alternatives apart. Policies do not read it.
+
+    `places` is how many replicas the user's own hosts of this zone can hold when they are idle; None for a cloud,
+    whose limits only a launch reveals. Like `preference`, it is not stored with a replica.
     """
 
     zone: Zone
@@ -101,6 +104,7 @@ class Offer:
     on_demand_usd_hour: float | None = None  # what the same instance costs on demand, for the comparison
     preference: int = 0
     choice: int = 0
+    places: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from policies.work import usd_of_work
 FLAP_GRACE_S = 30.0
 #: Prices that differ by less than this fraction are the same price: a cent is no reason to crowd a zone.
 EQUAL_COST = 0.05
+FULL = "every host of yours is full and nothing else is on offer"
+OWN_HOST = "a free place on a host of yours"
 
 _WORDS = {CapacityType.SPOT: "on spot", CapacityType.ON_DEMAND: "on demand"}
 
@@ -80,6 +82,7 @@ class Share(NamedTuple):
     usable: Sequence[Offer] = ()
     opens_at: float | None = None
     refused: bool = False
+    full: bool = False
 
     @staticmethod
     def of(view: View, kind: CapacityType, wanted: int, closed: Json) -> Share:
@@ -88,10 +91,13 @@ class Share(NamedTuple):
         if wanted <= sum(replica.state is not ReplicaState.REQUESTED for replica in replicas):
             return Share(kind, wanted, replicas)
         offers = [offer for offer in view.offers if offer.capacity_type is kind]
-        usable = preferred(blocks.open_offers(offers, closed, view.now))
+        roomy = with_room(offers, (*view.replicas, *view.others))
+        usable = preferred(blocks.open_offers(roomy, closed, view.now))
         waits = not usable and wanted > len(replicas)
-        opens_at = blocks.next_opening(offers, closed, view.now) if waits else None
-        return Share(kind, wanted, replicas, offers, usable, opens_at, blocks.all_refused(offers, closed))
+        opens_at = blocks.next_opening(roomy, closed, view.now) if waits else None
+        refused = blocks.all_refused(offers, closed)
+        full = bool(offers) and not roomy
+        return Share(kind, wanted, replicas, offers, usable, opens_at, refused, full)
 
     @property
     def missing(self) -> int:
@@ -105,8 +111,10 @@ class Share(NamedTuple):
         """The sentence for the user while nothing can be had. It stands until a zone takes a replica, and does not
         come and go with every attempt."""
         short = self.wanted - sum(r.state is not ReplicaState.REQUESTED for r in self.replicas)
-        if short <= 0 or not self.refused:
+        if short <= 0 or not (self.refused or self.full):
             return ()
+        if self.full:
+            return (f"{short} more {_WORDS[self.kind]} wanted, but {FULL}",)
         problem = "every zone refused when last asked" if self.offers else "nothing on offer fits"
         return (f"{short} more {_WORDS[self.kind]} wanted, but {problem}",)
 
@@ -167,6 +175,32 @@ def on_demand_places(share: Share, view: View, why: str) -> list[Place]:
     count = min(share.missing, view.limit) if share.usable else 0
     if count <= 0:
         return []
-    band = cheapest(share.usable, view.goal.work)
+    own = own_places(share.usable, (*view.replicas, *view.others), count)
+    others = [offer for offer in share.usable if offer.places is None]
+    band = cheapest(others, view.goal.work)
     spread = Spread(on_demand((*view.replicas, *view.others)))
-    return [spread.take(band, why) for _ in range(count)]
+    launches = [spread.put(offer, f"{OWN_HOST}; {why}") for offer in own]
+    return launches + [spread.take(band, why) for _ in range(count - len(own) if band else 0)]
+
+
+def with_room(offers: Sequence[Offer], replicas: Sequence[Replica]) -> list[Offer]:
+    """The offers without the own hosts whose places are all taken."""
+    used = Counter(replica.zone for replica in replicas)
+    return [offer for offer in offers if offer.places is None or used[offer.zone] < offer.places]
+
+
+def own_places(offers: Sequence[Offer], replicas: Sequence[Replica], most: int) -> list[Offer]:
+    """The free places of the user's own hosts, at most `most`, in the order of the offers, one entry per place.
+
+    Replicas of every capacity and version occupy a place. A host is paid for whether it is used or not, so it is
+    filled before anything is rented.
+    """
+    used = Counter(replica.zone for replica in replicas)
+    found: list[Offer] = []
+    for offer in offers:
+        if offer.places is not None:
+            free = max(0, offer.places - used[offer.zone])
+            taken = min(free, most - len(found))
+            used[offer.zone] += taken
+            found += [offer] * taken
+    return found
