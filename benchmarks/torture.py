@@ -1,28 +1,32 @@
 """Many simulated lives of services under a hostile cloud, a restless user and a controller that keeps being killed.
 
-    python benchmarks/torture.py [--first 0] [--seeds 2000] [--jobs 2] [--twice]
+    python benchmarks/torture.py [--first 0] [--seeds 2000] [--jobs 2] [--twice] [--pair]
 
 Every life ends in peace, in which the fleet must come to what the goals say and then to rest; the invariants of
 `skyserve_cli.sim.checks` hold after every tick. With `--twice` each seed is lived a second time and must tell the
-same story to the letter. Exit code 1 if any invariant was broken.
+same story to the letter. With `--pair` two controllers share the database: each is frozen, cut off from it and killed, and
+the database's clock is set; no commit of an earlier term may follow one of a later. Exit code 1 if any invariant was broken.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from skyserve_cli.sim.checks import InvariantError
-from skyserve_cli.sim.torture import Outcome, run_seed
+from skyserve_cli.sim.pair import PairLife
+from skyserve_cli.sim.torture import Life, Outcome, run_seed
 
 
-def live(seed: int, *, twice: bool) -> Outcome | str:
+def live(seed: int, *, twice: bool, pair: bool) -> Outcome | str:
     """The outcome of a seed, or the sentence that says what it broke."""
     try:
-        outcome = run_seed(seed)
-        if twice and run_seed(seed).digest != outcome.digest:
+        run = partial(run_seed, seed, life=PairLife if pair else Life)
+        outcome = run()
+        if twice and run().digest != outcome.digest:
             return f"seed {seed}: a second life told another story"
     except InvariantError as error:
         return str(error)
@@ -35,11 +39,15 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2000)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--twice", action="store_true")
+    parser.add_argument("--pair", action="store_true")
     args = parser.parse_args()
+    logging.disable()
     broken, ticks, crashes, launches = 0, 0, 0, 0
     seeds = range(args.first, args.first + args.seeds)
     with ProcessPoolExecutor(args.jobs) as pool:
-        for done, result in enumerate(pool.map(partial(live, twice=args.twice), seeds, chunksize=4), 1):
+        for done, result in enumerate(
+            pool.map(partial(live, twice=args.twice, pair=args.pair), seeds, chunksize=4), 1
+        ):
             if isinstance(result, str):
                 broken += 1
                 print(f"BROKEN {result}", flush=True)

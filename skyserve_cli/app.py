@@ -47,7 +47,7 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "check": Verb("Check which clouds can be used from here.", MACHINERY),
         "catalog": Verb("List what machines the clouds have, where, and what they cost.", MACHINERY, family=True),
         "gc": Verb("Find what is left in the clouds and belongs to nothing we know, and remove it.", MACHINERY),
-        "controller": Verb("Start, stop and look at the controller.", MACHINERY, family=True),
+        "controller": Verb("Start, stop and look at the controller; rotate its keys, back it up and restore it.", MACHINERY, family=True),
         "local": Verb("Play with the local cloud: its zones, its capacity, its spot market.", MACHINERY, family=True),
         "engine": Verb("Run an OpenAI-compatible server that takes an LLM engine's time, without a GPU.", MACHINERY),
     }
@@ -65,6 +65,8 @@ EXIT_CODES: Mapping[str, int] = MappingProxyType(
         "provisioners.catalog.model.CatalogError": 1,
         "skyserve_cli.clouds.CloudNotEnabledError": 1,
         "skyserve_cli.controller.client.RefusedError": 1,
+        "skyserve_cli.controller.opening.CannotOpenError": 1,
+        "skyserve_cli.controller.backup.BackupError": 1,
         "skyserve_cli.controller.client.MisconfiguredError": 2,
         "skyserve_cli.controller.client.ControllerDownError": 1,
     }

@@ -6,11 +6,17 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.fernet import Fernet
+
+#: The umask of the user, in octal, for what the controller starts on the user's behalf.
+USER_UMASK = "SKYSERVE_USER_UMASK"
+
+
+MACHINE_SECRET_BYTES = 32
 
 
 class HomeError(Exception):
@@ -45,10 +51,27 @@ class Home:
                     )
                 if stat.S_IMODE(found.st_mode) & 0o077:
                     folder.chmod(0o700)
+            self._close_files()
         except OSError as error:
             raise HomeError(
                 f"no home can be made at {self.root}: {error.strerror}; set SKYSERVE_HOME"
             ) from None
+
+    def _close_files(self) -> None:
+        """Remove the permissions of other users from the files that an earlier release or another program left."""
+        candidates = [*self.root.iterdir(), *self.backups.glob("*")]
+        for folder in (self.logs, self.load_balancers):
+            candidates += folder.rglob("*")
+        for path in candidates:
+            try:
+                found = path.lstat()
+                is_ours = stat.S_ISREG(found.st_mode) or (
+                    stat.S_ISDIR(found.st_mode) and path.parent != self.root
+                )
+                if is_ours and stat.S_IMODE(found.st_mode) & 0o077:
+                    path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+            except FileNotFoundError:  # a running controller has just removed or replaced it
+                continue
 
     @property
     def config(self) -> Path:
@@ -92,24 +115,65 @@ class Home:
         return self.root / "hosts"
 
     @property
+    def backups(self) -> Path:
+        """The daily copies of an SQLite database, and what `restore --force` has replaced."""
+        return self.root / "backups"
+
+    @property
+    def restored(self) -> Path:
+        """JSON, from a restore until its machines are adopted: the first replica id that the backup did not know, by service."""
+        return self.root / "restored.json"
+
+    @property
     def last_words(self) -> Path:
         """The ends of the logs of replicas that failed."""
         return self.logs / "replicas"
 
     def token(self) -> str:
         """The secret every call of the controller's API carries; made on first use."""
-        return _secret_file(
-            self.root / "controller.token", lambda: secrets.token_urlsafe(32).encode()
-        ).decode()
+        return _secret_file(self.token_file, new_token).decode()
+
+    def key_files(self) -> tuple[Path, ...]:
+        """The files without which a database is of no use. They need not exist."""
+        return self.root / "sealing.key", self.root / "machines.key"
 
     def sealing_key(self) -> bytes:
         """The key that seals secrets in the database; made on first use, never stored with them."""
-        return _secret_file(self.root / "sealing.key", Fernet.generate_key)
+        return self.sealing_keys()[0]
+
+    def sealing_keys(self) -> tuple[bytes, ...]:
+        """The key that seals, and while a rotation is under way those of before, which still open: one a line."""
+        return tuple(_secret_file(self.sealing_key_file, Fernet.generate_key).split())
+
+    def digest_key(self) -> bytes | None:
+        """The key of digests of secrets, if it is not the one that seals: that of before the first rotation."""
+        return self.digest_key_file.read_bytes() if self.digest_key_file.exists() else None
+
+    @property
+    def token_file(self) -> Path:
+        return self.root / "controller.token"
+
+    @property
+    def sealing_key_file(self) -> Path:
+        return self.root / "sealing.key"
+
+    @property
+    def digest_key_file(self) -> Path:
+        return self.root / "digest.key"
+
+    @property
+    def machine_secret_file(self) -> Path:
+        return self.root / "machines.key"
 
     def machine_secret(self) -> bytes:
-        """What every SSH key of ours follows from (`provisioners.keys`); made on first use, never changed: with it lost,
-        nobody can log in on the machines that run."""
-        return _secret_file(self.root / "machines.key", lambda: secrets.token_bytes(32))
+        """What every SSH key of ours follows from (`provisioners.keys`); made on first use, and never changed while machines
+        run: without it, it is not possible to log in on them."""
+        return _secret_file(self.machine_secret_file, lambda: secrets.token_bytes(MACHINE_SECRET_BYTES))
+
+
+def make_private(environ: MutableMapping[str, str]) -> None:
+    """Give files that this process and its children create to their owner alone; remember the umask of before."""
+    environ.setdefault(USER_UMASK, f"{os.umask(0o077):03o}")
 
 
 def is_held(lock: Path) -> bool:
@@ -125,6 +189,23 @@ def is_held(lock: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def new_token() -> bytes:
+    return secrets.token_urlsafe(32).encode()
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write, or replace, a file that only its owner may read. After a crash it has the old content or the new one."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _secret_file(path: Path, make: Callable[[], bytes]) -> bytes:

@@ -113,6 +113,14 @@ class Stack:
 
     def __enter__(self) -> Stack:
         self.home.create()
+        self._prepare()
+        if self._controller:
+            self._start_controller()
+        self.client.ensure_running()
+        return self
+
+    def _prepare(self) -> None:
+        """The files of a home before its controller starts."""
         # Away from the local cloud's ports and from those the kernel gives to outgoing connections.
         first = random.Random(os.getpid()).randrange(10_000, 19_900)
         self.home.config.write_text(
@@ -122,10 +130,6 @@ class Stack:
         )
         self.store.create()
         self.store.config_path.write_text(_CLOUD_YAML)
-        if self._controller:
-            self._start_controller()
-        self.client.ensure_running()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

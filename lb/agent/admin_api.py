@@ -35,7 +35,7 @@ from lb.agent.data_port import CannotListenError
 from lb.agent.worker_api import WorkerApi
 from lb.config import edits as config_edits
 from lb.config.edits import KnownWorkerError, UnknownWorkerError
-from lb.config.schema import Stats, Table, WireError
+from lb.config.schema import EarlierEpochError, Stats, Table, WireError
 from lb.core.api_keys import Usage
 from lb.core.sliding_window import MAX_WINDOW_S
 from lb.core.targets import TargetTable
@@ -62,7 +62,8 @@ class Administered(Protocol):
     def table(self) -> Table: ...
 
     def apply(self, table: Table) -> object:
-        """Store the table and act on it. Raises UnknownPolicyError, CannotListenError or OSError; then nothing has changed."""
+        """Store the table and act on it. Raises UnknownPolicyError, EarlierEpochError, CannotListenError or OSError; then
+        nothing has changed."""
         ...
 
     def ready(self) -> bool: ...
@@ -145,6 +146,8 @@ class _Control:
             self.agent.apply(table)
         except UnknownPolicyError as error:
             raise Refused(400, "unknown_policy", str(error)) from error
+        except EarlierEpochError as error:
+            raise Refused(409, "earlier_epoch", str(error)) from error
         except CannotListenError as error:
             raise Refused(409, "cannot_listen", str(error.strerror)) from error
         except OSError as error:

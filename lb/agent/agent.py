@@ -13,7 +13,7 @@ from typing import Any
 
 from lb.config import file as config_file
 from lb.config.options import Listen
-from lb.config.schema import Stats, Table
+from lb.config.schema import EarlierEpochError, Stats, Table
 from lb.core.api_keys import Usage
 from lb.core.limit_store import LimitStore
 from lb.core.targets import Changes, TargetTable
@@ -146,9 +146,13 @@ class Agent:
         self.proxy.let_in_soon()
 
     def apply(self, table: Table) -> Changes:
-        """Store the table, then act on it. Raises WrongServiceError, UnknownPolicyError, CannotListenError or OSError; then
-        nothing has changed."""
+        """Store the table, then act on it. Raises WrongServiceError, UnknownPolicyError, EarlierEpochError, CannotListenError
+        or OSError; then nothing has changed."""
         self._check(table)
+        if table.epoch < self.table.epoch:
+            raise EarlierEpochError(
+                f"epoch {table.epoch} is over: this agent has a table of epoch {self.table.epoch}"
+            )
         with self.listening(table.listen):
             if self._table_file is not None and table != self.table:
                 config_file.save(self._table_file, table)

@@ -116,8 +116,8 @@ class Fields:
             raise WireError(self.at(key), "must be 64 hexadecimal digits in lower case")
         return value
 
-    def count(self, key: str) -> int:
-        return self.whole(key, 0, 2**53)
+    def count(self, key: str, default: Any = _REQUIRED) -> int:
+        return self.whole(key, 0, 2**53, default)
 
     def flag(self, key: str, default: Any = _REQUIRED) -> bool:
         value = self.take(key, default)

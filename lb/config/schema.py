@@ -102,9 +102,14 @@ class Target:
         return target
 
 
+class EarlierEpochError(ValueError):
+    """The table is of a controller that another one has replaced since."""
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All an agent needs to serve one service. `revision` is the controller's, compared for equality only. From
+    """All an agent needs to serve one service. `revision` is the controller's, compared for equality only. `epoch` grows with
+    every controller that takes over, and an agent refuses a table of an earlier one. From
     `trusted_proxies`, networks of IP, what a proxy says of its clients (`X-Forwarded-*` and the like) is passed on.
     `listen` is the address of the data port; None: that of the agent's arguments."""
 
@@ -123,6 +128,7 @@ class Table:
     session: Session = field(default_factory=Session)
     listen: Listen | None = None
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    epoch: int = 0
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -148,6 +154,7 @@ class Table:
             "session": self.session.to_json(),
             "listen": None if self.listen is None else self.listen.to_json(),
             "metrics": self.metrics.to_json(),
+            "epoch": self.epoch,
         }
 
     @classmethod
@@ -170,6 +177,7 @@ class Table:
             session=Session.from_json(fields.take("session", {}), fields.at("session")),
             listen=None if listen is None else Listen.from_json(listen, fields.at("listen")),
             metrics=MetricsOptions.from_json(fields.take("metrics", {}), fields.at("metrics")),
+            epoch=fields.count("epoch", 0),
         )
         fields.done()
         return table

@@ -22,9 +22,16 @@ _PACKAGES = Path(__file__).resolve().parent.parent.parent
 
 Spawn = Callable[[InstanceFolder, HostOrder], None]
 
+#: The umask of the user in octal, if whatever starts instances has a stricter one for its own files.
+_UMASK_VARIABLE = "SKYSERVE_USER_UMASK"
+
 # Host processes outlive us, but while we live they are our children, and zombies once dead until we ask.
 _hosts: list[subprocess.Popen[bytes]] = []
 _hosts_lock = Lock()
+
+
+def _users_umask() -> int:
+    return int(os.environ.get(_UMASK_VARIABLE, "-1"), 8)  # -1: unchanged
 
 
 def spawn_host(folder: InstanceFolder, order: HostOrder) -> None:
@@ -48,6 +55,7 @@ def spawn_host(folder: InstanceFolder, order: HostOrder) -> None:
                     stderr=errors,
                     start_new_session=True,
                     pass_fds=(alive,),
+                    umask=_users_umask(),
                 )
         finally:
             os.close(alive)

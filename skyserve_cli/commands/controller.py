@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,13 +16,16 @@ import typer
 from skyserve_cli.commands.options import Format, Output, home
 from skyserve_cli.commands.options import controller as connect
 from skyserve_cli.controller.client import ControllerDownError
-from skyserve_cli.home import is_held
-from skyserve_cli.output import CommandFailed, put, put_json, say, span
+from skyserve_cli.home import Home, is_held
+from skyserve_cli.output import CommandFailed, date_time, plural, put, put_json, say, span
 
 STOP_PATIENCE_S = 30.0
 POLL_S = 0.05
 
-app = typer.Typer(no_args_is_help=True, help="Start, stop and look at the controller.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Start, stop and look at the controller; rotate its keys, back it up and restore it.",
+)
 
 
 @app.command()
@@ -66,7 +73,185 @@ def status(output: Format = Output.TABLE) -> None:
         put_json({"running": True, **health})
         return
     clouds = ", ".join(health["clouds"]) or "none"
+    lease = health["lease"]
+    if not lease["leads"]:
+        say(f"it stands by: {lease['leader'] or 'no controller'} leads")
     put(
         f"running for {span(health['uptime_s'])}, process {health['pid']}, version {health['version']}, "
         f"home {home().root}, clouds: {clouds}"
     )
+
+
+# --- keys and backups ---------------------------------------------------------------------------------------
+
+PassphraseFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--passphrase-file",
+        help="Seal the backup with the passphrase on the first line of this file; - reads standard input.",
+        metavar="FILE",
+    ),
+]
+
+
+@app.command()
+def rotate() -> None:
+    """Replace the keys of this home: the API's token, the key that seals secrets, and the machines' key.
+
+    A running controller is stopped and started again; services go on serving. The machines' key can only be replaced while no
+    rented machine runs, because the controller could not log in on it afterwards. Daily copies and backups from before are
+    sealed with the old key and can no longer be restored without it, so make a new backup afterwards.
+    """
+    from skyserve_cli.controller.opening import opened
+    from skyserve_cli.controller.rotation import rotate as rotate_keys
+
+    here = home()
+    here.create()
+    with _stopped(here):
+        store = opened(here)
+        try:
+            lease = store.lease()
+            if lease.is_live:
+                raise CommandFailed(
+                    f"another controller of this database is running ({lease.about}); stop it first"
+                )
+            rotated = rotate_keys(here, store)
+        finally:
+            store.close()
+    say(f"new: the API's token and the sealing key; {plural(rotated.resealed, 'version')} sealed again")
+    for service, version in rotated.unopened:
+        say(
+            f"the secrets of {service} version {version} cannot be opened with any key of this home; run `serve update {service}`"
+        )
+    if rotated.machines:
+        shown = ", ".join(rotated.machines[:5]) + (", ..." if len(rotated.machines) > 5 else "")
+        say(
+            f"kept: machines.key, because {plural(len(rotated.machines), 'machine')} made with it still run ({shown}); "
+            "take the services down and rotate again to replace it"
+        )
+    else:
+        say("new: machines.key")
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(help="Where to write it; only you may read it.", metavar="FILE")],
+    passphrase_file: PassphraseFile = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+) -> None:
+    """Write all that a new home needs into one file: the state, the keys, and config.yaml.
+
+    The controller may be running. Without a passphrase, the file opens every secret and every machine to its reader.
+    """
+    from skyserve_cli.controller.backup import read_passphrase, write_backup
+    from skyserve_cli.controller.clock import SystemClock
+
+    here = home()
+    if file.exists() and not force:
+        raise CommandFailed(f"{file} exists; choose another name, or replace it with --force")
+    _insist_on_same_database(here)
+    with _sentences("cannot be written"):
+        passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
+        content = write_backup(here, file.absolute(), passphrase, SystemClock().now())
+    say(f"wrote {file}: {content}, {file.stat().st_size:,} bytes")
+    if passphrase is None:
+        say("it is not sealed; keep it where only you can read it, or use --passphrase-file")
+
+
+@app.command()
+def restore(
+    file: Annotated[
+        Path, typer.Argument(help="A backup, or a daily copy from the home's backups/.", metavar="FILE")
+    ],
+    passphrase_file: PassphraseFile = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what the home has.")] = False,
+) -> None:
+    """Make this home what it was when FILE was written. The controller must be stopped.
+
+    Start the controller afterwards: machines that were launched since are adopted by their tags, and those that belong to no
+    service are terminated. New replicas get ids that no earlier one had.
+    """
+    from skyserve_cli.controller.backup import read_backup, read_passphrase
+    from skyserve_cli.controller.backup import restore as restore_home
+    from skyserve_cli.controller.clock import SystemClock
+
+    here = home()
+    here.create()
+    if is_held(here.lock) or is_held(here.keeper_lock):
+        raise CommandFailed("the controller is running; stop it first with `serve controller stop`")
+    say(f"reading {file}")
+    with _sentences("cannot be read"):
+        passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
+        found = read_backup(file, passphrase)
+    say(f"restoring {found.counts()}, as of {date_time(found.made_at)}")
+    with _sentences("cannot be restored"), locked(here.lock):
+        aside = restore_home(here, found, force=force, now=SystemClock().now())
+    if aside is not None:
+        say(f"what was there before is in {aside}")
+    if not found.files:
+        say("a daily copy has no keys; those of this home are used")
+    say("restored; `serve controller start` starts the controller, which adopts the machines that run")
+
+
+@contextmanager
+def _sentences(what: str) -> Iterator[None]:
+    """Turn the errors of disks and databases into one sentence."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from skyserve_cli.controller.store_health import sentence_of
+
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise CommandFailed(f"the backup {what}: the database reports: {sentence_of(error)}") from error
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        raise CommandFailed(f"the backup {what}: {where}{error.strerror or error}") from error
+
+
+@contextmanager
+def _stopped(here: Home) -> Iterator[None]:
+    """With the controller stopped, if it was running, and its lock held; started again afterwards, even after an error."""
+    was_running = is_held(here.lock)
+    if was_running and not is_held(here.keeper_lock):
+        raise CommandFailed(
+            "the controller runs under a service manager (--foreground); stop it there, and try again"
+        )
+    if was_running:
+        stop()
+    try:
+        with locked(here.lock):
+            yield
+    finally:
+        if was_running:
+            connect().ensure_running()
+            say("controller started")
+
+
+@contextmanager
+def locked(lock: Path) -> Iterator[None]:
+    """With the lock that a home's controller holds as long as it runs. Raises CommandFailed."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CommandFailed("a controller of this home is starting; stop it, and try again") from None
+    else:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _insist_on_same_database(here: Home) -> None:
+    """The controller may have been started with another $SKYSERVE_DB than this command."""
+    from sqlalchemy.engine import make_url
+
+    try:
+        used = connect().health().get("database")
+    except ControllerDownError:
+        return
+    ours = make_url(here.database_url).render_as_string(hide_password=True)
+    if used is not None and used != ours:
+        raise CommandFailed(
+            f"the controller uses the database {used}, not {ours}; set SKYSERVE_DB as it was for the controller"
+        )

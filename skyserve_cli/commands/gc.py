@@ -25,10 +25,10 @@ from skyserve_cli.controller.books import SpecBook
 from skyserve_cli.controller.client import Client, ControllerDownError
 from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.controller.janitor import Janitor, Key, janitor_of
-from skyserve_cli.controller.seal import Seal
+from skyserve_cli.controller.opening import opened
+from skyserve_cli.controller.seal import seal_of
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, put_table, say, span, table, usd
-from skyserve_cli.state.store import Store
 
 GONE_PATIENCE_S = 300.0  # an instance that is asked to end takes a minute or two
 POLL_S = 3.0
@@ -207,10 +207,10 @@ def _hands(here: Home) -> Iterator[Hands]:
         return
     here.create()
     with _alone(here.lock):
-        store = Store(here.database_url)
+        store = opened(here)
         try:
             clouds = Clouds(here, load_config(here.config))
-            specs = SpecBook(store, Seal(here.sealing_key()))
+            specs = SpecBook(store, seal_of(here))
             yield _Own(janitor_of(store, specs, clouds, SystemClock()))
         finally:
             store.close()

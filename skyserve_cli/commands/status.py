@@ -88,7 +88,10 @@ def status(
 def _warn(client: Client) -> None:
     """First of all: what the controller says may be old."""
     with suppress(ControllerDownError):
-        store = client.health().get("store", {"ok": True})
+        health = client.health()
+        store, lease = health.get("store", {"ok": True}), health.get("lease", {"leads": True})
+        if not lease["leads"]:
+            say(f"this controller stands by: {lease['leader'] or 'no controller'} leads")
         if not store["ok"]:
             ago = span(max(0.0, SystemClock().now() - store["since"]))
             say(f"the controller cannot read or write its state ({store['why']}): what follows is {ago} old")

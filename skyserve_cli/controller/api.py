@@ -37,8 +37,10 @@ from policies.model import UpdateMode
 from provisioners.base import LogSource
 from skyserve_cli.clouds import CloudNotEnabledError
 from skyserve_cli.config import ConfigError
+from skyserve_cli.controller.leadership import NotLeadingError
 from skyserve_cli.controller.office import NoFreePortError, NoSuchReplicaError, Office
 from skyserve_cli.controller.store_health import sentence_of
+from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.values import NoSuchServiceError, ServiceExistsError, StillGoingDownError
 
 log = logging.getLogger(__name__)
@@ -106,6 +108,10 @@ class Api:
             return _refuse(409, f"service {error} is still going down; try again when it is gone")
         except ServiceExistsError as error:
             return _refuse(409, f"service {error} is up; use `serve update`, or `serve down` first")
+        except NotLeadingError as error:
+            return _refuse(409, str(error))
+        except LeaseLostError as error:
+            return _refuse(503, str(error))
         except SQLAlchemyError as error:
             return _refuse(503, f"the controller cannot read or write its state: {sentence_of(error)}")
         except (CloudNotEnabledError, NoFreePortError, ConfigError) as error:
@@ -168,11 +174,11 @@ class Api:
         return web.json_response({"events": events})
 
     async def _log_of_controller(self, request: web.Request) -> web.Response:
-        return await _log_answer(request, lambda offset, most: _read(self._controller_log, offset, most))
+        return await _file_response(request, self._controller_log)
 
     async def _log_of_load_balancer(self, request: web.Request) -> web.Response:
         path = self._office.load_balancer_log(request.match_info["name"])
-        return await _log_answer(request, lambda offset, most: _read(path, offset, most))
+        return await _file_response(request, path)
 
     async def _log_of_replica(self, request: web.Request) -> web.Response:
         name, replica_id = request.match_info["name"], int(request.match_info["id"])
@@ -231,9 +237,26 @@ async def _log_answer(
     request: web.Request, read: Callable[[int, int], bytes], first_kept: int = 0
 ) -> web.Response:
     offset = min(2**62, max(first_kept, int(request.query.get("offset", 0))))
-    most = min(MAX_LOG_BYTES, max(0, int(request.query.get("max", MAX_LOG_BYTES))))
-    content = await asyncio.to_thread(read, offset, most)
+    content = await asyncio.to_thread(read, offset, _most(request))
     return web.Response(body=content, headers={"X-Next-Offset": str(offset + len(content))})
+
+
+async def _file_response(request: web.Request, path: Path) -> web.Response:
+    asked = min(2**62, max(0, int(request.query.get("offset", 0))))
+    content, end = await asyncio.to_thread(_read_cut, path, asked, _most(request))
+    return web.Response(body=content, headers={"X-Next-Offset": str(end)})
+
+
+def _read_cut(path: Path, offset: int, most: int) -> tuple[bytes, int]:
+    """Read a log that is cut when it is large. An offset beyond its end is from before the cut: read from the beginning."""
+    if path.exists() and offset > path.stat().st_size:
+        offset = 0
+    content = _read(path, offset, most)
+    return content, offset + len(content)
+
+
+def _most(request: web.Request) -> int:
+    return min(MAX_LOG_BYTES, max(0, int(request.query.get("max", MAX_LOG_BYTES))))
 
 
 def _read(path: Path, offset: int, most: int) -> bytes:

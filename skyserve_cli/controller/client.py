@@ -23,12 +23,15 @@ CALL_TIMEOUT_S = 30.0
 TIDY_TIMEOUT_S = 900.0  # a cloud may take its time to give networks up
 
 
+_ADDED_TO_ERRORS = ("(Background on this error at", "[SQL:", "[parameters:")
+
+
 class ControllerDownError(Exception):
     """No controller is running for this home; `serve controller start` starts one."""
 
 
 class MisconfiguredError(ControllerDownError):
-    """The controller does not start with this configuration."""
+    """The controller does not start with this configuration, or on this database."""
 
 
 class _NotReachedError(ControllerDownError):
@@ -122,7 +125,8 @@ class Client:
         except ControllerDownError:
             pass
         self._home.create()
-        with self._home.controller_log.open("ab") as out:
+        descriptor = os.open(self._home.controller_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "ab") as out:
             process = subprocess.Popen(
                 [sys.executable, "-m", "skyserve_cli.controller.keeper"],
                 stdin=subprocess.DEVNULL,
@@ -137,7 +141,7 @@ class Client:
                 self.health()
                 return True
             except ControllerDownError:
-                if process.poll() == 2:
+                if process.poll() in (2, 4):
                     raise MisconfiguredError(self._last_words()) from None
                 if process.poll() not in (None, 3):  # 3: somebody else's is on its way up
                     raise ControllerDownError(
@@ -156,8 +160,10 @@ class Client:
         return environment
 
     def _last_words(self) -> str:
-        lines = self._home.controller_log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        """What the controller printed last, without what SQLAlchemy adds to an error: a URL, the statement, its values."""
+        text = self._home.controller_log.read_text(errors="replace")
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_ADDED_TO_ERRORS)]
+        return lines[-1] if lines else "it printed nothing"
 
     # --- HTTP ---------------------------------------------------------------------------------------------
 

@@ -18,51 +18,67 @@ import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from aiohttp import web
+from sqlalchemy.exc import SQLAlchemyError
 
 from policies.model import Offer
 from provisioners.base import Instance, Provisioner, Requirements
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
-from skyserve_cli.controller import unix_socket
+from skyserve_cli.controller import fingerprints, unix_socket
+from skyserve_cli.controller.adoption import Adoption, read_restored
 from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.books import OfferBook, SpecBook
 from skyserve_cli.controller.clock import JUMP_S, SteadyClock, SystemClock
 from skyserve_cli.controller.evidence import DaemonEvidence
+from skyserve_cli.controller.fingerprints import ForeignKeysError
+from skyserve_cli.controller.housekeeping import Housekeeper
 from skyserve_cli.controller.janitor import Sweeper
 from skyserve_cli.controller.last_words import LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.lb_regional import RegionalFleet, admin_token
+from skyserve_cli.controller.leadership import Leadership, LeaseKeeper, about, holder_of
 from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.office import Office
+from skyserve_cli.controller.opening import CannotOpenError, opened
 from skyserve_cli.controller.ports import Call, Offers
 from skyserve_cli.controller.probes import HttpProber
 from skyserve_cli.controller.reconciler import Reconciler
 from skyserve_cli.controller.runner import ThreadRunner
-from skyserve_cli.controller.seal import Seal
+from skyserve_cli.controller.seal import seal_of
+from skyserve_cli.controller.store_health import sentence_of
 from skyserve_cli.controller.witness import ThreadWitness
-from skyserve_cli.home import Home
+from skyserve_cli.home import Home, make_private
+from skyserve_cli.state.lease import NO_TERM, LeaseLostError
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import Story
 
 log = logging.getLogger("skyserve.controller")
 
+#: In the environment of a process that has begun again: its database was there a moment ago, so it is waited for.
+_AGAIN = "SKYSERVE_CONTROLLER_AGAIN"
+TRY_AGAIN_S = 1.0
 #: Ticks that are asked for in a row are one tick: a burst of answers is taken in one photograph.
 BETWEEN_TICKS_S = 0.02
-FOLD_EVERY_S = 3600.0
-KEEP_ENDED_S = 7 * 86400.0
-KEEP_STORY_S = 30 * 86400.0
 
 
 class Ticker(threading.Thread):
-    """Runs the reconciler: when woken, and once per `tick_s` at the least."""
+    """Runs the reconciler: when woken, and once per `tick_s` at the least. Started when this controller's term begins."""
 
     def __init__(
-        self, reconciler: Reconciler, store: Store, clock: SystemClock, woken: threading.Event, tick_s: float
+        self,
+        reconciler: Reconciler,
+        store: Store,
+        clock: SystemClock,
+        woken: threading.Event,
+        tick_s: float,
+        leadership: Leadership,
     ) -> None:
         super().__init__(name="reconciler", daemon=True)
         self._reconciler = reconciler
@@ -70,32 +86,37 @@ class Ticker(threading.Thread):
         self._clock = clock
         self._woken = woken
         self._tick_s = tick_s
+        self._leadership = leadership
         self._stopping = threading.Event()
-        self._folded_at = clock.now()
+        self._turns = 0
+        self._is_busy = False
 
     def run(self) -> None:
-        while not self._stopping.is_set():
+        self._woken.set()
+        while not self._stopping.is_set() and self._leadership.leads:
             self._woken.wait(self._tick_s)
             self._woken.clear()
+            self._turns += 1
+            self._is_busy = True
             try:
-                self._folded_at += follow_clock(self._clock, self._store)
+                follow_clock(self._clock, self._store)
                 self._reconciler.tick()
-                self._fold()
+            except LeaseLostError:
+                self._leadership.lost()
             except Exception:  # the database may be away for a while; the next tick is another chance
                 log.exception("tick")
+            self._is_busy = False
             self._stopping.wait(BETWEEN_TICKS_S)
+
+    def turn(self) -> int | None:
+        """The number of the tick that goes on; None between two."""
+        return self._turns if self._is_busy else None
 
     def stop(self) -> None:
         self._stopping.set()
         self._woken.set()
-        self.join(timeout=10.0)
-
-    def _fold(self) -> None:
-        now = self._clock.now()
-        if now - self._folded_at > FOLD_EVERY_S:
-            self._folded_at = now
-            self._store.fold(before=now - KEEP_ENDED_S)
-            self._store.drop_story(before=now - KEEP_STORY_S)
+        if self.is_alive():
+            self.join(timeout=10.0)
 
 
 def follow_clock(clock: SystemClock, store: Store) -> float:
@@ -139,27 +160,72 @@ class _ResolvedOffers:
             return ()
 
 
+class _Term:
+    """What begins when this controller leads. Called on the thread that renews the lease."""
+
+    def __init__(self, home: Home, store: Store, clock: SystemClock, stop: Callable[[], object]) -> None:
+        self._home = home
+        self._store = store
+        self._clock = clock
+        self._stop = stop
+        self.threads: tuple[threading.Thread, ...] = ()
+        self.failure: Exception | None = None
+
+    def begin(self) -> None:
+        try:
+            fingerprints.check_or_record(self._store, self._home)
+            catch_up(self._clock, self._store)
+        except (LeaseLostError, SQLAlchemyError):  # another term has begun, or will
+            log.exception("the term ends before it has begun")
+            begin_again()
+        except ForeignKeysError as error:
+            self.failure = error
+            self._stop()
+        else:
+            for thread in self.threads:
+                thread.start()
+
+
+def begin_again() -> None:
+    """Execute the same program in place of this one, whichever thread is doing what. Whatever this process believed is of a
+    term that is over, so nothing of it stays but its number; and what waits for a database that does not respond would keep
+    an orderly stop waiting, too."""
+    logging.shutdown()
+    os.environ[_AGAIN] = "1"
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
+
+
+def _wait_for_database(why: str) -> None:
+    log.error("the database cannot be used, trying again: %s", why)
+    time.sleep(TRY_AGAIN_S)
+    begin_again()
+
+
 async def run(home: Home) -> None:
-    """Run until SIGTERM, SIGINT or the API says stop."""
+    """Run until SIGTERM, SIGINT or the API says stop. Raises ConfigError, ForeignKeysError."""
     loop = asyncio.get_running_loop()
     config = load_config(home.config)
     stopping = asyncio.Event()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, stopping.set)
 
-    clock, steady = SystemClock(), SteadyClock()
+    steady = SteadyClock()
     woken = threading.Event()
-    woken.set()
-    store = Store(home.database_url)
-    catch_up(clock, store)
+    store = opened(home)
+    store.fence(NO_TERM)
+    fingerprints.check(store, home)
     owner = store.owner()
-    seal = Seal(home.sealing_key())
+    leadership = Leadership(store, holder_of(home), about(home), steady)
+    leadership.step()
+    clock = SystemClock(leadership.database_now)
+    seal = seal_of(home)
     specs = SpecBook(store, seal, lambda token: admin_token(home.machine_secret(), token))
     clouds = Clouds(home, config)
     attention = Attention(loop, clock, steady)
     regional = RegionalFleet(clouds.get, home.machine_secret(), clock, loop, woken.set, attention=attention)
-    names = ThreadNames(clouds.names, clouds.name_region, owner, steady, woken.set)
-    fleet = ProcessFleet(home.load_balancers, loop, woken.set, attention)
+    names = ThreadNames(clouds.names, clouds.name_region, owner, steady, woken.set, leadership.may_terminate)
+    # Agents are known by their folder, whichever links lead to it.
+    fleet = ProcessFleet(home.load_balancers.resolve(), loop, woken.set, attention)
     prober = HttpProber(loop, woken.set, attention)
     witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
     last_words = LastWords(home.last_words)
@@ -169,9 +235,25 @@ async def run(home: Home) -> None:
         last_words.keep(call.service, call.replica, instance, cloud, num_nodes)
 
     runner = ThreadRunner(
-        clouds.get, lambda call: specs.order(owner, call), owner, steady, woken.set, farewell=farewell
+        clouds.get,
+        lambda call: specs.order(owner, call),
+        owner,
+        steady,
+        woken.set,
+        farewell=farewell,
+        allows=leadership.allows,
     )
     offers: Offers = _ResolvedOffers(clouds, OfferBook(clouds.all(), steady, woken.set))
+    restored = read_restored(home.restored)
+    adoption = Adoption(
+        restored,
+        clouds.enabled,
+        owner,
+        store,
+        specs,
+        offers,
+        done=lambda: home.restored.unlink(True),
+    )
     reconciler = Reconciler(
         clock=clock,
         store=store,
@@ -185,7 +267,9 @@ async def run(home: Home) -> None:
         lb_host=config.load_balancer.host,
         regional=regional,
         names=names,
+        adoption=adoption,
         evidence=DaemonEvidence(attention, prober, fleet, regional, (prober, witness, regional)).of,
+        epoch=lambda: leadership.epoch,
     )
     office = Office(
         store=store,
@@ -196,6 +280,7 @@ async def run(home: Home) -> None:
         regional=regional,
         names=names,
         clock=clock,
+        leadership=leadership,
         owner=owner,
         wake=woken.set,
         sighted=witness.last,
@@ -207,10 +292,13 @@ async def run(home: Home) -> None:
     await prober.start()
     await fleet.start()
     await regional.start()
-    ticker = Ticker(reconciler, store, clock, woken, config.controller.tick_seconds)
-    ticker.start()
+    ticker = Ticker(reconciler, store, clock, woken, config.controller.tick_seconds, leadership)
     sweeper = Sweeper(office.janitor, clouds.enabled, config.controller.sweep_minutes * 60.0)
-    sweeper.start()
+    housekeeper = Housekeeper(store, clock, steady, home.backups, home.load_balancers)
+    term = _Term(home, store, clock, lambda: loop.call_soon_threadsafe(stopping.set))
+    term.threads = (ticker, sweeper, housekeeper)
+    lease_keeper = LeaseKeeper(leadership, term.begin, begin_again, ticker.turn)
+    lease_keeper.start()
     api = Api(office, home.token(), home.controller_log, stopping.set)
     site = await _listen(api.app(), home)
     log.info("controller is up pid=%d owner=%s database=%s", os.getpid(), owner, _without_password(store))
@@ -220,13 +308,21 @@ async def run(home: Home) -> None:
     home.controller_socket.unlink(missing_ok=True)
     await site.cleanup()
     await asyncio.to_thread(ticker.stop)
+    await asyncio.to_thread(housekeeper.stop)
     sweeper.stop()
+    await asyncio.to_thread(lease_keeper.stop)
+    try:
+        await asyncio.to_thread(leadership.release)
+    except SQLAlchemyError as error:
+        log.warning("the lease cannot be released, it runs out by itself: %s", sentence_of(error))
     witness.close()
     await attention.close()
     await prober.close()
     await fleet.close()
     await regional.close()
     store.close()
+    if term.failure is not None:
+        raise term.failure
 
 
 async def _listen(app: web.Application, home: Home) -> web.AppRunner:
@@ -257,7 +353,9 @@ def _log_to(home: Home) -> None:
 
 
 def main() -> int:
-    """The daemon's process. Exit code 3: another controller of this home is running."""
+    """The daemon's process. Exit code 2: something is configured wrongly; 3: another controller of this home is running; 4: this
+    program cannot use the database."""
+    make_private(os.environ)
     home = Home.from_environment(os.environ)
     home.create()
     lock = os.open(home.lock, os.O_RDWR | os.O_CREAT, 0o600)
@@ -268,10 +366,21 @@ def main() -> int:
         return 3
     _log_to(home)
     try:
-        asyncio.run(run(home))
-    except ConfigError as error:
+        # Not asyncio.run: it would wait for every thread that a query holds up.
+        asyncio.new_event_loop().run_until_complete(run(home))
+    except (ConfigError, ForeignKeysError) as error:
         print(error, file=sys.stderr)
         return 2
+    except CannotOpenError as error:
+        if _AGAIN in os.environ and not error.is_final:
+            _wait_for_database(str(error))
+        print(error, file=sys.stderr)
+        return 4 if error.is_final else 1
+    except SQLAlchemyError as error:
+        if _AGAIN in os.environ:
+            _wait_for_database(sentence_of(error))
+        print(f"the controller cannot read or write its state: {sentence_of(error)}", file=sys.stderr)
+        return 1
     except Exception:
         log.exception("the controller cannot go on")
         raise

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 AGAIN_S = 10.0  # between the two times that a leftover must be seen before nobody is asked about its end
 PATIENCE_S = 60.0  # with a region that does not answer, until somebody has to look after it
 
+_NOT_LEADING = "this controller's lease is not confirmed"
+
 Key = tuple[str, str, str, str]
 
 
@@ -110,7 +112,8 @@ class _Notes:
 
 
 class Janitor:
-    """Thread-safe. `known` reads the rows when it is called; see `leaks` for why that matters."""
+    """Thread-safe. `known` reads the rows when it is called; see `leaks` for why that matters. `allows` says right before
+    something is removed whether this process may."""
 
     def __init__(
         self,
@@ -119,12 +122,14 @@ class Janitor:
         known: Callable[[], Known],
         clock: Clock,
         tell: Callable[[Story], None],
+        allows: Callable[[], bool] = lambda: True,
     ) -> None:
         self._provisioners = provisioners
         self._owner = owner
         self._known = known
         self._clock = clock
         self._tell = tell
+        self._allows = allows
         self._notes: dict[str, _Notes] = {}
 
     def rents(self, cloud: str) -> bool:
@@ -165,6 +170,8 @@ class Janitor:
             end = notes.ends.get(key)
             if end is None:
                 return Refusal()
+            if not self._allows():
+                return Refusal(_NOT_LEADING, passes=True)
             try:
                 end()
             except ProvisionError as error:
@@ -183,6 +190,8 @@ class Janitor:
                 return ()
             if cloud in self._known().clouds:
                 return (f"a service uses {cloud}, so nothing that machines share is removed",)
+            if not self._allows():
+                return (_NOT_LEADING,)
             try:
                 problems = provisioner.forget(self._owner)
             except ProvisionError as error:
@@ -303,7 +312,9 @@ def known_of(owner: str, rows: Iterable[ServiceRow], specs: SpecBook, clouds: Cl
     return Known(known_tokens(owner, rows), frozenset(used))
 
 
-def janitor_of(store: Store, specs: SpecBook, clouds: Clouds, clock: Clock) -> Janitor:
+def janitor_of(
+    store: Store, specs: SpecBook, clouds: Clouds, clock: Clock, allows: Callable[[], bool] = lambda: True
+) -> Janitor:
     """Of one home."""
     owner = store.owner()
     return Janitor(
@@ -312,6 +323,7 @@ def janitor_of(store: Store, specs: SpecBook, clouds: Clouds, clock: Clock) -> J
         lambda: known_of(owner, store.services(), specs, clouds),
         clock,
         lambda story: store.tell(story, now=clock.now()),
+        allows,
     )
 
 

@@ -17,10 +17,11 @@ from threading import Event
 from types import FrameType
 
 from skyserve_cli.controller.clock import SteadyClock
-from skyserve_cli.home import Home
+from skyserve_cli.home import Home, make_private
 
-#: Exit codes that mean what they say: stopped as asked, wrong configuration, another controller is running.
-FINAL = (0, 2, 3)
+#: Exit codes after which a restart would not help: stopped as asked, wrong configuration, another controller is running,
+#: a database that this program cannot use.
+FINAL = (0, 2, 3, 4)
 SHORTEST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 #: A daemon that lived this long did not die of how it was started.
@@ -49,6 +50,7 @@ def keep(command: list[str], stopping: Event, stop_with: list[subprocess.Popen[b
 
 
 def main() -> int:
+    make_private(os.environ)
     home = Home.from_environment(os.environ)
     home.create()
     # Shared: two that start at once are no harm, the daemon's own lock lets only one of theirs live. Held so

@@ -42,7 +42,7 @@ class _Record:
 
 class ThreadNames:
     """The daemon's. `publisher` is made when the first name is wanted; `region_of` gives the region by which an agent at
-    (cloud, region) is found."""
+    (cloud, region) is found, `allows` whether this controller may publish now."""
 
     def __init__(
         self,
@@ -51,7 +51,9 @@ class ThreadNames:
         owner: str,
         clock: Clock,
         wake: Callable[[], None],
+        allows: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._allows = allows
         self._publisher = publisher
         self._region_of = region_of
         self._owner = owner
@@ -100,7 +102,7 @@ class ThreadNames:
         now = self._clock.now()
         for key, order in self._orders.items():
             record = self._records.setdefault(key, _Record())
-            if record.published != order and record.not_before <= now:
+            if record.published != order and record.not_before <= now and self._allows():
                 return order
         return None
 

@@ -23,6 +23,7 @@ from skyserve_cli.controller.janitor import Tidied, janitor_of
 from skyserve_cli.controller.last_words import TELLING, LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.lb_regional import RegionalFleet
+from skyserve_cli.controller.leadership import Leadership
 from skyserve_cli.controller.loads import merged
 from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.orders import goal_of, placement_of, requirements_of, stands_beside
@@ -50,7 +51,7 @@ class NoSuchReplicaError(Exception):
 
 
 class Office:
-    """One per daemon. `wake` makes the reconciler look at once, `sighted` is a cloud's last listing."""
+    """One per daemon. What changes something raises NotLeadingError where another controller leads. `wake` makes the reconciler look at once, `sighted` is a cloud's last listing."""
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class Office:
         regional: RegionalFleet,
         names: ThreadNames,
         clock: Clock,
+        leadership: Leadership,
         owner: str,
         wake: Callable[[], None],
         sighted: Callable[[str], Sequence[Instance]],
@@ -79,6 +81,7 @@ class Office:
         self._regional = regional
         self._names = names
         self._clock = clock
+        self._leadership = leadership
         self._owner = owner
         self._wake = wake
         self._sighted = sighted
@@ -86,7 +89,7 @@ class Office:
         self._started_at = clock.now()
         self._choosing = threading.Lock()
         self.load_balancer_log = load_balancer_log
-        self.janitor = janitor_of(store, specs, clouds, clock)
+        self.janitor = janitor_of(store, specs, clouds, clock, leadership.may_terminate)
 
     def health(self) -> dict[str, Any]:
         return {
@@ -95,6 +98,8 @@ class Office:
             "uptime_s": round(self._clock.now() - self._started_at, 3),
             "clouds": list(self._clouds.enabled),
             "store": self._store_health.to_json(),
+            "database": self._store.url.render_as_string(hide_password=True),
+            "lease": self._leadership.to_json(),
         }
 
     def put(
@@ -106,6 +111,7 @@ class Office:
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name[:80]!r} is no name of a service")
+        self._leadership.refuse_unless_leading()
         spec = spec_from_json(dict(spec_json))
         self._clouds.resolve(requirements_of(spec))
         insist_on_regions(spec, self._clouds)
@@ -128,6 +134,7 @@ class Office:
 
     def down(self, name: str, purge: bool) -> None:
         """Raises NoSuchServiceError."""
+        self._leadership.refuse_unless_leading()
         self._store.set_down(name, purge=purge, now=self._clock.now())
         self._wake()
 
@@ -145,6 +152,7 @@ class Office:
 
     def kill(self, name: str, replica_id: int) -> None:
         """Raises NoSuchServiceError, NoSuchReplicaError."""
+        self._leadership.refuse_unless_leading()
         try:
             self._store.kill_replica(name, replica_id, now=self._clock.now())
         except KeyError:
@@ -233,7 +241,8 @@ class Office:
             ]
         shown = (*row.replicas, *(recently if ended else ()))
         kept = {r.id: self.last_words.find(row.name, r.id) for r in shown if r.end_reason in TELLING}
-        is_beside = stands_beside(row, spec) or self._fleet.view(row.name).alive
+        is_beside = self._fleet.view(row.name).alive
+        is_beside |= self._leadership.leads and stands_beside(row, spec)
         loads = [self._fleet.load(row.name)] if is_beside else []
         view = service_view(
             row,

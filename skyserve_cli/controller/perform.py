@@ -17,10 +17,12 @@ LONGEST_RETRY_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The call did not settle; make it again, with the same token, after `after_s`."""
+    """The call did not settle; make it again, with the same token, after `after_s`. `was_made` false: it did not even
+    begin, and so does not count as a try."""
 
     after_s: float
     message: str
+    was_made: bool = True
 
 
 def perform(

@@ -14,6 +14,7 @@ happened while nobody looked is learned before anything is decided.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,6 +45,7 @@ from policies.plan import learn, plan
 from policies.registry import policies_for
 from policies.rollout import wanted_version
 from provisioners.base import Instance, InstanceState
+from skyserve_cli.controller.adoption import Adoption
 from skyserve_cli.controller.change import Change
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.loads import merged
@@ -80,6 +82,7 @@ from skyserve_cli.controller.sightings import orphans, unattended
 from skyserve_cli.controller.store_health import StoreHealth
 from skyserve_cli.controller.tables import table_of, without_loopback
 from skyserve_cli.spec.model import ServiceSpec
+from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import ServiceRow, Story
 
@@ -89,6 +92,8 @@ _PROBED = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.NOT_READY)
 _CONNECTED = (*_PROBED, ReplicaState.DRAINING)
 AGENT_START_S = 1200.0
 AGENT_SILENCE_S = 600.0
+#: Listings of a cloud in which a controller that has just begun believes nothing to be an orphan.
+LISTINGS_BEFORE_ORPHANS = 2
 _OUTSTANDING = {ReplicaState.REQUESTED: CallKind.LAUNCH, ReplicaState.TERMINATING: CallKind.TERMINATE}
 
 
@@ -124,6 +129,8 @@ class Reconciler:
         regional: Regional | None = None,
         names: Names | None = None,
         evidence: Callable[[str], Evidence] | None = None,
+        adoption: Adoption | None = None,
+        epoch: Callable[[], int] = lambda: 0,
     ) -> None:
         self._clock = clock
         self._store = store
@@ -138,9 +145,11 @@ class Reconciler:
         self._regional: Regional = NoRegions() if regional is None else regional
         self._names: Names = NoNames() if names is None else names
         self._evidence = _no_doubt if evidence is None else evidence
+        self._adoption = adoption
         self._given_up: dict[str, TerminationLog] = {}  # for failed probes, by service
         self._owner = store.owner()
-        self._seen: set[str] = set()  # clouds listed at least once since this process started
+        self._epoch = epoch
+        self._seen: Counter[str] = Counter()  # listings of each cloud since this process started
         self._suspects: dict[str, frozenset[str]] = {}
         self._agents: Mapping[str, AgentOrder | None] = {}  # as last ordered
         self._regional_orders: Sequence[RegionalOrder] = ()
@@ -153,6 +162,8 @@ class Reconciler:
         self.store_health.begin()
         try:
             self._tick(self._clock.now())
+            if self.store_health.is_unproven:  # this turn may have had nothing to write
+                self._store.try_to_write()
         except SQLAlchemyError as error:
             self.store_health.failed(error)  # the next tick is another chance
         self.store_health.end(self._clock.now())
@@ -164,9 +175,14 @@ class Reconciler:
         self._seen.update(listing.cloud for listing in listings)
         turn = _Turn(clouds=set(self._enabled_clouds))
         self.plans = {}
-        for row in self._store.services():
+        rows = self._store.services()
+        if self._adoption is not None and self._adoption.take(rows, listings, now):
+            rows = self._store.services()
+        for row in rows:
             try:
                 self._turn_service(row, answers.get(row.name, ()), sightings, now, turn)
+            except LeaseLostError:  # whatever was decided, it is not ours to decide
+                raise
             except SQLAlchemyError as error:
                 self.store_health.failed(error)
                 self._keep(row, turn)
@@ -211,7 +227,8 @@ class Reconciler:
         wanted = self._specs.get(row.name, wanted_version(goal, memory.rollout))
         offers = () if goal.down else self._offers.get(requirements_of(wanted))
         decided = Plan((), memory, (row.notes,) if row.notes else (), row.target, row.wanted)
-        if goal.down or (offers is not None and self._knows_all(photograph.replicas)):
+        is_awaited = self._adoption is not None and self._adoption.is_awaited(row.name, now)
+        if goal.down or (offers is not None and self._knows_all(photograph.replicas) and not is_awaited):
             decided = plan(replace(photograph, offers=offers or ()), memory, policies)
             decided = self._with_agents(row, goal, change, agents, decided, now)
         doubts += self._blindness(photograph.replicas, decided.notes)
@@ -227,7 +244,7 @@ class Reconciler:
 
         memory = decided.memory
         live = change.live()
-        table = table_of(row.name, spec, live, goal, memory.rollout, now)
+        table = table_of(row.name, spec, live, goal, memory.rollout, now, self._epoch())
         window_s = spec.replica_policy.load_window_s
         tls = None if spec.tls is None else (spec.tls.certfile, spec.tls.keyfile)
         if (live or not goal.down) and stands_beside(row, spec):
@@ -380,7 +397,10 @@ class Reconciler:
         for sighting in sightings:
             suspects = self._suspects.get(sighting.cloud, frozenset())
             found, self._suspects[sighting.cloud] = orphans(sighting, tokens, suspects)
-            for orphan in found:
+            is_early = self._seen[sighting.cloud] <= LISTINGS_BEFORE_ORPHANS
+            for orphan in () if is_early else found:
+                if self._adoption is not None and self._adoption.spares(orphan):
+                    continue
                 self._runner.abandon(orphan)
 
 

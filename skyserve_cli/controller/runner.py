@@ -24,6 +24,8 @@ from skyserve_cli.controller.ports import Call, CallKind
 
 log = logging.getLogger(__name__)
 
+NOT_ALLOWED = Retry(0.5, "this controller's lease is not confirmed", was_made=False)
+
 Key = tuple[str, int]
 
 
@@ -64,6 +66,10 @@ class CallBook:
         """The event an outcome amounts to; None if there is none, or the call is to be made again."""
         record = self._records[call.key]
         record.under_way = False
+        if isinstance(outcome, Retry) and not outcome.was_made:
+            record.tries -= 1
+            record.not_before = now + outcome.after_s
+            return None
         outcome = settle(call, outcome, record.tries)
         if isinstance(outcome, Retry):
             record.not_before = now + backoff_s(outcome, record.tries)
@@ -76,9 +82,13 @@ class CallBook:
         return min((r.not_before for r in self._records.values() if not r.under_way), default=None)
 
 
+class _NotAllowedError(Exception):
+    """The lease has run out since the call began."""
+
+
 class ThreadRunner:
     """The daemon's runner. `threads` is how many calls to one cloud may be under way, `farewell` sees every instance that is
-    about to be terminated by a call."""
+    about to be terminated by a call, and `allows` is asked right before anything is launched or terminated."""
 
     def __init__(
         self,
@@ -89,6 +99,7 @@ class ThreadRunner:
         wake: Callable[[], None],
         *,
         farewell: Callable[[Call, Provisioner, Instance], object] = lambda call, cloud, instance: None,
+        allows: Callable[[CallKind], bool] = lambda kind: True,
         threads: int = 32,
     ) -> None:
         self._provisioners = provisioners
@@ -97,6 +108,7 @@ class ThreadRunner:
         self._clock = clock
         self._wake = wake
         self._farewell = farewell
+        self._allows = allows
         self._book = CallBook()
         self._done: queue.SimpleQueue[tuple[Call, Event | Retry | None]] = queue.SimpleQueue()
         self._abandoned: set[str] = set()
@@ -112,10 +124,11 @@ class ThreadRunner:
         events = []
         while not self._done.empty():
             call, outcome = self._done.get()
-            if isinstance(outcome, Retry):
+            if isinstance(outcome, Retry) and outcome.was_made:
                 log.warning("%s of %s replica %d: %s", call.kind.value, *call.key, outcome.message)
             event = self._book.settled(call, outcome, self._clock.now())
-            if event is None and isinstance(outcome, Retry) and call.kind is CallKind.LAUNCH:
+            is_again = event is None and call.kind is CallKind.LAUNCH
+            if is_again and isinstance(outcome, Retry) and outcome.was_made:
                 event = Progressed(call.replica.id, f"trying again: {outcome.message}")
             if event is not None:
                 events.append((call.service, event))
@@ -129,23 +142,35 @@ class ThreadRunner:
         self._crew(orphan.zone.cloud).submit(lambda: self._end_orphan(orphan))
 
     def _make(self, call: Call) -> None:
+        outcome = self._outcome(call) if self._allows(call.kind) else NOT_ALLOWED
+        self._done.put((call, outcome))
+        self._wake()
+
+    def _outcome(self, call: Call) -> Event | Retry | None:
         cloud = call.replica.zone.cloud
         token = token_of(self._owner, call.service, call.incarnation, call.replica.id, call.replica.offer)
         try:
             provisioner = self._provisioners(cloud)
-            farewell = partial(self._farewell, call, provisioner)
-            outcome = perform(
+            farewell = partial(self._take_leave, call, provisioner)
+            return perform(
                 call, provisioner, lambda: self._order(call), token, self._owner, farewell=farewell
             )
+        except _NotAllowedError:
+            return NOT_ALLOWED
         except Exception as error:  # a bug in a plug-in must not lose the replica
             log.exception("%s of %s replica %d", call.kind.value, *call.key)
-            outcome = Retry(5.0, f"{type(error).__name__}: {error}")
-        self._done.put((call, outcome))
-        self._wake()
+            return Retry(5.0, f"{type(error).__name__}: {error}")
+
+    def _take_leave(self, call: Call, provisioner: Provisioner, instance: Instance) -> None:
+        self._farewell(call, provisioner, instance)  # may have taken long
+        if not self._allows(CallKind.TERMINATE):
+            raise _NotAllowedError
 
     def _end_orphan(self, orphan: Instance) -> None:
-        log.warning("terminate orphan %s in %s", orphan.id, orphan.zone)
         try:
+            if not self._allows(CallKind.TERMINATE):
+                return  # it will be seen again
+            log.warning("terminate orphan %s in %s", orphan.id, orphan.zone)
             self._provisioners(orphan.zone.cloud).terminate(orphan)
         except ProvisionError as error:
             log.warning("orphan %s: %s", orphan.id, error)

@@ -7,7 +7,9 @@ import hmac
 import json
 from collections.abc import Mapping
 
-from cryptography.fernet import Fernet, InvalidToken
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+
+from skyserve_cli.home import Home
 
 
 class CannotUnsealError(Exception):
@@ -15,9 +17,12 @@ class CannotUnsealError(Exception):
 
 
 class Seal:
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-        self._fernet = Fernet(key)
+    """`key` seals; `older` ones still open, while a rotation is under way. Digests are made with `digest_key`, which outlives
+    rotations: with another one every service would seem to have changed at its next update."""
+
+    def __init__(self, key: bytes, *older: bytes, digest_key: bytes | None = None) -> None:
+        self._digest_key = digest_key or key
+        self._fernet = MultiFernet([Fernet(one) for one in (key, *older)])
 
     def close(self, secrets: Mapping[str, str]) -> bytes:
         return self._fernet.encrypt(json.dumps(dict(secrets)).encode())
@@ -30,7 +35,18 @@ class Seal:
             raise CannotUnsealError(CannotUnsealError.__doc__) from None
         return opened
 
+    def again(self, sealed: bytes) -> bytes:
+        """The same secrets, sealed with `key`. Raises CannotUnsealError."""
+        try:
+            return self._fernet.rotate(sealed)
+        except InvalidToken:
+            raise CannotUnsealError(CannotUnsealError.__doc__) from None
+
     def digest(self, secrets: Mapping[str, str]) -> str:
-        """Equal for equal secrets, and useless to whoever does not have the key."""
+        """Equal for equal secrets, and useless without the key."""
         content = json.dumps(dict(secrets), sort_keys=True).encode()
-        return hmac.new(self._key, content, hashlib.sha256).hexdigest()
+        return hmac.new(self._digest_key, content, hashlib.sha256).hexdigest()
+
+
+def seal_of(home: Home) -> Seal:
+    return Seal(*home.sealing_keys(), digest_key=home.digest_key())

@@ -34,6 +34,11 @@ class StoreHealth:
             self._why = why
             log.error("the state cannot be read or written: %s", why)
 
+    @property
+    def is_unproven(self) -> bool:
+        """Whether an earlier turn failed and this one has not: only a write can show that the trouble is over."""
+        return bool(self._why) and not self._failed
+
     def end(self, now: float) -> None:
         """The turn is over."""
         if self._failed:

@@ -24,11 +24,17 @@ _STATES = {
 
 
 def table_of(
-    service: str, spec: ServiceSpec, replicas: Sequence[Replica], goal: Goal, rollout_memory: Json, now: float
+    service: str,
+    spec: ServiceSpec,
+    replicas: Sequence[Replica],
+    goal: Goal,
+    rollout_memory: Json,
+    now: float,
+    epoch: int = 0,
 ) -> Table:
     """The targets that may serve, and how the service wants its requests treated.
 
-    Equal contents have equal revisions. The time that is left of a drain goes by without a new one: an agent counts
+    Equal contents have equal revisions within one `epoch` (the term of the controller). The time that is left of a drain goes by without a new one: an agent counts
     it from the push. An instant that moves, as a preemption notice moves it, makes a new revision.
     """
     balancer = spec.load_balancer
@@ -59,7 +65,8 @@ def table_of(
     content = json.dumps(table.to_json(), sort_keys=True)
     return replace(
         table,
-        revision=hashlib.sha256(content.encode()).hexdigest()[:16],
+        revision=f"{epoch}.{hashlib.sha256(content.encode()).hexdigest()[:16]}",
+        epoch=epoch,
         targets=tuple(_counting_down(target, now) for target in table.targets),
     )
 

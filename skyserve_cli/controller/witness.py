@@ -95,6 +95,10 @@ class ThreadWitness:
                     # What passes by itself is nobody's business at once; a login does not mend itself.
                     if isinstance(error, AuthError) or failures >= PATIENCE:
                         self._complain(cloud, error.message)
+                except OSError as error:  # of the local cloud: a full disk of this machine
+                    failures += 1
+                    if failures >= PATIENCE:
+                        self._complain(cloud, error.strerror or str(error))
                 except Exception:  # a bug in a plug-in must not blind us to the cloud for good
                     log.exception("listing %s", cloud)
                 else:

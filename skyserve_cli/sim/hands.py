@@ -16,8 +16,8 @@ from provisioners.base import Instance, LaunchOrder, Requirements
 from provisioners.errors import ProvisionError
 from skyserve_cli.controller.orders import token_of
 from skyserve_cli.controller.perform import Retry, perform
-from skyserve_cli.controller.ports import AgentOrder, Call, ProbeOrder, RegionalOrder, Sighting
-from skyserve_cli.controller.runner import CallBook
+from skyserve_cli.controller.ports import AgentOrder, Call, CallKind, ProbeOrder, RegionalOrder, Sighting
+from skyserve_cli.controller.runner import NOT_ALLOWED, CallBook
 from skyserve_cli.sim.clock import SimClock
 from skyserve_cli.sim.world import SimCloud
 
@@ -36,7 +36,9 @@ class SimRunner:
         rng: random.Random,
         owner: str,
         order: Callable[[Call], LaunchOrder],
+        allows: Callable[[CallKind], bool] = lambda kind: True,
     ) -> None:
+        self._allows = allows
         self._cloud = cloud
         self._clock = clock
         self._rng = rng
@@ -60,6 +62,8 @@ class SimRunner:
 
     def abandon(self, orphan: Instance) -> None:
         def end() -> None:
+            if not self._allows(CallKind.TERMINATE):
+                return
             try:
                 self._cloud.terminate(orphan)
             except ProvisionError:
@@ -72,7 +76,9 @@ class SimRunner:
         if self.dead and self._rng.random() < 0.5:
             return
         token = token_of(self._owner, call.service, call.incarnation, call.replica.id, call.replica.offer)
-        outcome = perform(call, self._cloud, lambda: self._order(call), token, self._owner)
+        outcome: Event | Retry | None = NOT_ALLOWED
+        if self._allows(call.kind):
+            outcome = perform(call, self._cloud, lambda: self._order(call), token, self._owner)
         self._clock.after(self._delay_s(), lambda: self._answers.append((call, outcome)))
 
     def _delay_s(self) -> float:
@@ -148,7 +154,15 @@ class SimAgents:
     requests_per_s: dict[str, float] = field(default_factory=dict)
 
     def accept(self, table: Table, replica_id: int | None = None) -> None:
-        """A drained target has requests that end some time later. `replica_id` is of the agent's own machine."""
+        """A drained target has requests that end some time later. `replica_id` is of the agent's own machine. A table of an
+        earlier epoch than the agent's is refused."""
+        mine = (
+            self.tables.get(table.service)
+            if replica_id is None
+            else self.regional.get((table.service, replica_id))
+        )
+        if mine is not None and table.epoch < mine.epoch:
+            return
         for target in table.targets:
             key = table.service, target.id
             if target.state is Readiness.DRAINING and key not in self.busy_until:

@@ -65,8 +65,8 @@ HOSTILE = Faults(
 class SimStore(Store):
     """The production store in memory, able to die around a commit, and counting its commits."""
 
-    def __init__(self, rng: random.Random) -> None:
-        super().__init__("sqlite://", draw=lambda size: rng.randbytes(size).hex())
+    def __init__(self, rng: random.Random, **more: Any) -> None:
+        super().__init__("sqlite://", draw=lambda size: rng.randbytes(size).hex(), **more)
         self.commits = 0
         self.crash_before_commit = False
         self.crash_after_commit = False
@@ -201,12 +201,18 @@ class Life:
         self.start_controller()
 
 
-def run_seed(seed: int, faults: Faults = HOSTILE, *, busy_s: float = 500.0) -> Outcome:
+def run_seed(
+    seed: int, faults: Faults = HOSTILE, *, busy_s: float = 500.0, life: type[Life] = Life
+) -> Outcome:
     """A life: `busy_s` seconds of trouble, then peace until everything should have come to rest.
 
     Raises InvariantError, which names the seed.
     """
-    life = Life(seed, faults)
+    return _lived(life(seed, faults), busy_s)
+
+
+def _lived(life: Life, busy_s: float) -> Outcome:
+    seed = life.seed
     user = _User(life)
     end = life.clock.now() + busy_s
     tick_s = life.rng.choice([0.5, 1.0, 2.0, 5.0])

@@ -10,13 +10,25 @@ import orjson
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection
 
+#: PostgreSQL, and libpq: a server that is cut off is noticed within seconds, and a controller that is frozen in a
+#: transaction does not hold its locks for longer than a lease lives. What the URL says itself goes first.
+_POSTGRES_ARGUMENTS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 8000,  # ms
+}
+_POSTGRES_SETTINGS = "SET idle_in_transaction_session_timeout = '6s'"
+
 _WAL_TRIES = 200
 _WAL_PAUSE_S = 0.05
 
 
-def connected(url: URL, *, in_memory: bool) -> sa.Engine:
+def connected(url: URL, *, in_memory: bool, durable: bool = True) -> sa.Engine:
     """The engine behind a URL. Of a database `in_memory` there is one connection for all, handed from thread to
-    thread: another would be another database."""
+    thread: another would be another database. Not `durable`: SQLite need not have written a commit to the disk when it
+    returns; the next durable one, or a checkpoint, does."""
     if in_memory:
         engine = sa.create_engine(
             url,
@@ -26,12 +38,22 @@ def connected(url: URL, *, in_memory: bool) -> sa.Engine:
             max_overflow=0,
             connect_args={"check_same_thread": False},
         )
+    elif url.drivername == "postgresql+psycopg":
+        arguments = {name: value for name, value in _POSTGRES_ARGUMENTS.items() if name not in url.query}
+        engine = sa.create_engine(url, json_serializer=_to_json, connect_args=arguments, pool_pre_ping=True)
+        sa.event.listen(engine, "connect", _prepare_postgres)
     else:
         engine = sa.create_engine(url, json_serializer=_to_json)
     if url.get_backend_name() == "sqlite":
-        sa.event.listen(engine, "connect", _prepare_sqlite)
+        sa.event.listen(engine, "connect", _prepare_sqlite if durable else _prepare_undurable)
         sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _prepare_postgres(connection: Any, _record: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(_POSTGRES_SETTINGS)
+    connection.commit()
 
 
 def _to_json(value: Any) -> str:
@@ -53,6 +75,14 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     _write_ahead(cursor)
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _prepare_undurable(connection: Any, record: Any) -> None:
+    _prepare_sqlite(connection, record)
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.execute("PRAGMA busy_timeout=2000")  # a renewal that waits for longer is late in any case
     cursor.close()
 
 

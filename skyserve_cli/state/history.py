@@ -14,28 +14,6 @@ _CHANGES_PER_REPLICA = 10
 _FOR_EVER = 1e18  # later than any end
 
 
-def drop_story(c: Connection, before: float, keep: int) -> int:
-    """See `Store.drop_story`."""
-    e = t.events.c
-    dropped = 0
-    for (name,) in c.execute(sa.select(e.service).distinct()).all():
-        newest = sa.select(e.seq).where(e.service == name).order_by(e.seq.desc())
-        last = c.execute(newest.offset(keep).limit(1)).scalar()
-        if last is None:
-            continue
-        known = sa.select(t.replicas.c.id).where(t.replicas.c.service == name)
-        nobodys = sa.or_(e.replica_id.is_(None), e.replica_id.not_in(known))
-        old = sa.and_(e.service == name, e.seq <= last, e.at < before, nobodys)
-        # `read_history` tells by the last end of a folded replica what it misses, and how many were wanted then.
-        end = c.execute(sa.select(sa.func.max(e.seq)).where(old, e.state == ReplicaState.GONE.value)).scalar()
-        missed = e.seq < (end or 0)
-        scaled = sa.and_(e.replica_id.is_(None), e.state.is_not(None))
-        wanted = c.execute(sa.select(sa.func.max(e.seq)).where(old, missed, scaled)).scalar()
-        useless = sa.or_(e.state.is_(None), sa.and_(missed, e.seq != (wanted or 0)))
-        dropped += c.execute(t.events.delete().where(old, useless)).rowcount
-    return dropped
-
-
 def read_history(c: Connection, name: str, since: float, most: int) -> History:
     """See `Store.history`. Rows that were folded away are missed by the ends that the story still tells."""
     complete_from = since

@@ -13,6 +13,12 @@ from skyserve_cli.state import tables as t
 COUNT = sa.select(t.changes.c.count)
 BUMP = t.changes.update().values(count=t.changes.c.count + 1).returning(t.changes.c.count)
 
+OWNER = sa.select(t.identity.c.owner)
+DRAW_OWNER = {
+    name: dialect.insert(t.identity).on_conflict_do_nothing()
+    for name, dialect in (("sqlite", sqlite), ("postgresql", postgresql))
+}
+
 SERVICES = sa.select(t.services).order_by(t.services.c.name)
 LIVE = sa.select(t.replicas).where(t.replicas.c.state != ReplicaState.GONE.value).order_by(t.replicas.c.id)
 KILLS = sa.select(t.kills)

@@ -10,9 +10,11 @@ is asked for the machine, so not even a power cut can separate the two.
 from __future__ import annotations
 
 import secrets as random_source
+import shutil
+import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,11 @@ import orjson
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy.engine import URL, Connection, make_url
 
 from policies.model import Memory, Replica, ReplicaState, Role, UpdateMode
+from skyserve_cli.state import prune
 from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.codec import (
@@ -33,7 +37,9 @@ from skyserve_cli.state.codec import (
     replica_to_row,
 )
 from skyserve_cli.state.connect import connected
-from skyserve_cli.state.history import drop_story, read_history
+from skyserve_cli.state.history import read_history
+from skyserve_cli.state.lease import Lease, LeaseTable, verify
+from skyserve_cli.state.opening import check_file, check_revision, sqlite_file
 from skyserve_cli.state.photograph import Photograph
 from skyserve_cli.state.values import (
     History,
@@ -47,31 +53,59 @@ from skyserve_cli.state.values import (
     VersionRow,
 )
 
+_LEAST_FREE_BYTES = 256 << 10
+
 
 class Store:
-    """The database behind a SQLAlchemy URL. Thread-safe: every verb takes its own connection."""
+    """The database behind a SQLAlchemy URL. Thread-safe: every verb takes its own connection.
+
+    Once it is fenced (`fence`) every verb that writes raises LeaseLostError, and writes nothing, unless the lease has that
+    epoch."""
 
     def __init__(
-        self, url: str | URL, *, migrate: bool = True, draw: Callable[[int], str] = random_source.token_hex
+        self,
+        url: str | URL,
+        *,
+        migrate: bool = True,
+        draw: Callable[[int], str] = random_source.token_hex,
+        database_clock: Callable[[], float] | None = None,
+        beside: Store | None = None,
     ) -> None:
-        """`migrate` False makes the tables as they are now, without Alembic. `draw` gives names that nobody
-        else has: so many random bytes, as hexadecimal digits."""
+        """Raises DatabaseUnusableError. `migrate` False makes the tables as they are now, without Alembic. `draw` gives names
+        that nobody else has: so many random bytes, as hexadecimal digits. `database_clock` stands in for the database's, in
+        virtual time. `beside` is another store, whose database in memory this one is to share."""
         self._draw = draw
+        self._epoch: int | None = None
         self._photograph: Photograph | None = None
         self._lock = threading.Lock()
         self._moving = threading.RLock()
         url = make_url(url)
+        file = sqlite_file(url)
+        if file is not None and migrate:
+            check_file(file)
         in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
-        self._engine = connected(url, in_memory=in_memory)
-        self._alone = in_memory  # nobody else can write to it
+        self._engine: sa.Engine = connected(url, in_memory=in_memory) if beside is None else beside._engine
+        self._alone = in_memory and beside is None  # nobody else can write to it
+        if beside is not None:
+            beside._alone = False
+        self._leases = LeaseTable(url.get_backend_name(), database_clock)
         one_photograph = {} if url.get_backend_name() == "sqlite" else {"isolation_level": "REPEATABLE READ"}
         self._reader = self._engine.execution_options(**one_photograph)
         self._writer = self._engine.execution_options(writes=True)
+        # A renewal waits for no other query of this process, and none for the disk: a power cut ends all terms here. Reads
+        # lock nothing there that writes would, so one kind of transaction does for both.
+        renewing = self._engine if in_memory else connected(url, in_memory=False, durable=False)
+        self._renewer = renewing.execution_options(writes=True)
         if in_memory or not migrate:
             t.metadata.create_all(self._writer)
             with self._writer.begin() as c:
                 if c.execute(q.COUNT).first() is None:
                     c.execute(t.changes.insert().values(id=1, count=0))
+                    c.execute(
+                        t.lease.insert().values(
+                            id=1, holder="", about="", epoch=0, renewals=0, expires_at=0.0
+                        )
+                    )
         else:
             self._migrate()
 
@@ -81,6 +115,55 @@ class Store:
 
     def close(self) -> None:
         self._engine.dispose()
+        self._renewer.dispose()
+
+    # --- who may write ------------------------------------------------------------------------------------
+
+    def fence(self, epoch: int) -> None:
+        """From now on write only in the term of this epoch; NO_TERM (of `lease`): not at all."""
+        self._epoch = epoch
+
+    def lease(self) -> Lease:
+        with self._renewer.connect() as c:
+            return self._leases.read(c)
+
+    def take_lease(
+        self, holder: str, about: str, *, ttl_s: float, unrenewed: Lease | None = None
+    ) -> Lease | None:
+        """Begin a term, and fence this store with it; None if another controller leads. `unrenewed`: the lease as it has
+        been for a whole time to live by the caller's own clock."""
+        with self._renewer.begin() as c:
+            lease = self._leases.take(c, holder, about, ttl_s, unrenewed)
+        if lease is not None:
+            self.fence(lease.epoch)
+            self.forget()
+        return lease
+
+    def renew_lease(self, epoch: int, *, ttl_s: float) -> Lease | None:
+        """None if that term is over."""
+        with self._renewer.begin() as c:
+            return self._leases.renew(c, epoch, ttl_s)
+
+    def release_lease(self, epoch: int) -> None:
+        with self._renewer.begin() as c:
+            self._leases.release(c, epoch)
+
+    def reconnect_lease(self) -> None:
+        """Ask about the lease over a new connection from now on."""
+        self._renewer.dispose()
+
+    def fingerprints(self) -> dict[str, str]:
+        """Of the keys that this database was written with, by the key's name."""
+        with self._reader.connect() as c:
+            return {row.key: row.value for row in c.execute(sa.select(t.fingerprints))}
+
+    def put_fingerprints(self, values: Mapping[str, str]) -> None:
+        """In place of those that are there."""
+        with self._writing() as c:
+            c.execute(t.fingerprints.delete())
+            c.execute(
+                t.fingerprints.insert(), [{"key": key, "value": value} for key, value in values.items()]
+            )
 
     # --- goals: written by the API ------------------------------------------------------------------------
 
@@ -103,7 +186,7 @@ class Store:
         is revived: versions and replica ids go on, so no id is ever used twice; StillGoingDownError as long
         as replicas of before live. A `mode` raises NoSuchServiceError if there is nothing up to update.
         """
-        with self._writer.begin() as c:
+        with self._writing() as c:
             self._bump(c)
             same_name = t.services.c.name == name
             row = c.execute(sa.select(t.services).where(same_name).with_for_update()).first()
@@ -163,7 +246,7 @@ class Store:
 
     def set_down(self, name: str, *, purge: bool, now: float) -> None:
         """Take the service down; `purge`: without waiting for requests to finish."""
-        with self._writer.begin() as c:
+        with self._writing() as c:
             self._bump(c)
             where = t.services.c.name == name
             if c.execute(sa.select(t.services.c.name).where(where)).first() is None:
@@ -175,7 +258,7 @@ class Store:
     def kill_replica(self, name: str, replica_id: int, *, now: float) -> None:
         """End one replica; another will take its place. Raises NoSuchServiceError, or KeyError if it is not
         alive."""
-        with self._writer.begin() as c:
+        with self._writing() as c:
             self._bump(c)
             live = {replica.id for replica in self._live(c, name)}
             if (
@@ -193,11 +276,11 @@ class Store:
 
     def owner(self) -> str:
         """The tag of everything this controller launches; drawn once per database."""
-        with self._writer.begin() as c:
-            found = c.execute(sa.select(t.identity.c.owner)).scalar()
+        with self._writer.begin() as c:  # needs no lease: of two that come at once, one draws
+            found = c.execute(q.OWNER).scalar()
             if found is None:
-                found = self._draw(4)
-                c.execute(t.identity.insert().values(id=1, owner=found))
+                c.execute(q.DRAW_OWNER[c.dialect.name], {"id": 1, "owner": self._draw(4)})
+                found = c.execute(q.OWNER).scalar_one()
             return str(found)
 
     def services(self, *, down: bool = False) -> list[ServiceRow]:
@@ -277,7 +360,7 @@ class Store:
         gone = [replica.id for replica in changed if replica.state is ReplicaState.GONE]
         # As of this count nobody has asked for the end of a replica by id, so there is no wish to strike out.
         unasked = self._unasked(name)
-        with self._writer.begin() as c:
+        with self._writing() as c:
             count = self._bump(c)
             c.execute(q.SET_STATUS, values)
             if changed:
@@ -289,9 +372,37 @@ class Store:
             if self._photograph is not None:
                 self._photograph.follow(count, name, changed, memory, wanted, target, notes)
 
+    def reseal(
+        self, again: Callable[[bytes], bytes | None], also: Callable[[Connection], None] = lambda c: None
+    ) -> tuple[int, list[tuple[str, int]]]:
+        """Replace the sealed secrets of all versions by what `again` returns for them (None: they stay), and do `also` in the
+        same transaction. Returns how many were replaced, and the (service, version) of those that were not."""
+        kept: list[tuple[str, int]] = []
+        v = t.versions.c
+        with self._writing() as c:
+            rows = c.execute(sa.select(v.service, v.version, v.sealed_secrets)).all()
+            for service, version, sealed in rows:
+                content = again(sealed)
+                if content is None:
+                    kept.append((service, version))
+                    continue
+                here = sa.and_(v.service == service, v.version == version)
+                c.execute(t.versions.update().where(here).values(sealed_secrets=content))
+            also(c)
+        return len(rows) - len(kept), kept
+
+    def try_to_write(self) -> None:
+        """Write something that changes nothing. Raises SQLAlchemyError if it cannot be written, or if a larger write could not:
+        on a full disk a transaction of one page still fits where a failed one of several has reserved some."""
+        file = sqlite_file(self.url)
+        if file is not None and shutil.disk_usage(file.parent).free < _LEAST_FREE_BYTES:
+            raise sa.exc.OperationalError("", None, sqlite3.OperationalError("database or disk is full"))
+        with self._writing() as c:
+            c.execute(t.changes.update().values(count=t.changes.c.count))
+
     def tell(self, story: Story, *, now: float) -> None:
         """A line of the story that is about no service."""
-        with self._writer.begin() as c:
+        with self._writing() as c:
             self._tell(c, "", now, [story])
 
     def move_instants(self, by_s: float, then: Callable[[], None] = lambda: None) -> None:
@@ -301,7 +412,7 @@ class Store:
         r = t.replicas.c
         measured = (r.since, r.created_at, r.launched_at, r.ready_at, r.drain_by)
         with self._moving:
-            with self._writer.begin() as c:
+            with self._writing() as c:
                 self._bump(c)
                 live = r.state != ReplicaState.GONE.value
                 c.execute(t.replicas.update().where(live).values({one: one + by_s for one in measured}))
@@ -323,39 +434,20 @@ class Store:
             found = c.execute(sa.select(sa.func.max(r.since)).where(live)).scalar()
         return None if found is None else float(found)
 
-    def fold(self, *, before: float, keep: int = 200) -> int:
+    def fold(self, *, before: float, keep: int = 200, pause: Callable[[], None] = lambda: None) -> int:
         """Drop GONE replicas that ended before `before`, but the newest `keep` of each service; their cost is
-        added to the service, so no total changes. Answers how many were dropped."""
-        dropped = 0
-        with self._writer.begin() as c:
-            for (name,) in c.execute(sa.select(t.services.c.name)).all():
-                gone = sa.and_(t.replicas.c.service == name, t.replicas.c.state == ReplicaState.GONE.value)
-                ids = [
-                    r.id
-                    for r in c.execute(
-                        sa.select(t.replicas.c.id).where(gone).order_by(t.replicas.c.id.desc())
-                    )
-                ]
-                if len(ids) <= keep:
-                    continue
-                old = sa.and_(gone, t.replicas.c.id <= ids[keep], t.replicas.c.ended_at < before)
-                spent = c.execute(sa.select(*_spent_columns(before)).where(old)).one()
-                c.execute(
-                    t.services.update()
-                    .where(t.services.c.name == name)
-                    .values(
-                        folded_usd=t.services.c.folded_usd + (spent[0] or 0.0),
-                        folded_on_demand_usd=t.services.c.folded_on_demand_usd + (spent[1] or 0.0),
-                    )
-                )
-                dropped += c.execute(t.replicas.delete().where(old)).rowcount
-        return dropped
+        added to the service, so no total changes. Returns how many were dropped. Other writers are served while
+        `pause` runs, which is called after each step."""
+        with self._writing():
+            pass  # or it would only be noticed when there is something to remove
+        return prune.fold(self._reader, self._writing, before, keep, _spent_columns, pause)
 
-    def drop_story(self, *, before: float, keep: int = 1000) -> int:
+    def drop_story(self, *, before: float, keep: int = 1000, pause: Callable[[], None] = lambda: None) -> int:
         """Drop lines of the story from before `before`, but the newest `keep` of each service, those about replicas
-        that are not folded, and what `history` needs to know. Answers how many were dropped."""
-        with self._writer.begin() as c:
-            return drop_story(c, before, keep)
+        that are not folded, and what `history` needs to know. Returns how many were dropped. `pause`: as for `fold`."""
+        with self._writing():
+            pass  # or it would only be noticed when there is something to remove
+        return prune.drop_story(self._reader, self._writing, before, keep, pause)
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -412,6 +504,14 @@ class Store:
 
     # --- inside -------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """A transaction of the controller that leads."""
+        with self._writer.begin() as c:
+            if self._epoch is not None:
+                verify(c, self._epoch)
+            yield c
+
     def _live(self, c: Connection, name: str) -> list[Replica]:
         alive = sa.and_(t.replicas.c.service == name, t.replicas.c.state != ReplicaState.GONE.value)
         return [replica_from_row(row) for row in c.execute(sa.select(t.replicas).where(alive))]
@@ -446,11 +546,18 @@ class Store:
         c.execute(q.UPSERT[table.name, c.dialect.name], list(rows))
 
     def _migrate(self) -> None:
-        config = Config()
-        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+        config = migrations()
         with self._writer.begin() as connection:
+            check_revision(connection, ScriptDirectory.from_config(config))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+
+
+def migrations() -> Config:
+    """What Alembic needs to know to bring a database to the shape of this release."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config
 
 
 def _of_role(attempts: Iterable[Replica], role: Role) -> tuple[Replica, ...]:

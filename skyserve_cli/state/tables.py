@@ -23,6 +23,30 @@ changes = sa.Table(
     sa.Column("count", sa.Integer, nullable=False),
 )
 
+#: One row: which controller may write (`state.lease`).
+lease = sa.Table(
+    "lease",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("holder", sa.String(64), nullable=False),
+    # For people: host, process and home of the holder.
+    sa.Column("about", sa.Text, nullable=False),
+    # Grows with every term of a controller, and never falls.
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    # Grows by one with every renewal of a term.
+    sa.Column("renewals", sa.BigInteger, nullable=False),
+    # By the database's clock.
+    sa.Column("expires_at", sa.Float, nullable=False),
+)
+
+#: Of each key in the home that this database depends on: a digest, so that a home with other keys is recognised.
+fingerprints = sa.Table(
+    "fingerprints",
+    metadata,
+    sa.Column("key", sa.String(32), primary_key=True),
+    sa.Column("value", sa.String(64), nullable=False),
+)
+
 services = sa.Table(
     "services",
     metadata,

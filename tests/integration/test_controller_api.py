@@ -25,6 +25,7 @@ from skyserve_cli.controller.books import SpecBook
 from skyserve_cli.controller.last_words import LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.lb_regional import RegionalFleet
+from skyserve_cli.controller.leadership import Leadership
 from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.office import Office
 from skyserve_cli.controller.seal import Seal
@@ -63,6 +64,8 @@ class Controller:
         self.time = 1000.0
         self.home = home
         self.store = Store(home.database_url)
+        self.leadership = Leadership(self.store, "here", "this one", self)
+        self.leadership.step()
         self.woken = self.stopped = 0
         seal = Seal(home.sealing_key())
         settings = LoadBalancerConfig(first_port=ports.start, last_port=ports.stop - 1)
@@ -78,6 +81,7 @@ class Controller:
             regional=RegionalFleet(clouds.get, home.machine_secret(), self, loop, self._wake),
             names=ThreadNames(clouds.names, clouds.name_region, "own", self, self._wake),
             clock=self,
+            leadership=self.leadership,
             owner=self.store.owner(),
             wake=self._wake,
             sighted=lambda cloud: (),
@@ -433,7 +437,7 @@ async def test_numbers_that_are_none(controller: Controller, query: str) -> None
         ("", b"0123456789", "10"),
         ("?offset=4", b"456789", "10"),
         ("?offset=4&max=3", b"456", "7"),
-        ("?offset=99", b"", "99"),
+        ("?offset=99", b"0123456789", "10"),  # of a log that has been cut since
         ("?offset=-9&max=2", b"01", "2"),
         ("?max=-1", b"", "0"),
     ],
@@ -528,3 +532,38 @@ async def test_stop(controller: Controller) -> None:
 async def test_an_unknown_path(controller: Controller) -> None:
     assert (await controller.raw("GET", "/v1/nothing"))[0] == 404
     assert (await controller.raw("DELETE", "/v1/services/chat"))[0] == 405
+
+
+async def test_a_controller_that_stands_by_reads_and_refuses_orders(controller: Controller) -> None:
+    await controller.up()
+    other = Store(controller.home.database_url)
+    controller.time += 60.0
+    other.take_lease("elsewhere", "the controller on elsewhere", ttl_s=60.0, unrenewed=other.lease())
+    controller.leadership.step()
+    status, health = await controller.call("GET", "/v1/health")
+    assert status == 200
+    assert health["lease"]["leads"] is False
+    status, body = await controller.call("GET", "/v1/services")
+    assert [one["name"] for one in body["services"]] == ["chat"]
+    for method, path, order in [
+        ("POST", "/v1/services/chat/down", {"purge": False}),
+        ("POST", "/v1/services/chat/replicas/1/down", {}),
+    ]:
+        status, body = await controller.call(method, path, order)
+        assert (status, body["error"][:31]) == (409, "this controller stands by: the "), body
+    status, body = await controller.up(mode="rolling")
+    assert status == 409
+    assert not controller.store.services()[0].down
+    other.close()
+
+
+async def test_an_order_on_the_way_to_a_controller_that_is_replaced_changes_nothing(
+    controller: Controller,
+) -> None:
+    await controller.up()
+    other = Store(controller.home.database_url)
+    other.take_lease("elsewhere", "", ttl_s=60.0, unrenewed=other.lease())
+    status, body = await controller.call("POST", "/v1/services/chat/down", {"purge": False})
+    assert (status, "leads" in body["error"]) == (503, True)
+    assert not controller.store.services()[0].down
+    other.close()

@@ -54,6 +54,20 @@ async def test_a_push_is_idempotent_and_can_be_read_back(w: World) -> None:
     assert await agent.text() == (200, "a")
 
 
+async def test_a_table_of_an_earlier_epoch_is_refused(w: World) -> None:
+    agent = await w.agent()
+    target = await w.target("a")
+    assert await agent.push(target.json, revision="2.x", epoch=2) == {"revision": "2.x"}
+    earlier = {"service": "default", "revision": "1.y", "epoch": 1}
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with agent.http.put(agent.admin + "/-/targets", json=earlier, headers=headers) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (409, "earlier_epoch")
+    assert await agent.text() == (200, "a")
+    assert await agent.push(revision="2.y", epoch=2) == {"revision": "2.y"}
+    assert await agent.push(target.json, revision="3.x", epoch=3) == {"revision": "3.x"}
+    assert Table.from_json(await agent.ask("GET", "/-/targets")).epoch == 3
+
+
 WRONG_TABLES = {
     "not json": (b"{", 400, "not JSON"),
     "not an object": (b"[]", 400, "expected an object"),

@@ -17,6 +17,7 @@ from provisioners.machines import Machine, Silent
 from skyserve_cli.controller.books import SpecBook
 from skyserve_cli.controller.clock import Steady, SystemClock
 from skyserve_cli.controller.daemon import Ticker
+from skyserve_cli.controller.leadership import Leadership
 from skyserve_cli.controller.orders import order_of
 from skyserve_cli.controller.ports import AgentOrder, Call, ProbeOrder
 from skyserve_cli.controller.reconciler import Reconciler
@@ -139,7 +140,9 @@ def test_a_notice_leaves_the_table_without_a_listing() -> None:
         lb_host="127.0.0.1",
     )
     clock = SystemClock(time.now, Steady(time.now, counts_suspension=True))
-    ticker = Ticker(reconciler, store, clock, woken, NEVER_S)
+    leadership = Leadership(store, "here", "this one", time)
+    leadership.step()
+    ticker = Ticker(reconciler, store, clock, woken, NEVER_S, leadership)
     ticker.start()
     try:
         woken.set()

@@ -267,7 +267,16 @@ class Hands:
     def __init__(self, cloud: Provisioner, threads: int = 32) -> None:
         self.time = 0.0
         self.woken = threading.Event()
-        self.runner = ThreadRunner(lambda name: cloud, an_order, OWNER, self, self.woken.set, threads=threads)
+        self.allowed = {L, A, T}
+        self.runner = ThreadRunner(
+            lambda name: cloud,
+            an_order,
+            OWNER,
+            self,
+            self.woken.set,
+            allows=lambda kind: kind in self.allowed,
+            threads=threads,
+        )
 
     def now(self) -> float:
         return self.time
@@ -416,3 +425,49 @@ def test_an_orphan_that_cannot_be_ended_costs_no_thread() -> None:
         hands.runner.abandon(replace(orphan, id=f"i-{number}"))
     hands.runner.ensure([a_call(T)])
     assert hands.answers(1) == [Terminated(1)]
+
+
+# --- without a lease ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [L, T])
+def test_a_call_that_is_not_allowed_is_not_made_and_does_not_count_as_a_try(kind: CallKind) -> None:
+    cloud = FakeProvisioner(lambda: 0.0)
+    launched = cloud.launch(an_order(a_call(L))) if kind is T else None
+    hands = Hands(cloud)
+    call = a_call(kind, instance_id=None if launched is None else launched.id)
+    hands.allowed.clear()
+    for _ in range(MAX_LAUNCH_TRIES + 1):
+        hands.woken.clear()
+        hands.runner.ensure([call])
+        assert hands.woken.wait(10.0)
+        assert hands.runner.drain() == []
+        hands.time += 1.0
+    assert len([one for one in cloud.instances(OWNER) if not one.state.is_gone]) == (kind is T)
+    hands.allowed |= {kind}
+    hands.runner.ensure([call])
+    assert [type(event) for event in hands.answers(1)] == [Launched if kind is L else Terminated]
+
+
+def test_a_lease_that_runs_out_during_a_farewell_stops_the_termination() -> None:
+    cloud = FakeProvisioner(lambda: 0.0)
+    launched = cloud.launch(an_order(a_call(L)))
+    hands = Hands(cloud)
+    hands.runner._farewell = lambda *_: hands.allowed.discard(T)
+    hands.runner.ensure([a_call(T, instance_id=launched.id)])
+    assert hands.woken.wait(10.0)
+    assert hands.runner.drain() == []
+    assert [one.id for one in cloud.instances(OWNER) if not one.state.is_gone] == [launched.id]
+
+
+def test_no_orphan_is_terminated_without_a_lease() -> None:
+    cloud = FakeProvisioner(lambda: 0.0)
+    orphan = cloud.launch(an_order(a_call(L)))
+    hands = Hands(cloud)
+    hands.allowed.discard(T)
+    hands.runner.abandon(orphan)
+    eventually(lambda: not hands.runner._abandoned)
+    assert [one.id for one in cloud.instances(OWNER) if not one.state.is_gone] == [orphan.id]
+    hands.allowed.add(T)
+    hands.runner.abandon(orphan)
+    eventually(lambda: all(one.state.is_gone for one in cloud.instances(OWNER)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -298,3 +300,34 @@ def test_a_home_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None
 def test_a_home_of_another_user_is_refused() -> None:
     with pytest.raises(HomeError, match="belongs to another user"):
         Home.from_environment({"SKYSERVE_HOME": "/"}).create()
+
+
+def test_files_that_others_could_read_are_closed_and_folders_of_instances_left_alone(home: Home) -> None:
+    (home.load_balancers / "chat").mkdir(parents=True)
+    (home.root / "local" / "i-1").mkdir(parents=True)
+    loose = [
+        home.root / "state.db",
+        home.load_balancers / "chat" / "table.json",
+        home.logs / "controller.log",
+    ]
+    users = home.root / "local" / "i-1" / "model.bin"
+    for path in (*loose, users):
+        path.write_text("x")
+        path.chmod(0o644)
+    (home.load_balancers / "chat").chmod(0o755)
+    outside = home.root.parent / "outside"
+    outside.write_text("x")
+    outside.chmod(0o644)
+    (home.root / "link").symlink_to(outside)
+    home.create()
+    assert [mode_of(path) for path in loose] == [0o600] * 3
+    assert [mode_of(path) for path in (home.load_balancers / "chat", users, outside)] == [0o700, 0o644, 0o644]
+
+
+def test_the_umask_of_the_user_is_remembered_once() -> None:
+    code = (
+        "import os; from skyserve_cli.home import make_private\nos.umask(0o027)\nenviron = {}\n"
+        "make_private(environ); make_private(environ)\nprint(environ, oct(os.umask(0)))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "{'SKYSERVE_USER_UMASK': '027'} 0o77"

@@ -519,11 +519,28 @@ def test_the_order_of_an_instance_that_nobody_attends_is_sent_again(
     assert world.calling() == ""  # until it is seen so again
 
 
-def test_an_orphan_is_seen_twice_before_it_is_ended(world: World) -> None:
+def test_an_orphan_is_terminated_by_the_third_listing_of_a_controller_at_the_earliest(world: World) -> None:
     world.has(a_replica(1), a_replica(2))
     mine = [world.instance_of(replica) for replica in world.row().replicas]
     stray = replace(mine[0], id="i-stray", token="t-stray")
     reconciler = world.reconciler()
+    for _ in range(2):
+        world.lists(*mine, stray)
+        reconciler.tick()
+        assert world.abandoned == []
+    world.lists(*mine, stray)
+    reconciler.tick()
+    assert world.abandoned == ["i-stray"]
+
+
+def test_an_orphan_is_seen_twice_before_it_is_terminated(world: World) -> None:
+    world.has(a_replica(1), a_replica(2))
+    mine = [world.instance_of(replica) for replica in world.row().replicas]
+    stray = replace(mine[0], id="i-stray", token="t-stray")
+    reconciler = world.reconciler()
+    for _ in range(4):
+        world.lists(*mine)
+        reconciler.tick()
     world.lists(*mine, stray)
     reconciler.tick()
     assert world.abandoned == []
@@ -546,6 +563,8 @@ def test_two_listings_in_one_tick_count_twice_but_of_the_same_cloud_only(world: 
         "i-9", "t-9", world.store.owner(), "chat", 9, ZONES[0], CapacityType.SPOT, InstanceState.RUNNING
     )
     reconciler = world.reconciler()
+    world.lists()
+    world.lists()
     world.lists(stray)
     world.lists(cloud="far")
     reconciler.tick()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from policies.model import ProbeFailed, ReplicaState
+from skyserve_cli.controller.store_health import sentence_of
+from skyserve_cli.state.store import Store
 from tests.unit.test_controller_reconciler import World, a_replica
 
 S = ReplicaState
@@ -57,3 +62,32 @@ def test_it_is_said_once_and_is_over_when_it_is_over(
     reconciler.tick()
     assert reconciler.store_health.to_json() == {"ok": True, "since": world.time, "why": ""}
     assert world.fleet() == "1:NOT_READY 2:READY"
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["still full", "a quiet turn after it"])
+def test_a_turn_that_writes_nothing_does_not_show_that_it_is_over(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    reconciler = world.reconciler()
+    world.lists(*(world.instance_of(a_replica(number)) for number in (1, 2)))
+    reconciler.tick()
+    with monkeypatch.context() as broken:
+        broken.setattr(world.store, "commit", _full)
+        world.happens(ProbeFailed(1, "no"))
+        reconciler.tick()
+        if is_full:
+            broken.setattr(world.store, "try_to_write", _full)
+        reconciler.tick()
+        assert reconciler.store_health.to_json()["ok"] is not is_full
+
+
+def test_a_nearly_full_disk_is_not_taken_for_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'state.db'}")
+    store.try_to_write()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
+    with pytest.raises(SQLAlchemyError) as raised:
+        store.try_to_write()
+    assert sentence_of(raised.value) == "database or disk is full"
+    store.close()

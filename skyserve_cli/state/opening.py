@@ -1,0 +1,57 @@
+"""Why a database cannot be used as it is, found before anything is written to it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.engine import URL, Connection
+
+
+class DatabaseUnusableError(Exception):
+    """The database is damaged, or of another release; the text says which of the two, and what was found."""
+
+
+class DamagedDatabaseError(DatabaseUnusableError):
+    """The file is not a sound SQLite database."""
+
+
+class NewerDatabaseError(DatabaseUnusableError):
+    """A newer release has changed the tables to a shape that this one does not know."""
+
+
+def sqlite_file(url: URL) -> Path | None:
+    """The file behind a URL; None if it names no file."""
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
+        return None
+    return Path(str(url.database))
+
+
+def check_file(path: Path) -> None:
+    """Read every page of an SQLite database. Raises DamagedDatabaseError; a file that is missing, locked or on a failing
+    disk is no damage, and is reported when it is opened."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    try:
+        with closing(sqlite3.connect(path, timeout=10.0)) as connection:
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except sqlite3.OperationalError:
+        return
+    except sqlite3.DatabaseError as error:
+        found = str(error)
+    if found != "ok":
+        raise DamagedDatabaseError(f"{path} is damaged ({str(found).splitlines()[-1]})")
+
+
+def check_revision(connection: Connection, scripts: ScriptDirectory) -> None:
+    """Raises NewerDatabaseError if the tables are of a revision that this program does not have."""
+    known = {script.revision for script in scripts.walk_revisions()}
+    for revision in MigrationContext.configure(connection).get_current_heads():
+        if revision not in known:
+            raise NewerDatabaseError(
+                f"the database has the shape of a newer release (revision {revision}; this one knows up to "
+                f"{scripts.get_current_head()})"
+            )

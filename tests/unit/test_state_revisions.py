@@ -1,0 +1,180 @@
+"""A database of each earlier revision, with rows in every table, is brought to the shape of this release."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.script import ScriptDirectory
+
+from policies.model import CapacityType, EndReason, Offer, ReplicaState, Role, UpdateMode, Zone
+from skyserve_cli.spec import spec_to_json
+from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
+from skyserve_cli.state.store import Store, migrations
+from skyserve_cli.state.values import Story
+from tests.unit.databases import KINDS, empty_database
+
+NOW = 1_800_000_000.0
+REVISIONS = sorted(script.revision for script in ScriptDirectory.from_config(migrations()).walk_revisions())
+
+SPEC = spec_to_json(
+    ServiceSpec(
+        "chat",
+        "run",
+        resources=(
+            ResourceChoice(accelerator="A100", accelerator_count=1.0),
+            ResourceChoice(accelerator="L4", accelerator_count=1.0, use_spot=True),
+        ),
+    )
+)
+
+#: Rows as the first revision had them, and the columns that each later one added.
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "identity": [{"id": 1, "owner": "0a1b2c3d"}],
+    "services": [
+        {
+            "name": "chat", "incarnation": "11aa22bb", "created_at": NOW - 9000.0, "version": 2,
+            "update_mode": "blue_green", "down": False, "purge": False, "target": 3, "notes": "waits for L4",
+            "next_replica_id": 8, "memory": {"placement": {"zones": ["a", {"b": 1.5}]}, "scaling": {}, "rollout": {}},
+            "lb_port": 30007, "folded_usd": 12.5, "folded_on_demand_usd": 40.25,
+        },
+        {
+            "name": "old", "incarnation": "33cc44dd", "created_at": 1.0, "version": 1, "update_mode": "rolling",
+            "down": True, "purge": True, "target": 0, "notes": "", "next_replica_id": 5, "memory": {}, "lb_port": 30008,
+            "folded_usd": 0.0, "folded_on_demand_usd": 0.0,
+        },
+    ],
+    "versions": [
+        {
+            "service": service, "version": version, "created_at": NOW - 9000.0, "replica_hash": digest, "spec": SPEC,
+            "sealed_secrets": sealed,
+        }
+        for service, version, digest, sealed in (
+            ("chat", 1, "same", b"\x00sealed\xff"), ("chat", 2, "same", b""), ("old", 1, "other", b""),
+        )
+    ],
+    "replicas": [
+        {
+            "service": "chat", "id": 6, "version": 1, "state": "GONE", "since": NOW - 3600.0, "created_at": NOW - 7300.0,
+            "cloud": "aws", "region": "us-east-1", "zone": "use1-az1", "instance_type": "g6.xlarge",
+            "accelerator": "L4", "accelerator_count": 1.0, "capacity_type": "spot", "price_usd_hour": 0.5,
+            "on_demand_usd_hour": 2.0, "instance_id": "i-6", "endpoint": None, "launched_at": NOW - 7200.0,
+            "ready_at": None, "drain_by": None, "preempt_at": None, "ended_at": NOW - 3600.0, "end_reason": "PREEMPTED",
+            "message": "reclaimed",
+        },
+        {
+            "service": "chat", "id": 7, "version": 2, "state": "READY", "since": NOW - 60.0, "created_at": NOW - 3600.0,
+            "cloud": "aws", "region": "us-east-1", "zone": "use1-az2", "instance_type": "g6.xlarge",
+            "accelerator": "L4", "accelerator_count": 1.0, "capacity_type": "spot", "price_usd_hour": 0.5,
+            "on_demand_usd_hour": 2.0, "instance_id": "i-7", "endpoint": "http://10.0.0.7:8000",
+            "launched_at": NOW - 3600.0, "ready_at": NOW - 60.0, "drain_by": None, "preempt_at": NOW + 90.0,
+            "ended_at": None, "end_reason": None, "message": "é ok",
+        },
+    ],
+    "kills": [{"service": "chat", "replica_id": 7}],
+    "events": [
+        {"at": NOW - 3600.0, "service": "chat", "replica_id": 6, "kind": "Preempted", "state": "GONE", "message": "m"},
+        {"at": NOW - 60.0, "service": "chat", "replica_id": None, "kind": "scale", "state": "3", "message": "é"},
+    ],
+}  # fmt: skip
+ADDED: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "0002": [("changes", {"count": 41})],
+    "0003": [("services", {"wanted": 2})],
+    "0004": [("replicas", {"role": "replica"})],
+    "0005": [("replicas", {"choice": 1})],
+    "0006": [("lease", {"epoch": 9}), ("fingerprints", {"key": "sealing.key", "value": "ab"})],
+}
+
+
+def migrate(url: str, revision: str) -> None:
+    config = migrations()
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+    engine.dispose()
+
+
+def fill(url: str, revision: str) -> None:
+    """All rows, in the tables of that revision as they are, not as this release describes them."""
+    engine = sa.create_engine(url, json_serializer=json.dumps)
+    tables = sa.MetaData()
+    tables.reflect(engine)
+    added = [one for number, changes in ADDED.items() if number <= revision for one in changes]
+    with engine.begin() as connection:
+        for name, rows in ROWS.items():
+            extra = {key: value for table, values in added if table == name for key, value in values.items()}
+            connection.execute(tables.tables[name].insert(), [{**row, **extra} for row in rows])
+        for table, values in added:
+            if table == "fingerprints":
+                connection.execute(tables.tables[table].insert(), [values])
+            elif table not in ROWS:
+                connection.execute(tables.tables[table].update().values(values))
+    engine.dispose()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_rows_of_an_earlier_revision_are_still_right(revision: str, kind: str, tmp_path: Path) -> None:
+    url = empty_database(kind, tmp_path)
+    migrate(url, revision)
+    fill(url, revision)
+    store = Store(url)
+
+    assert store.owner() == "0a1b2c3d"
+    (chat,) = store.services()
+    assert [row.name for row in store.services(down=True)] == ["chat", "old"]
+    assert (chat.incarnation, chat.version, chat.update_mode) == ("11aa22bb", 2, UpdateMode.BLUE_GREEN)
+    assert (chat.down, chat.target, chat.notes, chat.lb_port) == (False, 3, "waits for L4", 30007)
+    assert chat.wanted == (2 if revision >= "0003" else 0)
+    assert (chat.memory.next_replica_id, chat.memory.placement) == (8, {"zones": ["a", {"b": 1.5}]})
+    assert (chat.killed, chat.same_replicas) == (frozenset({7}), frozenset({1}))
+
+    zone = Zone("aws", "us-east-1", "use1-az2")
+    (ready,) = chat.replicas
+    assert ready.offer == Offer(zone, "g6.xlarge", "L4", 1.0, CapacityType.SPOT, 0.5, 2.0, choice=1)
+    assert (ready.id, ready.version, ready.state, ready.role) == (7, 2, ReplicaState.READY, Role.REPLICA)
+    assert (ready.instance_id, ready.endpoint, ready.message) == ("i-7", "http://10.0.0.7:8000", "é ok")
+    assert (ready.launched_at, ready.ready_at, ready.preempt_at) == (NOW - 3600.0, NOW - 60.0, NOW + 90.0)
+    gone = store.replicas("chat")[0]
+    assert (gone.state, gone.end_reason, gone.ended_at) == (
+        ReplicaState.GONE,
+        EndReason.PREEMPTED,
+        NOW - 3600.0,
+    )
+
+    assert store.version("chat", 1).sealed_secrets == b"\x00sealed\xff"
+    assert store.version("chat", 2).spec == SPEC
+    assert store.spent(NOW)["chat"].usd == pytest.approx(12.5 + 0.5 + 0.5)
+    assert store.spent(NOW)["chat"].usd_on_demand == pytest.approx(40.25 + 4.0)
+    assert [line.story for line in store.events("chat")] == [
+        Story("Preempted", "m", 6, "GONE"), Story("scale", "é", None, "3"),
+    ]  # fmt: skip
+
+    store.set_down("chat", purge=False, now=NOW)
+    assert store.services()[0].down
+    assert store.events("chat")[-1].seq == 3
+    store.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_revisions_with_rows_are_covered(kind: str, tmp_path: Path) -> None:
+    """A revision that adds a table or a column which must be filled is to be added to ADDED."""
+    url = empty_database(kind, tmp_path)
+    migrate(url, "head")
+    fill(url, REVISIONS[-1])
+    engine = sa.create_engine(url)
+    tables = sa.MetaData()
+    tables.reflect(engine)
+    with engine.connect() as connection:
+        empty = [
+            name
+            for name, table in tables.tables.items()
+            if connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one() == 0
+        ]
+    engine.dispose()
+    assert empty == []
