@@ -324,7 +324,9 @@ class PlacementGoal:
     `dynamic_ondemand_fallback` on-demand replicas stand in for spot replicas that are missing;
     `base_ondemand_fallback_replicas` of the wanted replicas are on demand at all times. `availability_target` is
     the part of the time in which the wanted number should be ready (0.995), for policies that can aim. Where machines
-    differ in what they can do, `work` says how, and prices are compared for the work.
+    differ in what they can do, `work` says how, and prices are compared for the work. On-demand replicas are spread over
+    offers that cost at most the fraction `price_band` more than the cheapest. With `one_continent` replicas stay on the
+    continent of the cheapest offer while it takes them.
     """
 
     placer: str = "spread"
@@ -333,6 +335,8 @@ class PlacementGoal:
     base_ondemand_fallback_replicas: int = 0
     availability_target: float | None = None
     work: tuple[AcceleratorQps, ...] = ()
+    price_band: float = 0.10
+    one_continent: bool = False
 
 
 class UpdateMode(str, Enum):
