@@ -66,3 +66,31 @@ def test_a_full_host_is_named_in_the_notes(placer: Static | OnDemand) -> None:
     decided = placer.decide(View(0.0, 5, PlacementGoal(), live, (), (HOST,), 99), {})
     assert not decided.launches
     assert "every host of yours is full" in decided.notes[0]
+
+
+IOWA, BELGIUM = (
+    Offer(Zone("gcp", r, f"{r}-a"), "m", "L4", 1.0, ON_DEMAND, 0.70, 0.70)
+    for r in ("us-central1", "europe-west1")
+)
+SHUT = {"blocks": {"gcp/us-central1/us-central1-a|on_demand|L4:1": {"until": 60.0, "failures": 1}}}
+
+
+@pytest.mark.parametrize("placer", [Static(), OnDemand()], ids=["spread", "on_demand"])
+def test_a_price_band_of_zero_is_the_cheapest_only(placer: Static | OnDemand) -> None:
+    view = View(0.0, 4, PlacementGoal(price_band=0.0), (), (), (EAST, NEAR), 99)
+    assert {place.offer.zone.name for place in placer.decide(view, {}).launches} == {"e1"}
+
+
+@pytest.mark.parametrize(
+    ("one_continent", "memory", "placed"),
+    [
+        pytest.param(True, {}, {"us-central1": 2}, id="on the continent of the cheapest"),
+        pytest.param(True, SHUT, {"europe-west1": 2}, id="elsewhere when that refuses"),
+        pytest.param(False, {}, {"us-central1": 1, "europe-west1": 1}, id="anywhere in named regions"),
+    ],
+)
+def test_one_continent(one_continent: bool, memory: dict[str, object], placed: dict[str, int]) -> None:
+    view = View(0.0, 2, PlacementGoal(one_continent=one_continent), (), (), (IOWA, BELGIUM), 99)
+    decided = Static().decide(view, memory)
+    assert Counter(place.offer.zone.region for place in decided.launches) == placed
+    assert bool(decided.notes and "North America" in decided.notes[-1]) is bool(memory)
