@@ -90,6 +90,9 @@ class Offer:
     `choice` is the index of the alternative under `resources` that the offer belongs to. It is stored with the replica,
     because image, disk and labels are the alternative's, and no field of the offer tells equal machines of two
     alternatives apart. Policies do not read it.
+
+    `places` is how many replicas the user's own hosts of this zone can hold when they are idle; None for a cloud,
+    whose limits only a launch reveals. Like `preference`, it is not stored with a replica.
     """
 
     zone: Zone
@@ -101,6 +104,7 @@ class Offer:
     on_demand_usd_hour: float | None = None  # what the same instance costs on demand, for the comparison
     preference: int = 0
     choice: int = 0
+    places: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +324,9 @@ class PlacementGoal:
     `dynamic_ondemand_fallback` on-demand replicas stand in for spot replicas that are missing;
     `base_ondemand_fallback_replicas` of the wanted replicas are on demand at all times. `availability_target` is
     the part of the time in which the wanted number should be ready (0.995), for policies that can aim. Where machines
-    differ in what they can do, `work` says how, and prices are compared for the work.
+    differ in what they can do, `work` says how, and prices are compared for the work. On-demand replicas are spread over
+    offers that cost at most the fraction `price_band` more than the cheapest. With `one_continent` replicas stay on the
+    continent of the cheapest offer while it takes them.
     """
 
     placer: str = "spread"
@@ -329,6 +335,8 @@ class PlacementGoal:
     base_ondemand_fallback_replicas: int = 0
     availability_target: float | None = None
     work: tuple[AcceleratorQps, ...] = ()
+    price_band: float = 0.10
+    one_continent: bool = False
 
 
 class UpdateMode(str, Enum):

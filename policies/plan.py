@@ -87,7 +87,7 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
 
     first = memory.next_replica_id
     launches = [
-        Launch(first + i, replace(place.offer, preference=0), version, place.why)
+        Launch(first + i, replace(place.offer, preference=0, places=None), version, place.why)
         for i, place in enumerate(decided.launches)
     ]
     memory = replace(memory, placement=decided.memory, next_replica_id=first + len(launches))

@@ -14,6 +14,7 @@ region; what is missing at the end stands for all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from policies.model import (
     CapacityType,
@@ -97,8 +98,7 @@ def learn(
     if longest_s > 0:
         for key in sorted(news):
             failures = int(after[key]["failures"]) + 1 if key in after else 1
-            wait_s = min(longest_s, FIRST_BLOCK_S * 2 ** min(failures - 1, _DOUBLINGS))
-            after[key] = {"until": now + wait_s, "failures": failures}
+            after[key] = {"until": now + _wait_s(failures, longest_s), "failures": failures}
     for event in events:
         held = replicas.get(event.replica_id)
         if held is None:
@@ -120,6 +120,11 @@ def learn(
             case _:
                 pass
     return after
+
+
+def _wait_s(failures: int, longest_s: float) -> float:
+    """How long a zone is left alone after so many refusals."""
+    return float(min(longest_s, FIRST_BLOCK_S * 2 ** min(failures - 1, _DOUBLINGS)))
 
 
 def _denied_again(block: dict[str, float] | None, now: float) -> dict[str, float]:
@@ -145,6 +150,28 @@ def next_opening(offers: Sequence[Offer], blocks: Json, now: float) -> float | N
 def all_refused(offers: Sequence[Offer], blocks: Json) -> bool:
     """Whether every one of them refused when last asked, be it open again by now."""
     return all(_until(offer, blocks) for offer in offers)
+
+
+class Refusal(NamedTuple):
+    """The last time that a zone had no room, and how often that was since a replica there was last ready."""
+
+    at: float
+    times: int
+
+
+def refusal(offer: Offer, blocks: Json) -> Refusal | None:
+    """What is known of the zone's last lack of room for such a machine; None if it had none."""
+    block = blocks.get(_key(offer))
+    if block is None:
+        return None
+    times = int(block["failures"])
+    return Refusal(block["until"] - _wait_s(times, LONGEST_BLOCK_S), times)
+
+
+def barred(offer: Offer, blocks: Json, now: float) -> bool:
+    """Whether something other than a lack of room speaks against asking: quota, permission, errors."""
+    keys = _quota_key(offer), _region_key(offer), _cloud_key(offer)
+    return any(blocks[key]["until"] > now for key in keys if key in blocks)
 
 
 def market(offer: Offer) -> str:

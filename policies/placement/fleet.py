@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from policies.model import AcceleratorQps, CapacityType, Json, Offer, Replica, ReplicaState, Zone
-from policies.placement import blocks
+from policies.placement import blocks, thrift
 from policies.placement.base import End, Place, View
 from policies.placement.blocks import is_spot
 from policies.work import usd_of_work
@@ -15,6 +15,8 @@ from policies.work import usd_of_work
 FLAP_GRACE_S = 30.0
 #: Prices that differ by less than this fraction are the same price: a cent is no reason to crowd a zone.
 EQUAL_COST = 0.05
+FULL = "every host of yours is full and nothing else is on offer"
+OWN_HOST = "a free place on a host of yours"
 
 _WORDS = {CapacityType.SPOT: "on spot", CapacityType.ON_DEMAND: "on demand"}
 
@@ -49,9 +51,9 @@ def grace_ends_at(replicas: Iterable[Replica], now: float) -> float | None:
     return min((at for at in ends if at > now), default=None)
 
 
-def ends(replicas: Sequence[Replica], keep: int, why: str) -> list[End]:
-    """The replicas beyond `keep`: first those that do not serve yet, then the oldest version, then from the zone
-    that holds most, then the youngest."""
+def ends(replicas: Sequence[Replica], keep: int, why: str, own: frozenset[Zone] = frozenset()) -> list[End]:
+    """The replicas beyond `keep`: first those that do not serve yet, then the oldest version, then what is not in a
+    zone of `own` hosts, then from the zone that holds most, then the youngest."""
     count = len(replicas) - max(0, keep)
     if count <= 0:
         return []
@@ -59,7 +61,9 @@ def ends(replicas: Sequence[Replica], keep: int, why: str) -> list[End]:
     left = list(replicas)
     chosen = []
     for _ in range(count):
-        last = min(left, key=lambda r: (_ENDING_ORDER[r.state], r.version, -in_zone[r.zone], -r.id))
+        last = min(
+            left, key=lambda r: (_ENDING_ORDER[r.state], r.version, r.zone in own, -in_zone[r.zone], -r.id)
+        )
         left.remove(last)
         in_zone[last.zone] -= 1
         chosen.append(End(last.id, why))
@@ -80,18 +84,24 @@ class Share(NamedTuple):
     usable: Sequence[Offer] = ()
     opens_at: float | None = None
     refused: bool = False
+    full: bool = False
+    own: frozenset[Zone] = frozenset()
 
     @staticmethod
     def of(view: View, kind: CapacityType, wanted: int, closed: Json) -> Share:
         """`closed` are the blocks."""
+        own = thrift.own_zones(view.offers)
         replicas = [replica for replica in view.replicas if replica.offer.capacity_type is kind]
         if wanted <= sum(replica.state is not ReplicaState.REQUESTED for replica in replicas):
-            return Share(kind, wanted, replicas)
+            return Share(kind, wanted, replicas, own=own)
         offers = [offer for offer in view.offers if offer.capacity_type is kind]
-        usable = preferred(blocks.open_offers(offers, closed, view.now))
+        roomy = thrift.with_room(offers, (*view.replicas, *view.others))
+        usable = preferred(blocks.open_offers(roomy, closed, view.now))
         waits = not usable and wanted > len(replicas)
-        opens_at = blocks.next_opening(offers, closed, view.now) if waits else None
-        return Share(kind, wanted, replicas, offers, usable, opens_at, blocks.all_refused(offers, closed))
+        opens_at = blocks.next_opening(roomy, closed, view.now) if waits else None
+        refused = blocks.all_refused(offers, closed)
+        full = bool(offers) and not roomy
+        return Share(kind, wanted, replicas, offers, usable, opens_at, refused, full, own)
 
     @property
     def missing(self) -> int:
@@ -99,14 +109,16 @@ class Share(NamedTuple):
         return self.wanted - len(self.replicas)
 
     def ends(self, why: str) -> list[End]:
-        return ends(self.replicas, self.wanted, why)
+        return ends(self.replicas, self.wanted, why, self.own)
 
     def note(self) -> tuple[str, ...]:
         """The sentence for the user while nothing can be had. It stands until a zone takes a replica, and does not
         come and go with every attempt."""
         short = self.wanted - sum(r.state is not ReplicaState.REQUESTED for r in self.replicas)
-        if short <= 0 or not self.refused:
+        if short <= 0 or not (self.refused or self.full):
             return ()
+        if self.full:
+            return (f"{short} more {_WORDS[self.kind]} wanted, but {FULL}",)
         problem = "every zone refused when last asked" if self.offers else "nothing on offer fits"
         return (f"{short} more {_WORDS[self.kind]} wanted, but {problem}",)
 
@@ -163,10 +175,12 @@ class Spread:
 
 
 def on_demand_places(share: Share, view: View, why: str) -> list[Place]:
-    """Where the missing on-demand replicas go: where they are cheapest, and evenly over what costs the same."""
+    """Where the missing on-demand replicas go: on own hosts, then evenly over what is within the price band."""
     count = min(share.missing, view.limit) if share.usable else 0
     if count <= 0:
         return []
-    band = cheapest(share.usable, view.goal.work)
+    own = thrift.own_places(share.usable, (*view.replicas, *view.others), count)
+    band = thrift.within_band(thrift.rented(share.usable), view.goal)
     spread = Spread(on_demand((*view.replicas, *view.others)))
-    return [spread.take(band, why) for _ in range(count)]
+    launches = [spread.put(offer, f"{OWN_HOST}; {why}") for offer in own]
+    return launches + [spread.take(band, why) for _ in range(count - len(own) if band else 0)]

@@ -38,7 +38,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.model import CapacityType, Event, Json, Offer, Replica, ReplicaState, Zone
-from policies.placement import blocks, fleet, risk_market, risk_search
+from policies.placement import blocks, fleet, risk_market, risk_search, thrift
 from policies.placement.base import Decision, End, Place, View
 from policies.placement.blocks import is_spot
 from policies.placement.risk_market import HELD, HOUR_S, Market
@@ -81,6 +81,7 @@ class RiskHedge:
         memory = _budgeted(view, memory)
         if view.wanted == 0:
             return Decision(0, memory, ends=[End(replica.id, "none wanted") for replica in view.replicas])
+        view, beyond = thrift.thrifty(view, memory.get("blocks", {}), cap_spot=False)
         look = _Look(view, memory)
         asked = look.additions()[: max(0, view.limit)]
         too_many = [] if asked else look.surplus()
@@ -99,7 +100,7 @@ class RiskHedge:
             launches=launches[: max(0, view.limit)],
             ends=ends,
             wake_at=fleet.earliest(look.wake_at(), stand_ins.opens_at),
-            notes=(*look.note(), *stand_ins.note()),
+            notes=(*look.note(), *stand_ins.note(), *beyond),
         )
 
 
@@ -316,9 +317,10 @@ class _Look:
 def _terms(view: View, overdrawn: float, on_demand: int) -> Terms:
     """`on_demand` is how many there are: where none are on offer, no more can be had."""
     goal, wanted = view.goal, view.wanted
-    prices = [offer.price_usd_hour for offer in view.offers if not is_spot(offer)]
-    usual = [offer.on_demand_usd_hour for offer in view.offers if offer.on_demand_usd_hour is not None]
-    dearest = max((offer.price_usd_hour for offer in view.offers), default=1.0)
+    rented = thrift.rented(view.offers)  # a host of one's own says nothing about what a replica is worth
+    prices = [offer.price_usd_hour for offer in rented if not is_spot(offer)]
+    usual = [offer.on_demand_usd_hour for offer in rented if offer.on_demand_usd_hour is not None]
+    dearest = max((offer.price_usd_hour for offer in rented), default=1.0)
     usd_hour = min(prices or usual, default=USUAL_RATIO * dearest)
     mu_share = max(LEAST_PENALTY, PENALTY_SHARE / _allowed(view) * math.exp(overdrawn))
     least = min(goal.base_ondemand_fallback_replicas, wanted)

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from policies.model import CapacityType, Event, Json, Offer, Replica
-from policies.placement import blocks, fleet
+from policies.placement import blocks, fleet, thrift
 from policies.placement.base import Decision, Place, View
 from policies.placement.blocks import is_spot
 
@@ -46,7 +46,8 @@ class SpotHedge:
     Z_P is emptied when Z_A has fewer than `refill_below` zones. A zone that refused is left alone for at most
     `longest_block_s` (0: not at all). Prices within the fraction `equal_cost` of the least are the same price;
     among those, `by_region` prefers regions with few replicas, because zones of a region fail together. What is
-    equal then goes by the order of offers or, `shuffled`, by one that is another at every tick.
+    equal then goes by the order of offers or, `shuffled`, by one that is another at every tick. `thrifty`: own hosts
+    first, and within one continent (`thrift`).
     """
 
     refill_below: int = 1
@@ -54,6 +55,7 @@ class SpotHedge:
     equal_cost: float = fleet.EQUAL_COST
     by_region: bool = True
     shuffled: bool = False
+    thrifty: bool = True
 
     def learn(
         self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
@@ -69,7 +71,9 @@ class SpotHedge:
         return _memory(preempting, closed)
 
     def decide(self, view: View, memory: Json) -> Decision:
-        goal, now, closed = view.goal, view.now, memory.get("blocks", {})
+        closed = memory.get("blocks", {})
+        view, beyond = thrift.thrifty(view, closed, cap_spot=False) if self.thrifty else (view, ())
+        goal, now = view.goal, view.now
         base = min(goal.base_ondemand_fallback_replicas, view.wanted)
         hedged = view.wanted - base  # the paper's N_tar: the replicas that spot is to carry
         extra = goal.num_overprovision if view.wanted > 0 else 0
@@ -99,7 +103,7 @@ class SpotHedge:
             launches=launches[: max(0, view.limit)],
             ends=ends,
             wake_at=fleet.earliest(spot.opens_at, on_demand.opens_at, grace_ends_at),
-            notes=(*spot.note(), *on_demand.note()),
+            notes=(*spot.note(), *on_demand.note(), *beyond),
         )
 
     def _refilled(self, memory: Json, offers: Sequence[Offer]) -> Json:
@@ -138,7 +142,9 @@ def as_printed() -> SpotHedge:
     """Algorithm 1 to the letter: Z_P is emptied when one zone is left, and every missing replica is asked for at
     every tick. It does not say which of several equal zones is next; a fixed order among them would decide how
     bad its livelock is, so here chance does. For comparison; it may never reach its number (see above)."""
-    return SpotHedge(refill_below=2, longest_block_s=0.0, equal_cost=0.0, by_region=False, shuffled=True)
+    return SpotHedge(
+        refill_below=2, longest_block_s=0.0, equal_cost=0.0, by_region=False, shuffled=True, thrifty=False
+    )
 
 
 def _memory(preempting: Sequence[str], closed: Json) -> Json:

@@ -1,19 +1,22 @@
 """Plain spreading: so many replicas over the zones, on whatever capacity the offers are of.
 
-Each new replica goes to the zone with the fewest live replicas of the service, then to the region with the
-fewest, then to the better offer (the order in which offers come: by price, or by the user's preference).
-SkyPilot's placer sends everything beyond one per zone to the cheapest zone (10 replicas over 4 zones become
-7/1/1/1), so that one zone's bad minute takes most of the service. Zones that had no room are left alone for a
-while (`blocks`); when all are, nothing is launched until the first of them opens.
+Own hosts are filled first. What is rented on demand is spread within a band of the cheapest price, and spot replicas
+over the zones that cost at most twice the cheapest (`thrift`). Each new replica goes to the zone with the fewest live
+replicas of the service, then to the region with the fewest, then to the better offer (the order in which offers come:
+by price, or by the user's preference). SkyPilot's placer sends everything beyond one per zone to the cheapest zone (10
+replicas over 4 zones become 7/1/1/1), so that one zone's bad minute takes most of the service. Zones that had no room
+are left alone for a while (`blocks`); when all are, one replica asks the first of them that opens (`reopening`). Where
+all spot replicas serve from one zone, one of them moves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policies.model import Event, Json, Replica, ReplicaState
-from policies.placement import blocks, fleet
-from policies.placement.base import Decision, View
+from policies.model import Event, Json, Offer, Replica, ReplicaState
+from policies.placement import blocks, fleet, reopening, thrift
+from policies.placement.base import Decision, Place, View
+from policies.placement.blocks import is_spot
 
 ALL_BLOCKED = "{} more wanted, but every zone refused when last asked; trying again soon"
 
@@ -29,25 +32,85 @@ class Static:
 
     def decide(self, view: View, memory: Json) -> Decision:
         target = view.wanted + view.goal.num_overprovision if view.wanted > 0 else 0
-        missing = min(view.limit, target - len(view.replicas))
         closed = memory.get("blocks", {})
-        opened = blocks.open_offers(view.offers, closed, view.now) if missing > 0 else ()
-        usable = fleet.preferred(opened)
-        spread = fleet.Spread((*view.replicas, *view.others) if usable else ())
-        launches = [spread.take(usable) for _ in range(missing if usable else 0)]
-        waits = missing > 0 and not usable
+        missing = min(view.limit, target - len(view.replicas))
+        careful = thrift.thrifty(view, closed) if missing > 0 else thrift.Thrifty(view)
+        live = (*view.replicas, *view.others)
+        launches, wake_at = _launches(careful.view, live, closed, missing) if missing > 0 else ([], None)
+        move, keep = _relief(view, target, closed)
         return Decision(
             target=target,
             memory=memory,
-            launches=launches,
-            ends=fleet.ends(view.replicas, target, f"{len(view.replicas)} replicas, {target} wanted"),
-            wake_at=blocks.next_opening(view.offers, closed, view.now) if waits else None,
-            notes=_notes(view, target, closed),
+            launches=[*launches, *move],
+            ends=fleet.ends(
+                view.replicas,
+                keep,
+                f"{len(view.replicas)} replicas, {target} wanted",
+                thrift.own_zones(view.offers),
+            ),
+            wake_at=wake_at,
+            notes=(*_notes(view, target, closed), *careful.notes),
         )
+
+
+def _launches(
+    view: View, live: Sequence[Replica], closed: Json, missing: int
+) -> tuple[list[Place], float | None]:
+    """Where the missing replicas go, and when to look again if not all of them can be placed now."""
+    usable = fleet.preferred(thrift.with_room(blocks.open_offers(view.offers, closed, view.now), live))
+    spread = fleet.Spread(live)
+    own = thrift.own_places(usable, live, missing)
+    launches = [spread.put(offer, fleet.OWN_HOST) for offer in own]
+
+    rented = thrift.rented(usable)
+    hosts = thrift.own_zones(view.offers)
+    elsewhere = [replica for replica in live if replica.zone not in hosts]
+    again = reopening.after_outage(thrift.rented(view.offers), rented, elsewhere, closed, view.now)
+    band = _within_band(view, rented if again is None else again.usable)
+    count = missing - len(own) if again is None else min(missing - len(own), again.most)
+    launches += [spread.take(band) for _ in range(count if band else 0)]
+    if len(launches) == missing:
+        return launches, None
+    opens_at = blocks.next_opening(thrift.with_room(view.offers, live), closed, view.now)
+    return launches, fleet.earliest(opens_at, again.wake_at if again else None)
+
+
+def _within_band(view: View, offers: Sequence[Offer]) -> Sequence[Offer]:
+    """What to spread over: all spot offers (`thrift` has left out the dear ones), else the cheap on-demand ones."""
+    spot = [offer for offer in offers if is_spot(offer)]
+    return spot or thrift.within_band(offers, view.goal)
+
+
+def _relief(view: View, target: int, closed: Json) -> tuple[list[Place], int]:
+    """One replica more in another zone where all spot replicas serve from one, and how many replicas to keep.
+
+    That is how a fleet is spread again after an outage in which a single zone had room for long: once the replica is
+    ready, one in the crowded zone is too many.
+    """
+    spot = fleet.spot(view.replicas)
+    serving = [replica for replica in spot if replica.state is ReplicaState.READY]
+    crowded = {replica.zone for replica in serving}
+    if len(crowded) != 1 or target < 2 or len(serving) < 2 or view.others or len(spot) < len(view.replicas):
+        return [], target
+    if len(spot) == target + 1 and len(serving) == target:
+        [other] = [replica for replica in spot if replica.state is not ReplicaState.READY]
+        return [], target + (other.zone not in crowded)
+    if len(spot) != target or len(serving) != target or view.limit < 1:
+        return [], target
+    offers = thrift.thrifty(view, closed).view.offers
+    elsewhere = [offer for offer in offers if is_spot(offer) and offer.zone not in crowded]
+    usable = fleet.preferred(blocks.open_offers(elsewhere, closed, view.now))
+    if not usable:
+        return [], target
+    place = fleet.Spread(spot).take(usable, "all replicas are in one zone")
+    return [place], target
 
 
 def _notes(view: View, target: int, closed: Json) -> tuple[str, ...]:
     """The note stands until a zone takes a replica; it does not come and go with every attempt."""
     short = target - sum(replica.state is not ReplicaState.REQUESTED for replica in view.replicas)
     dry = short > 0 and view.offers and blocks.all_refused(view.offers, closed)
-    return (ALL_BLOCKED.format(short),) if dry else ()
+    if dry:
+        return (ALL_BLOCKED.format(short),)
+    full = short > 0 and view.offers and not thrift.with_room(view.offers, (*view.replicas, *view.others))
+    return (f"{short} more wanted, but {fleet.FULL}",) if full else ()

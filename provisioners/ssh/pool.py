@@ -19,6 +19,7 @@ other's claims. Nobody takes a host away from us: its machines are on-demand one
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -142,6 +143,7 @@ def _fitting(pools: Pools, candidate: Candidate, num_nodes: int) -> Iterator[Off
         return
     wanted = math.ceil(candidate.accelerator_count) if candidate.accelerator else 0
     cheapest: dict[Zone, float] = {}
+    places: Counter[Zone] = Counter()
     for host in pools.hosts:
         asked = (candidate.cloud, candidate.region, candidate.zone)
         has = (host.place.cloud, host.place.region, host.place.name)
@@ -151,6 +153,7 @@ def _fitting(pools: Pools, candidate: Candidate, num_nodes: int) -> Iterator[Off
             share = 1.0 if host.exclusive or not host.gpus else wanted / host.gpus
             price = round(host.price_usd_hour * share, 6)
             cheapest[host.place] = min(price, cheapest.get(host.place, price))
+            places[host.place] += host.gpus // wanted if wanted and not host.exclusive else 1
     for zone, price in cheapest.items():
         if candidate.max_hourly_cost is None or price <= candidate.max_hourly_cost:
             total = round(price * num_nodes, 6)
@@ -164,6 +167,8 @@ def _fitting(pools: Pools, candidate: Candidate, num_nodes: int) -> Iterator[Off
                 price_usd_hour=total,
                 on_demand_usd_hour=total,
                 choice=candidate.choice,
+                # A shared host has no fixed number of places for replicas without a GPU.
+                places=places[zone] // num_nodes if wanted else None,
             )
 
 

@@ -56,9 +56,13 @@ def placement_of(spec: ServiceSpec) -> PlacementGoal:
     gives none is spread plainly. A service without spot replicas leaves nothing to hedge.
     """
     policy = spec.replica_policy
+    one_continent = not any(region for choice in spec.resources for _, region in choice.places())
     if not any(choice.use_spot for choice in spec.resources):
         return PlacementGoal(
-            num_overprovision=policy.num_overprovision, work=policy.target_qps_by_accelerator
+            num_overprovision=policy.num_overprovision,
+            work=policy.target_qps_by_accelerator,
+            price_band=policy.price_band,
+            one_continent=one_continent,
         )
     aims, stands_in = policy.availability_target is not None, policy.dynamic_ondemand_fallback
     placer = policy.spot_placer
@@ -76,6 +80,8 @@ def placement_of(spec: ServiceSpec) -> PlacementGoal:
         base_ondemand_fallback_replicas=policy.base_ondemand_fallback_replicas,
         availability_target=policy.availability_target,
         work=policy.target_qps_by_accelerator,
+        price_band=policy.price_band,
+        one_continent=one_continent,
     )
 
 

@@ -92,6 +92,7 @@ def _replica_policy(service: ServiceSection) -> ReplicaPolicy:
         base_ondemand_fallback_replicas=section.base_ondemand_fallback_replicas,
         spot_placer=section.spot_placer,
         availability_target=section.availability_target,
+        price_band=section.price_band,
         upscale_delay_s=section.upscale_delay_seconds,
         downscale_delay_s=section.downscale_delay_seconds,
     )

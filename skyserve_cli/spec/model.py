@@ -79,6 +79,7 @@ class ReplicaPolicy:
     base_ondemand_fallback_replicas: int = 0
     spot_placer: str | None = None
     availability_target: float | None = None
+    price_band: float = 0.1
     upscale_delay_s: float = 300.0
     downscale_delay_s: float = 1200.0
 

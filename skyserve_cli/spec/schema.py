@@ -22,6 +22,7 @@ from skyserve_cli.spec.fields import (
     Cpus,
     DiskSize,
     DiskTier,
+    Fraction,
     Headers,
     ImageValue,
     LbPolicy,
@@ -99,6 +100,8 @@ class ReplicaPolicySection(Section):
     """Who decides zones and capacity of replicas. Implies spot."""
     availability_target: Availability | None = None
     """The part of the time in which all wanted replicas should be ready, for risk_hedge. Implies spot."""
+    price_band: Fraction = 0.1
+    """On-demand replicas are spread over offers that cost at most this fraction more than the cheapest."""
     upscale_delay_seconds: Seconds = 300.0
     """More load must last this long before replicas are added."""
     downscale_delay_seconds: Seconds = 1200.0

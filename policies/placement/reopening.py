@@ -1,0 +1,63 @@
+"""How a fleet returns to its zones after an outage in which all of them were shut.
+
+Every zone that refused is left alone for a while (`blocks`), and the waits end at different instants. The first zone
+whose wait is over would take the whole fleet, and its next preemption would be an outage again. So the first zone
+takes one replica, the probe. Once the probe is accepted the market is open: the other zones are asked at once, and
+again every `ASK_AGAIN_S`, although their waits are not over. After `PATIENCE_S` the rest goes where there is room.
+
+A zone that refused only once, as at the first launch of a service, is no outage. Nothing is remembered for this: the
+blocks say when each zone refused, the replicas say when the probe was accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from policies.model import Json, Offer, Replica
+from policies.placement import blocks
+
+ASK_AGAIN_S = 15.0
+PATIENCE_S = 60.0
+
+
+class Return(NamedTuple):
+    """Where to ask: at most `most` replicas among `usable`. `wake_at` is when this may differ."""
+
+    usable: Sequence[Offer]
+    most: int
+    wake_at: float | None = None
+
+
+def after_outage(
+    offers: Sequence[Offer], usable: Sequence[Offer], replicas: Sequence[Replica], closed: Json, now: float
+) -> Return | None:
+    """Where to ask while a fleet returns from an outage; None at all other times.
+
+    `offers` are of rented machines, `usable` those of them that may be asked now. `replicas` are those of the service on
+    such machines.
+    """
+    accepted = [replica for replica in replicas if replica.launched_at is not None]
+    asked = {replica.zone for replica in replicas if replica.launched_at is None}
+    held = {replica.zone for replica in accepted}
+    others = [offer for offer in offers if offer.zone not in held]
+    refused = {offer.zone: blocks.refusal(offer, closed) for offer in others}
+    if len({offer.zone for offer in offers}) < 2 or len(held) > 1 or not others:
+        return None
+    if any(refusal is None or refusal.times < 2 for refusal in refused.values()):
+        return None
+    if not held:
+        return Return(usable, 0 if asked else 1) if asked or usable else None
+    began = min(replica.launched_at for replica in accepted if replica.launched_at is not None)
+    ends_at = began + PATIENCE_S
+    if now >= ends_at:
+        return None
+    again = {
+        zone: began if refusal.at <= began else refusal.at + ASK_AGAIN_S
+        for zone, refusal in refused.items()
+        if refusal is not None
+    }
+    lifted = [offer for offer in others if again[offer.zone] <= now and offer.zone not in asked]
+    allowed = [offer for offer in lifted if not blocks.barred(offer, closed, now)]
+    waits = [at for zone, at in again.items() if at > now and zone not in asked]
+    return Return(allowed, len({offer.zone for offer in allowed}), min([*waits, ends_at]))
