@@ -127,6 +127,19 @@ def test_what_nobody_has_is_refused_with_the_key_that_asks_for_it(
     assert said in refused.err
 
 
+def test_a_cloud_that_is_not_configured_is_planned_with_a_warning(planner: Serve, file: Path) -> None:
+    (planner.home / "config.yaml").write_text("clouds: {local: {}}\n")
+    planned = planner.ok("plan", file, *override(infra="azure", accelerators="A100:8"), "-o", "json")
+    assert {each["cloud"] for each in planned.json()["candidates"]} == {"azure"}
+    assert "warning: azure is not enabled here" in planned.err
+    here = planner.ok("plan", file, "-o", "json")
+    assert {each["cloud"] for each in here.json()["candidates"]} == {"local"}
+    assert "not enabled" not in here.err
+    regions = "--set=service.load_balancers={regions: [gcp/us-central1]}"
+    agents = planner.ok("plan", file, regions, "-o", "json").json()["load_balancers"]
+    assert [each["cloud"] for each in agents] == ["gcp"]
+
+
 def test_an_alternative_that_has_nothing_is_told_and_the_others_are_planned_with(
     planner: Serve, file: Path
 ) -> None:

@@ -126,14 +126,15 @@ def test_every_problem_of_a_file_has_its_line(serve: Any, tmp_path: Path) -> Non
     file.write_text("service: {replicas: -1, polcy: x}\nresources: {accelerators: L4}\n")
     said = serve("validate", file)
     assert said.code == 2
-    assert {line.split(":")[0] for line in said.err.splitlines()} == {
-        "service.replicas",
-        "service.polcy",
-        "run",
+    assert {tuple(line.removeprefix(f"{file}:").split(": ")[:2]) for line in said.err.splitlines()} == {
+        ("1", "service.replicas"),
+        ("1", "service.polcy"),
+        (f"{file}", "run"),
     }
     answer = json.loads(serve("validate", file, "-o", "json").out)
     assert answer["valid"] is False
     assert {problem["path"] for problem in answer["problems"]} >= {"service.replicas", "service.polcy"}
+    assert [problem["line"] for problem in answer["problems"]].count(1) == 2
 
 
 def test_files_that_are_named_and_not_there_are_said_before_anything_is_launched(
