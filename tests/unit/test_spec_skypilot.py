@@ -78,7 +78,7 @@ def test_a_value_that_is_missing_is_a_warning_to_a_check_and_stops_a_launch(nowh
     nowhere.write_text(f"{PROBE}secrets: {{HF_TOKEN: null}}\nrun: serve\n")
     (warning,) = files.read(nowhere, to_run=False).warnings
     assert (warning.path, "has no value" in warning.message) == ("secrets.HF_TOKEN", True)
-    with pytest.raises(SpecError, match="secrets.HF_TOKEN: has no value"):
+    with pytest.raises(SpecError, match=r"secrets\.HF_TOKEN: has no value"):
         files.read(nowhere)
 
 
