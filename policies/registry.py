@@ -62,3 +62,8 @@ def scaler_for(goal: ScalingGoal) -> Scaler:
     if goal.target_qps_by_accelerator:
         return AcceleratorRate()
     return Fixed() if goal.target_qps_per_replica is None else RequestRate()
+
+
+def reads_load(goal: ScalingGoal) -> bool:
+    """Whether the size depends on the load at all."""
+    return not isinstance(scaler_for(goal), Fixed)

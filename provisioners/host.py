@@ -14,7 +14,7 @@ from provisioners.base import InstanceState
 from provisioners.bootstrap import ROOT, Content, Step, Tree
 from provisioners.host_agent.bundle import agent_bundle
 from provisioners.packing import pack
-from provisioners.shell import CommandError, DiskFullError, Output, Shell, ShellError
+from provisioners.shell import CommandError, Commands, DiskFullError, Output, ShellError
 
 _DIGEST = hashlib.sha256(agent_bundle()).hexdigest()[:12]
 AGENT = f"{ROOT}/agent-{_DIGEST}.pyz"  # by its digest: another version of us leaves its own beside it
@@ -43,10 +43,30 @@ class HostStatus:
     port: int | None = None
 
 
+def status_of(raw: Mapping[str, Any]) -> HostStatus:
+    """The status in a line of the agent."""
+    return HostStatus(
+        state=InstanceState(raw["state"]),
+        message=raw["message"],
+        exit_code=raw["exit_code"],
+        prepared=raw["prepared"],
+        alive=raw["alive"],
+        preempt_at=raw["preempt_at"],
+        rebalance_at=raw["rebalance_at"],
+        log=(raw["log"][0], raw["log"][1]),
+        port=raw["port"],
+    )
+
+
+def agent_command(verb: str, folder: str, *words: str) -> list[str]:
+    """Arguments of the agent's program on the host."""
+    return ["python3", AGENT, verb, folder, *words]
+
+
 class Host:
     """`folder` is the machine's, below the home of the user we are logged in as. Raises ShellError."""
 
-    def __init__(self, shell: Shell, folder: str) -> None:
+    def __init__(self, shell: Commands, folder: str) -> None:
         self.shell = shell
         self.folder = folder
 
@@ -107,18 +127,7 @@ class Host:
 
     def status(self, renew: bool = True) -> HostStatus:
         """`renew` tells the machine's dead-man switch that somebody pays attention to it."""
-        raw = self.ask("status", *(["--renew"] if renew else []))
-        return HostStatus(
-            state=InstanceState(raw["state"]),
-            message=raw["message"],
-            exit_code=raw["exit_code"],
-            prepared=raw["prepared"],
-            alive=raw["alive"],
-            preempt_at=raw["preempt_at"],
-            rebalance_at=raw["rebalance_at"],
-            log=(raw["log"][0], raw["log"][1]),
-            port=raw["port"],
-        )
+        return status_of(self.ask("status", *(["--renew"] if renew else [])))
 
     def start(self) -> None:
         """Start the daemon, unless it runs."""
@@ -155,5 +164,5 @@ class Host:
     def _agent(
         self, verb: str, *words: str, folder: str | None = None, stdin: bytes = b"", timeout_s: float = 30.0
     ) -> Output:
-        command = ["python3", AGENT, verb, folder or self.folder, *words]
+        command = agent_command(verb, folder or self.folder, *words)
         return self.shell.run(command, stdin=stdin, timeout_s=timeout_s)

@@ -1,36 +1,35 @@
 """What runs on machines, over SSH: `fleet.Hosts` for every cloud.
 
-Each machine that is attended has a thread of its own, which brings it up and then asks its agent every few seconds; it
-sleeps nearly all the time. Whatever breaks the connection, the thread logs in again and goes on: to bring up a machine
-that is up does nothing. A machine that falls silent once it was up keeps its last report; whether it is gone, its cloud
-knows.
+Each machine that is attended has an `Attendant`, which brings it up in a thread of its own and then follows its reports
+over one connection, together with all others in one thread (`line`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from provisioners.base import InstanceState, LaunchOrder
-from provisioners.bootstrap import Node, Step, steps_for
-from provisioners.bringup import BOOT_TIMEOUT_S, BringUp, BringUpError, Progress, StrangerError
+from provisioners.attendant import HEARTBEAT_S, POLL_S, Attendant
+from provisioners.base import LaunchOrder
+from provisioners.bootstrap import Node, steps_for
+from provisioners.bringup import BOOT_TIMEOUT_S
 from provisioners.clock import unix_now
-from provisioners.errors import ProvisionError
 from provisioners.fleet import HostReport, replica_token
-from provisioners.host import Host, HostStatus
+from provisioners.host import Host
+from provisioners.line import Line, connect_line
 from provisioners.machines import Machine
 from provisioners.shell import Login, Shell, ShellError, connect
 
 T = TypeVar("T")
 
 DEFAULT_PORT = 8000  # $SKYSERVE_REPLICA_PORT on a machine that has nothing else to do
-_POLL_S = 2.0
-_FINAL = (InstanceState.SETUP_FAILED, InstanceState.RUN_EXITED)
 
 
 class SshHosts:
-    """`login` says how to get into a machine. `is_booting`: machines are new, and need time to let us in."""
+    """`login` says how to get into a machine. `is_booting`: machines are new, and need time to let us in. An idle machine
+    reports every `heartbeat_s`; `poll_s` is the pause between two attempts, or two looks at a machine that cannot be
+    followed. `dial` connects for bringing up, `dial_line` for following."""
 
     def __init__(
         self,
@@ -38,16 +37,20 @@ class SshHosts:
         *,
         is_booting: bool = True,
         boot_timeout_s: float = BOOT_TIMEOUT_S,
-        poll_s: float = _POLL_S,
+        poll_s: float = POLL_S,
+        heartbeat_s: float = HEARTBEAT_S,
         now: Callable[[], float] = unix_now,
         dial: Callable[[Login], Shell] = connect,
+        dial_line: Callable[[Login], Awaitable[Line]] = connect_line,
     ) -> None:
         self._login = login
         self._is_booting = is_booting
         self._boot_timeout_s = boot_timeout_s
         self._poll_s = poll_s
+        self._heartbeat_s = heartbeat_s
         self._now = now
         self._dial = dial
+        self._dial_line = dial_line
         self._attendants: dict[str, Attendant] = {}
         self._prepared: dict[str, set[int]] = {}  # by the replica's token: the ranks whose `setup` is done
         self._changed: Callable[[], None] = _ignore
@@ -65,9 +68,11 @@ class SshHosts:
                 steps_for(order, node),
                 num_nodes=order.num_nodes,
                 connect=lambda: self._dial(self._login(machine)),
+                connect_line=lambda: self._dial_line(self._login(machine)),
                 is_booting=self._is_booting,
                 boot_timeout_s=self._boot_timeout_s,
                 poll_s=self._poll_s,
+                heartbeat_s=self._heartbeat_s,
                 now=self._now,
                 gather=self._gather,
                 changed=self._tell_change,
@@ -114,11 +119,18 @@ class SshHosts:
         return self._dial(self._login(machine))
 
     def _gather(self, replica: str, rank: int, num_nodes: int) -> bool:
-        """The node is prepared; whether all of them are."""
+        """Note that the node is prepared. Returns whether all of them are, and lets the others know if so."""
         with self._lock:
             ranks = self._prepared.setdefault(replica, set())
             ranks.add(rank)
-            return len(ranks) == num_nodes
+            if len(ranks) < num_nodes:
+                return False
+            others = [
+                one for one in self._attendants.values() if one.replica == replica and one.node.rank != rank
+            ]
+        for other in others:
+            other.look_again()
+        return True
 
     def _with_host(self, machine: Machine, ask: Callable[[Host], T], otherwise: T) -> T:
         """Over the attendant's connection, or one of our own; a machine that does not answer has nothing to say."""
@@ -136,143 +148,3 @@ class SshHosts:
 
 def _ignore() -> None:
     """Nothing waits for reports yet."""
-
-
-class _Left(Exception):
-    """Nobody wants the machine any more."""
-
-
-class Attendant:
-    """One machine, and the thread that looks after it. `report` and `host` are replaced, never changed. `last_words` are
-    what the step printed that failed. `changed` is called after a report with another state, port or notice."""
-
-    def __init__(
-        self,
-        replica: str,
-        node: Node,
-        steps: Sequence[Step],
-        *,
-        num_nodes: int,
-        connect: Callable[[], Shell],
-        is_booting: bool,
-        boot_timeout_s: float,
-        poll_s: float,
-        now: Callable[[], float],
-        gather: Callable[[str, int, int], bool],
-        changed: Callable[[], None] = _ignore,
-    ) -> None:
-        self.replica = replica
-        self.node = node
-        self.report = HostReport(InstanceState.SETUP, node.port, "waiting for ssh")
-        self.host: Host | None = None
-        self.last_words = b""
-        self._num_nodes = num_nodes
-        self._poll_s = poll_s
-        self._gather = gather
-        self._changed = changed
-        self._left = threading.Event()
-        self._has_gone = False
-        self._was_up = False
-        self._bring_up = BringUp(
-            connect,
-            node.folder,
-            steps,
-            now=now,
-            pause=self._pause,
-            tell=self._tell_progress,
-            met=self._meet,
-            is_booting=is_booting,
-            boot_timeout_s=boot_timeout_s,
-        )
-
-    def start(self) -> None:
-        threading.Thread(target=self._live, name=f"attend-{self.node.token}", daemon=True).start()
-
-    def leave(self) -> None:
-        self._left.set()
-        if self.host is not None:
-            self.host.shell.close()
-
-    def _live(self) -> None:
-        try:
-            while True:
-                try:
-                    host = self._bring_up.drive()
-                    self._was_up = True
-                    self._watch(host)
-                except StrangerError as error:
-                    self._lose(error.message)
-                    return
-                except (BringUpError, ProvisionError) as error:
-                    if not self._was_up:
-                        self.last_words = error.tail.encode() if isinstance(error, BringUpError) else b""
-                        self._fail(error.message)
-                        return
-                except ShellError:
-                    self._close()
-                self._pause(self._poll_s)
-        except _Left:
-            self._close()
-        except Exception as error:  # a bug of ours; nobody shall wait for this machine
-            self._fail(f"bringing it up failed: {type(error).__name__}: {error}")
-            raise
-
-    def _report(self, report: HostReport) -> None:
-        before, self.report = self.report, report
-        if _matters(before) != _matters(report):
-            self._changed()
-
-    def _fail(self, message: str) -> None:
-        self._report(HostReport(InstanceState.SETUP_FAILED, self.node.port, message))
-
-    def _lose(self, message: str) -> None:
-        """Whatever runs at that address: it is not the machine, so no request shall go there."""
-        self._report(HostReport(InstanceState.BROKEN, self.node.port, message))
-
-    def _meet(self, host: Host) -> None:
-        self.host = host  # its log can be read while it is brought up
-
-    def _watch(self, host: Host) -> None:
-        """Until the connection breaks, which raises."""
-        while True:
-            status = host.status()
-            if not status.alive and status.state not in _FINAL:
-                host.start()
-            if (
-                status.prepared
-                and not self._has_gone
-                and self._gather(self.replica, self.node.rank, self._num_nodes)
-            ):
-                host.go()
-                self._has_gone = True
-            self._report(self._told(status))
-            self._pause(self._poll_s)
-
-    def _told(self, status: HostStatus) -> HostReport:
-        state = InstanceState.SETUP if status.state is InstanceState.PENDING else status.state
-        message = status.message
-        if state is InstanceState.SETUP:
-            message = self._doing(status)
-        return HostReport(state, status.port or self.node.port, message, status.preempt_at)
-
-    def _doing(self, status: HostStatus) -> str:
-        if not status.prepared:
-            return "running setup"
-        return "starting run" if self._has_gone else "waiting for the other nodes"
-
-    def _tell_progress(self, progress: Progress) -> None:
-        if not self._was_up:
-            self._report(HostReport(InstanceState.SETUP, self.node.port, str(progress)))
-
-    def _pause(self, duration_s: float) -> None:
-        if self._left.wait(duration_s):
-            raise _Left
-
-    def _close(self) -> None:
-        if self.host is not None:
-            self.host.shell.close()
-
-
-def _matters(report: HostReport) -> tuple[InstanceState, int, float | None]:
-    """What is worth waking for. Sentences about progress change every second; the next listing shows them."""
-    return report.state, report.port, report.preempt_at

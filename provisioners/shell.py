@@ -22,26 +22,30 @@ import select
 import shlex
 import socket
 import time
+from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import BoundedSemaphore
 from types import TracebackType
-from typing import BinaryIO, cast
+from typing import BinaryIO, Self, cast
 
 import paramiko
 
 from provisioners.clock import unix_now
 
 CONNECT_TIMEOUT_S = 10.0
-_DEAD_PEER_S = 20.0
-_KEEP_ALIVE_S = 10
-_MOST_OUTPUT_BYTES = 4 * 1024 * 1024
+DEAD_PEER_S = 20.0
+KEEP_ALIVE_S = 10
+MOST_OUTPUT_BYTES = 4 * 1024 * 1024
 _TAIL_CHARS = 2000
 _QUIET_S = 0.5
-_SESSIONS = 8  # at once; an sshd refuses the eleventh
-_SESSION_AGAIN_S = 0.05
+SESSIONS = 8  # at once; an sshd refuses the eleventh
+SESSION_AGAIN_S = 0.05
+UNREADABLE_KEY = (
+    "the private key for {name} cannot be read: it must be Ed25519, ECDSA or RSA, without a passphrase"
+)
 _FULL = b"No space left on device"
 
 
@@ -110,15 +114,41 @@ Feed = Callable[[BinaryIO], None]
 """Writes a program's standard input."""
 
 
-class Shell:
-    """A connection. Thread-safe: commands run side by side, each on a channel of its own."""
+def script_of(command: str | Sequence[str]) -> str:
+    return command if isinstance(command, str) else shlex.join(command)
 
-    def __init__(self, client: paramiko.SSHClient, login: Login, now: Callable[[], float] = unix_now) -> None:
-        self._client = client
-        self._now = now
-        self._sessions = BoundedSemaphore(_SESSIONS)
-        self.login = login
 
+def exec_line(script: str) -> str:
+    """What sshd is sent, so that a script means the same whatever the user's shell is."""
+    return f"exec env LC_ALL=C /bin/sh -c {shlex.quote(script)}"
+
+
+def checked(login: Login, script: str, output: Output, check: bool = True) -> Output:
+    """The output, if the program did not fail. Raises DiskFullError, or CommandError with `check`."""
+    if output.code != 0 and _FULL in output.err + output.out:
+        raise DiskFullError(f"{login.name}: the disk is full", output)
+    if check and output.code != 0:
+        said = f": {output.said.splitlines()[-1]}" if output.said else ""
+        raise CommandError(
+            f"{login.name}: `{_brief(script)}` failed with exit code {output.code}{said}", output
+        )
+    return output
+
+
+def timed_out(login: Login, script: str, timeout_s: float) -> CommandTimeoutError:
+    return CommandTimeoutError(f"{login.name}: no end of `{_brief(script)}` in {timeout_s:g} s")
+
+
+def lost(login: Login, error: BaseException) -> UnreachableError:
+    return UnreachableError(f"{login.name}: the connection was lost ({why(error)})")
+
+
+class Commands(ABC):
+    """Commands on one host, over one connection. Thread-safe: commands run side by side."""
+
+    login: Login
+
+    @abstractmethod
     def run(
         self,
         command: str | Sequence[str],
@@ -128,29 +158,14 @@ class Shell:
         check: bool = True,
     ) -> Output:
         """Run a program (arguments, or a script for sh) to its end. With `check` raises CommandError if it fails."""
-        script = command if isinstance(command, str) else shlex.join(command)
-        ends_at = self._now() + timeout_s
-        try:
-            with self._session(timeout_s), self._open(timeout_s) as channel:
-                channel.exec_command(f"exec env LC_ALL=C /bin/sh -c {shlex.quote(script)}")
-                broken = self._feed(channel, stdin)
-                output = self._gather(channel, ends_at)
-        except TimeoutError as error:
-            raise CommandTimeoutError(
-                f"{self.login.name}: no end of `{_brief(script)}` in {timeout_s:g} s"
-            ) from error
-        except (OSError, EOFError, paramiko.SSHException) as error:
-            raise UnreachableError(f"{self.login.name}: the connection was lost ({_why(error)})") from error
-        if output.code != 0 and _FULL in output.err + output.out:
-            raise DiskFullError(f"{self.login.name}: the disk is full", output)
-        if broken is not None and output.code == 0:
-            raise UnreachableError(f"{self.login.name}: the connection was lost ({_why(broken)})") from broken
-        if check and output.code != 0:
-            said = f": {output.said.splitlines()[-1]}" if output.said else ""
-            raise CommandError(
-                f"{self.login.name}: `{_brief(script)}` failed with exit code {output.code}{said}", output
-            )
-        return output
+
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """As far as we know: a dead peer may look alive for a while."""
+
+    @abstractmethod
+    def close(self) -> None: ...
 
     def put(self, path: str, data: bytes, *, mode: int = 0o600, timeout_s: float = 60.0) -> None:
         """Write a file of the host, whole or not at all. A relative path starts at the user's home."""
@@ -164,8 +179,49 @@ class Shell:
 
     def read(self, path: str, offset: int = 0, max_bytes: int = 65536, timeout_s: float = 30.0) -> bytes:
         """A part of a file. Empty at its end, and if there is no such file."""
-        script = f"[ ! -f {_q(path)} ] || tail -c +{offset + 1} {_q(path)} | head -c {min(max_bytes, _MOST_OUTPUT_BYTES)}"
+        script = f"[ ! -f {_q(path)} ] || tail -c +{offset + 1} {_q(path)} | head -c {min(max_bytes, MOST_OUTPUT_BYTES)}"
         return self.run(script, timeout_s=timeout_s).out
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Shell(Commands):
+    """A connection with paramiko, which has a thread of its own. Each command has a channel of its own."""
+
+    def __init__(self, client: paramiko.SSHClient, login: Login, now: Callable[[], float] = unix_now) -> None:
+        self._client = client
+        self._now = now
+        self._sessions = BoundedSemaphore(SESSIONS)
+        self.login = login
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes | Feed = b"",
+        timeout_s: float = 30.0,
+        check: bool = True,
+    ) -> Output:
+        script = script_of(command)
+        ends_at = self._now() + timeout_s
+        try:
+            with self._session(timeout_s), self._open(timeout_s) as channel:
+                channel.exec_command(exec_line(script))
+                broken = self._feed(channel, stdin)
+                output = self._gather(channel, ends_at)
+        except TimeoutError as error:
+            raise timed_out(self.login, script, timeout_s) from error
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise lost(self.login, error) from error
+        if broken is not None and output.code == 0:
+            raise lost(self.login, broken) from broken
+        return checked(self.login, script, output, check)
 
     def dial(self, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> paramiko.Channel:
         """A connection to a port of the host's own loopback. Raises UnreachableError."""
@@ -177,25 +233,16 @@ class Shell:
             return transport.open_channel("direct-tcpip", here, here, timeout=timeout_s)
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise UnreachableError(
-                f"{self.login.name}: port {port} cannot be reached ({_why(error)})"
+                f"{self.login.name}: port {port} cannot be reached ({why(error)})"
             ) from error
 
     @property
     def is_open(self) -> bool:
-        """As far as we know: a dead peer may look alive for a while."""
         transport = self._client.get_transport()
         return transport is not None and transport.is_active()
 
     def close(self) -> None:
         self._client.close()
-
-    def __enter__(self) -> Shell:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @contextmanager
     def _session(self, timeout_s: float) -> Iterator[None]:
@@ -220,7 +267,7 @@ class Shell:
                 # that are refused at once paramiko tells only one why.
                 if self._now() >= until or not transport.is_active():
                     raise
-                time.sleep(_SESSION_AGAIN_S)
+                time.sleep(SESSION_AGAIN_S)
             else:
                 channel.settimeout(timeout_s)
                 return channel
@@ -262,7 +309,7 @@ class Shell:
             now = self._now()
             if len(out) + len(err) > before or not ended:
                 quiet_since = now
-            del out[:-_MOST_OUTPUT_BYTES], err[:-_MOST_OUTPUT_BYTES]
+            del out[:-MOST_OUTPUT_BYTES], err[:-MOST_OUTPUT_BYTES]
             if is_closed or (ended and (is_whole or now - quiet_since > _QUIET_S)):
                 break
             if now >= ends_at:
@@ -295,7 +342,7 @@ class _Stdin:
 def connect(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> Shell:
     """Log in. Raises UnreachableError, LoginRefusedError or HostKeyError."""
     key = _private_key(login)
-    where = f"{login.name} ({login.address}:{login.port})"
+    where = place_of(login)
     client = paramiko.SSHClient()
     client.set_missing_host_key_policy(_Refuse())
     entry = login.address if login.port == 22 else f"[{login.address}]:{login.port}"
@@ -304,7 +351,7 @@ def connect(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> Shell:
         client.get_host_keys().add(entry, kind, paramiko.PKey.from_type_string(kind, b64decode(blob)))
     try:
         link = socket.create_connection((login.address, login.port), timeout=timeout_s)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_DEAD_PEER_S * 1000))
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_PEER_S * 1000))
         client.connect(
             login.address,
             port=login.port,
@@ -320,16 +367,16 @@ def connect(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> Shell:
         )
     except (paramiko.BadHostKeyException, _UnknownHostKeyError) as error:
         client.close()
-        raise HostKeyError(_stranger(where, login, error)) from error
+        raise stranger(login, error.key.fingerprint) from error
     except paramiko.AuthenticationException as error:
         client.close()
         raise LoginRefusedError(f"{where} refuses the login of {login.user!r}") from error
     except (OSError, EOFError, paramiko.SSHException) as error:
         client.close()
-        raise UnreachableError(f"{where} cannot be reached: {_why(error)}") from error
+        raise UnreachableError(f"{where} cannot be reached: {why(error)}") from error
     transport = client.get_transport()
     if transport is not None:
-        transport.set_keepalive(_KEEP_ALIVE_S)
+        transport.set_keepalive(KEEP_ALIVE_S)
     return Shell(client, login)
 
 
@@ -344,19 +391,24 @@ class _Refuse(paramiko.MissingHostKeyPolicy):
         raise _UnknownHostKeyError(key)
 
 
-def _stranger(where: str, login: Login, error: paramiko.SSHException) -> str:
-    shown = (
-        error.key.fingerprint
-        if isinstance(error, paramiko.BadHostKeyException | _UnknownHostKeyError)
-        else "?"
-    )
+def stranger(login: Login, shown: str) -> HostKeyError:
+    """The host shows a key with the fingerprint `shown`, which is not one that we know."""
+    where = place_of(login)
     if not login.host_keys:
-        return f"no host key is known for {where}, which shows {shown}: add it to known_hosts if it is the right one"
+        return HostKeyError(
+            f"no host key is known for {where}, which shows {shown}: add it to known_hosts if it is the right one"
+        )
     known = ", ".join(
         paramiko.PKey.from_type_string(line.split()[0], b64decode(line.split()[1])).fingerprint
         for line in login.host_keys
     )
-    return f"{where} shows another host key than the one we know ({shown} instead of {known}): nothing was sent to it"
+    return HostKeyError(
+        f"{where} shows another host key than the one we know ({shown} instead of {known}): nothing was sent to it"
+    )
+
+
+def place_of(login: Login) -> str:
+    return f"{login.name} ({login.address}:{login.port})"
 
 
 def _private_key(login: Login) -> paramiko.PKey:
@@ -364,12 +416,10 @@ def _private_key(login: Login) -> paramiko.PKey:
     for kind in kinds:
         with suppress(paramiko.SSHException, ValueError):
             return kind.from_private_key(io.StringIO(login.private_key))
-    raise LoginRefusedError(
-        f"the private key for {login.name} cannot be read: it must be Ed25519, ECDSA or RSA, without a passphrase"
-    )
+    raise LoginRefusedError(UNREADABLE_KEY.format(name=login.name))
 
 
-def _why(error: BaseException) -> str:
+def why(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     return text.splitlines()[0]
 

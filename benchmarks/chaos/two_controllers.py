@@ -148,6 +148,12 @@ class PairStack(Stack):
         self.client = LeaderClient(self)  # type: ignore[assignment]
         return self
 
+    def show_logs(self) -> None:
+        """The ends of both, after something went wrong."""
+        for name, daemon in self.daemons.items():
+            lines = daemon.home.controller_log.read_text(errors="replace").splitlines()
+            print(f"--- controller {name}", *lines[-20:], sep="\n", file=sys.stderr)
+
     def leader(self) -> str:
         for name in NAMES:
             if name not in self.silent and self.daemons[name].leads():
@@ -229,8 +235,7 @@ class Fate:
         self._takes_over("stop", self._pair.other(name))
         wait(max(0.0, begun + self._stopped_s - time.monotonic()))
         daemon.send(signal.SIGCONT)
-        until(lambda: not daemon.leads() and daemon.client.health(), f"{name} does not stand by", 30.0)
-        self._pair.silent.discard(name)
+        self._stands_by(name)
 
     def cut_off(self) -> None:
         """No packet between the leader and the database."""
@@ -242,9 +247,7 @@ class Fate:
         self._takes_over("cut_off", self._pair.other(name))
         wait(self._random.uniform(1.0, 10.0))
         relay.heal()
-        daemon = self._pair.daemons[name]
-        until(lambda: not daemon.leads() and daemon.client.health(), f"{name} does not stand by", 60.0)
-        self._pair.silent.discard(name)
+        self._stands_by(name)
 
     def restart_database(self) -> None:
         """As after a crash of the server."""
@@ -261,6 +264,11 @@ class Fate:
             self._pair.daemons[one].clock.write_text(ahead)
         wait(3.0)
         self._leader()
+
+    def _stands_by(self, name: str) -> None:
+        daemon = self._pair.daemons[name]
+        until(lambda: not daemon.leads() and daemon.client.health(), f"{name} does not stand by", 90.0)
+        self._pair.silent.discard(name)
 
     def _leader(self) -> str:
         return until(self._pair.leader, "no controller leads", 30.0)
@@ -290,6 +298,7 @@ def run(pair: PairStack, fate: Fate, script: Script, rounds: int, rate: float) -
             deeds[number % len(deeds)]()
             thread.join()
             if failure:
+                pair.show_logs()
                 raise failure[0]
             pair.settled(STEADY)
             print(f"round {number + 1} of {rounds}: {dict(fate.deeds)}", file=sys.stderr)

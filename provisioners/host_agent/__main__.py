@@ -2,6 +2,8 @@
 
 status DIR [--renew]      one line of JSON: what runs, what the cloud has announced, how long the log is; --renew
                           tells the dead-man switch that somebody pays attention
+follow DIR HEARTBEAT_S    the same line whenever it changes and at every heartbeat, until standard input ends; a byte on
+                          standard input renews, see `follow`
 start DIR                 take up DIR/order.json, or go on with it
 go DIR                    `setup` is done on all nodes of the replica: `run` may start
 stop DIR [GRACE_S]        end all that runs; returns when it has ended
@@ -19,54 +21,17 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from provisioners.host_agent import claims, daemon
 from provisioners.host_agent.ending import stop
-from provisioners.host_agent.files import is_locked, lock, read_json, write_text
-from provisioners.host_agent.log import append_log, log_window, pump, read_log
-from provisioners.host_agent.scripts import (
-    claimed_port,
-    exit_code,
-    obituary,
-    was_lost,
-    was_started,
-    watch_script,
-)
+from provisioners.host_agent.files import lock, write_text
+from provisioners.host_agent.follow import follow
+from provisioners.host_agent.log import append_log, pump, read_log
+from provisioners.host_agent.scripts import watch_script
+from provisioners.host_agent.status import status
 
 _LEASE = Path("/var/lib/skyserve/lease")  # what the dead-man switch of the user data looks at
 _TAKE_OVER_S = 10.0
-
-
-def status(folder: Path) -> dict[str, Any]:
-    order = read_json(folder / "order.json")
-    first, end = log_window(folder)
-    notice = read_json(folder / "notice.json") or {}
-    state, script = state_of(folder, order)
-    return {
-        "state": state,
-        "message": obituary(folder, script) if script else "",
-        "exit_code": exit_code(folder, script) if script else None,
-        "prepared": order is not None and exit_code(folder, "setup") == (0 if order["setup"] else None),
-        "alive": is_locked(folder / daemon.LOCK),
-        "preempt_at": notice.get("preempt_at"),
-        "rebalance_at": notice.get("rebalance_at"),
-        "log": [first, end],
-        "port": claimed_port(order),
-    }
-
-
-def state_of(folder: Path, order: dict[str, Any] | None) -> tuple[str, str]:
-    """What the machine is at, and the script that has ended if that is what it is."""
-    if order is None:
-        return "pending", ""
-    if order["setup"] and exit_code(folder, "setup") != 0:
-        ended = exit_code(folder, "setup") is not None or was_lost(folder, "setup")
-        return ("setup_failed", "setup") if ended else ("setup", "")
-    if not was_started(folder, "run"):
-        return "setup", ""
-    ended = exit_code(folder, "run") is not None or was_lost(folder, "run")
-    return ("run_exited", "run") if ended else ("running", "")
 
 
 def renew_lease() -> None:
@@ -111,6 +76,8 @@ def main(words: list[str]) -> int:
         if "--renew" in rest:
             renew_lease()
         print(json.dumps(status(folder)))
+    elif verb == "follow":
+        follow(folder, float(rest[0]), renew_lease)
     elif verb == "log":
         sys.stdout.buffer.write(read_log(folder, int(rest[0]), int(rest[1])))
     elif verb == "start":

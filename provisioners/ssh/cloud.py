@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from provisioners.base import LaunchOrder
 from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import SshHosts
+from provisioners.line import Line, connect_commands, connect_line
 from provisioners.machines import MachineOrder
 from provisioners.rented import Rent, order_of
 from provisioners.shell import Login, Shell, connect
@@ -30,11 +31,12 @@ class SshProvisioner(FleetProvisioner):
         secret: bytes,
         folder: Path | None = None,
         *,
-        dial: Callable[[Login], Shell] = connect,
+        dial: Callable[[Login], Shell] | None = None,
+        dial_line: Callable[[Login], Awaitable[Line]] = connect_line,
     ) -> None:
         known = load_pools(pools)
-        machines = SshMachines(known, dial, SeenClaims(folder))
-        hosts = SshHosts(machines.login, is_booting=False, dial=dial)
+        machines = SshMachines(known, dial or connect_commands, SeenClaims(folder))
+        hosts = SshHosts(machines.login, is_booting=False, dial=dial or connect, dial_line=dial_line)
 
         def order_here(order: LaunchOrder, rank: int) -> MachineOrder:
             """Without a port of its own the replica takes one that is free on its host."""

@@ -28,6 +28,7 @@ from policies.model import CapacityType, Zone
 from provisioners.bootstrap import ROOT
 from provisioners.errors import AuthError, CapacityError, InvalidRequestError, ProvisionError, TransientError
 from provisioners.host import Host
+from provisioners.line import connect_commands
 from provisioners.machines import (
     CAPACITY_TAG,
     NODES_TAG,
@@ -43,14 +44,13 @@ from provisioners.machines import (
     Silent,
 )
 from provisioners.shell import (
+    Commands,
     DiskFullError,
     HostKeyError,
     Login,
     LoginRefusedError,
-    Shell,
     ShellError,
     UnreachableError,
-    connect,
 )
 from provisioners.ssh.memory import SeenClaims
 from provisioners.ssh.pool import CLOUD, PoolHost, Pools, has_gpus
@@ -69,11 +69,14 @@ class SshMachines:
     name: ClassVar[str] = CLOUD
 
     def __init__(
-        self, pools: Pools, dial: Callable[[Login], Shell] = connect, seen: SeenClaims | None = None
+        self,
+        pools: Pools,
+        dial: Callable[[Login], Commands] = connect_commands,
+        seen: SeenClaims | None = None,
     ) -> None:
         self._pools = pools
         self._dial = dial
-        self._shells: dict[str, Shell] = {}
+        self._shells: dict[str, Commands] = {}
         self._dialling: dict[str, Lock] = {}
         self._unanswered: set[str] = set()  # tokens of claims that were asked for
         self._seen = seen or SeenClaims()
@@ -255,7 +258,7 @@ class SshMachines:
                 shell.close()  # else it may look alive for minutes
             raise TransientError(error.message, cloud=CLOUD, zone=zone, retry_after_s=5.0) from error
 
-    def _shell(self, host: PoolHost) -> Shell:
+    def _shell(self, host: PoolHost) -> Commands:
         """The one connection to the host. Of many threads that need a new one the first dials, and the others wait."""
         with self._lock:
             dialling = self._dialling.setdefault(host.name, Lock())

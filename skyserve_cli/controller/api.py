@@ -27,6 +27,7 @@ import logging
 import math
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,10 @@ from policies.model import UpdateMode
 from provisioners.base import LogSource
 from skyserve_cli.clouds import CloudNotEnabledError
 from skyserve_cli.config import ConfigError
+from skyserve_cli.controller.clock import SteadyClock
 from skyserve_cli.controller.leadership import NotLeadingError
 from skyserve_cli.controller.office import NoFreePortError, NoSuchReplicaError, Office
+from skyserve_cli.controller.snapshot import Snapshots
 from skyserve_cli.controller.store_health import sentence_of
 from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.values import NoSuchServiceError, ServiceExistsError, StillGoingDownError
@@ -60,6 +63,7 @@ class Api:
         self._token = token
         self._controller_log = controller_log
         self._stop = stop
+        self._snapshots = Snapshots(office.changes, SteadyClock())
 
     def app(self) -> web.Application:
         @web.middleware
@@ -124,8 +128,12 @@ class Api:
 
     async def _services(self, request: web.Request) -> web.Response:
         everything, ended = "all" in request.query, "ended" in request.query
-        services = await asyncio.to_thread(self._office.services, down=everything, ended=ended)
-        return web.json_response({"services": services})
+        content = partial(self._office.services, down=everything, ended=ended)
+        found = await self._snapshots.get((everything, ended), lambda: {"services": content()})
+        headers = {"ETag": found.etag, "Cache-Control": "no-cache"}
+        if found.etag in (tag.strip() for tag in request.headers.get("If-None-Match", "").split(",")):
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=found.body, content_type="application/json", headers=headers)
 
     async def _put(self, request: web.Request) -> web.Response:
         body = await _body(request)

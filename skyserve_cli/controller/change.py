@@ -48,7 +48,7 @@ class Change:
         """What the hands have answered, and what the clouds show."""
         self.take(answers)
         for sighting in sightings:
-            instances = {instance.id: instance for instance in sighting.instances}
+            instances = sighting.by_id
             here = [r for r in self.replicas.values() if r.zone.cloud == sighting.cloud]
             if not sighting.is_listing:  # says nothing about instances that it lacks
                 here = [r for r in here if r.instance_id in instances]

@@ -66,6 +66,8 @@ _AGAIN = "SKYSERVE_CONTROLLER_AGAIN"
 TRY_AGAIN_S = 1.0
 #: Ticks that are asked for in a row are one tick: a burst of answers is taken in one photograph.
 BETWEEN_TICKS_S = 0.02
+#: A full backlog of a Unix socket refuses a connection at once.
+BACKLOG = 1024
 
 
 class Ticker(threading.Thread):
@@ -334,7 +336,7 @@ async def _listen(app: web.Application, home: Home) -> web.AppRunner:
     listener = unix_socket.bound(home.controller_socket)
     site = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await site.setup()
-    await web.SockSite(site, listener).start()
+    await web.SockSite(site, listener, backlog=BACKLOG).start()
     _publish(home.controller_address, json.dumps({"pid": os.getpid()}))
     return site
 

@@ -191,6 +191,10 @@ class Office:
             spent = self._store.spent(now)
         return [self._view(row, spent.get(row.name, Spent(0.0, 0.0)), ended, now) for row in rows]
 
+    def changes(self) -> int:
+        """How many times the database has changed."""
+        return self._store.count()
+
     def events(self, service: str | None, *, after: int, limit: int, newest: bool) -> list[dict[str, Any]]:
         """The story, oldest first."""
         return [

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from lb.config.schema import Table
 from policies.model import Event, Load, Offer, Replica
-from provisioners.base import Instance, Requirements
+from provisioners.base import Instance, InstanceState, Requirements
 from skyserve_cli.spec.model import Probe, ServiceSpec
 
 
@@ -52,7 +53,7 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sighting:
     """One listing of one cloud; it shows at least everything launched before `asked_at`. Or, where `is_listing` is
     false, what machines have reported since the last one: a missing instance then means nothing."""
@@ -61,6 +62,15 @@ class Sighting:
     asked_at: float
     instances: tuple[Instance, ...]
     is_listing: bool = True
+
+    @cached_property
+    def by_id(self) -> Mapping[str, Instance]:
+        return {instance.id: instance for instance in self.instances}
+
+    @cached_property
+    def unattended(self) -> frozenset[str]:
+        """The ids of instances whose order is to be sent again."""
+        return frozenset(one.id for one in self.instances if one.state is InstanceState.UNATTENDED)
 
 
 class Witness(Protocol):

@@ -81,6 +81,23 @@ def _events(replica: Replica, instance: Instance) -> Iterator[Event]:
         yield PreemptionNotice(replica.id, instance.preempt_at)
 
 
+def missing_from(sighting: Sighting, replicas: Iterable[Replica]) -> bool:
+    """Whether a replica has an instance in that cloud which the sighting lacks."""
+    return any(
+        replica.zone.cloud == sighting.cloud
+        and replica.instance_id is not None
+        and replica.instance_id not in sighting.by_id
+        for replica in replicas
+    )
+
+
+def same_objects(before: Iterable[Instance], after: Iterable[Instance]) -> tuple[Instance, ...]:
+    """`after`, with the objects of `before` where they are equal: to compare such a listing with the last one costs
+    next to nothing."""
+    old = {instance.id: instance for instance in before}
+    return tuple(was if (was := old.get(one.id)) == one and was is not None else one for one in after)
+
+
 def _gone(replica: Replica, message: str) -> Preempted:
     """Spot instances vanish by preemption; anything else that vanishes is a loss nobody explained."""
     lost = replica.offer.capacity_type is not CapacityType.SPOT
@@ -89,12 +106,7 @@ def _gone(replica: Replica, message: str) -> Preempted:
 
 def unattended(sightings: Iterable[Sighting]) -> frozenset[str]:
     """The ids of instances whose order is to be sent again."""
-    return frozenset(
-        instance.id
-        for sighting in sightings
-        for instance in sighting.instances
-        if instance.state is InstanceState.UNATTENDED
-    )
+    return frozenset().union(*(sighting.unattended for sighting in sightings))
 
 
 def orphans(

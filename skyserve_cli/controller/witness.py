@@ -13,6 +13,7 @@ from provisioners.base import Instance, Provisioner, ReportSource
 from provisioners.errors import AuthError, ProvisionError
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.ports import Sighting
+from skyserve_cli.controller.sightings import same_objects
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class ThreadWitness:
                     provisioner = self._provisioners(cloud)
                     if isinstance(provisioner, ReportSource):
                         provisioner.on_report(self._reports[cloud].set)
-                    instances = tuple(provisioner.instances(self._owner))
+                    instances = same_objects(self._last.get(cloud, ()), provisioner.instances(self._owner))
                 except ProvisionError as error:
                     failures += 1
                     # What passes by itself is nobody's business at once; a login does not mend itself.

@@ -18,6 +18,7 @@ from skyserve_cli.controller.orders import token_of
 from skyserve_cli.controller.perform import Retry, perform
 from skyserve_cli.controller.ports import AgentOrder, Call, CallKind, ProbeOrder, RegionalOrder, Sighting
 from skyserve_cli.controller.runner import NOT_ALLOWED, CallBook
+from skyserve_cli.controller.sightings import same_objects
 from skyserve_cli.sim.clock import SimClock
 from skyserve_cli.sim.world import SimCloud
 
@@ -94,6 +95,7 @@ class SimWitness:
         self._owner = owner
         self._poll_s = poll_s
         self._seen: list[Sighting] = []
+        self._last: tuple[Instance, ...] = ()
         self._started = False
         self.dead = False
 
@@ -112,7 +114,8 @@ class SimWitness:
     def _look(self) -> None:
         if self.dead:
             return
-        sighting = Sighting("sim", self._clock.now(), tuple(self._cloud.instances(self._owner)))
+        self._last = same_objects(self._last, self._cloud.instances(self._owner))
+        sighting = Sighting("sim", self._clock.now(), self._last)
         self._clock.after(0.5, lambda: self._seen.append(sighting))
         self._clock.after(self._poll_s, self._look)
 

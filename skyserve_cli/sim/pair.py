@@ -6,19 +6,19 @@ run_seed(17, life=PairLife)      one life; raises InvariantError
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from sqlalchemy.exc import OperationalError
 
 from skyserve_cli.controller.leadership import RENEW_EVERY_S, STANDBY_POLL_S, Leadership
-from skyserve_cli.controller.reconciler import Reconciler
 from skyserve_cli.sim.checks import InvariantError
 from skyserve_cli.sim.clock import SimClock
 from skyserve_cli.sim.hands import Crash, SimFleet, SimOffers, SimProber, SimRegional, SimRunner, SimWitness
 from skyserve_cli.sim.torture import Life, SimStore
 from skyserve_cli.state.lease import NO_TERM, Lease, LeaseLostError
+from skyserve_cli.state.values import Commit
 
 #: The chance that something befalls a controller in a tick, as multiples of `Faults.crash`.
 _FREEZE = 0.5
@@ -58,8 +58,8 @@ class SharedStore(SimStore):
         self.is_cut = False
         self.epochs: list[int] = []  # of commits, in order
 
-    def commit(self, name: str, **tick: Any) -> None:
-        super().commit(name, **tick)
+    def commit_all(self, commits: Sequence[Commit]) -> None:
+        super().commit_all(commits)
         self._counter.commits += 1
         self.epochs.append(self._epoch or 0)
 
@@ -104,7 +104,7 @@ class Controller:
         self.witness = SimWitness(life.cloud, self.clock, life.owner)
         self.fleet = SimFleet(life.agents, self.clock)
         self.regional = SimRegional(life.agents, life.cloud, self.clock)
-        self.reconciler = Reconciler(
+        self.reconciler = life.make_reconciler(
             clock=self.clock,
             store=self.store,
             specs=life.specs,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,7 +40,7 @@ from skyserve_cli.spec.model import (
     UpdateSpec,
 )
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import ServiceExistsError, ServiceRow
+from skyserve_cli.state.values import Commit, ServiceExistsError, ServiceRow
 
 _BASELINES = ("even_spread", "round_robin", "asg", "spothedge_literal")
 _KEY = b"c2ltdWxhdGVkLXNpbXVsYXRlZC1zaW11bGF0ZWQtLSE="
@@ -71,10 +72,10 @@ class SimStore(Store):
         self.crash_before_commit = False
         self.crash_after_commit = False
 
-    def commit(self, name: str, **tick: Any) -> None:
+    def commit_all(self, commits: Sequence[Commit]) -> None:
         if self.crash_before_commit:
             raise Crash
-        super().commit(name, **tick)
+        super().commit_all(commits)
         self.commits += 1
         if self.crash_after_commit:
             raise Crash
@@ -95,7 +96,13 @@ class Outcome:
 class Life:
     """One simulated world with the production controller in it."""
 
-    def __init__(self, seed: int, faults: Faults, *, zones: int = 4) -> None:
+    reconciler: Reconciler
+    make_prober = SimProber
+
+    def __init__(
+        self, seed: int, faults: Faults, *, zones: int = 4, reconciler: Callable[..., Reconciler] = Reconciler
+    ) -> None:
+        self.make_reconciler = reconciler
         self.seed = seed
         self.rng = random.Random(seed)
         self.clock = SimClock()
@@ -126,14 +133,14 @@ class Life:
         self.witness = SimWitness(self.cloud, self.clock, self.owner)
         self.fleet = SimFleet(self.agents, self.clock)
         self.regional = SimRegional(self.agents, self.cloud, self.clock)
-        self.reconciler = Reconciler(
+        self.reconciler = self.make_reconciler(
             clock=self.clock,
             store=self.store,
             specs=self.specs,
             offers=SimOffers(self.cloud),
             runner=self.runner,
             witness=self.witness,
-            prober=SimProber(self.cloud, self.rng),
+            prober=self.make_prober(self.cloud, self.rng),
             fleet=self.fleet,
             enabled_clouds=frozenset({"sim"}),
             lb_host="127.0.0.1",
@@ -202,13 +209,18 @@ class Life:
 
 
 def run_seed(
-    seed: int, faults: Faults = HOSTILE, *, busy_s: float = 500.0, life: type[Life] = Life
+    seed: int,
+    faults: Faults = HOSTILE,
+    *,
+    busy_s: float = 500.0,
+    life: type[Life] = Life,
+    reconciler: Callable[..., Reconciler] = Reconciler,
 ) -> Outcome:
     """A life: `busy_s` seconds of trouble, then peace until everything should have come to rest.
 
     Raises InvariantError, which names the seed.
     """
-    return _lived(life(seed, faults), busy_s)
+    return _lived(life(seed, faults, reconciler=reconciler), busy_s)
 
 
 def _lived(life: Life, busy_s: float) -> Outcome:

@@ -35,7 +35,16 @@ def _same_replicas() -> sa.Select[Any]:
 SAME_REPLICAS = _same_replicas()
 
 _NAMED = t.services.c.name == sa.bindparam("service")
-SET_STATUS = t.services.update().where(_NAMED)
+#: By the columns that are written.
+SET_STATUS: dict[tuple[str, ...], sa.Update] = {
+    columns: t.services.update().where(_NAMED).values({column: sa.bindparam(column) for column in columns})
+    for columns in (
+        ("target", "notes"),
+        ("target", "notes", "wanted"),
+        ("target", "notes", "memory", "next_replica_id"),
+        ("target", "notes", "wanted", "memory", "next_replica_id"),
+    )
+}
 TELL = t.events.insert()
 END_KILLS = t.kills.delete().where(
     t.kills.c.service == sa.bindparam("service_"),

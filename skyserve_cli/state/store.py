@@ -15,6 +15,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from skyserve_cli.state.lease import Lease, LeaseTable, verify
 from skyserve_cli.state.opening import check_file, check_revision, sqlite_file
 from skyserve_cli.state.photograph import Photograph
 from skyserve_cli.state.values import (
+    Commit,
     History,
     NoSuchServiceError,
     ServiceExistsError,
@@ -296,6 +298,11 @@ class Store:
                 self._photograph = Photograph(count, {row.name: row for row in rows})
             return list(self._photograph.rows.values())
 
+    def count(self) -> int:
+        """How many times what `services` shows has changed."""
+        with self._reader.connect() as c:
+            return int(c.execute(q.COUNT).scalar_one())
+
     def forget(self) -> None:
         """Read everything anew next time, as a process does that has just started."""
         with self._lock:
@@ -335,42 +342,48 @@ class Store:
             for row in shown
         ]
 
-    def commit(
-        self,
-        name: str,
-        *,
-        now: float,
-        changed: Sequence[Replica],
-        memory: Memory | None,
-        target: int,
-        notes: str,
-        story: Sequence[Story],
-        wanted: int | None = None,
-    ) -> None:
-        """One tick of one service: intents, memory and story in one transaction. `memory`, `wanted` None:
-        unchanged."""
-        values: dict[str, Any] = {"service": name, "target": target, "notes": notes}
-        if wanted is not None:
-            values["wanted"] = wanted
-        if memory is not None:
-            written = memory_to_json(memory)
-            values |= {"memory": written, "next_replica_id": memory.next_replica_id}
-            # What is kept is what would be read: JSON has no tuples, and only text for keys.
-            memory = memory_from_json(orjson.loads(orjson.dumps(written)), memory.next_replica_id)
-        gone = [replica.id for replica in changed if replica.state is ReplicaState.GONE]
-        # As of this count nobody has asked for the end of a replica by id, so there is no wish to strike out.
-        unasked = self._unasked(name)
+    def commit(self, name: str, **tick: Any) -> None:
+        """One tick of one service; `tick` has the fields of Commit."""
+        self.commit_all([Commit(name, **tick)])
+
+    def commit_all(self, commits: Sequence[Commit]) -> None:
+        """One tick: intents, memory and story of several services, each at most once, in one transaction."""
+        rows, lines, ended = [], [], []
+        values: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # by the columns that are written
+        read: list[Commit] = []  # as they would be read
+        for commit in commits:
+            one: dict[str, Any] = {"service": commit.name, "target": commit.target, "notes": commit.notes}
+            if commit.wanted is not None:
+                one["wanted"] = commit.wanted
+            if commit.memory is not None:
+                written = memory_to_json(commit.memory)
+                one |= {"memory": written, "next_replica_id": commit.memory.next_replica_id}
+                # JSON has no tuples, and only text for keys.
+                memory = memory_from_json(orjson.loads(orjson.dumps(written)), commit.memory.next_replica_id)
+                read.append(replace(commit, memory=memory))
+            else:
+                read.append(commit)
+            values.setdefault(tuple(one), []).append(one)
+            rows += [replica_to_row(commit.name, replica) for replica in commit.changed]
+            lines += _lines(commit.name, commit.now, commit.story)
+            gone = [replica.id for replica in commit.changed if replica.state is ReplicaState.GONE]
+            if gone:
+                ended.append((commit.name, gone, self._unasked(commit.name)))
         with self._writing() as c:
             count = self._bump(c)
-            c.execute(q.SET_STATUS, values)
-            if changed:
-                self._upsert(c, t.replicas, [replica_to_row(name, replica) for replica in changed])
-            if gone and (unasked is None or count != unasked + 1):
-                c.execute(q.END_KILLS, {"service_": name, "gone": gone})
-            self._tell(c, name, now, story)
+            for group in values.values():
+                c.execute(q.SET_STATUS[tuple(group[0])[1:]], group)
+            if rows:
+                self._upsert(c, t.replicas, rows)
+            for name, gone, unasked in ended:
+                # As of this count no user has asked for the end of a replica by id, so there is no wish to strike out.
+                if unasked is None or count != unasked + 1:
+                    c.execute(q.END_KILLS, {"service_": name, "gone": gone})
+            if lines:
+                c.execute(q.TELL, lines)
         with self._lock:
             if self._photograph is not None:
-                self._photograph.follow(count, name, changed, memory, wanted, target, notes)
+                self._photograph.follow(count, read)
 
     def reseal(
         self, again: Callable[[bytes], bytes | None], also: Callable[[Connection], None] = lambda c: None
@@ -528,17 +541,7 @@ class Store:
         return int(c.execute(q.BUMP).scalar_one())
 
     def _tell(self, c: Connection, name: str, now: float, story: Iterable[Story]) -> None:
-        lines = [
-            {
-                "at": now,
-                "service": name,
-                "replica_id": line.replica_id,
-                "kind": line.kind,
-                "state": line.state,
-                "message": line.message,
-            }
-            for line in story
-        ]
+        lines = _lines(name, now, story)
         if lines:
             c.execute(q.TELL, lines)
 
@@ -551,6 +554,20 @@ class Store:
             check_revision(connection, ScriptDirectory.from_config(config))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+
+
+def _lines(name: str, now: float, story: Iterable[Story]) -> list[dict[str, Any]]:
+    return [
+        {
+            "at": now,
+            "service": name,
+            "replica_id": line.replica_id,
+            "kind": line.kind,
+            "state": line.state,
+            "message": line.message,
+        }
+        for line in story
+    ]
 
 
 def migrations() -> Config:

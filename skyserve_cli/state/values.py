@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -60,6 +60,20 @@ class Story:
     message: str
     replica_id: int | None = None
     state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one tick writes of one service. `memory`, `wanted` None: unchanged."""
+
+    name: str
+    now: float
+    changed: Sequence[Replica]
+    memory: Memory | None
+    target: int
+    notes: str
+    story: Sequence[Story]
+    wanted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

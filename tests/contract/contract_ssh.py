@@ -17,6 +17,7 @@ import pytest
 from policies.model import CapacityType, Offer, Zone
 from provisioners.base import LaunchOrder, Requirements
 from provisioners.errors import TransientError
+from provisioners.line import Line, connect_line, line_loop
 from provisioners.machines import MachineOrder, machine_token
 from provisioners.shell import Login, Output, Shell, UnreachableError, connect
 from provisioners.ssh.cloud import SshProvisioner
@@ -70,12 +71,18 @@ class SshSubject(Subject):
         self.cutting = False
         self.has_dialled = False
         self.life = 0
+        self.lines: list[Line] = []
         self.cloud = self.restarted()
 
     def restarted(self) -> SshProvisioner:
         """The one before is dead: its threads are still here, and reach no host any more."""
-        self.life += 1
-        return _Pool(self.rack.pools, KEYS.secret, dial=partial(self._dial, self.life))
+        self._end_life()
+        return _Pool(
+            self.rack.pools,
+            KEYS.secret,
+            dial=partial(self._dial, self.life),
+            dial_line=partial(self._dial_line, self.life),
+        )
 
     def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
         """A neighbour, who shares the hosts with us, has the rest of the GPUs."""
@@ -129,14 +136,27 @@ class SshSubject(Subject):
         left = [one for owner in OWNERS for one in self.cloud.instances(owner) if not one.state.is_gone]
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(self.cloud.terminate, left))
-        self.life += 1
+        self._end_life()
         self.rack.forget_all()
+
+    def _end_life(self) -> None:
+        self.life += 1
+        while self.lines:
+            line_loop().call_soon_threadsafe(self.lines.pop().close)
 
     def _dial(self, life: int, login: Login) -> Shell:
         self.has_dialled = True
         if life != self.life:
             raise UnreachableError(f"{login.name}: this controller has died")
         return _Line(connect(login), login, self)
+
+    async def _dial_line(self, life: int, login: Login) -> Line:
+        line = await connect_line(login)
+        self.lines.append(line)
+        if life != self.life:
+            line.close()
+            raise UnreachableError(f"{login.name}: this controller has died")
+        return line
 
 
 class _Pool(SshProvisioner):

@@ -22,6 +22,7 @@ from provisioners.clock import unix_now
 from provisioners.fleet import HostReport
 from provisioners.hosts import SshHosts
 from provisioners.keys import Keys
+from provisioners.line import Line, connect_line
 from provisioners.shell import (
     CommandError,
     CommandTimeoutError,
@@ -29,7 +30,6 @@ from provisioners.shell import (
     HostKeyError,
     Login,
     LoginRefusedError,
-    Shell,
     ShellError,
     UnreachableError,
     connect,
@@ -557,17 +557,16 @@ def test_a_machine_that_is_silent_keeps_its_last_report(world: VmWorld) -> None:
     machine = machine_of(vm, order)
     dialled: list[str] = []
 
-    def dial(to: Login) -> Shell:
+    async def dial_line(to: Login) -> Line:
         dialled.append(to.name)
-        return connect(to, timeout_s=0.5)
+        return await connect_line(to, timeout_s=0.5)
 
-    hosts = SshHosts(lambda machine: login(vm), poll_s=0.1, boot_timeout_s=1.0, dial=dial)
+    hosts = SshHosts(lambda machine: login(vm), poll_s=0.1, dial_line=dial_line)
     until(lambda: _lets_in(vm), "the login")
     hosts.attend(machine, order, [vm.address])
     until(lambda: (r := hosts.report(machine)) and r.state is InstanceState.RUNNING)
     vm.run("touch /run/no-sshd; pkill -x sshd")  # all of them, for good: nobody is let in any more
-    before = len(dialled)
-    until(lambda: len(dialled) > before + 6, "to be given up more than once")
+    until(lambda: len(dialled) > 6, "to be given up more than once")
     report = hosts.report(machine)
     assert report is not None
     assert report.state is InstanceState.RUNNING

@@ -16,6 +16,7 @@ from provisioners.errors import AuthError, CapacityError, InvalidRequestError, P
 from provisioners.host import Host
 from provisioners.hosts import SshHosts
 from provisioners.keys import Keys
+from provisioners.line import connect_commands
 from provisioners.machines import Machine, MachineOrder, MachineState
 from provisioners.shell import connect
 from provisioners.ssh.machines import SshMachines
@@ -45,7 +46,7 @@ class Rack:
     ) -> SshMachines:
         """A controller's, of its own."""
         change(self.raw)
-        return SshMachines(self.pools(), dial=lambda login: connect(login, timeout_s=2.0), seen=seen)
+        return SshMachines(self.pools(), dial=lambda login: connect_commands(login, timeout_s=2.0), seen=seen)
 
     def pools(self) -> Pools:
         return load_pools(self.raw)

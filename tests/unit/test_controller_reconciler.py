@@ -617,7 +617,7 @@ def test_an_answer_lost_with_a_failed_commit_is_asked_for_again(
     reconciler = world.reconciler()
     reconciler.tick()
     with monkeypatch.context() as away:
-        away.setattr(world.store, "commit", _locked)
+        away.setattr(world.store, "commit_all", _locked)
         world.happens(Launched(1, "i-1"))
         reconciler.tick()
         assert world.calling() == ""

@@ -36,7 +36,9 @@ def _full(*_: Any, **__: Any) -> None:
     raise FULL
 
 
-@pytest.mark.parametrize("what", ["commit", "services"], ids=["it cannot be written", "it cannot be read"])
+@pytest.mark.parametrize(
+    "what", ["commit_all", "services"], ids=["it cannot be written", "it cannot be read"]
+)
 def test_it_is_said_once_and_is_over_when_it_is_over(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:

@@ -19,6 +19,7 @@ from provisioners.rented import (
     PRICES_KEPT_S,
     Rent,
     SpotPrices,
+    heartbeat_s,
     login_of,
     offer,
     order_of,
@@ -157,3 +158,15 @@ def test_a_region_that_is_none_is_told_with_what_may_be_meant() -> None:
         ValueError, match=r"clouds\.gcp\.regions: .*'us-centrall1'; did you mean 'us-central1'"
     ):
         within(packaged().of("gcp"), ["us-centrall1"], "gcp")
+
+
+@pytest.mark.parametrize(
+    ("dead_man_s", "every_s"),
+    [
+        pytest.param(43_200, 60.0, id="a minute"),
+        pytest.param(0, 60.0, id="a minute without a dead-man switch"),
+        pytest.param(60, 15.0, id="more often than the machine needs visits"),
+    ],
+)
+def test_machines_report_often_enough_to_live(dead_man_s: int, every_s: float) -> None:
+    assert heartbeat_s(dead_man_s) == every_s

@@ -1,0 +1,217 @@
+"""CPU of the whole controller: store, ticks, probes over HTTP, load balancers and API, with up to 10,000 replicas.
+
+The cloud is in memory (`benchmarks.memory_controller`), everything else is the product. All replicas are one small HTTP server
+in a process of its own, reached on as many addresses; it runs in a network namespace of its own, so this needs root.
+
+    python -m benchmarks.daemon_cpu [--replicas 10000] [--services 10] [--steady 60] [--clients 200] [--half-a-core]
+
+With `--half-a-core` the controller shares one CPU with a process that never sleeps, from its start on.
+
+Prints, for the controller's process: CPU seconds until all replicas were READY, percent of a core afterwards, what
+`--clients` clients of /v1/services at once cost, and how late ticks were meanwhile. Exit code 1 if a replica was terminated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+
+import aiohttp
+import psutil
+
+from benchmarks.memory_controller import PORT
+from skyserve_cli.controller.client import Client, ControllerDownError
+from skyserve_cli.home import Home
+from skyserve_cli.spec import spec_to_json
+from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+
+_INSIDE = "SKYSERVE_BENCH_INSIDE"
+TICK_S = 1.0
+READY_WITHIN_S = 900.0
+ROUNDS = 5
+
+
+class Bench:
+    """One controller over `services` services of `replicas` replicas in all."""
+
+    def __init__(self, services: int, replicas: int, *, on_half_a_core: bool) -> None:
+        self.services, self.replicas = services, replicas
+        self.home = Home.from_environment({"SKYSERVE_HOME": tempfile.mkdtemp(prefix="skyserve-bench-")})
+        self.client = Client(self.home)
+        self.ticks = self.home.root / "ticks"
+        self._half = on_half_a_core
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Bench:
+        self.home.create()
+        self.home.config.write_text(
+            f"controller: {{tick_seconds: {TICK_S:g}}}\nclouds: {{local: {{enabled: false}}, fake: {{poll_seconds: 10}}}}\n"
+        )
+        environment = {
+            **os.environ,
+            "SKYSERVE_HOME": str(self.home.root),
+            "SKYSERVE_BENCH_TICKS": str(self.ticks),
+        }
+        self._start([sys.executable, "-c", _REPLICAS.format(port=PORT)])
+        with self.home.controller_log.open("ab") as out:
+            command = [sys.executable, "-m", "benchmarks.memory_controller"]
+            if self._half:
+                command = ["taskset", "-c", "0", *command]
+                self._start(["taskset", "-c", "0", sys.executable, "-c", "while True: pass"])
+            self._start(command, env=environment, stdout=out, stderr=out)
+        self.daemon = psutil.Process(self._processes[-1].pid)
+        self._until(self._is_up, 60.0, "the controller does not start")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("SKYSERVE_HOME") == str(self.home.root) or str(
+                    self.home.root
+                ) in " ".join(process.cmdline()):
+                    process.kill()
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        for one in self._processes:
+            one.send_signal(signal.SIGKILL)
+            one.wait()
+        shutil.rmtree(self.home.root)
+
+    def _start(self, command: list[str], **more: object) -> None:
+        self._processes.append(subprocess.Popen(command, **more))  # type: ignore[call-overload]
+
+    def up(self) -> None:
+        for number in range(self.services):
+            size = self.replicas // self.services
+            spec = ServiceSpec(
+                name=f"s{number}",
+                run="serve",
+                probe=Probe(path="/health"),
+                replica_policy=ReplicaPolicy(size, size),
+                resources=(ResourceChoice(cloud="fake", use_spot=True),),
+            )
+            self.client.put(spec.name, json.loads(json.dumps(spec_to_json(spec))), {}, None)
+
+    def count(self, state: str) -> int:
+        database = sqlite3.connect(f"file:{self.home.root / 'state.db'}?mode=ro", uri=True, timeout=10.0)
+        try:
+            return int(
+                database.execute("SELECT count(*) FROM replicas WHERE state = ?", (state,)).fetchone()[0]
+            )
+        finally:
+            database.close()
+
+    def cpu_s(self) -> float:
+        used = self.daemon.cpu_times()
+        return float(used.user + used.system)
+
+    def late_s(self, since: float) -> float:
+        """How much longer than the interval it took from one tick's end to the next one's, at most."""
+        spans = [tuple(map(float, line.split())) for line in self.ticks.read_text().splitlines()[:-1]]
+        ends = [end for _, end in spans if end >= since]
+        return max((b - a - TICK_S for a, b in itertools.pairwise(ends)), default=0.0)
+
+    def _is_up(self) -> bool:
+        try:
+            return bool(self.client.health())
+        except ControllerDownError:
+            return False
+
+    def _until(self, holds: object, patience_s: float, what: str) -> None:
+        for _ in range(int(patience_s / 0.25)):
+            if holds():  # type: ignore[operator]
+                return
+            time.sleep(0.25)
+        raise SystemExit(what)
+
+    def all_ready(self) -> None:
+        self._until(lambda: self.count("READY") >= self.replicas, READY_WITHIN_S, "not all are READY")
+
+
+_REPLICAS = """
+import asyncio
+class Replica(asyncio.Protocol):
+    def connection_made(self, transport): self.transport = transport
+    def data_received(self, data): self.transport.write(b"HTTP/1.1 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\nok")
+async def main():
+    server = await asyncio.get_running_loop().create_server(Replica, "0.0.0.0", {port}, backlog=4096)
+    await server.serve_forever()
+asyncio.run(main())
+"""
+
+
+async def ask(home: Home, clients: int) -> tuple[float, int]:
+    """Seconds for `ROUNDS` requests of each client at once, and bytes received."""
+    connector = aiohttp.UnixConnector(str(home.controller_socket), limit=0)
+    headers = {"Authorization": f"Bearer {home.token()}"}
+    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+
+        async def one() -> int:
+            received = 0
+            for _ in range(ROUNDS):
+                async with session.get("http://controller/v1/services") as response:
+                    received += len(await response.read())
+            return received
+
+        begun = time.monotonic()
+        received = sum(await asyncio.gather(*(one() for _ in range(clients))))
+        return time.monotonic() - begun, received
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="CPU of the whole controller.")
+    parser.add_argument("--services", type=int, default=10)
+    parser.add_argument("--replicas", type=int, default=10_000)
+    parser.add_argument("--steady", type=float, default=60.0)
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--half-a-core", action="store_true")
+    given = parser.parse_args()
+    if _INSIDE not in os.environ:
+        os.environ[_INSIDE] = "1"
+        inside = ["-m", "benchmarks.daemon_cpu", *sys.argv[1:]]
+        script = f'ip link set lo up && exec "{sys.executable}" "$@"'
+        os.execvp("unshare", ["unshare", "-n", "--", "sh", "-c", script, "sh", *inside])  # noqa: S606
+    with Bench(given.services, given.replicas, on_half_a_core=given.half_a_core) as bench:
+        begun, used = time.monotonic(), bench.cpu_s()
+        bench.up()
+        bench.all_ready()
+        print(
+            f"{given.replicas} replicas in {given.services} services READY after {time.monotonic() - begun:.0f} s, "
+            f"{bench.cpu_s() - used:.1f} s of CPU",
+            flush=True,
+        )
+        time.sleep(15.0)
+        begun, used = time.monotonic(), bench.cpu_s()
+        time.sleep(given.steady)
+        took_s = time.monotonic() - begun
+        memory = bench.daemon.memory_info().rss / 2**20
+        print(
+            f"steady: {100 * (bench.cpu_s() - used) / took_s:.1f} % of a core over {took_s:.0f} s, {memory:.0f} MiB, "
+            f"{bench.daemon.num_threads()} threads; a tick was at most {1000 * bench.late_s(begun):.0f} ms late",
+            flush=True,
+        )
+        begun, used = time.monotonic(), bench.cpu_s()
+        took_s, received = asyncio.run(ask(bench.home, given.clients))
+        print(
+            f"{given.clients} clients of /v1/services, {ROUNDS} requests each: {took_s:.1f} s, "
+            f"{bench.cpu_s() - used:.1f} s of CPU, {received / 2**20:.0f} MiB; "
+            f"a tick was at most {1000 * bench.late_s(begun):.0f} ms late; {bench.daemon.memory_info().rss / 2**20:.0f} MiB",
+            flush=True,
+        )
+        ended = bench.count("GONE")
+        print(f"terminated: {ended}")
+    return 1 if ended else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

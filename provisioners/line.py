@@ -1,0 +1,283 @@
+"""SSH connections to machines that are followed: all of them in one thread, which runs an event loop.
+
+Paramiko has a thread for each connection, so a thousand machines would cost a thousand threads; asyncssh has none. The
+rules are those of `shell`: host keys are checked before anything is sent and no unknown key is accepted, no agent is
+used or forwarded, no file of the user's is read, and secrets go in by standard input only.
+
+The kernel notices a dead peer (TCP keep-alives and TCP_USER_TIMEOUT), so an idle connection costs this process nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from io import BytesIO
+from typing import Any, cast
+
+import asyncssh
+
+from provisioners.shell import (
+    CONNECT_TIMEOUT_S,
+    DEAD_PEER_S,
+    KEEP_ALIVE_S,
+    MOST_OUTPUT_BYTES,
+    SESSION_AGAIN_S,
+    SESSIONS,
+    UNREADABLE_KEY,
+    Commands,
+    Feed,
+    Login,
+    LoginRefusedError,
+    Output,
+    UnreachableError,
+    checked,
+    exec_line,
+    lost,
+    place_of,
+    script_of,
+    stranger,
+    timed_out,
+    why,
+)
+
+_HAND_BACK_S = 5.0
+_PROBES = 3
+_LONGEST_LINE = 65536
+
+
+@cache
+def line_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all lines of this process, in its thread."""
+    logging.getLogger("asyncssh").setLevel(logging.WARNING)  # it logs every connection and every command
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="ssh-lines", daemon=True).start()
+    return loop
+
+
+class Line:
+    """A connection. To be used in the thread of its event loop only."""
+
+    def __init__(self, connection: asyncssh.SSHClientConnection, login: Login) -> None:
+        self.login = login
+        self._connection = connection
+        self._sessions = asyncio.Semaphore(SESSIONS - 1)  # one is the report's
+
+    async def run(
+        self, command: str | Sequence[str], *, stdin: bytes = b"", timeout_s: float = 30.0, check: bool = True
+    ) -> Output:
+        """Run a program (arguments, or a script for sh) until its output ends. With `check` raises CommandError if it
+        fails."""
+        script = script_of(command)
+        try:
+            async with asyncio.timeout(timeout_s), self._sessions:
+                output = await self._run(exec_line(script), stdin)
+        except TimeoutError as error:
+            raise timed_out(self.login, script, timeout_s) from error
+        except (OSError, EOFError, asyncssh.Error) as error:
+            raise lost(self.login, error) from error
+        return checked(self.login, script, output, check)
+
+    async def _run(self, command: str, stdin: bytes) -> Output:
+        process = await self._start(command)
+        try:
+            out, err = await process.communicate(stdin)
+        finally:
+            process.close()
+        if process.returncode is None:
+            raise EOFError("it hung up")
+        return Output(
+            process.returncode,
+            (out or b"")[-MOST_OUTPUT_BYTES:],
+            (err or b"")[-MOST_OUTPUT_BYTES:],
+        )
+
+    async def _start(self, command: str) -> asyncssh.SSHClientProcess[bytes]:
+        """Until the caller's time is up: an sshd has ten sessions for each connection, and is slow to forget one."""
+        while True:
+            try:
+                return await self._connection.create_process(command, encoding=None)
+            except asyncssh.ChannelOpenError:
+                if not self.is_open:
+                    raise
+                await asyncio.sleep(SESSION_AGAIN_S)
+
+    async def open(self, command: str | Sequence[str]) -> Report:
+        """Start a program that writes lines for as long as it runs. Raises UnreachableError."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, report = await self._connection.create_session(
+                    Report, exec_line(script_of(command)), encoding=None
+                )
+        except (TimeoutError, OSError, asyncssh.Error) as error:
+            raise lost(self.login, error) from error
+        return cast(Report, report)
+
+    @property
+    def is_open(self) -> bool:
+        return not self._connection.is_closed()
+
+    def close(self) -> None:
+        """At once: a peer that is dead cannot be waited for."""
+        self._connection.abort()
+
+
+class Report(asyncssh.SSHClientSession[bytes]):
+    """The output of a program, by lines. `exit_code` is None unless the program is known to have ended; `has_spoken`:
+    a line has come."""
+
+    def __init__(self) -> None:
+        self.exit_code: int | None = None
+        self.has_spoken = False
+        self._rest = b""
+        self._items: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._channel: asyncssh.SSHClientChannel[bytes] | None = None
+
+    async def next(self) -> bytes:
+        """The next line; an empty one after `nudge`. Raises EOFError at the end."""
+        item = await self._items.get()
+        if item is None:
+            raise EOFError("no more lines")
+        return item
+
+    def nudge(self) -> None:
+        """Make `next` return without a line."""
+        self._items.put_nowait(b"")
+
+    def respond(self) -> None:
+        if self._channel is not None:
+            with suppress(OSError):
+                self._channel.write(b"\n")
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+    # --- called by asyncssh
+
+    def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
+        self._channel = chan
+
+    def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
+        if datatype is not None:
+            return  # standard error
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[:_LONGEST_LINE]
+        for line in filter(None, lines):
+            self.has_spoken = True
+            self._items.put_nowait(line)
+
+    def exit_status_received(self, status: int) -> None:
+        self.exit_code = status
+
+    def exit_signal_received(self, signal: str, core_dumped: bool, msg: str, lang: str) -> None:
+        self.exit_code = -1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._items.put_nowait(None)
+
+
+class LineCommands(Commands):
+    """A line for other threads: each call waits for the event loop's thread, so not to be used in that one."""
+
+    def __init__(self, line: Line, loop: asyncio.AbstractEventLoop) -> None:
+        self.login = line.login
+        self._line = line
+        self._loop = loop
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes | Feed = b"",
+        timeout_s: float = 30.0,
+        check: bool = True,
+    ) -> Output:
+        data = _fed(stdin) if callable(stdin) else stdin
+        work = self._line.run(command, stdin=data, timeout_s=timeout_s, check=check)
+        done = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return done.result(timeout_s + _HAND_BACK_S)
+        except TimeoutError as error:
+            done.cancel()
+            raise timed_out(self.login, script_of(command), timeout_s) from error
+
+    @property
+    def is_open(self) -> bool:
+        return self._line.is_open
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._line.close)
+
+
+async def connect_line(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> Line:
+    """Log in. Raises UnreachableError, LoginRefusedError or HostKeyError."""
+    client = _Client()
+    where = place_of(login)
+    try:
+        key = asyncssh.import_private_key(login.private_key)
+        known = [asyncssh.import_public_key(" ".join(line.split()[:2])) for line in login.host_keys]
+        connection, _ = await asyncssh.create_connection(
+            lambda: client,
+            login.address,
+            login.port,
+            username=login.user,
+            client_keys=[key],
+            known_hosts=(known, [], []),  # never None, which would accept any key
+            config=None,
+            agent_path=None,
+            agent_forwarding=False,
+            preferred_auth="publickey",
+            gss_host=None,
+            x11_forwarding=False,
+            connect_timeout=timeout_s,
+            login_timeout=timeout_s,
+        )
+    except asyncssh.KeyImportError as error:
+        raise LoginRefusedError(UNREADABLE_KEY.format(name=login.name)) from error
+    except asyncssh.HostKeyNotVerifiable as error:
+        raise stranger(login, client.shown) from error
+    except asyncssh.PermissionDenied as error:
+        raise LoginRefusedError(f"{where} refuses the login of {login.user!r}") from error
+    except (TimeoutError, OSError, asyncssh.Error) as error:
+        raise UnreachableError(f"{where} cannot be reached: {why(error)}") from error
+    _watch_peer(connection.get_extra_info("socket"))
+    return Line(connection, login)
+
+
+def connect_commands(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> LineCommands:
+    """Log in from another thread. Raises as `connect_line`."""
+    work = connect_line(login, timeout_s)
+    line = asyncio.run_coroutine_threadsafe(work, line_loop()).result()
+    return LineCommands(line, line_loop())
+
+
+class _Client(asyncssh.SSHClient):
+    """Notes the key of a host that is not the one we know."""
+
+    shown = "?"
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+        self.shown = key.get_fingerprint()
+        return False
+
+
+def _watch_peer(link: Any) -> None:
+    for option, value in (
+        (socket.TCP_USER_TIMEOUT, int(DEAD_PEER_S * 1000)),
+        (socket.TCP_KEEPIDLE, KEEP_ALIVE_S),
+        (socket.TCP_KEEPINTVL, KEEP_ALIVE_S),
+        (socket.TCP_KEEPCNT, _PROBES),
+    ):
+        link.setsockopt(socket.IPPROTO_TCP, option, value)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def _fed(feed: Feed) -> bytes:
+    buffer = BytesIO()
+    feed(buffer)
+    return buffer.getvalue()

@@ -1,0 +1,34 @@
+"""What a tick keeps of services that did not change is what it would decide about them, in whole simulated lives."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from skyserve_cli.controller.reconciler import Reconciler
+from skyserve_cli.sim.audit import AuditedReconciler
+from skyserve_cli.sim.pair import PairLife
+from skyserve_cli.sim.torture import Life, run_seed
+
+DECIDES_ALL = partial(Reconciler, keeps=False)
+
+
+@pytest.mark.parametrize("life", [Life, PairLife])
+@pytest.mark.parametrize("seed", range(100, 106))
+def test_a_seed_tells_the_same_story_whether_results_are_kept_or_not(seed: int, life: type[Life]) -> None:
+    kept = run_seed(seed, life=life, busy_s=300.0)
+    assert kept.story == run_seed(seed, life=life, busy_s=300.0, reconciler=DECIDES_ALL).story
+
+
+@pytest.mark.parametrize("life", [Life, PairLife])
+@pytest.mark.parametrize("seed", range(200, 206))
+def test_a_new_decision_about_a_service_that_is_kept_comes_to_the_same(seed: int, life: type[Life]) -> None:
+    made: list[AuditedReconciler] = []
+
+    def audited(**ports: object) -> AuditedReconciler:
+        made.append(AuditedReconciler(**ports))  # type: ignore[arg-type]
+        return made[-1]
+
+    run_seed(seed, life=life, reconciler=audited)
+    assert sum(one.stood for one in made) > 50
