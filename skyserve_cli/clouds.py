@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
@@ -16,6 +17,7 @@ from provisioners.candidates import Account, Customer, in_order, offers_of
 from provisioners.candidates_why import Nothing, why_nothing
 from provisioners.catalog import Catalog, load
 from provisioners.clock import unix_now
+from provisioners.errors import AuthError
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.registry import MissingSdkError, UnknownCloudError, provisioner_class
 from provisioners.small import small_offers
@@ -33,6 +35,10 @@ class CloudNotEnabledError(Exception):
     """A candidate names a cloud that is not enabled here."""
 
 
+class MissingCloudSdkError(ConfigError, AuthError):
+    """A cloud is enabled and its SDK is not installed. Other clouds can be used."""
+
+
 @dataclass(slots=True)
 class Clouds:
     """Provisioners by name."""
@@ -40,6 +46,7 @@ class Clouds:
     home: Home
     config: Config
     _made: dict[str, Provisioner] = field(default_factory=dict)
+    _without_sdk: dict[str, MissingCloudSdkError] = field(default_factory=dict)
     _names: Publisher | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -48,13 +55,40 @@ class Clouds:
         return self.config.enabled
 
     def get(self, name: str) -> Provisioner:
+        """Raises ConfigError; MissingCloudSdkError if only the SDK is missing, which may be installed later."""
         with self._lock:
             if name not in self._made:
-                self._made[name] = self._make(name)
+                try:
+                    self._made[name] = self._make(name)
+                except MissingCloudSdkError as error:
+                    self._without_sdk[name] = error
+                    raise
+                self._without_sdk.pop(name, None)
             return self._made[name]
 
     def all(self) -> list[Provisioner]:
-        return [self.get(name) for name in self.enabled]
+        """The enabled clouds, without those whose SDK is missing. Raises ConfigError, also if no cloud is left."""
+        found = []
+        for name in self.enabled:
+            with suppress(MissingCloudSdkError):
+                found.append(self.get(name))
+        if not found and self._without_sdk:
+            raise next(iter(self._without_sdk.values()))
+        return found
+
+    def with_unconfigured(self, spec_clouds: Iterable[str]) -> Clouds:
+        """These, and those of the named clouds that are in the catalog and not enabled here: to list prices, not to
+        launch."""
+        missing = [
+            name for name in spec_clouds if name in self._catalog().clouds and name not in self.enabled
+        ]
+        sections = {**self.config.clouds, **{name: RentedConfig() for name in missing}}
+        return Clouds(self.home, self.config.model_copy(update={"clouds": sections})) if missing else self
+
+    @property
+    def without_sdk(self) -> Mapping[str, MissingCloudSdkError]:
+        """The clouds that could not be made for want of their SDK."""
+        return dict(self._without_sdk)
 
     def poll_s(self) -> dict[str, float]:
         chosen = {name: cloud.poll_seconds for name, cloud in self.config.clouds.items()}
@@ -110,8 +144,11 @@ class Clouds:
             enabled = ", ".join(self.enabled) or "none"
             message = f"{candidate.cloud} is not enabled here (enabled: {enabled})"
             return Nothing("cloud", message, f"enable it in {self.home.config}")
+        meant = self._meant(candidate)
+        if meant and all(name in self._without_sdk for name in meant):
+            return Nothing("cloud", str(self._without_sdk[meant[0]]))
         reasons = []
-        for name in dict.fromkeys(self._kind(each) for each in self._meant(candidate)):
+        for name in dict.fromkeys(self._kind(each) for each in meant):
             if name == _CATALOG:
                 reasons.append(why_nothing(candidate, self._catalog(), self._accounts(), self._is_usable))
             elif name == "ssh":
@@ -190,5 +227,7 @@ class Clouds:
                     return build(section, load(self.home.root).of(name), self.home.machine_secret())
                 case _:
                     return build()
-        except (UnknownCloudError, MissingSdkError, ValueError) as error:
+        except MissingSdkError as error:
+            raise MissingCloudSdkError(f"{self.home.config}: {error}", cloud=name) from error
+        except (UnknownCloudError, ValueError) as error:
             raise ConfigError(f"{self.home.config}: {error}") from error

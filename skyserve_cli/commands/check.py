@@ -9,18 +9,21 @@ from provisioners.base import Candidate, Requirements
 from provisioners.errors import ProvisionError
 from provisioners.fleet import FleetProvisioner
 from provisioners.machines import Finding
+from provisioners.registry import PROVISIONERS
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Format, Output, View, home
-from skyserve_cli.config import load_config
+from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.output import CommandFailed, put, put_json, put_table, table
 
+#: Every cloud a user can enable, in the order of the table.
+RENTABLE = tuple(name for name in PROVISIONERS if name != "fake")
 ANYTHING = Requirements((Candidate(use_spot=True), Candidate(use_spot=False)))
 
 
 def check(output: Format = Output.TABLE) -> None:
     """Check which clouds can be used from here.
 
-    Exit code 1 if none can.
+    Shows a row for each cloud, also for those that are not enabled. Exit code 1 if no cloud can be used.
     """
     here = home()
     here.create()
@@ -32,6 +35,11 @@ def check(output: Format = Output.TABLE) -> None:
         rows = [
             (cloud["cloud"], "usable" if cloud["usable"] else "not usable", _shortly(cloud))
             for cloud in found
+        ]
+        rows += [
+            (name, "not enabled", f"add `{name}:` under `clouds` in {here.config}")
+            for name in RENTABLE
+            if name not in clouds.enabled
         ]
         put_table(table(("CLOUD", "STATUS", "ZONES"), rows))
         looked_at = [
@@ -72,7 +80,9 @@ def _ask(clouds: Clouds, name: str) -> View:
         if isinstance(cloud, FleetProvisioner):
             findings = cloud.machines.check()
         offers = cloud.offers(ANYTHING)
-    except ProvisionError as error:
+    except (ProvisionError, ConfigError) as error:
+        if name not in PROVISIONERS:
+            raise  # a slip in the configuration, not a cloud
         return {"cloud": name, "usable": False, "why": str(error), "zones": [], "findings": []}
     zones = sorted({f"{offer.zone.region}/{offer.zone.name}" for offer in offers})
     wrong = [f"{finding.what}: {finding.message}" for finding in findings if not finding.ok]

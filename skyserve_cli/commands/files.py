@@ -14,7 +14,7 @@ from skyserve_cli.controller.choices import BUCKETS_BY_NAME, copies_of
 from skyserve_cli.home import Home
 from skyserve_cli.output import WrongUsage, say
 from skyserve_cli.spec import FileMount, Loaded, Problem, ServiceSpec, SpecError, load_file
-from skyserve_cli.spec.problems import dotted
+from skyserve_cli.spec.problems import SpecWarning, dotted
 
 
 def load(
@@ -28,6 +28,27 @@ def load(
     changes: Sequence[str] | None = None,
 ) -> Loaded:
     """The spec with its secrets; its warnings are said. Raises SpecError with every problem, WrongUsage."""
+    loaded = read(
+        file, name=name, env=env, env_file=env_file, secret=secret, secret_file=secret_file, changes=changes
+    )
+    for warning in loaded.warnings:
+        say(f"warning: {warning}")
+    return loaded
+
+
+def read(
+    file: Path,
+    *,
+    name: str | None = None,
+    env: Sequence[str] | None = None,
+    env_file: Path | None = None,
+    secret: Sequence[str] | None = None,
+    secret_file: Path | None = None,
+    changes: Sequence[str] | None = None,
+    to_run: bool = True,
+) -> Loaded:
+    """As `load`, but prints nothing. Without `to_run` the file is only checked: values that are missing, and copies
+    that need another cloud than is enabled here, are warnings."""
     enabled = load_config(Home.from_environment(os.environ).config).enabled
     loaded = load_file(
         file,
@@ -37,14 +58,17 @@ def load(
         environ=os.environ,
         set_overrides=changes or (),
         enabled=enabled,
+        needs_values=to_run,
     )
-    for warning in loaded.warnings:
-        say(f"warning: {warning}")
     spec = anchored(loaded.spec, Path.cwd())
-    missing = (*_missing(spec), *_beyond_this_machine(spec, enabled))
-    if missing:
-        raise SpecError(missing)
-    return replace(loaded, spec=spec)
+    problems, beyond = [*_missing(spec)], [*_beyond_this_machine(spec, enabled)]
+    is_warning = not to_run and any(choice.cloud is None for choice in spec.resources)
+    if not is_warning:
+        problems += beyond
+    if problems:
+        raise SpecError(problems)
+    warnings = [SpecWarning(each.path, each.message) for each in beyond if is_warning]
+    return replace(loaded, spec=spec, warnings=(*loaded.warnings, *warnings))
 
 
 def _missing(spec: ServiceSpec) -> Iterator[Problem]:

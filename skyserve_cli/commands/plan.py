@@ -27,6 +27,7 @@ from skyserve_cli.config import load_config
 from skyserve_cli.controller.orders import requirements_of
 from skyserve_cli.controller.planning import first_plan, offer_view
 from skyserve_cli.output import WrongUsage, put, put_json, put_table, say
+from skyserve_cli.spec import ServiceSpec
 
 MOST_SHOWN = 10
 
@@ -65,7 +66,8 @@ def plan(
     """Show where a service would run and what it would cost, without launching it.
 
     Lists the zones it could run in, best first, at the prices of the catalog. No cloud is asked, so this works without
-    credentials; `serve up` shows the same with the spot prices of the moment.
+    credentials, also for a cloud that the file names and that is not enabled here; `serve up` shows the same with the
+    spot prices of the moment.
 
     With --trace, its policy is also run over a record of a spot market: how often all replicas would have been
     ready, and for how much. `serve simulate` compares policies and draws pictures.
@@ -87,7 +89,14 @@ def plan(
         )
     here = home()
     here.create()
-    clouds = Clouds(here, load_config(here.config))
+    configured = Clouds(here, load_config(here.config))
+    clouds = configured.with_unconfigured(_named_clouds(loaded.spec))
+    for name in clouds.enabled:
+        if name not in configured.enabled:
+            say(
+                f"warning: {name} is not enabled here, so these prices are for comparison only; "
+                f"to use it, add `{name}:` under `clouds` in {here.config}"
+            )
     offers = clouds.listed(requirements_of(loaded.spec))
     decided = first_plan(loaded.spec, offers, clouds, unix_now())
     insist_on_offers(decided, loaded)
@@ -107,6 +116,12 @@ def plan(
             put(expected.sentence())
     if output is Output.JSON:
         put_json(decided)
+
+
+def _named_clouds(spec: ServiceSpec) -> list[str]:
+    """The clouds that the file names, for replicas or for load balancers, in order."""
+    named = [cloud for choice in spec.resources for cloud, _ in choice.places() if cloud is not None]
+    return list(dict.fromkeys([*named, *(place.cloud for place in spec.regional.places)]))
 
 
 def _put_candidates(candidates: Sequence[View], most: int) -> None:

@@ -8,7 +8,12 @@ from collections.abc import Sequence
 import typer
 from rich.table import Table
 
-from skyserve_cli.commands.options import View
+from provisioners.clock import unix_now
+from skyserve_cli.clouds import Clouds
+from skyserve_cli.commands.options import View, home
+from skyserve_cli.config import load_config
+from skyserve_cli.controller.orders import requirements_of
+from skyserve_cli.controller.planning import first_plan
 from skyserve_cli.output import (
     CommandFailed,
     WrongUsage,
@@ -20,7 +25,15 @@ from skyserve_cli.output import (
     table,
     usd,
 )
-from skyserve_cli.spec import Loaded, Problem, SpecError
+from skyserve_cli.spec import Loaded, Problem, ServiceSpec, SpecError
+
+
+def listed_plan(spec: ServiceSpec) -> View:
+    """The plan of a new service at the prices of the catalog, without a controller. Raises CloudNotEnabledError."""
+    here = home()
+    here.create()
+    clouds = Clouds(here, load_config(here.config))
+    return first_plan(spec, clouds.listed(requirements_of(spec)), clouds, unix_now())
 
 
 def plan_table(plan: View) -> Table:

@@ -107,10 +107,7 @@ def _without_controller() -> list[View]:
     url, place_of_sqlite = home().database_url, "sqlite:///"
     if url.startswith(place_of_sqlite) and not Path(url.removeprefix(place_of_sqlite)).exists():
         return []
-    raise CommandFailed(
-        "the controller is not running, so nobody knows how services are (they go on serving without it); "
-        "`serve controller start` starts it"
-    )
+    raise ControllerDownError(ControllerDownError.__doc__)
 
 
 def _only(services: Sequence[View], names: Sequence[str]) -> View:

@@ -22,8 +22,8 @@ from skyserve_cli.commands.options import (
     Yes,
     controller,
 )
-from skyserve_cli.commands.prices import ask, insist_on_offers, plan_table, plan_total
-from skyserve_cli.controller.client import Client
+from skyserve_cli.commands.prices import ask, insist_on_offers, listed_plan, plan_table, plan_total
+from skyserve_cli.controller.client import Client, ControllerDownError
 from skyserve_cli.output import CommandFailed, put, put_json, say, say_table
 from skyserve_cli.spec import Loaded, spec_to_json
 
@@ -53,11 +53,15 @@ def up(
     )
     name = loaded.spec.name
     client = controller()
-    if client.ensure_running():
+    if not dry_run and client.ensure_running():
         say("controller started")
-    _insist_on_new(client, name)
-
-    plan = client.plan(spec_to_json(loaded.spec), loaded.secret_values)
+    try:
+        _insist_on_new(client, name)
+        plan = client.plan(spec_to_json(loaded.spec), loaded.secret_values)
+    except ControllerDownError:
+        if not dry_run:
+            raise
+        plan = listed_plan(loaded.spec)
     insist_on_offers(plan, loaded)
     say_table(plan_table(plan))
     say(f"{name}: {plan_total(plan)}")

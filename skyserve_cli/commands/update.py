@@ -25,10 +25,11 @@ from skyserve_cli.commands.options import (
     controller,
     find,
 )
-from skyserve_cli.commands.prices import ask, insist_on_offers, plan_table, plan_total
+from skyserve_cli.commands.prices import ask, insist_on_offers, plan_table
 from skyserve_cli.controller.client import Client
-from skyserve_cli.output import CommandFailed, put, put_json, say, say_table
+from skyserve_cli.output import CommandFailed, plural, put, put_json, say, say_table, usd
 from skyserve_cli.spec import ServiceSpec, spec_to_json
+from skyserve_cli.spec.problems import shown
 
 
 def update(
@@ -36,6 +37,7 @@ def update(
     file: File,
     mode: Annotated[Mode | None, typer.Option("--mode", help="Default: the file's update.mode.")] = None,
     yes: Yes = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Stop after the plan.")] = False,
     no_wait: NoWait = False,
     timeout: Timeout = None,
     env: Env = None,
@@ -47,13 +49,16 @@ def update(
 ) -> None:
     """Give a running service a new version.
 
-    Replicas are kept where only the `service` section differs, else replaced without a gap. A version that
-    does not come up is given up, and the one before goes on serving.
+    Shows what changes and which replicas start and end. Replicas are kept where only the `service` section differs,
+    else replaced without a gap. A version that does not come up is given up, and the one before goes on serving. A
+    file that changes nothing makes no version.
     """
     loaded = files.load(
         file, name=name, env=env, env_file=env_file, secret=secret, secret_file=secret_file, changes=changes
     )
     spec = loaded.spec
+    if loaded.own_name not in (None, name):
+        say(f"warning: name: the file is for service {loaded.own_name}; this updates {name}")
     client = controller()
     running = find(client.services(), name)
     if running["status"] in ("SHUTTING_DOWN", "FAILED_CLEANUP"):
@@ -62,10 +67,27 @@ def update(
     plan = client.plan(spec_to_json(spec), loaded.secret_values)
     insist_on_offers(plan, loaded)
     kept, chosen = plan["keeps_replicas"], mode.value if mode else spec.update.mode
+    if plan["nothing_changes"]:
+        say(f"nothing changes: {name} stays at version {running['version']}")
+        if output is Output.JSON:
+            put_json(plan if dry_run else running)
+        elif not dry_run:
+            put(running["endpoint"])
+        return
     say(_what_changes(running, kept, chosen))
-    if not kept:
+    for change in plan["changes"]:
+        say(f"  {_difference(change)}")
+    if not plan["changes"] and not kept:
+        say("  the content of files or the value of a secret")
+    if plan["launches"]:
         say_table(plan_table(plan))
-    say(f"{name}: {plan_total(plan)}")
+    for end in plan["ends"]:
+        say(f"replica {end['replica_id']} ends: {end['why']}")
+    say(f"{name}: {plural(plan['replicas'], 'replica')} for ${usd(plan['usd_per_hour'])} per hour afterwards")
+    if dry_run:
+        if output is Output.JSON:
+            put_json(plan)
+        return
 
     ask(f"Update {name}?", yes=yes)
     told = progress.last_event(client)
@@ -83,6 +105,12 @@ def update(
 def _what_changes(running: View, kept: bool, mode: str) -> str:
     replicas = "its replicas are kept" if kept else f"its replicas are replaced ({mode.replace('_', '-')})"
     return f"{running['name']}: version {running['version']} -> {running['version'] + 1}, {replicas}"
+
+
+def _difference(change: View) -> str:
+    if change["before"] is None and change["after"] is None:
+        return f"{change['path']}: changed"
+    return f"{change['path']}: {shown(change['before'])} -> {shown(change['after'])}"
 
 
 def _wait(client: Client, spec: ServiceSpec, version: int, told: int, timeout_s: float | None) -> None:

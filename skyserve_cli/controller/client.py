@@ -27,7 +27,7 @@ _ADDED_TO_ERRORS = ("(Background on this error at", "[SQL:", "[parameters:")
 
 
 class ControllerDownError(Exception):
-    """No controller is running for this home; `serve controller start` starts one."""
+    """The controller is not running, so the state of services is not known (they go on serving without it); `serve controller start` starts it."""
 
 
 class MisconfiguredError(ControllerDownError):

@@ -223,6 +223,9 @@ async def run(home: Home) -> None:
     seal = seal_of(home)
     specs = SpecBook(store, seal, lambda token: admin_token(home.machine_secret(), token))
     clouds = Clouds(home, config)
+    usable = clouds.all()
+    for name in clouds.without_sdk:
+        log.warning("%s", clouds.without_sdk[name])
     attention = Attention(loop, clock, steady)
     regional = RegionalFleet(clouds.get, home.machine_secret(), clock, loop, woken.set, attention=attention)
     names = ThreadNames(clouds.names, clouds.name_region, owner, steady, woken.set, leadership.may_terminate)
@@ -245,7 +248,7 @@ async def run(home: Home) -> None:
         farewell=farewell,
         allows=leadership.allows,
     )
-    offers: Offers = _ResolvedOffers(clouds, OfferBook(clouds.all(), steady, woken.set))
+    offers: Offers = _ResolvedOffers(clouds, OfferBook(usable, steady, woken.set))
     restored = read_restored(home.restored)
     adoption = Adoption(
         restored,
@@ -295,7 +298,8 @@ async def run(home: Home) -> None:
     await fleet.start()
     await regional.start()
     ticker = Ticker(reconciler, store, clock, woken, config.controller.tick_seconds, leadership)
-    sweeper = Sweeper(office.janitor, clouds.enabled, config.controller.sweep_minutes * 60.0)
+    swept = [name for name in clouds.enabled if name not in clouds.without_sdk]
+    sweeper = Sweeper(office.janitor, swept, config.controller.sweep_minutes * 60.0)
     housekeeper = Housekeeper(store, clock, steady, home.backups, home.load_balancers)
     term = _Term(home, store, clock, lambda: loop.call_soon_threadsafe(stopping.set))
     term.threads = (ticker, sweeper, housekeeper)

@@ -27,11 +27,12 @@ from skyserve_cli.controller.leadership import Leadership
 from skyserve_cli.controller.loads import merged
 from skyserve_cli.controller.names import ThreadNames
 from skyserve_cli.controller.orders import goal_of, placement_of, requirements_of, stands_beside
-from skyserve_cli.controller.planning import first_plan, insist_on_regions
+from skyserve_cli.controller.planning import first_plan, insist_on_regions, update_plan
 from skyserve_cli.controller.seal import Seal
 from skyserve_cli.controller.store_health import StoreHealth
+from skyserve_cli.controller.update_plan import changes
 from skyserve_cli.controller.view import history_view, is_well, last_failure, service_view
-from skyserve_cli.spec import spec_from_json
+from skyserve_cli.spec import spec_from_json, spec_to_json
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import NoSuchServiceError, ServiceRow, Spent
@@ -160,14 +161,27 @@ class Office:
         self._wake()
 
     def plan(self, spec_json: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
-        """The first tick of this spec on empty ground: what would be launched where, and what it costs.
+        """What would be launched where, and what it costs: on empty ground, or as an update if a service of that name is up.
 
-        `keeps_replicas`: a service of that name is up, and its replicas may serve this spec as they are.
+        `keeps_replicas`: a service of that name is up, and its replicas may serve this spec as they are. `changes` are the
+        keys in which its spec differs, and `nothing_changes` says that an update would have no effect.
         """
         spec = spec_from_json(dict(spec_json))
         offers = all_offers(self._clouds.all(), self._clouds.resolve(requirements_of(spec)))
-        planned = first_plan(spec, offers, self._clouds, self._clock.now())
-        return {**planned, "keeps_replicas": self._keeps_replicas(spec, secrets)}
+        now = self._clock.now()
+        running = next(
+            (row for row in self._store.services() if row.name == spec.name and not row.down), None
+        )
+        if running is None:
+            planned = first_plan(spec, offers, self._clouds, now)
+            return {**planned, "keeps_replicas": False, "changes": [], "nothing_changes": False}
+        keeps = self._keeps_replicas(running, spec, secrets)
+        mode = spec.update.mode
+        planned = update_plan(spec, offers, self._clouds, now, running, keeps=keeps, mode=UpdateMode(mode))
+        changed = changes(spec_to_json(self._specs.get(running.name, running.version)), spec_to_json(spec))
+        gave_up = running.version in running.memory.rollout.get("failed", ())
+        same = keeps and not changed and not gave_up
+        return {**planned, "keeps_replicas": keeps, "changes": changed, "nothing_changes": same}
 
     def services(self, *, down: bool, ended: bool) -> list[dict[str, Any]]:
         """The views of all services, by name."""
@@ -293,12 +307,7 @@ class Office:
             f"no free port from {settings.first_port} to {settings.last_port} for an endpoint"
         )
 
-    def _keeps_replicas(self, spec: ServiceSpec, secrets: Mapping[str, str]) -> bool:
-        running = next(
-            (row for row in self._store.services() if row.name == spec.name and not row.down), None
-        )
-        if running is None:
-            return False
+    def _keeps_replicas(self, running: ServiceRow, spec: ServiceSpec, secrets: Mapping[str, str]) -> bool:
         made = self._store.version(running.name, running.version).replica_hash
         return spec.replica_hash(self._content_digest(spec, secrets)) == made
 

@@ -19,8 +19,51 @@ from skyserve_cli.controller.orders import (
     on_demand_price,
     placement_of,
 )
+from skyserve_cli.controller.update_plan import course
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import ServiceRow
+
+
+def update_plan(
+    spec: ServiceSpec,
+    offers: Sequence[Offer],
+    clouds: Clouds,
+    now: float,
+    running: ServiceRow,
+    *,
+    keeps: bool,
+    mode: UpdateMode,
+) -> dict[str, Any]:
+    """As `first_plan`, of a new version of a running service: `launches` are those of the whole update, and `ends` the
+    replicas that it ends. `usd_per_hour` is the price when it is complete."""
+    planned = first_plan(spec, offers, clouds, now)
+    same = frozenset({running.version, *running.same_replicas}) if keeps else frozenset[int]()
+    row = replace(running, version=running.version + 1, same_replicas=same, update_mode=mode)
+    # What failed says nothing about the new version.
+    memory = replace(running.memory, rollout={})
+    made = course(goal_of(row, spec), running.replicas, offers, memory, now)
+    ended = {each.replica_id for each in made.ends}
+    kept = [each.offer for each in running.replicas if each.id not in ended]
+    left = [*kept, *(each.offer for each in made.launches if each.replica_id not in ended)]
+    return {
+        **planned,
+        "target": made.target,
+        "launches": [_launch_view(launch, spec) for launch in made.launches],
+        "ends": [{"replica_id": each.replica_id, "why": each.why} for each in made.ends],
+        "notes": list(made.notes),
+        "replicas": len(left),
+        "usd_per_hour": round(sum(offer.price_usd_hour for offer in left), 6),
+        "usd_per_hour_on_demand": round(sum(on_demand_price(offer) for offer in left), 6),
+    }
+
+
+def _launch_view(launch: Launch, spec: ServiceSpec) -> dict[str, Any]:
+    return {
+        "replica_id": launch.replica_id,
+        **offer_view(launch.offer),
+        "num_nodes": spec.num_nodes,
+        "why": launch.why,
+    }
 
 
 def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: float) -> dict[str, Any]:
@@ -39,15 +82,7 @@ def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: 
         "target": decided.target,
         "placement": placement_of(spec).placer,
         "load_balancing_policy": spec.load_balancing_policy,
-        "launches": [
-            {
-                "replica_id": launch.replica_id,
-                **offer_view(launch.offer),
-                "num_nodes": spec.num_nodes,
-                "why": launch.why,
-            }
-            for launch in launches
-        ],
+        "launches": [_launch_view(launch, spec) for launch in launches],
         "load_balancers": [offer_view(agent.offer) for agent in agents],
         "notes": list(decided.notes),
         "offers": len(offers),

@@ -26,6 +26,8 @@ class Keys:
 
     keys: list[ApiKey] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    missing: list[Problem] = field(default_factory=list)
+    """Keys whose variable has no value."""
 
 
 def digests(
@@ -42,7 +44,7 @@ def digests(
         )
     seen: dict[str, int] = {}
     for index, entry in enumerate(entries):
-        digest = _digest(entry, index, variables, environ, found.problems)
+        digest = _digest(entry, index, variables, environ, found)
         if digest is None:
             continue
         if digest in seen:
@@ -67,29 +69,29 @@ def _digest(
     index: int,
     variables: Variables,
     environ: Mapping[str, str],
-    problems: list[Problem],
+    found: Keys,
 ) -> str | None:
     """The key's SHA-256; None if it is not to be had, which is then among the problems."""
     at = dotted((*_AT, index))
     name = entry.key_env
     if (name is None) == (entry.sha256 is None):
         said = "has both key_env and sha256" if name else "has neither key_env nor sha256"
-        problems.append(Problem(at, f"{said}; one of them says which key it is"))
+        found.problems.append(Problem(at, f"{said}; one of them says which key it is"))
         return None
     if name is None:
         return entry.sha256
     path = f"{at}.key_env"
     key = variables.secrets.get(name, environ.get(name))
     if name in variables.envs:
-        problems.append(
+        found.problems.append(
             Problem(path, f"{name} is one of envs, which are stored in the clear; move it to secrets")
         )
     elif key is None and name not in variables.secret_names:  # else it is said of the secret already
-        problems.append(Problem(path, f"{name} has no value: export it, or make it one of secrets"))
+        found.missing.append(Problem(path, f"{name} has no value: export it, or make it one of secrets"))
     elif key is not None and not (key.isascii() and key.isprintable() and " " not in key):
-        problems.append(Problem(path, f"the value of {name} is not a key: one word of printable ASCII"))
+        found.problems.append(Problem(path, f"the value of {name} is not a key: one word of printable ASCII"))
     elif key is not None and len(key) < SHORTEST_KEY:
-        problems.append(
+        found.problems.append(
             Problem(path, f"the value of {name} has fewer than {SHORTEST_KEY} characters: too easy to guess")
         )
     elif key is not None:

@@ -37,6 +37,8 @@ class Loaded:
     secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
     origins: tuple[Origin, ...] = ()
     """Of each of `spec.resources`."""
+    own_name: str | None = None
+    """What the file's own `name` key says."""
 
     def path_of(self, choice: int, field_name: str) -> str:
         """The key that says this field of the alternative of that index."""
@@ -52,6 +54,7 @@ def load_file(
     environ: Mapping[str, str] = _NOTHING,
     set_overrides: Sequence[str] = (),
     enabled: Sequence[str] = CLOUDS,
+    needs_values: bool = True,
 ) -> Loaded:
     """Read the file and `load_text` it; the service is called like the file unless it has a name.
 
@@ -82,6 +85,7 @@ def load_file(
         environ=environ,
         set_overrides=set_overrides,
         enabled=enabled,
+        needs_values=needs_values,
     )
 
 
@@ -95,10 +99,11 @@ def load_text(
     environ: Mapping[str, str] = _NOTHING,
     set_overrides: Sequence[str] = (),
     enabled: Sequence[str] = CLOUDS,
+    needs_values: bool = True,
 ) -> Loaded:
     """`name`, `env_overrides`, `secret_overrides` and `set_overrides` win over the file; `environ` fills what the
-    file leaves empty. `enabled` are the clouds that "any cloud" means here, for the warnings. Raises SpecError with every
-    problem at once."""
+    file leaves empty. `enabled` are the clouds that "any cloud" means here, for the warnings. Without `needs_values` a
+    variable or secret that has none is a warning. Raises SpecError with every problem at once."""
     tree, problems = _read(text, source)
     warnings = _hoist(tree, problems)
     problems += apply_overrides(tree, set_overrides)
@@ -111,12 +116,15 @@ def load_text(
     file, schema_problems, sound = check(tree)
     problems += schema_problems
     if file is None:
-        raise SpecError(problems)
+        raise SpecError([*problems, *(variables.missing if needs_values else ())])
     candidates = expand(file.resources, spot_knob(file.service.replica_policy if file.service else None))
     problems += candidates.problems
     problems += rule_problems(file, candidates, sound)
     keys = digests(file.service, variables, environ, sound)
     problems += keys.problems
+    missing = [*variables.missing, *keys.missing]
+    if needs_values:
+        problems += missing
     service_name = _name(name, file, source, problems, warnings, sound)
     if problems or file.service is None:
         raise SpecError(problems)
@@ -127,9 +135,10 @@ def load_text(
         *candidates.warnings,
         *rule_warnings(spec),
         *not_yet_warnings(tree, enabled),
+        *(SpecWarning(each.path, each.message) for each in missing if not needs_values),
     ]
     origins = tuple(candidates.origins.values())
-    return Loaded(spec, tuple(dict.fromkeys(warnings)), variables.secrets, origins)
+    return Loaded(spec, tuple(dict.fromkeys(warnings)), variables.secrets, origins, file.name)
 
 
 def _read(text: str, source: str) -> tuple[dict[str, Any], list[Problem]]:

@@ -90,7 +90,8 @@ NOT_YET: tuple[NotYet, ...] = (
 
 def not_yet_warnings(tree: Mapping[str, Any], enabled: Sequence[str]) -> list[SpecWarning]:
     """One warning for each thing in the file that nothing acts on. `enabled` are the clouds that "any" means."""
-    warnings = []
+    warnings: list[SpecWarning] = []
+    of_hosts: dict[Loc, tuple[NotYet, list[Loc]]] = {}
     for loc, value in _walk(tree, ()):
         for row in NOT_YET:
             if row.path != _row_path(loc) or not row.applies(value):
@@ -98,17 +99,29 @@ def not_yet_warnings(tree: Mapping[str, Any], enabled: Sequence[str]) -> list[Sp
             if not row.clouds:
                 warnings.append(SpecWarning(dotted(loc), f"not acted on yet: {row.meanwhile}"))
             elif here := [cloud for cloud in row.clouds if cloud in _clouds_at(tree, loc, enabled)]:
+                if "ssh" in here and row.clouds == _OWN and row.applies is _given:
+                    of_hosts.setdefault(loc[:-1], (row, []))[1].append(loc)
+                    continue
                 where = " and ".join(here)
                 warnings.append(SpecWarning(dotted(loc), f"not acted on by {where}: {row.meanwhile}"))
-    return warnings
+    return [*warnings, *(_in_one_line(row, locs) for row, locs in of_hosts.values())]
+
+
+def _in_one_line(row: NotYet, locs: Sequence[Loc]) -> SpecWarning:
+    """The sizes in one alternative that hosts of the user's own do not act on."""
+    others = ", ".join(str(loc[-1]) for loc in locs[1:])
+    more = f"; the same holds for {others}" if others else ""
+    return SpecWarning(dotted(locs[0]), f"not acted on by ssh: {row.meanwhile}{more}")
 
 
 def _clouds_at(tree: Mapping[str, Any], loc: Loc, enabled: Sequence[str]) -> set[str]:
-    """Where the alternatives may be that the key is about. This machine is meant by "any" only if there is no other."""
+    """Where the alternatives may be that the key is about. "any" means this machine, or hosts
+    of the user's own, only if there is nothing else."""
     base = tree.get("resources") or {}
     alternatives = base.get("any_of") or base.get("ordered") or [base]
     meant = [alternatives[loc[2]]] if _is_in_alternative(loc) and isinstance(loc[2], int) else alternatives
     remote = {cloud for cloud in enabled if cloud != "local"}
+    remote = remote - {"ssh"} or remote  # about hosts of their own users learn when they choose them
     clouds: set[str] = set()
     for one in meant:
         said = (one.get("infra"), one.get("cloud"), base.get("infra"), base.get("cloud"))

@@ -37,6 +37,8 @@ class Variables:
     """Every name in the file, also those whose value is still missing."""
     secret_names: tuple[str, ...] = ()
     problems: list[Problem] = field(default_factory=list)
+    missing: list[Problem] = field(default_factory=list)
+    """Names without a value. A replica cannot start without them; the file can be checked."""
 
 
 def gather(
@@ -49,8 +51,8 @@ def gather(
     found = Variables()
     envs = {**_declared(tree.get("envs"), "envs", found.problems), **env_overrides}
     secrets = {**_declared(tree.get("secrets"), "secrets", found.problems), **secret_overrides}
-    _give_values(envs, "envs", "--env", environ, found.envs, found.problems)
-    _give_values(secrets, "secrets", "--secret", environ, found.secrets, found.problems)
+    _give_values(envs, "envs", "--env", environ, found.envs, found)
+    _give_values(secrets, "secrets", "--secret", environ, found.secrets, found)
     for name in envs.keys() & secrets.keys():
         found.problems.append(Problem(dotted(("secrets", name)), "is also one of envs; keep one of them"))
     found.declared = frozenset(envs) | frozenset(secrets)
@@ -79,24 +81,27 @@ def _give_values(
     option: str,
     environ: Mapping[str, str],
     values: dict[str, str],
-    problems: list[Problem],
+    found: Variables,
 ) -> None:
     for name, value in declared.items():
         path = dotted((section, name))
         if not NAME.fullmatch(name):
-            problems.append(Problem(path, "is not a name for a variable: letters, digits and _ only", name))
+            found.problems.append(
+                Problem(path, "is not a name for a variable: letters, digits and _ only", name)
+            )
         elif name.startswith(_OURS):
-            problems.append(Problem(path, f"names that start with {_OURS} are given by us", name))
+            found.problems.append(Problem(path, f"names that start with {_OURS} are given by us", name))
         elif isinstance(value, str):
             if "\0" in value:
-                problems.append(Problem(path, "holds a NUL character, which no process can be given"))
+                found.problems.append(Problem(path, "holds a NUL character, which no process can be given"))
             values[name] = value
         elif value is not None:
-            problems.append(Problem(path, "must be a word, not a list or a mapping"))
+            found.problems.append(Problem(path, "must be a word, not a list or a mapping"))
         elif name in environ:
             values[name] = environ[name]
         else:
-            problems.append(Problem(path, f"has no value: pass {option} {name}=VALUE, or export {name}"))
+            message = f"has no value: pass {option} {name}=VALUE, or export {name}"
+            found.missing.append(Problem(path, message))
 
 
 class Substitution:

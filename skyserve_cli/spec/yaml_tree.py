@@ -10,7 +10,7 @@ PyYAML parses; the values are built here, because a service file wants more than
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import yaml
 
@@ -71,6 +71,37 @@ def read_value(text: str, loc: Loc) -> Tree:
     if problems:
         raise SpecError(problems)
     return tree
+
+
+def key_lines(text: str) -> dict[str, int]:
+    """The line of every key and list item of the text, by its dotted path. Empty where the text is not YAML."""
+    try:
+        root = _Loader(text).get_single_node()
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError):
+        return {}
+    lines: dict[str, int] = {}
+    waiting: list[tuple[yaml.Node | None, Loc]] = [(root, ())]
+    while waiting and len(lines) < MAX_VALUES:  # aliases can name the same node very often
+        node, loc = waiting.pop()
+        if len(loc) > MAX_DEPTH:
+            continue
+        steps: list[tuple[str | int, yaml.Node, yaml.Node]] = []
+        if isinstance(node, yaml.MappingNode):
+            steps = [
+                (str(key.value), key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)
+            ]
+        elif isinstance(node, yaml.SequenceNode):
+            steps = [(index, item, item) for index, item in enumerate(node.value)]
+        for step, where, value in steps:
+            lines.setdefault(dotted((*loc, step)), where.start_mark.line + 1)
+            waiting.append((value, (*loc, step)))
+    return lines
+
+
+def line_of(path: str, lines: Mapping[str, int]) -> int | None:
+    """The line of a path, or of what encloses it where the file does not have it; None for the whole file."""
+    enclosing = [key for key in lines if path == key or path.startswith((f"{key}.", f"{key}["))]
+    return lines[max(enclosing, key=len)] if enclosing else None
 
 
 class _Builder:

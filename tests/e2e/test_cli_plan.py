@@ -127,6 +127,19 @@ def test_what_nobody_has_is_refused_with_the_key_that_asks_for_it(
     assert said in refused.err
 
 
+def test_a_cloud_that_is_not_configured_is_planned_with_a_warning(planner: Serve, file: Path) -> None:
+    (planner.home / "config.yaml").write_text("clouds: {local: {}}\n")
+    planned = planner.ok("plan", file, *override(infra="azure", accelerators="A100:8"), "-o", "json")
+    assert {each["cloud"] for each in planned.json()["candidates"]} == {"azure"}
+    assert "warning: azure is not enabled here" in planned.err
+    here = planner.ok("plan", file, "-o", "json")
+    assert {each["cloud"] for each in here.json()["candidates"]} == {"local"}
+    assert "not enabled" not in here.err
+    regions = "--set=service.load_balancers={regions: [gcp/us-central1]}"
+    agents = planner.ok("plan", file, regions, "-o", "json").json()["load_balancers"]
+    assert [each["cloud"] for each in agents] == ["gcp"]
+
+
 def test_an_alternative_that_has_nothing_is_told_and_the_others_are_planned_with(
     planner: Serve, file: Path
 ) -> None:
@@ -181,6 +194,30 @@ def test_an_update_that_can_run_nowhere_changes_nothing(serve: Serve, tmp_path: 
     assert serve.view("web")["version"] == 1
 
 
+def test_an_update_shows_what_it_does_to_the_live_replicas(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text("name: web\nservice: {}\nrun: exec python3 -m http.server $SKYSERVE_REPLICA_PORT\n")
+    serve.ok("up", file, "-y")
+    same = serve.ok("update", "web", file, "-y")
+    assert same.err == "nothing changes: web stays at version 1\n"
+    grown = serve.ok("update", "web", file, "--dry-run", "--set", "replicas=3", "-o", "json")
+    plan = grown.json()
+    assert (len(plan["launches"]), plan["ends"], plan["replicas"]) == (2, [], 3)
+    assert {
+        "path": "replica_policy.min_replicas", "before": 1, "after": 3,
+    } in plan["changes"]  # fmt: skip
+    assert "replica_policy.min_replicas: 1 -> 3" in grown.err
+    replaced = serve.ok("update", "web", file, "--dry-run", "--set", "setup=echo new", "-o", "json").json()
+    assert [len(replaced["launches"]), [each["replica_id"] for each in replaced["ends"]]] == [1, [1]]
+    other = tmp_path / "other.yaml"
+    other.write_text(file.read_text().replace("name: web", "name: shop"))
+    warned = serve.ok("update", "web", other, "--dry-run")
+    assert "warning: name: the file is for service shop; this updates web" in warned.err
+    assert serve.view("web")["version"] == 1
+    serve.ok("controller", "stop")
+    assert serve("status").err == serve("events").err
+
+
 def test_files_are_copied_before_setup_and_their_bytes_make_a_version(serve: Serve, tmp_path: Path) -> None:
     source, folder = tmp_path / "note.txt", tmp_path / "folder"
     folder.mkdir()
@@ -202,7 +239,7 @@ run: exec python3 -m http.server $SKYSERVE_REPLICA_PORT
 
     endpoint = serve.ok("up", file, "-y").out.strip().splitlines()[-1]
     assert served(endpoint) == "oneoneinside"
-    assert "its replicas are kept" in serve.ok("update", "files", file, "-y").err
+    assert serve.ok("update", "files", file, "-y").err == "nothing changes: files stays at version 1\n"
     source.write_text("two")
     assert "its replicas are replaced" in serve.ok("update", "files", file, "-y").err
     assert served(endpoint) == "twotwoinside"

@@ -228,8 +228,26 @@ def test_a_missing_sdk_is_one_sentence_that_says_what_to_install(
     configure(serve, section)
     (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules[{sdk!r}] = None\n")
     env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    for command in (("check",), ("controller", "start")):
+    for command, code in ((("check",), 1), (("controller", "start"), 2)):
         said = serve(*command, env=env)
-        assert said.code == 2, said
-        assert f"pip install 'skyserve[{extra}]'" in said.err
+        assert said.code == code, said
+        assert f"pip install 'skyserve[{extra}]'" in said.out + said.err
         assert "Traceback" not in said.err
+
+
+def test_a_missing_sdk_stops_no_other_cloud(serve: Serve, tmp_path: Path) -> None:
+    configure(serve, {"gcp": {"project": "p"}, "local": {"poll_seconds": 0.5}})
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['google'] = None\n")
+    serve.environment["PYTHONPATH"] = f"{tmp_path}:{ROOT}"
+    gcp, local = serve.ok("check", "-o", "json").json()
+    assert (gcp["usable"], local["usable"]) == (False, True)
+    assert "pip install 'skyserve[gcp]'" in gcp["why"]
+    rows = {line.split()[0]: line for line in serve.ok("check").out.splitlines() if line}
+    assert "not usable" in rows["gcp"]
+    assert all("not enabled" in rows[name] for name in ("aws", "azure", "ssh"))
+    file = tmp_path / "web.yaml"
+    file.write_text("service: {}\nrun: exec python3 -m http.server $SKYSERVE_REPLICA_PORT\n")
+    serve.ok("up", file, "-y", "--set", "resources.infra=local")
+    refused = serve("up", file, "-n", "other", "-y", "--set", "resources={infra: gcp, accelerators: L4}")
+    assert refused.code == 2
+    assert "pip install 'skyserve[gcp]'" in refused.err

@@ -126,14 +126,15 @@ def test_every_problem_of_a_file_has_its_line(serve: Any, tmp_path: Path) -> Non
     file.write_text("service: {replicas: -1, polcy: x}\nresources: {accelerators: L4}\n")
     said = serve("validate", file)
     assert said.code == 2
-    assert {line.split(":")[0] for line in said.err.splitlines()} == {
-        "service.replicas",
-        "service.polcy",
-        "run",
+    assert {line.partition(": ")[0] + " " + line.split(": ")[1] for line in said.err.splitlines()} == {
+        f"{file}:1 service.replicas",
+        f"{file}:1 service.polcy",
+        f"{file} run",
     }
     answer = json.loads(serve("validate", file, "-o", "json").out)
     assert answer["valid"] is False
     assert {problem["path"] for problem in answer["problems"]} >= {"service.replicas", "service.polcy"}
+    assert [problem["line"] for problem in answer["problems"]].count(1) == 2
 
 
 def test_files_that_are_named_and_not_there_are_said_before_anything_is_launched(
@@ -179,7 +180,9 @@ def test_before_anything_is_up(serve: Any) -> None:
 
 
 def test_a_plan_is_shown_before_anything_is_asked_and_a_dry_run_ends_there(serve: Any) -> None:
+    serve("controller", "stop")
     dry = serve.ok("up", HELLO, "--dry-run")
+    assert serve("controller", "status").code == 1, "a dry run needs no controller"
     assert dry.out == ""
     assert "hello: 3 replicas for $1.06 per hour, 68% less than $3.30 on demand." in dry.err
     assert "local/asia/asia-a" in dry.err
