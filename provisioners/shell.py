@@ -18,6 +18,7 @@ that is secret may be in a command: commands can be seen by every user of a mach
 from __future__ import annotations
 
 import io
+import os
 import select
 import shlex
 import socket
@@ -420,7 +421,10 @@ def _private_key(login: Login) -> paramiko.PKey:
 
 
 def why(error: BaseException) -> str:
+    """The reason in one line. An event loop's own words for a failed connection are longer than the kernel's, and say less."""
     text = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.errno and error.errno > 0:
+        text = f"[Errno {error.errno}] {os.strerror(error.errno)}"
     return text.splitlines()[0]
 
 

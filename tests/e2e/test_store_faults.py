@@ -73,7 +73,7 @@ def insist_it_is_told(serve: Any, file: Path, take_away: Callable[[], None] = la
     assert seen[-1]["why"]
     assert seen[-1]["since"] > 0
     take_away()
-    said = serve("update", "chat", file, "-y", "--no-wait")
+    said = serve("update", "chat", file, "--env", "CHANGED=1", "-y", "--no-wait")
     assert said.code == 1
     assert "cannot read or write its state" in said.err
     assert "500" not in said.err
