@@ -196,7 +196,7 @@ class Reconciler:
         self._keeps = keeps
         self._kept: dict[str, Kept] = {}
         self._orders: dict[str, Orders] = {}  # of each service, as last given
-        self._turn = _Turn()  # of all services, as last given
+        self._turn = _Turn(clouds=set(enabled_clouds))  # of all services, as last given
         self._listings = Listings()
         self._tokens: dict[str, tuple[ServiceRow, frozenset[str]]] = {}
         self._needs: dict[Requirements, Requirements] = {}  # equal ones are one object

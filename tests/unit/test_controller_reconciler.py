@@ -386,6 +386,16 @@ def test_how_many_are_wanted_is_told_when_it_changes(world: World) -> None:
 # --- what is not known ----------------------------------------------------------------------------------------
 
 
+def test_enabled_clouds_are_watched_before_there_is_a_service() -> None:
+    """Or orphans of an earlier life would be found only when a service comes up."""
+    world = World()
+    reconciler = world.reconciler()
+    for _ in range(2):
+        reconciler.tick()
+        assert world.watched == {"sky"}
+    world.store.close()
+
+
 def test_nothing_is_planned_before_every_cloud_with_a_replica_was_seen(world: World) -> None:
     """One of two is gone, but a controller that has just started cannot know: first it looks."""
     elsewhere = replace(OFFERS[0], zone=Zone("far", "r", "x"))
