@@ -163,9 +163,9 @@ async def ask(home: Home, clients: int) -> tuple[float, int]:
                     received += len(await response.read())
             return received
 
-        begun = time.monotonic()
+        started = time.monotonic()
         received = sum(await asyncio.gather(*(one() for _ in range(clients))))
-        return time.monotonic() - begun, received
+        return time.monotonic() - started, received
 
 
 def main() -> int:
@@ -182,30 +182,30 @@ def main() -> int:
         script = f'ip link set lo up && exec "{sys.executable}" "$@"'
         os.execvp("unshare", ["unshare", "-n", "--", "sh", "-c", script, "sh", *inside])  # noqa: S606
     with Bench(given.services, given.replicas, on_half_a_core=given.half_a_core) as bench:
-        begun, used = time.monotonic(), bench.cpu_s()
+        started, used = time.monotonic(), bench.cpu_s()
         bench.up()
         bench.all_ready()
         print(
-            f"{given.replicas} replicas in {given.services} services READY after {time.monotonic() - begun:.0f} s, "
+            f"{given.replicas} replicas in {given.services} services READY after {time.monotonic() - started:.0f} s, "
             f"{bench.cpu_s() - used:.1f} s of CPU",
             flush=True,
         )
         time.sleep(15.0)
-        begun, used = time.monotonic(), bench.cpu_s()
+        started, used = time.monotonic(), bench.cpu_s()
         time.sleep(given.steady)
-        took_s = time.monotonic() - begun
+        took_s = time.monotonic() - started
         memory = bench.daemon.memory_info().rss / 2**20
         print(
             f"steady: {100 * (bench.cpu_s() - used) / took_s:.1f} % of a core over {took_s:.0f} s, {memory:.0f} MiB, "
-            f"{bench.daemon.num_threads()} threads; a tick was at most {1000 * bench.late_s(begun):.0f} ms late",
+            f"{bench.daemon.num_threads()} threads; a tick was at most {1000 * bench.late_s(started):.0f} ms late",
             flush=True,
         )
-        begun, used = time.monotonic(), bench.cpu_s()
+        started, used = time.monotonic(), bench.cpu_s()
         took_s, received = asyncio.run(ask(bench.home, given.clients))
         print(
             f"{given.clients} clients of /v1/services, {ROUNDS} requests each: {took_s:.1f} s, "
             f"{bench.cpu_s() - used:.1f} s of CPU, {received / 2**20:.0f} MiB; "
-            f"a tick was at most {1000 * bench.late_s(begun):.0f} ms late; {bench.daemon.memory_info().rss / 2**20:.0f} MiB",
+            f"a tick was at most {1000 * bench.late_s(started):.0f} ms late; {bench.daemon.memory_info().rss / 2**20:.0f} MiB",
             flush=True,
         )
         ended = bench.count("GONE")

@@ -64,9 +64,9 @@ def main() -> int:
         return ManyMachines() if name == fake.CLOUD else make(self, name)
 
     def timed(self: reconciler.Reconciler) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         tick(self)
-        print(f"{begun:.4f} {time.monotonic():.4f}", file=ticks)
+        print(f"{started:.4f} {time.monotonic():.4f}", file=ticks)
 
     clouds.Clouds._make = made  # type: ignore[method-assign]
     reconciler.Reconciler.tick = timed  # type: ignore[method-assign]

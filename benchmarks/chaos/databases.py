@@ -9,7 +9,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -160,8 +159,3 @@ def _end(one: socket.socket) -> None:
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
-
-
-def wait(seconds: float) -> None:
-    """Let the controllers live with what has befallen them."""
-    time.sleep(seconds)

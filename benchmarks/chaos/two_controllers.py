@@ -34,7 +34,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.chaos.databases import PostgresServer, SqliteFile, wait
+from benchmarks.chaos.databases import PostgresServer, SqliteFile
 from benchmarks.chaos.harness import Stack, share, until
 from benchmarks.chaos.kill_controller import STEADY, Script, audit
 from benchmarks.chaos.traffic import Traffic, latency, tally
@@ -230,10 +230,10 @@ class Fate:
         name = self._leader()
         daemon = self._pair.daemons[name]
         self._pair.silent.add(name)
-        begun = time.monotonic()
+        started = time.monotonic()
         daemon.send(signal.SIGSTOP)
         self._takes_over("stop", self._pair.other(name))
-        wait(max(0.0, begun + self._stopped_s - time.monotonic()))
+        time.sleep(max(0.0, started + self._stopped_s - time.monotonic()))
         daemon.send(signal.SIGCONT)
         self._stands_by(name)
 
@@ -245,7 +245,7 @@ class Fate:
         self._pair.silent.add(name)
         relay.cut()
         self._takes_over("cut_off", self._pair.other(name))
-        wait(self._random.uniform(1.0, 10.0))
+        time.sleep(self._random.uniform(1.0, 10.0))
         relay.heal()
         self._stands_by(name)
 
@@ -262,7 +262,7 @@ class Fate:
         names = (name,) if self._pair.database.is_server else NAMES
         for one in names:
             self._pair.daemons[one].clock.write_text(ahead)
-        wait(3.0)
+        time.sleep(3.0)
         self._leader()
 
     def _stands_by(self, name: str) -> None:
@@ -274,9 +274,9 @@ class Fate:
         return until(self._pair.leader, "no controller leads", 30.0)
 
     def _takes_over(self, what: str, name: str) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         until(self._pair.daemons[name].leads, f"{name} does not take over", 60.0)
-        self.failovers_s.setdefault(what, []).append(time.monotonic() - begun)
+        self.failovers_s.setdefault(what, []).append(time.monotonic() - started)
 
 
 def run(pair: PairStack, fate: Fate, script: Script, rounds: int, rate: float) -> Traffic:

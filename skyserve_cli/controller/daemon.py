@@ -61,7 +61,7 @@ from skyserve_cli.state.values import Story
 
 log = logging.getLogger("skyserve.controller")
 
-#: In the environment of a process that has begun again: its database was there a moment ago, so it is waited for.
+#: In the environment of a process that has started again: its database was there a moment ago, so it is waited for.
 _AGAIN = "SKYSERVE_CONTROLLER_AGAIN"
 TRY_AGAIN_S = 1.0
 #: Ticks that are asked for in a row are one tick: a burst of answers is taken in one photograph.
@@ -177,8 +177,8 @@ class _Term:
         try:
             fingerprints.check_or_record(self._store, self._home)
             catch_up(self._clock, self._store)
-        except (LeaseLostError, SQLAlchemyError):  # another term has begun, or will
-            log.exception("the term ends before it has begun")
+        except (LeaseLostError, SQLAlchemyError):  # another term has started, or will
+            log.exception("the term ends before it has started")
             begin_again()
         except ForeignKeysError as error:
             self.failure = error

@@ -29,7 +29,7 @@ def record(store: Store, home: Home) -> None:
 
 
 def check_or_record(store: Store, home: Home) -> None:
-    """Raises ForeignKeysError. For a controller whose term has begun."""
+    """Raises ForeignKeysError. For a controller whose term has started."""
     known = store.fingerprints()
     _compare(known, home)
     if not known:

@@ -1,12 +1,12 @@
 """Which controller of a database leads: this one or another.
 
 `Leadership` takes the lease (`state.lease`) and renews it three times in its time to live. What it allows, it allows from
-the time at which the last renewal was *sent*, on a clock of this host that nobody can set and that counts suspension: so
+the time at which the last renewal was *sent*, on a clock of this host that cannot be set and that counts suspension: so
 a controller that was frozen, asleep or cut off stops by itself before another one may begin. Two things do not depend on
-any clock: a commit is refused by the database once another term has begun, and a table of an earlier term by the agents.
+any clock: a commit is refused by the database once another term has started, and a table of an earlier term by the agents.
 
 A cloud can do neither. Launches are harmless at any time, for their tokens make them the same launch; what terminates
-something needs half of the lease left, which no call that has just begun outlives in practice.
+something needs half of the lease left, which no call that has just started outlives in practice.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Leadership:
 
     def query(self) -> Callable[[], None]:
         """What `step` asks the database. Nothing is so before the function that is returned has been called: a response that
-        nobody waits for any more is dropped."""
+        comes too late is dropped."""
         sent_at = self._steady.now()
         if self.epoch:
             renewed = self._store.renew_lease(self.epoch, ttl_s=self._ttl_s)
@@ -95,7 +95,7 @@ class Leadership:
 
     @property
     def leads(self) -> bool:
-        """Whether a term of this controller has begun, and no other that it knows of."""
+        """Whether a term of this controller has started, and no other that it knows of."""
         return bool(self.epoch) and not self.is_over
 
     def left_s(self) -> float:
@@ -177,7 +177,7 @@ class Leadership:
 
 
 class LeaseKeeper(threading.Thread):
-    """Steps for as long as the process lives. `begun` is called when the term begins, `over` when it has ended, or when this
+    """Steps for as long as the process lives. `started` is called when the term begins, `over` when it has ended, or when this
     process cannot go on with it: `turn` is a number that changes with every tick, and None between two.
 
     No query has this thread wait for longer than RESPONSE_WITHIN_S: a server that takes a query and does not respond must not
@@ -187,13 +187,13 @@ class LeaseKeeper(threading.Thread):
     def __init__(
         self,
         leadership: Leadership,
-        begun: Callable[[], None],
+        started: Callable[[], None],
         over: Callable[[], None],
         turn: Callable[[], int | None] = lambda: None,
     ) -> None:
         super().__init__(name="lease", daemon=True)
         self._leadership = leadership
-        self._begun = begun
+        self._on_term = started
         self._over = over
         self._turn = turn
         self._stuck: tuple[int | None, int] = (None, 0)  # the tick that goes on, and for how many steps
@@ -206,7 +206,7 @@ class LeaseKeeper(threading.Thread):
             self._step()
             if self._leadership.leads and not was_leading:
                 was_leading = True
-                self._begun()
+                self._on_term()
             if self._leadership.is_over or self._is_stuck():
                 self._over()
                 return

@@ -108,7 +108,7 @@ _PROBED = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.NOT_READY)
 _CONNECTED = (*_PROBED, ReplicaState.DRAINING)
 AGENT_START_S = 1200.0
 AGENT_SILENCE_S = 600.0
-#: Listings of a cloud in which a controller that has just begun believes nothing to be an orphan.
+#: Listings of a cloud in which a controller that has just started believes nothing to be an orphan.
 LISTINGS_BEFORE_ORPHANS = 2
 _OUTSTANDING = {ReplicaState.REQUESTED: CallKind.LAUNCH, ReplicaState.TERMINATING: CallKind.TERMINATE}
 

@@ -6,7 +6,7 @@ if the epoch is still its own (`verify`), so a controller that was frozen, or cu
 another one has taken over, however late it notices. That makes the epoch a fencing token (Kleppmann, "How to do distributed
 locking", 2016).
 
-`expires_at` is on the database's clock, which all controllers share. It may be set, too: whoever has watched the row for a
+`expires_at` is on the database's clock, which all controllers share. It may be set, too: a controller that has watched the row for a
 whole time to live by its own steady clock, and has seen no renewal, may take it whatever `expires_at` says.
 """
 
@@ -104,7 +104,7 @@ class LeaseTable:
         return None if row is None else Lease(*row)
 
     def renew(self, c: Connection, epoch: int, ttl_s: float) -> Lease | None:
-        """None if the term has ended, because another one has begun."""
+        """None if the term has ended, because another one has started."""
         row = c.execute(self._renew, {"mine": epoch, "ttl_s": ttl_s}).first()
         return None if row is None else Lease(*row)
 

@@ -183,7 +183,7 @@ class Calls:
     """What a LeaseKeeper has called, and a database that may not respond."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begun, self.over, self.hangs = threading.Event(), threading.Event(), threading.Event()
+        self.started, self.over, self.hangs = threading.Event(), threading.Event(), threading.Event()
         self.responds = threading.Event()
         self.reconnected = threading.Event()
         self.number: int | None = None
@@ -204,7 +204,7 @@ class Calls:
 
         monkeypatch.setattr(world.first, "renew_lease", slow)
         monkeypatch.setattr(world.first, "reconnect_lease", reconnect)
-        self.keeper = LeaseKeeper(world.a, self.begun.set, self.over.set, self.turn)
+        self.keeper = LeaseKeeper(world.a, self.started.set, self.over.set, self.turn)
 
     def turn(self) -> int | None:
         self.turned += 1
@@ -215,7 +215,7 @@ class Calls:
 def calls(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     calls = Calls(world, monkeypatch)
     calls.keeper.start()
-    assert calls.begun.wait(30.0)
+    assert calls.started.wait(30.0)
     yield calls
     calls.responds.set()
     calls.keeper.stop()
