@@ -74,7 +74,7 @@ def test_a_turn_that_writes_nothing_does_not_show_that_it_is_over(
     world.lists(*(world.instance_of(a_replica(number)) for number in (1, 2)))
     reconciler.tick()
     with monkeypatch.context() as broken:
-        broken.setattr(world.store, "commit", _full)
+        broken.setattr(world.store, "commit_all", _full)
         world.happens(ProbeFailed(1, "no"))
         reconciler.tick()
         if is_full:
