@@ -35,7 +35,7 @@ from lb.agent.data_port import CannotListenError
 from lb.agent.worker_api import WorkerApi
 from lb.config import edits as config_edits
 from lb.config.edits import KnownWorkerError, UnknownWorkerError
-from lb.config.schema import EarlierEpochError, Stats, Table, WireError
+from lb.config.schema import EarlierEpochError, RetiredError, Stats, Table, WireError
 from lb.core.api_keys import Usage
 from lb.core.sliding_window import MAX_WINDOW_S
 from lb.core.targets import TargetTable
@@ -62,8 +62,8 @@ class Administered(Protocol):
     def table(self) -> Table: ...
 
     def apply(self, table: Table) -> object:
-        """Store the table and act on it. Raises UnknownPolicyError, EarlierEpochError, CannotListenError or OSError; then
-        nothing has changed."""
+        """Store the table and act on it. Raises RetiredError, UnknownPolicyError, EarlierEpochError, CannotListenError or
+        OSError; then nothing has changed."""
         ...
 
     def ready(self) -> bool: ...
@@ -144,6 +144,10 @@ class _Control:
             raise Refused(409, "wrong_service", f"this agent serves {serves!r}, not {table.service!r}")
         try:
             self.agent.apply(table)
+        except RetiredError as error:
+            refused = Refused(503, "retired", str(error))
+            refused.response.force_close()  # the next connection is the successor's
+            raise refused from error
         except UnknownPolicyError as error:
             raise Refused(400, "unknown_policy", str(error)) from error
         except EarlierEpochError as error:

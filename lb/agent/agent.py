@@ -13,7 +13,7 @@ from typing import Any
 
 from lb.config import file as config_file
 from lb.config.options import Listen
-from lb.config.schema import EarlierEpochError, Stats, Table
+from lb.config.schema import EarlierEpochError, RetiredError, Stats, Table
 from lb.core.api_keys import Usage
 from lb.core.limit_store import LimitStore
 from lb.core.targets import Changes, TargetTable
@@ -64,6 +64,7 @@ class Agent:
         # Opens the address of a table, and makes it the data port's if the body raises nothing; set by the server.
         self.listening: Callable[[Listen | None], AbstractContextManager[None]] = lambda _: nullcontext()
         self._started_at = clock()
+        self.retired = False  # a successor serves: only it takes tables
         self.targets = TargetTable(table, self._started_at)
         self.metrics = Metrics(table.service, region)
         self.metrics.use_table(table)
@@ -146,8 +147,10 @@ class Agent:
         self.proxy.let_in_soon()
 
     def apply(self, table: Table) -> Changes:
-        """Store the table, then act on it. Raises WrongServiceError, UnknownPolicyError, EarlierEpochError, CannotListenError
-        or OSError; then nothing has changed."""
+        """Store the table, then act on it. Raises RetiredError, WrongServiceError, UnknownPolicyError, EarlierEpochError,
+        CannotListenError or OSError; then nothing has changed."""
+        if self.retired:
+            raise RetiredError("a successor has taken this agent's ports: send it again, to the successor")
         self._check(table)
         if table.epoch < self.table.epoch:
             raise EarlierEpochError(
@@ -195,7 +198,7 @@ class Agent:
 
     def reload(self) -> None:
         """Act on the table file as it is now. A table that cannot be used changes nothing."""
-        if self._table_file is None:
+        if self._table_file is None or self.retired:
             return
         try:
             table = config_file.load(self._table_file)

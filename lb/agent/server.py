@@ -131,16 +131,22 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     def listening() -> list[socket.socket]:
         return [data.listening] if admin_socket is None else [data.listening, admin_socket]
 
+    def taken() -> None:
+        agent.retired = True
+        succeeded.set()
+
     offer = None
     if options.handover_socket is not None:
-        offer = socket_handover.Offer(loop, options.handover_socket, listening, succeeded.set)
+        offer = socket_handover.Offer(loop, options.handover_socket, listening, taken)
     if options.ready_file is not None:
         ready_file = options.ready_file
         _write_ready(ready_file, line())
         data.moved = lambda: _write_ready(ready_file, line())
     announce(line())
     if before is not None:
-        before.serving()
+        await before.serving()
+        if options.table_file is not None and options.table_file.exists():
+            agent.reload()  # the predecessor may have taken another table since ours was read
     # What is there now stays; requests leave little garbage in cycles, and a full collection over the tree of a prefix
     # policy takes a tenth of a second. The first two generations are kept small: going through 100,000 objects takes up to
     # 50 ms, in which nothing else is done.

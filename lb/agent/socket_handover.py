@@ -1,7 +1,7 @@
 """From one agent to its successor on the same host, without a refused connection.
 
 The running agent offers its listening sockets on a Unix socket; a successor that is started with the same
-`--handover-socket` takes them, serves, and says so. Only then does the predecessor stop accepting; it ends when
+`--handover-socket` takes them, serves, and says so. Only then does the predecessor stop accepting and hang up; it ends when
 what it has begun is over. The listening sockets are never closed in between, so what waits in their queues is not lost,
 as it would be with two sockets on one port. A successor that dies before it serves leaves everything as it was.
 
@@ -32,13 +32,17 @@ class Taken:
         self.sockets = sockets
         self._line = line
 
-    def serving(self) -> None:
-        """The predecessor may go."""
+    async def serving(self) -> None:
+        """The predecessor may go. Returns once it has heard of it, and takes no table any longer."""
+        loop = asyncio.get_running_loop()
+        self._line.setblocking(False)
         try:
-            self._line.sendall(SERVING)
-        except OSError as error:
+            await loop.sock_sendall(self._line, SERVING)
+            await asyncio.wait_for(loop.sock_recv(self._line, 1), TIMEOUT_S)
+        except (TimeoutError, OSError) as error:
             _log.warning("the predecessor does not hear why=%r", str(error))
-        self._line.close()
+        finally:
+            self._line.close()
 
 
 def take(path: Path) -> Taken | None:
@@ -124,11 +128,11 @@ class Offer:
             return
         except OSError:
             said = b""
-        self._hang_up(line)
         if said == SERVING and not self.gone:
             self.gone = True
             _log.info("a successor serves: finish what is under way")
             self._taken()
+        self._hang_up(line)
 
     def _hang_up(self, line: socket.socket) -> None:
         self._lines.discard(line)

@@ -102,6 +102,10 @@ class Target:
         return target
 
 
+class RetiredError(RuntimeError):
+    """Another agent has taken this one's ports over, and takes the tables too."""
+
+
 class EarlierEpochError(ValueError):
     """The table is of a controller that another one has replaced since."""
 

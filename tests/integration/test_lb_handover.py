@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
+import socket
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.integration.lb_harness import RunningAgent, Seen, World, until, world
+from lb.agent import socket_handover
+from lb.config import file as config_file
+from lb.config.schema import Table
+from tests.integration.lb_harness import TOKEN, RunningAgent, Seen, World, until, world
 
 
 @pytest.fixture
@@ -176,3 +183,56 @@ async def test_a_successor_that_dies_before_it_serves_changes_nothing(w: World, 
     agent.process.send_signal(signal.SIGTERM)
     assert await asyncio.wait_for(agent.process.wait(), 20) == 0
     assert not path.exists()
+
+
+async def test_a_table_that_comes_while_the_ports_are_handed_over_is_left_to_the_successor(
+    w: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "handover"
+    agent = await w.agent("--handover-socket", str(path))
+    assert agent.admin_port is not None
+    body = json.dumps({"service": "default", "revision": "r2", "targets": []}).encode()
+    head = f"PUT /-/targets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", agent.admin_port)
+    writer.write(head.encode() + body[:-1])
+    await agent.stats()  # by now it reads the body
+    successor = socket_handover.take(path)
+    assert successor is not None
+    with ExitStack() as ports:
+        for one in successor.sockets:
+            ports.enter_context(one)
+        await successor.serving()
+        writer.write(body[-1:])
+        response = await asyncio.wait_for(reader.read(), 20)
+    # Or it hung up before the rest had come; the client sends the table again in both cases.
+    assert not response or (response.startswith(b"HTTP/1.1 503 ") and b'"code":"retired"' in response), (
+        response
+    )
+    writer.close()
+    assert await asyncio.wait_for(agent.process.wait(), 20) == 0
+
+
+async def test_a_successor_finds_the_table_that_its_predecessor_took_last(w: World, tmp_path: Path) -> None:
+    table_file, path = tmp_path / "table.json", tmp_path / "handover"
+    config_file.save(table_file, Table("default", revision="r1"))
+    heard = asyncio.Event()
+
+    async def predecessor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = writer.get_extra_info("socket")
+        fds = [one.fileno() for one in ports]
+        socket.send_fds(socket.socket(fileno=os.dup(line.fileno())), [socket_handover.GREETING], fds)
+        assert await reader.readexactly(len(socket_handover.SERVING)) == socket_handover.SERVING
+        config_file.save(table_file, Table("default", revision="r2"))
+        writer.close()
+        heard.set()
+
+    with ExitStack() as stack:
+        ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        await asyncio.start_unix_server(predecessor, path)
+        agent = await w.agent("--handover-socket", str(path), "--table-file", str(table_file))
+        await asyncio.wait_for(heard.wait(), 20)
+
+    async def caught_up() -> bool:
+        return (await agent.stats())["revision"] == "r2"
+
+    await until(caught_up)
