@@ -19,6 +19,7 @@ from skyserve_cli.state.values import AGENT_WORD
 
 POLL_S = 0.2
 LOG_LINES_SHOWN = 10
+ONLY_HERE = "only this machine can reach it; set service.load_balancer.host to 0.0.0.0 to open it"
 LOG_TRIES = 10
 _GIVES_UP = frozenset({"CONFIG", "SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT"})
 AWAY_PATIENCE_S = 30.0
