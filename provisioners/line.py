@@ -50,9 +50,17 @@ _PROBES = 3
 _LONGEST_LINE = 65536
 
 
-@cache
+_making = threading.Lock()
+
+
 def line_loop() -> asyncio.AbstractEventLoop:
     """The event loop of all lines of this process, in its thread."""
+    with _making:  # a cache alone lets two threads that come at once make two
+        return _line_loop()
+
+
+@cache
+def _line_loop() -> asyncio.AbstractEventLoop:
     logging.getLogger("asyncssh").setLevel(logging.WARNING)  # it logs every connection and every command
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="ssh-lines", daemon=True).start()

@@ -5,8 +5,7 @@ over the zones that cost at most twice the cheapest (`thrift`). Each new replica
 replicas of the service, then to the region with the fewest, then to the better offer (the order in which offers come:
 by price, or by the user's preference). SkyPilot's placer sends everything beyond one per zone to the cheapest zone (10
 replicas over 4 zones become 7/1/1/1), so that one zone's bad minute takes most of the service. Zones that had no room
-are left alone for a while (`blocks`); when all are, one replica asks the first of them that opens (`reopening`). Where
-all spot replicas serve from one zone, one of them moves.
+are left alone for a while (`blocks`); when all are, one replica asks the first of them that opens (`reopening`).
 """
 
 from __future__ import annotations
@@ -37,14 +36,13 @@ class Static:
         careful = thrift.thrifty(view, closed) if missing > 0 else thrift.Thrifty(view)
         live = (*view.replicas, *view.others)
         launches, wake_at = _launches(careful.view, live, closed, missing) if missing > 0 else ([], None)
-        move, keep = _relief(view, target, closed)
         return Decision(
             target=target,
             memory=memory,
-            launches=[*launches, *move],
+            launches=launches,
             ends=fleet.ends(
                 view.replicas,
-                keep,
+                target,
                 f"{len(view.replicas)} replicas, {target} wanted",
                 thrift.own_zones(view.offers),
             ),
@@ -79,31 +77,6 @@ def _within_band(view: View, offers: Sequence[Offer]) -> Sequence[Offer]:
     """What to spread over: all spot offers (`thrift` has left out the dear ones), else the cheap on-demand ones."""
     spot = [offer for offer in offers if is_spot(offer)]
     return spot or thrift.within_band(offers, view.goal)
-
-
-def _relief(view: View, target: int, closed: Json) -> tuple[list[Place], int]:
-    """One replica more in another zone where all spot replicas serve from one, and how many replicas to keep.
-
-    That is how a fleet is spread again after an outage in which a single zone had room for long: once the replica is
-    ready, one in the crowded zone is too many.
-    """
-    spot = fleet.spot(view.replicas)
-    serving = [replica for replica in spot if replica.state is ReplicaState.READY]
-    crowded = {replica.zone for replica in serving}
-    if len(crowded) != 1 or target < 2 or len(serving) < 2 or view.others or len(spot) < len(view.replicas):
-        return [], target
-    if len(spot) == target + 1 and len(serving) == target:
-        [other] = [replica for replica in spot if replica.state is not ReplicaState.READY]
-        return [], target + (other.zone not in crowded)
-    if len(spot) != target or len(serving) != target or view.limit < 1:
-        return [], target
-    offers = thrift.thrifty(view, closed).view.offers
-    elsewhere = [offer for offer in offers if is_spot(offer) and offer.zone not in crowded]
-    usable = fleet.preferred(blocks.open_offers(elsewhere, closed, view.now))
-    if not usable:
-        return [], target
-    place = fleet.Spread(spot).take(usable, "all replicas are in one zone")
-    return [place], target
 
 
 def _notes(view: View, target: int, closed: Json) -> tuple[str, ...]:

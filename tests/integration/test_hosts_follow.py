@@ -7,13 +7,16 @@ import json
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
+from time import sleep
 from typing import Any
 
 import pytest
 
-from provisioners import attendant
+from provisioners import attendant, line
 from provisioners.base import InstanceState, LaunchOrder
 from provisioners.clock import unix_now
 from provisioners.fleet import HostReport
@@ -301,3 +304,18 @@ def test_a_machine_whose_agent_does_not_follow_is_polled(
     at = one.announce()
     until(lambda: one.report().preempt_at == at, "the notice")
     assert one.vm.run("pgrep -fc 'agent.* follo[w]' || true").strip() == "0"
+
+
+def test_threads_that_come_at_once_share_one_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+
+    def slowly() -> object:
+        sleep(0.05)  # long enough for every thread to be in here, were they let in
+        made.append(object())
+        return made[-1]
+
+    monkeypatch.setattr(line, "_line_loop", cache(slowly))
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: line.line_loop(), range(8)))
+    assert len(made) == 1
+    assert set(map(id, found)) == {id(made[0])}

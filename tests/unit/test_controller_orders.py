@@ -80,7 +80,7 @@ def test_a_goal_says_what_row_and_spec_say() -> None:
     assert goal_of(a_row(), spec) == Goal(
         version=3,
         scaling=ScalingGoal(2, 7, 1.5, 3.0, 4.0),
-        placement=PlacementGoal(num_overprovision=1),
+        placement=PlacementGoal(num_overprovision=1, one_continent=True),
         same_replicas=frozenset({1}),
         update_mode=UpdateMode.BLUE_GREEN,
         max_surge=4,
