@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from provisioners.host_agent.files import lock, uptime_s
+from provisioners.host_agent.lines import line_with_words
 
 SEGMENT_BYTES = 32 * 1024 * 1024  # two are kept: at least 32 MiB of log, at most 64
 LOCK = "log.lock"
@@ -102,7 +103,6 @@ def read_log(folder: Path, offset: int, max_bytes: int) -> bytes:
 
 
 def last_line(folder: Path) -> str:
-    """The last line that is not blank, for messages."""
+    """The last line with words in it, for messages."""
     first, end = log_window(folder)
-    lines = read_log(folder, max(first, end - 4096), 4096).decode(errors="replace").split("\n")
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+    return line_with_words(read_log(folder, max(first, end - 4096), 4096))

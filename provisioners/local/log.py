@@ -9,12 +9,13 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from provisioners.host_agent.lines import line_with_words
+
 SEGMENT_BYTES = 32 * 1024 * 1024  # two are kept: at least 32 MiB of log, at most 64
-_LINE_CHARS = 300
 
 
 class LogWriter:
-    """Appends. `last_line` is the last line that was not blank, for messages."""
+    """Appends. `last_line` is the last line with words in it, for messages."""
 
     def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._folder = folder
@@ -35,8 +36,7 @@ class LogWriter:
 
     @property
     def last_line(self) -> str:
-        lines = self._tail.decode(errors="replace").split("\n")
-        return next((line.strip()[:_LINE_CHARS] for line in reversed(lines) if line.strip()), "")
+        return line_with_words(self._tail)
 
     def _next_segment(self) -> None:
         if self._fd >= 0:

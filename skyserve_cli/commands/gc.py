@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Protocol
 
 import typer
-from rich.table import Table
 
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Format, Output, View, Yes, controller, home
@@ -28,7 +27,18 @@ from skyserve_cli.controller.janitor import Janitor, Key, janitor_of
 from skyserve_cli.controller.opening import opened
 from skyserve_cli.controller.seal import seal_of
 from skyserve_cli.home import Home
-from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, put_table, say, span, table, usd
+from skyserve_cli.output import (
+    CommandFailed,
+    Fitted,
+    WrongUsage,
+    plural,
+    put_json,
+    put_table,
+    say,
+    span,
+    table,
+    usd,
+)
 
 GONE_PATIENCE_S = 300.0  # an instance that is asked to end takes a minute or two
 POLL_S = 3.0
@@ -235,7 +245,7 @@ def _alone(lock: Path) -> Iterator[None]:
 # --- how it looks -------------------------------------------------------------------------------------------
 
 
-def _table(found: Sequence[View], now: float) -> Table:
+def _table(found: Sequence[View], now: float) -> Fitted:
     return table(
         ("CLOUD", "REGION", "KIND", "$/MONTH", "AGE", "ID"),
         [

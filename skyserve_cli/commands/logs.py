@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from skyserve_cli.commands import progress
+from skyserve_cli.commands.log_streams import Growing
 from skyserve_cli.commands.options import View, complete_service, controller, find, home
 from skyserve_cli.controller.client import Client, ControllerDownError
-from skyserve_cli.output import WrongUsage, say
+from skyserve_cli.output import CommandFailed, WrongUsage, say
 
 POLL_S = 0.3
 
@@ -22,7 +23,9 @@ def logs(
         str | None, typer.Argument(metavar="[NAME]", help="The service.", autocompletion=complete_service)
     ] = None,
     replica: Annotated[int | None, typer.Argument(metavar="[REPLICA]", help="The id of a replica.")] = None,
-    replica_id: Annotated[int | None, typer.Option("--replica-id", metavar="N", help="The same.")] = None,
+    replica_id: Annotated[
+        int | None, typer.Option("--replica-id", metavar="N", help="The same as the argument REPLICA.")
+    ] = None,
     node: Annotated[
         int, typer.Option("--node", metavar="RANK", min=0, help="Which machine of a replica of several.")
     ] = 0,
@@ -30,15 +33,38 @@ def logs(
     of_load_balancer: Annotated[
         bool, typer.Option("--load-balancer", help="The load balancer's log.")
     ] = False,
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on until the replica ends or Ctrl-C.")
+    previous: Annotated[
+        bool, typer.Option("-p", "--previous", help="The log of the replica that failed last.")
     ] = False,
+    follow: Annotated[
+        bool | None,
+        typer.Option(
+            "--follow/--no-follow",
+            "-f",
+            show_default=False,
+            help="Go on until the replica ends or Ctrl-C. Default: for all replicas of a service, on a terminal.",
+        ),
+    ] = None,
     tail: Annotated[
-        int | None, typer.Option("--tail", metavar="N", min=0, help="Only the last N lines.")
+        int | None,
+        typer.Option("--tail", metavar="N", min=0, help="Only the last N lines (of each replica)."),
     ] = None,
 ) -> None:
-    """Print the log of a replica, of the load balancer, or of the controller."""
+    """Print the logs of replicas, of the load balancer, or of the controller.
+
+    Without the id of a replica: the logs of all live replicas, each line behind the id of its replica.
+    On a terminal, it follows them, and those that start later.
+
+    \b
+    serve logs chat
+    serve logs chat 3 --tail 100 -f
+    serve logs chat --previous
+    """
     wanted = replica if replica_id is None else replica_id
+    if previous and (of_controller or of_load_balancer or wanted is not None or follow):
+        raise WrongUsage(
+            "--previous chooses the replica, and its log does not grow: pass only a service with it"
+        )
     if of_controller and (of_load_balancer or wanted is not None):
         raise WrongUsage("choose one: a replica, --load-balancer or --controller")
     if name is None and not of_controller:
@@ -54,10 +80,18 @@ def logs(
         view = find(client.services(down=True), name)
         if of_load_balancer:
             what = _load_balancer(view, wanted)
+        elif previous:
+            what = f"replica/{name}/{_previous(client, name)}/{node}"
+        elif wanted is None:
+            with suppress(KeyboardInterrupt):
+                _print_all(
+                    client, view, node, follow=sys.stdout.isatty() if follow is None else follow, tail=tail
+                )
+            return
         else:
-            what = f"replica/{name}/{_replica(client, name, wanted)}/{node}"
+            what = f"replica/{name}/{wanted}/{node}"
     with suppress(KeyboardInterrupt):
-        _print(client, what, follow=follow, tail=tail)
+        _print(client, what, follow=bool(follow), tail=tail)
 
 
 def _controller_is_down(client: Client) -> bool:
@@ -78,20 +112,39 @@ def _print_file(tail: int | None) -> None:
     _write(content if tail is None else _last_lines(content, tail))
 
 
-def _replica(client: Client, name: str, wanted: int | None) -> int:
-    """The one asked for, or the only one there is. Raises WrongUsage."""
-    if wanted is not None:
-        return wanted
-    view = find(client.services(down=True), name)
-    live = [replica["id"] for replica in progress.live_replicas(view)]
-    if len(live) == 1:
-        return int(live[0])
-    known = (
-        f"live: {', '.join(map(str, live))}"
-        if live
-        else "none is alive; `serve status --all` lists the ended"
-    )
-    raise WrongUsage(f"which replica of {name}? serve logs {name} N ({known})")
+def _previous(client: Client, name: str) -> int:
+    """The replica that ended last and left a log. Raises CommandFailed."""
+    view = find(client.services(down=True, ended=True), name)
+    ended = [replica for replica in view["replicas"] if replica["ended_at"] and replica["kept_log"]]
+    if not ended:
+        raise CommandFailed(f"no replica of {name} failed in the last hour and left a log")
+    last = max(ended, key=lambda replica: (replica["ended_at"], replica["id"]))
+    say(progress.obituary(last["id"], last, last["end_reason"]))
+    return int(last["id"])
+
+
+def _print_all(client: Client, view: View, node: int, *, follow: bool, tail: int | None) -> None:
+    """The logs of all live replicas, each line behind the id of its replica. Raises CommandFailed."""
+    name = view["name"]
+    growing = Growing(lambda log, offset: client.log(log, offset=offset), name, node)
+    if not progress.live_replicas(view):
+        raise CommandFailed(
+            f"{name} has no live replica; `serve logs {name} --previous` prints the log of the last that failed"
+        )
+    _write(b"".join(growing.step(_ids(view), tail=tail)))
+    while follow:
+        up = [each for each in client.services() if each["name"] == name]
+        lines = growing.step(_ids(up[0]) if up else ())
+        _write(b"".join(lines))
+        if not up:
+            return
+        if not lines:
+            time.sleep(POLL_S)
+    _write(b"".join(growing.finish()))
+
+
+def _ids(view: View) -> list[int]:
+    return [int(replica["id"]) for replica in progress.live_replicas(view)]
 
 
 def _load_balancer(view: View, wanted: int | None) -> str:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 
 import typer
-from rich.table import Table
 
 from provisioners.clock import unix_now
 from skyserve_cli.clouds import Clouds
@@ -16,6 +15,7 @@ from skyserve_cli.controller.orders import requirements_of
 from skyserve_cli.controller.planning import first_plan
 from skyserve_cli.output import (
     CommandFailed,
+    Fitted,
     WrongUsage,
     accelerators,
     place,
@@ -36,7 +36,7 @@ def listed_plan(spec: ServiceSpec) -> View:
     return first_plan(spec, clouds.listed(requirements_of(spec)), clouds, unix_now())
 
 
-def plan_table(plan: View) -> Table:
+def plan_table(plan: View) -> Fitted:
     return table(
         ("REPLICA", "ZONE", "CAPACITY", "INSTANCE", "ACCELERATOR", "$/H", "WHY"),
         [
@@ -77,7 +77,7 @@ def plan_total(plan: View) -> str:
     return f"{said}."
 
 
-def candidates_table(candidates: Sequence[View]) -> Table:
+def candidates_table(candidates: Sequence[View]) -> Fitted:
     return table(
         ("ZONE", "CAPACITY", "INSTANCE", "ACCELERATOR", "$/H"),
         [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,14 +12,16 @@ from contextlib import contextmanager
 
 from rich.live import Live
 
+from skyserve_cli.commands.log_streams import LastLines
 from skyserve_cli.commands.options import View
 from skyserve_cli.controller.client import Client, ControllerDownError, RefusedError
 from skyserve_cli.controller.clock import SystemClock
-from skyserve_cli.output import CommandFailed, clock_time, console, place, say, span, table
+from skyserve_cli.output import CommandFailed, Fitted, clock_time, console, place, say, span, table
 from skyserve_cli.state.values import AGENT_WORD
 
 POLL_S = 0.2
 LOG_LINES_SHOWN = 10
+ONLY_HERE = "only this machine can reach it; set service.load_balancer.host to 0.0.0.0 to open it"
 LOG_TRIES = 10
 _GIVES_UP = frozenset({"CONFIG", "SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT"})
 AWAY_PATIENCE_S = 30.0
@@ -47,7 +50,7 @@ def follow(
     clock = SystemClock()
     began = answered = clock.now()
     troubles = Troubles()
-    with _live() as show:
+    with _live(client) as show:
         while True:
             try:
                 # The views first: whatever they show has its event already, still told before the end.
@@ -190,25 +193,42 @@ def log_tail(client: Client, what: str, lines: int) -> list[str]:
 
 
 @contextmanager
-def _live() -> Iterator[Callable[[list[View], float], None]]:
-    """On a terminal, the table of replicas below the story; elsewhere nothing moves."""
+def _live(client: Client) -> Iterator[Callable[[list[View], float], None]]:
+    """On a terminal, the table of replicas below the story, and below each that starts the last line of its log;
+    elsewhere nothing moves."""
     if not sys.stderr.isatty():
         yield lambda views, now: None
         return
+    stop, last_lines = threading.Event(), LastLines(lambda log, offset: client.log(log, offset=offset))
+    threading.Thread(target=last_lines.run, args=(stop,), daemon=True).start()
     with Live(console=console(sys.stderr), transient=True, auto_refresh=False) as live:
 
         def show(views: list[View], now: float) -> None:
-            rows = [
-                (
-                    f"{view['name']}/{r['id']}",
-                    r["state"],
-                    place(r),
-                    r["capacity_type"],
-                    span(now - r["since"]),
-                )
-                for view in views
-                for r in live_replicas(view)
-            ]
-            live.update(table(("REPLICA", "STATE", "ZONE", "CAPACITY", "SINCE"), rows), refresh=True)
+            last_lines.want(_log_of(view, r) for view in views for r in live_replicas(view) if _starts(r))
+            live.update(progress_table(views, now, last_lines.line), refresh=True)
 
-        yield show
+        try:
+            yield show
+        finally:
+            stop.set()
+
+
+def progress_table(views: Iterable[View], now: float, last_line: Callable[[str], str]) -> Fitted:
+    """The live replicas; below each that starts, the last line of its log."""
+    shown = [(view, r) for view in views for r in live_replicas(view)]
+    rows = [
+        (f"{view['name']}/{r['id']}", r["state"], place(r), r["capacity_type"], span(now - r["since"]))
+        for view, r in shown
+    ]
+    lines = {index: last_line(_log_of(view, r)) for index, (view, r) in enumerate(shown) if _starts(r)}
+    columns = ("REPLICA", "STATE", "ZONE", "CAPACITY", "SINCE")
+    below = {index: line for index, line in lines.items() if line}
+    return table(columns, rows, drop=("CAPACITY", "ZONE"), folds=False, below=below)
+
+
+def _starts(replica: View) -> bool:
+    return bool(replica["state"] == "STARTING")
+
+
+def _log_of(view: View, replica: View) -> str:
+    return f"replica/{view['name']}/{replica['id']}"

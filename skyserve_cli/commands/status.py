@@ -13,15 +13,15 @@ from typing import Annotated
 import typer
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from skyserve_cli.commands.options import View, complete_service, controller, find, home, no_such_service
-from skyserve_cli.commands.progress import obituary
+from skyserve_cli.commands.progress import ONLY_HERE, obituary
 from skyserve_cli.controller.client import Client, ControllerDownError
 from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.output import (
     CommandFailed,
+    Fitted,
     WrongUsage,
     accelerators,
     console,
@@ -38,6 +38,11 @@ from skyserve_cli.output import (
 )
 
 REFRESH_S = 1.0
+
+#: The columns that a narrow terminal does not show, the first to go first. Ids, states and messages always stay.
+_LESS_OF_SERVICES = ("SAVED", "UPTIME", "$/H", "REPLICAS", "VERSION")
+_LESS_OF_REPLICAS = ("ACCELERATOR", "VERSION", "CAPACITY", "$/H", "AGE", "ZONE")
+_LESS_OF_AGENTS = ("CODE", "$/H", "AGE", "ZONE")
 
 
 class Shape(str, Enum):
@@ -131,20 +136,21 @@ def _watch(client: Client, names: Sequence[str], everything: bool, *, wide: bool
             time.sleep(REFRESH_S)
 
 
-def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Table | Text]:
+def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Fitted | Text]:
     """The services, a line for each thing worth knowing about one, and the replicas."""
     replicas = [(view, replica) for view in services for replica in view["replicas"]]
-    shown: list[Table | Text] = [_service_table(services, now, wide=wide)]
+    shown: list[Fitted | Text] = [_service_table(services, now, wide=wide)]
     shown += [Text(printable(f"{view['name']}: {note}")) for view in services for note in _notes(view)]
+    shown += [Text(printable(line)) for line in _reach(services)]
     if replicas:
         shown += [Text(), _replica_table(replicas, now, wide=wide)]
     agents = [(view, agent) for view in services for agent in view["load_balancers"]]
     if agents:
-        shown += [Text(), _agent_table(agents, now)]
+        shown += [Text(), _agent_table(agents, now, wide=wide)]
     return shown
 
 
-def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Table:
+def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Fitted:
     columns = ["SERVICE", "VERSION", "STATUS", "REPLICAS", "$/H", "SAVED", "UPTIME", "ENDPOINT"]
     if wide:
         columns += [
@@ -162,7 +168,7 @@ def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Table
         cost, load, rate = view["cost"], view["load"], view["load"]["requests_per_s"]
         row = [
             view["name"],
-            str(view["version"]),
+            _version(view),
             view["status"],
             _size(view),
             usd(cost["usd_per_hour"]),
@@ -182,7 +188,15 @@ def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Table
                 view["load_balancing_policy"],
             ]
         rows.append(row)
-    return table(columns, rows)
+    return table(columns, rows, drop=() if wide else _LESS_OF_SERVICES, folds=False)
+
+
+def _version(view: View) -> str:
+    """The version that serves, and the newest one if that is another: ``5 (6 failed)``, ``5 (6 coming)``."""
+    newest, serving = view["version"], view["serving_version"]
+    if serving in (None, newest):
+        return str(newest)
+    return f"{serving} ({newest} {'failed' if newest in view['failed_versions'] else 'coming'})"
 
 
 def _size(view: View) -> str:
@@ -222,7 +236,14 @@ def _notes(view: View) -> Iterator[str]:
         yield f"{plural(stand_ins, 'on-demand replica')} {verb} in for spot; spot ready: {_ready(view, 'spot')}"
 
 
-def _agent_table(agents: Sequence[tuple[View, View]], now: float) -> Table:
+def _reach(services: Sequence[View]) -> Iterator[str]:
+    """Which endpoints only this machine can reach, and what opens them."""
+    names = [view["name"] for view in services if view["endpoint_reach"] == "this_machine"]
+    if names:
+        yield f"{', '.join(names)}: {ONLY_HERE}"
+
+
+def _agent_table(agents: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Fitted:
     columns = ["LOAD BALANCER", "STATE", "ZONE", "ENDPOINT", "CODE", "$/H", "AGE", "MESSAGE"]
     rows = [
         [
@@ -238,10 +259,10 @@ def _agent_table(agents: Sequence[tuple[View, View]], now: float) -> Table:
         ]
         for view, agent in agents
     ]
-    return table(columns, rows)
+    return table(columns, rows, drop=() if wide else _LESS_OF_AGENTS, folds=not wide)
 
 
-def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Table:
+def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Fitted:
     columns = ["REPLICA", "VERSION", "STATE", "ZONE", "CAPACITY", "ACCELERATOR", "$/H", "AGE"]
     columns += ["ENDPOINT", "INSTANCE", "MESSAGE"] if wide else ["MESSAGE"]
     rows = []
@@ -261,4 +282,4 @@ def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: b
         ended = f"{replica['end_reason']} " if replica["end_reason"] else ""
         why = replica["message"] or ("stands in for spot" if replica["stands_in"] else "")
         rows.append([*row, f"{ended}{why}".strip()])
-    return table(columns, rows)
+    return table(columns, rows, drop=() if wide else _LESS_OF_REPLICAS, folds=not wide)

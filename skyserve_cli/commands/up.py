@@ -121,4 +121,6 @@ def _show(client: Client, name: str, output: Output) -> None:
         put_json(view)
         return
     say(f"{name} answers at:" if view["ready"] else f"{name} will answer at:")
+    if view["endpoint_reach"] == "this_machine":
+        say(f"({progress.ONLY_HERE})")
     put(view["endpoint"])

@@ -19,6 +19,7 @@ from skyserve_cli.controller.books import SpecBook, all_offers
 from skyserve_cli.controller.choices import copies_of
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.digest import folder_digest
+from skyserve_cli.controller.front_address import choose_port, shown_host
 from skyserve_cli.controller.janitor import Tidied, janitor_of
 from skyserve_cli.controller.last_words import TELLING, LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
@@ -270,7 +271,7 @@ class Office:
             agents={agent.id: self._regional.view(row.name, agent.id) for agent in row.balancers},
             load=merged([*loads, *self._regional.loads(row.name)]),
             spent=spent,
-            host=spec.load_balancer.host or self._clouds.config.load_balancer.host,
+            host=shown_host(spec.load_balancer.host or self._clouds.config.load_balancer.host),
             ended=recently if ended else (),
             num_nodes={
                 version: self._specs.get(row.name, version).num_nodes
@@ -285,7 +286,7 @@ class Office:
         return view
 
     def _port(self, name: str, spec: ServiceSpec) -> int:
-        """The endpoint's port: the one asked for, the one the service had, or the first that is free."""
+        """The endpoint's port: the one asked for, the one the name had, or the first that is free."""
         rows = {row.name: row for row in self._store.services(down=True)}
         taken = {row.lb_port for row in rows.values() if row.name != name and not row.down}
         had = rows[name].lb_port if name in rows else None
@@ -300,12 +301,18 @@ class Office:
             return chosen
         if had is not None and not rows[name].down:
             return had
-        for port in range(settings.first_port, settings.last_port + 1):
-            if port not in taken and _is_free(host, port):
-                return port
-        raise NoFreePortError(
-            f"no free port from {settings.first_port} to {settings.last_port} for an endpoint"
+        port = choose_port(
+            range(settings.first_port, settings.last_port + 1),
+            had=had,
+            taken=taken,
+            remembered={row.lb_port for row in rows.values() if row.name != name and row.down},
+            is_free=lambda port: _is_free(host, port),
         )
+        if port is None:
+            raise NoFreePortError(
+                f"no free port from {settings.first_port} to {settings.last_port} for an endpoint"
+            )
+        return port
 
     def _keeps_replicas(self, running: ServiceRow, spec: ServiceSpec, secrets: Mapping[str, str]) -> bool:
         made = self._store.version(running.name, running.version).replica_hash

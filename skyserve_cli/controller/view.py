@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from policies.model import CapacityType, EndReason, Goal, Load, PlacementGoal, Replica, ReplicaState
 from policies.service_state import service_state
+from skyserve_cli.controller.front_address import reach_of
 from skyserve_cli.controller.lb_fleet import AgentView
 from skyserve_cli.controller.lb_regional import RegionalView
 from skyserve_cli.controller.orders import on_demand_price
@@ -66,9 +67,11 @@ def service_view(
     return {
         "name": row.name,
         "version": row.version,
+        "serving_version": serving_version(row),
         "status": status.value,
         "endpoint": endpoints[0] if endpoints else "",
         "endpoints": endpoints,
+        "endpoint_reach": reach_of(endpoints[0]) if endpoints else None,
         "wanted": row.wanted,
         "target": row.target,
         "ready": sum(r.state is ReplicaState.READY for r in row.replicas),
@@ -109,6 +112,17 @@ def service_view(
         ],
         "last_failure": None if failure is None else failure_view(failure),
     }
+
+
+def serving_version(row: ServiceRow) -> int | None:
+    """The newest version that has a ready replica and was not given up; None if there is none. Replicas of an older
+    version that the newest keeps count as its own."""
+    versions = {
+        row.version if replica.version in row.same_replicas else replica.version
+        for replica in row.replicas
+        if replica.state is ReplicaState.READY
+    }
+    return max(versions - set(row.memory.rollout.get("failed", ())), default=None)
 
 
 def is_well(row: ServiceRow) -> bool:

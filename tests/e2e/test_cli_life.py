@@ -87,6 +87,8 @@ def test_three_replicas_come_up_answer_survive_a_preemption_and_go(serve: Any) -
     assert "preempted" in serve.ok("events", "hello").out
 
     assert "serves llama-3.1-8b" in serve.ok("logs", "hello", "1").out
+    logged = serve.ok("logs", "hello").out.splitlines()
+    assert {line.partition(" | ")[0] for line in logged if "serves llama-3.1-8b" in line} == {"1", "3", "4"}
     assert serve.ok("logs", "hello", "--replica-id", "1", "--tail", "0").out == ""
     assert "apply" in serve.ok("logs", "hello", "--load-balancer").out
     assert "controller is up" in serve.ok("logs", "--controller").out
@@ -123,7 +125,11 @@ def test_an_update_keeps_replaces_or_gives_up_and_goes_on_serving(serve: Any, tm
     assert "the version before goes on serving" in bad.err
     assert "| out of luck" in bad.err
     assert "usage" in json.loads(ask(url))
-    assert "version 4 was given up" in serve.ok("status", "small").out
+    shown = serve.ok("status", "small").out
+    assert "3 (4 failed)" in shown
+    assert "version 4 was given up" in shown
+    assert "only this machine can reach it" in shown
+    assert serve.ok("logs", "small", "--previous").out == "out of luck\n"
     serving = [replica["id"] for replica in serve.view("small")["replicas"]]
     back = serve.ok("update", "small", write(tmp_path, ENGINE), "--env", "A=1", "-y", "--timeout", "60")
     assert back.out.strip() == url

@@ -317,6 +317,18 @@ async def test_every_service_has_a_port_of_its_own_and_keeps_it(controller: Cont
     assert {row.name: row.lb_port for row in controller.store.services()} == ports
 
 
+async def test_a_name_that_comes_back_has_its_old_port(controller: Controller) -> None:
+    for name in ("first", "second"):
+        await controller.up(name=name)
+    before = {row.name: row.lb_port for row in controller.store.services()}
+    await controller.call("POST", "/v1/services/first/down")
+    await controller.up(name="third")
+    await controller.up(name="first")
+    after = {row.name: row.lb_port for row in controller.store.services()}
+    assert after == {**before, "third": after["third"]}
+    assert after["third"] not in before.values()
+
+
 async def test_no_port_is_left(controller: Controller) -> None:
     outcomes = [(await controller.up(name=f"s{number}"))[0] for number in range(21)]
     assert outcomes.count(422) >= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -27,17 +28,17 @@ def service(
     **cost: float,
 ) -> dict[str, Any]:
     return {
-        "name": "chat", "version": 1, "status": "READY", "wanted": wanted, "target": target,
-        "ready": sum(each["state"] == "READY" for each in replicas), "created_at": 0.0, "endpoint": "http://127.0.0.1:12345",
+        "name": "chat", "version": 1, "serving_version": 1, "status": "READY", "wanted": wanted, "target": target,
+        "ready": sum(each["state"] == "READY" for each in replicas), "created_at": 0.0, "endpoint": "http://127.0.0.1:12345", "endpoint_reach": "network",
         "notes": notes, "failed_versions": [], "last_failure": None, "replicas": list(replicas), "load_balancers": agents or [], "load": {"requests_per_s": None},
         "cost": {"usd_per_hour": 1.0, "usd_per_hour_wanted_on_demand": 2.0} | cost,
     }  # fmt: skip
 
 
-def shown(view: dict[str, Any], width: int = 200) -> list[str]:
+def shown(view: dict[str, Any], width: int = 200, *, wide: bool = False) -> list[str]:
     console = Console(width=width)
     with console.capture() as capture:
-        for each in tables([view], 60.0, wide=False):
+        for each in tables([view], 60.0, wide=wide):
             console.print(each)
     return capture.get().splitlines()
 
@@ -108,3 +109,79 @@ def test_a_replica_that_stands_in_says_so_unless_it_has_more_to_say() -> None:
         service(replica(1, "on_demand"), replica(2, "on_demand", message="503"), replica(3, "spot"))
     )
     assert [words(line).split(" 1m")[1].strip() for line in lines[-3:]] == ["stands in for spot", "503", ""]
+
+
+@pytest.mark.parametrize(
+    ("serving", "failed", "shown_as"),
+    [
+        pytest.param(6, [], "6", id="the newest one serves"),
+        pytest.param(6, [5], "6", id="an older one failed"),
+        pytest.param(5, [6], "5 (6 failed)", id="the newest one failed"),
+        pytest.param(5, [], "5 (6 coming)", id="the newest one is not ready yet"),
+        pytest.param(None, [6], "6", id="no version serves"),
+    ],
+)
+def test_the_version_shown_is_the_one_that_serves(
+    serving: int | None, failed: list[int], shown_as: str
+) -> None:
+    view = service() | {"version": 6, "serving_version": serving, "failed_versions": failed}
+    assert words(shown(view)[1]).startswith(f"chat {shown_as} READY")
+
+
+def test_an_endpoint_that_only_this_machine_reaches_says_what_opens_it() -> None:
+    lines = shown(service() | {"endpoint_reach": "this_machine"})
+    assert lines[2] == (
+        "chat: only this machine can reach it; set service.load_balancer.host to 0.0.0.0 to open it"
+    )
+    assert shown(service())[2:] == []
+
+
+CLOUD = {
+    "cloud": "aws", "region": "ap-southeast-2", "zone": "ap-southeast-2a", "accelerator": "A100-80GB", "accelerator_count": 8,
+    "price_usd_hour": 27.44, "instance_id": "i-0123456789abcdef0", "endpoint": "http://203.0.113.7:30001",
+}  # fmt: skip
+MESSAGE = "the readiness probe fails: 503, the model is still being loaded"
+
+
+def long_names(name: str = "translation-of-documents") -> dict[str, Any]:
+    load = {"requests_per_s": 3.5, "in_flight": 12, "queued": 3}
+    cost = {"usd_total": 12.5, "usd_on_demand_equivalent": 50.0}
+    view = service(replica(123, "on_demand", "TERMINATING", **CLOUD, message=MESSAGE), **cost)
+    return view | {"name": name, "load": load, "load_balancing_policy": "cache_aware"}
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_a_narrow_terminal_shows_ids_endpoints_and_states_whole(width: int) -> None:
+    lines = shown(long_names(), width)
+    assert max(map(len, lines)) <= width
+    text = " ".join(words(line) for line in lines)
+    for whole in ("translation-of-documents/123", "TERMINATING", "http://127.0.0.1:12345"):
+        assert whole in text
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    (head,) = [line for line in lines if line.startswith("REPLICA")]
+    at = head.index("MESSAGE")
+    message = " ".join(line[at:].strip() for line in lines[lines.index(head) + 1 :])
+    assert message.replace(" ", "") == MESSAGE.replace(" ", "")
+
+
+def test_columns_leave_in_the_order_of_their_importance() -> None:
+    def columns(width: int) -> list[str]:
+        (head,) = [line for line in shown(long_names("chat"), width) if line.startswith("REPLICA")]
+        return head.split()
+
+    everything = ["REPLICA", "VERSION", "STATE", "ZONE", "CAPACITY", "ACCELERATOR", "$/H", "AGE", "MESSAGE"]
+    gone = [set(everything) - set(columns(width)) for width in range(140, 40, -1)]
+    assert gone[0] == set()
+    assert all(less <= more for less, more in pairwise(gone))
+    assert gone[-1] == {"VERSION", "ZONE", "CAPACITY", "ACCELERATOR", "$/H", "AGE"}
+    assert columns(80) == ["REPLICA", "STATE", "ZONE", "MESSAGE"]
+
+
+@pytest.mark.parametrize("width", [30, 80, 200])
+def test_wide_shows_every_column_and_every_cell_on_any_terminal(width: int) -> None:
+    lines = shown(long_names(), width, wide=True)
+    assert max(map(len, lines)) <= width
+    assert "\N{HORIZONTAL ELLIPSIS}" not in "".join(lines)
+    every = "".join("".join(lines).split())
+    for whole in ("translation-of-documents/123", "i-0123456789abcdef0", "http://203.0.113.7:30001", MESSAGE):
+        assert "".join(whole.split()) in every

@@ -20,7 +20,7 @@ from policies.model import (
 )
 from skyserve_cli.controller.lb_fleet import AgentView
 from skyserve_cli.controller.orders import goal_of
-from skyserve_cli.controller.view import failure_view, last_failure, service_view
+from skyserve_cli.controller.view import failure_view, last_failure, service_view, serving_version
 from skyserve_cli.spec import load_text
 from skyserve_cli.state.values import ServiceRow, Spent
 
@@ -131,3 +131,26 @@ def test_a_failure_is_for_programs_and_for_people() -> None:
         "replica_id": 3, "version": 1, "at": 5.0, "cloud": "sky", "region": "east", "zone": "east-a",
         "reason": "SETUP_FAILED", "message": "why",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ready", "same", "given_up", "serves"),
+    [
+        pytest.param([], [], [], None, id="no replica is ready"),
+        pytest.param([5, 5], [], [], 5, id="the new version is not ready yet"),
+        pytest.param([5, 6], [], [], 6, id="both serve"),
+        pytest.param([5, 6], [], [6], 5, id="a replica of the failed version still ends"),
+        pytest.param([4, 5], [4, 5], [], 6, id="the new version keeps the replicas"),
+    ],
+)
+def test_which_version_serves(
+    ready: list[int], same: list[int], given_up: list[int], serves: int | None
+) -> None:
+    replicas = [replace(spot(number), version=version) for number, version in enumerate(ready, 1)]
+    row = replace(a_row(*replicas, spot(9, S.STARTING)), version=6, same_replicas=frozenset(same))
+    assert serving_version(replace(row, memory=replace(row.memory, rollout={"failed": given_up}))) == serves
+
+
+def test_the_view_says_who_can_reach_the_endpoint() -> None:
+    shown = view("", spot(1))
+    assert (shown["endpoint"], shown["endpoint_reach"]) == ("http://127.0.0.1:30001", "this_machine")
