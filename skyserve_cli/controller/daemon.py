@@ -294,7 +294,6 @@ async def run(home: Home) -> None:
         load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
     )
     attention.start()
-    await prober.start()
     await fleet.start()
     await regional.start()
     ticker = Ticker(reconciler, store, clock, woken, config.controller.tick_seconds, leadership)

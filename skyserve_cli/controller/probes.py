@@ -10,18 +10,19 @@ import asyncio
 import ipaddress
 import logging
 import queue
+import ssl
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import urlsplit
-
-import aiohttp
 
 from policies.brake import FailedProbe
 from policies.model import Event, ProbeFailed, ProbePassed
 from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.controller.ports import ProbeOrder
+from skyserve_cli.controller.probe_connection import ProbeConnection, ProbeRequest, connect, probe_request
+from skyserve_cli.spec.model import Probe
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 EAGER_INTERVAL_S = 1.0
 MAX_IN_FLIGHT = 256
 NEW_CONNECTION_EVERY = 10
-SMALL_BODY_BYTES = 64 * 1024
 _GOLDEN = 0.6180339887498949  # its multiples spread evenly over an interval, however many there are
 
 Key = tuple[str, int]
@@ -58,21 +58,12 @@ class HttpProber:
         self._reached_at = float("-inf")
         self._events: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
         self._in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
-        self._sessions = AsyncExitStack()
-        self._new: aiohttp.ClientSession
-        self._kept: aiohttp.ClientSession
-
-    async def start(self) -> None:
-        for name, force_close in (("_new", True), ("_kept", False)):
-            connector = aiohttp.TCPConnector(limit=0, force_close=force_close)
-            session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
-            setattr(self, name, await self._sessions.enter_async_context(session))
+        self._tls = ssl.create_default_context()
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
         self._apply(())
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._sessions.aclose()
 
     def watch(self, orders: Sequence[ProbeOrder]) -> None:
         self._loop.call_soon_threadsafe(self._apply, tuple(orders))
@@ -108,24 +99,24 @@ class HttpProber:
             self._tasks[key] = self._loop.create_task(self._probe_on(key))
 
     async def _probe_on(self, key: Key) -> None:
-        order, count = self._orders[key], 0
+        order, line = self._orders[key], _Line(self._tls)
         if order.passing:  # a controller that has just started does not probe a whole fleet in one moment
             await asyncio.sleep(order.probe.interval_s * (order.replica_id * _GOLDEN % 1.0))
-        while True:
-            async with self._in_flight:
-                begun = self._loop.time()
-                asked = self._orders[key]
-                is_new = not asked.passing or count % NEW_CONNECTION_EVERY == 0
-                outcome = await self._probe(asked, self._new if is_new else self._kept)
-            count += 1
-            void = outcome.trouble is not None and self._attention.was_lost(begun)
-            if not void:
-                self._record(key, outcome)
-            interval_s = order.probe.interval_s
-            order = self._orders[key]
-            if outcome.trouble is not None or not order.passing:
-                interval_s = min(interval_s, EAGER_INTERVAL_S)
-            await asyncio.sleep(interval_s)
+        try:
+            while True:
+                async with self._in_flight:
+                    begun = self._loop.time()
+                    outcome = await line.probe(self._orders[key])
+                void = outcome.trouble is not None and self._attention.was_lost(begun)
+                if not void:
+                    self._record(key, outcome)
+                interval_s = order.probe.interval_s
+                order = self._orders[key]
+                if outcome.trouble is not None or not order.passing:
+                    interval_s = min(interval_s, EAGER_INTERVAL_S)
+                await asyncio.sleep(interval_s)
+        finally:
+            line.close()
 
     def _record(self, key: Key, outcome: _Outcome) -> None:
         now = self._attention.now()
@@ -149,33 +140,68 @@ class HttpProber:
             if not failed:
                 del self._failed[key[0]]
 
-    async def _probe(self, order: ProbeOrder, session: aiohttp.ClientSession) -> _Outcome:
+
+class _Line:
+    """To one replica: the connection that is kept for its next probe."""
+
+    def __init__(self, tls: ssl.SSLContext) -> None:
+        self._tls = tls
+        self._sent: tuple[str, Probe, ProbeRequest] | None = None  # the last request, and what it was made of
+        self._kept: ProbeConnection | None = None
+        self._uses = 0  # of the connections so far
+
+    async def probe(self, order: ProbeOrder) -> _Outcome:
         """The trouble is told in a few words and without header values."""
-        probe = order.probe
-        headers = dict(probe.headers)
-        data = None
-        if probe.post_data is not None:
-            data = probe.post_data.encode()
-            headers.setdefault("Content-Type", "application/json")
-        timeout = aiohttp.ClientTimeout(total=probe.timeout_s, sock_connect=probe.timeout_s / 2)
-        url = order.endpoint.rstrip("/") + probe.path
+        timeout_s = order.probe.timeout_s
+        connection: ProbeConnection | None = None
+        is_new = True
         try:
-            async with session.request(
-                probe.method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                if 0 < (response.content_length or 0) <= SMALL_BODY_BYTES:
-                    with suppress(aiohttp.ClientError, TimeoutError):
-                        await response.read()  # or its connection could not be used again
-                if response.status == 200:
-                    return _Outcome(None, reached=True)
-                return _Outcome(f"probe answered {response.status}", reached=True)
-        except aiohttp.ConnectionTimeoutError:
-            return _Outcome(f"no connection within {probe.timeout_s / 2:g} s", reached=False)
+            async with asyncio.timeout(timeout_s):
+                request = self._request(order)
+                if not order.passing or self._uses % NEW_CONNECTION_EVERY == 0:
+                    self.close()
+                self._uses += 1
+                connection, self._kept = self._kept, None
+                status, is_new = 0, connection is None
+                if connection is not None:
+                    with suppress(OSError):  # it had gone stale
+                        status = await connection.status_of(request.data)
+                if not status:
+                    connection, is_new = None, True
+                    async with asyncio.timeout(timeout_s / 2):
+                        connection = await connect(request, self._tls)
+                    status = await connection.status_of(request.data)
         except TimeoutError:
-            return _Outcome(f"probe took longer than {probe.timeout_s:g} s", reached=True)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            reached = isinstance(error, (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError))
-            return _Outcome(f"probe failed: {type(error).__name__}", reached)
+            if connection is None:
+                return _Outcome(f"no connection within {timeout_s / 2:g} s", reached=False)
+            if not connection.status:
+                # What has become of the host of an old connection only a new one can show.
+                return _Outcome(f"probe took longer than {timeout_s:g} s", reached=is_new)
+            status = connection.status  # the rest of the body is late
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            return _Outcome(f"probe failed: {why}", reached=connection is not None)
+        finally:
+            if connection is not None:
+                if connection.reusable and connection.is_idle:
+                    self._kept = connection
+                else:
+                    connection.close()
+        return _Outcome(None if status == 200 else f"probe answered {status}", reached=True)
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    def _request(self, order: ProbeOrder) -> ProbeRequest:
+        sent = self._sent
+        if sent is None or sent[0] != order.endpoint or sent[1] != order.probe:
+            request = probe_request(order.endpoint, order.probe)
+            if sent is not None and sent[0] != order.endpoint:
+                self.close()
+            self._sent = sent = (order.endpoint, order.probe, request)
+        return sent[2]
 
 
 def _event(order: ProbeOrder, trouble: str | None) -> Event | None:

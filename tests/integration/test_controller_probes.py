@@ -86,7 +86,6 @@ async def probing() -> AsyncIterator[Probing]:
     server = TestServer(app)
     await server.start_server()
     probing.url = str(server.make_url("/")).rstrip("/")
-    await probing.prober.start()
     yield probing
     await probing.prober.close()
     await server.close()
@@ -227,7 +226,6 @@ class _NoCpu(Attention):
 async def test_a_probe_that_failed_while_this_process_had_no_cpu_says_nothing(probing: Probing) -> None:
     loop = asyncio.get_running_loop()
     prober = HttpProber(loop, probing._wake, _NoCpu(loop, SystemClock()))
-    await prober.start()
     try:
         probing.replica.status = 500
         prober.watch([probing.order(passing=True)])
