@@ -110,6 +110,7 @@ class Stack:
         self.client = Client(self.home)
         self.store = LocalStore(root)
         self._frozen: set[int] = set()
+        self._made: set[tuple[str, str, int]] = set()  # instances seen: name of the folder, service, replica
 
     def __enter__(self) -> Stack:
         self.home.create()
@@ -118,6 +119,14 @@ class Stack:
             self._start_controller()
         self.client.ensure_running()
         return self
+
+    def made(self) -> Counter[tuple[str, int]]:
+        """Instances made so far by replica. The local cloud forgets those that have been dead for an hour, or that a clock
+        which was set makes seem so: call this before."""
+        for folder in self.store.folders():
+            if record := folder.record():
+                self._made.add((folder.path.name, record.service, record.replica_id))
+        return Counter((service, replica_id) for _, service, replica_id in self._made)
 
     def _prepare(self) -> None:
         """The files of a home before its controller starts."""

@@ -239,8 +239,7 @@ def audit(stack: Stack, script: Script) -> list[str]:
 
 def audit_instances(stack: Stack) -> list[str]:
     """Instances against rows: at most one for each replica that was launched, alive where the replica is."""
-    records = [record for folder in stack.store.folders() if (record := folder.record())]
-    made = Counter((record.service, record.replica_id) for record in records)
+    made = stack.made()
     accepted = set(stack.rows("SELECT service, id FROM replicas WHERE launched_at IS NOT NULL"))
     broken = [f"{count} instances of {key}" for key, count in made.items() if count > 1]
     if not accepted <= set(made):

@@ -257,6 +257,7 @@ class Fate:
 
     def set_clock(self) -> None:
         """Of the leader's host (SQLite: of the host that both run on), and back at another time."""
+        self._pair.made()
         ahead = self._random.choice(("0", str(EIGHT_HOURS_S), str(-EIGHT_HOURS_S)))
         name = self._leader()
         names = (name,) if self._pair.database.is_server else NAMES
@@ -301,6 +302,7 @@ def run(pair: PairStack, fate: Fate, script: Script, rounds: int, rate: float) -
                 pair.show_logs()
                 raise failure[0]
             pair.settled(STEADY)
+            pair.made()
             print(f"round {number + 1} of {rounds}: {dict(fate.deeds)}", file=sys.stderr)
     return traffic
 
