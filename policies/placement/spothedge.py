@@ -17,12 +17,14 @@ good; then the formula is about the others. On-demand replicas go where they are
 With several kinds of machines (accelerators) a "zone" of Z_A and Z_P is one kind in a zone: each has its own spot
 market. What costs less is then decided by the price of the work that a replica does, where that is known.
 
-Two things are mended, because on real markets the algorithm as printed does not arrive. It empties Z_P as soon as
+Three things are repaired, because on real markets the algorithm as printed does not arrive. It empties Z_P as soon as
 fewer than two zones are left in Z_A: with three zones of which one has room it asks the two others in turn for
 ever, and never the good one for its last replica. Here Z_P is emptied only when Z_A is empty (the authors' own
 simulator does so for three zones). And it asks again at every tick, which is thousands of refused launches a day;
 here a zone that refused is left alone for a while (`blocks`). Nothing waits while any zone is open: if those of
-Z_A are all in their back-off, the others are asked. `as_printed()` is the algorithm without the mending.
+Z_A are all in their back-off, the others are asked. After an outage of all zones one replica is a probe, and the
+rest is spread over the zones that have opened (`reopening`): else the first to open would take them all, and its next
+preemption would be an outage again. `as_printed()` is the algorithm without the repairs.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from policies.model import CapacityType, Event, Json, Offer, Replica
-from policies.placement import blocks, fleet, thrift
+from policies.placement import blocks, fleet, reopening, thrift
 from policies.placement.base import Decision, Place, View
 from policies.placement.blocks import is_spot
 
@@ -79,6 +81,7 @@ class SpotHedge:
         extra = goal.num_overprovision if view.wanted > 0 else 0
 
         spot = fleet.Share.of(view, _SPOT, hedged + extra, closed)
+        again = self._returning(spot, view, closed)
         ready = fleet.ready(spot.replicas, now)
         if view.others and (spot.usable or spot.missing <= 0):
             # In a dry market an update must not wait for the spot replicas that the old version still has.
@@ -88,7 +91,7 @@ class SpotHedge:
         state = f"{ready} of {spot.wanted} spot replicas are ready"
 
         memory = self._refilled(memory, view.offers)
-        on_spot = self._on_spot(spot, view, memory)
+        on_spot = self._on_spot(spot, again, view, memory)
         stand_in = fleet.on_demand_places(on_demand, view, state if stand_ins else "always on demand")
         short = fleet.ready((*view.replicas, *view.others), now) < view.wanted
         # Where too few serve the surer kind comes first, else the cheaper.
@@ -102,7 +105,9 @@ class SpotHedge:
             memory=memory,
             launches=launches[: max(0, view.limit)],
             ends=ends,
-            wake_at=fleet.earliest(spot.opens_at, on_demand.opens_at, grace_ends_at),
+            wake_at=fleet.earliest(
+                spot.opens_at, again.wake_at if again else None, on_demand.opens_at, grace_ends_at
+            ),
             notes=(*spot.note(), *on_demand.note(), *beyond),
         )
 
@@ -120,17 +125,31 @@ class SpotHedge:
         kept = sorted(preempting)
         return memory if kept == noted else _memory(kept, memory.get("blocks", {}))
 
-    def _on_spot(self, spot: fleet.Share, view: View, memory: Json) -> list[Place]:
-        """SELECT-NEXT-ZONE for every missing replica, each counted before the next."""
-        if spot.missing <= 0:
+    def _returning(self, spot: fleet.Share, view: View, closed: Json) -> reopening.Return | None:
+        """What may be asked after an outage of all zones; None at all other times, and while own hosts have room."""
+        if not self.thrifty or spot.missing <= 0 or thrift.own_places(spot.usable, view.replicas, 1):
+            return None
+        hosts = thrift.own_zones(view.offers)
+        live = [one for one in fleet.spot((*view.replicas, *view.others)) if one.zone not in hosts]
+        rented = thrift.rented(spot.offers)
+        return reopening.after_outage(rented, thrift.rented(spot.usable), live, closed, view.now)
+
+    def _on_spot(
+        self, spot: fleet.Share, again: reopening.Return | None, view: View, memory: Json
+    ) -> list[Place]:
+        """SELECT-NEXT-ZONE for every missing replica, each counted before the next. After an outage one goes to each
+        zone that may be asked, in Z_P or not."""
+        count = min(spot.missing, view.limit, spot.missing if again is None else again.most)
+        if count <= 0:
             return []
-        preempting = memory.get("preempting", ())
-        available = [offer for offer in spot.usable if blocks.market(offer) not in preempting] or spot.usable
+        preempting = memory.get("preempting", ()) if again is None else ()
+        usable = spot.usable if again is None else again.usable
+        available = [offer for offer in usable if blocks.market(offer) not in preempting] or usable
         if self.shuffled:
             available = sorted(available, key=lambda o: crc32(f"{view.now:.0f} {o.zone}".encode()))
         spread = fleet.Spread(fleet.spot((*view.replicas, *view.others)), by_region=self.by_region)
         places = []
-        for _ in range(min(spot.missing, view.limit) if available else 0):
+        for _ in range(count if available else 0):
             fresh = [offer for offer in available if not spread.in_zone[offer.zone]]
             why = "no spot replica there yet" if fresh else "fewest there, of the cheapest"
             band = fleet.cheapest(fresh or available, view.goal.work, self.equal_cost)
