@@ -15,7 +15,8 @@ the fleet costs, per hour,
     may have no room must save the more, the likelier it refuses; one that had none when last asked gets one replica
     on trial.
 4.  A zone without room is asked again when that has lasted as long again, after 10 min to 4 h, or after 40 min to
-    16 h where we hold replicas: the longer an outage has lasted, the longer it will.
+    16 h where we hold replicas: the longer an outage has lasted, the longer it will. After an outage of all zones the
+    first to take a replica has the others asked at once, and gets no more for a minute.
 5.  mu, what an hour below N_tar is worth, is steered: mu = 0.1 * price_od * N_tar / (1 - target) * e^b, where b is by
     how much the error budget is overdrawn, in units of what the target allows in 72 hours, within +-2.5;
     and at least twice what N_tar replicas cost on demand.
@@ -38,7 +39,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.model import CapacityType, Event, Json, Offer, Replica, ReplicaState, Zone
-from policies.placement import blocks, fleet, risk_market, risk_search, thrift
+from policies.placement import blocks, fleet, reopening, risk_market, risk_search, thrift
 from policies.placement.base import Decision, End, Place, View
 from policies.placement.blocks import is_spot
 from policies.placement.risk_market import HELD, HOUR_S, Market
@@ -161,7 +162,7 @@ class _Look:
         usable = _by_zone(blocks.open_offers(offers, closed, now))
         known = _by_zone([*offers, *(replica.offer for replica in self.spot)])
         self.zones = list(known)
-        self.retry_at = [market.retry_at(zone) for zone in self.zones]
+        self.retry_at = self._retry_at()
         self.usable = [
             None if at is not None and at > now else usable.get(zone)
             for zone, at in zip(self.zones, self.retry_at, strict=True)
@@ -190,6 +191,35 @@ class _Look:
             )
             for rates in ([hazard.now for hazard in hazards], self.per_hour)
         )
+
+    def _retry_at(self) -> list[float | None]:
+        """When each zone may be asked again.
+
+        After an outage in which all zones were shut, the first that takes a replica shows that the market is open. The
+        others are asked at once, and it is left alone until `reopening.PATIENCE_S` later: else it would take the whole
+        fleet, and its next preemption would be an outage again."""
+        retry_at = [self.market.retry_at(zone) for zone in self.zones]
+        hosts = thrift.own_zones(self.view.offers)
+        live = [*self.spot, *fleet.spot(self.view.others)]
+        taken = [r for r in live if r.launched_at is not None and r.zone not in hosts]
+        rented = [zone for zone in self.zones if zone not in hosts]
+        refused_at = {zone: self.market.refused_at(zone) for zone in rented}
+        held = {replica.zone for replica in taken}
+        if (
+            len(held) != 1
+            or len(rented) < 2
+            or any(refused_at[zone] is None for zone in rented if zone not in held)
+        ):
+            return retry_at
+        began = min(replica.launched_at for replica in taken if replica.launched_at is not None)
+        if self.view.now >= began + reopening.PATIENCE_S:
+            return retry_at
+        for index, zone in enumerate(self.zones):
+            if zone in held:
+                retry_at[index] = began + reopening.PATIENCE_S
+            elif (at := refused_at.get(zone)) is not None:
+                retry_at[index] = began if at <= began else at + reopening.ASK_AGAIN_S
+        return retry_at
 
     def _count(self, zones: Iterable[Zone]) -> Fleet:
         count = Counter(zones)

@@ -200,6 +200,11 @@ class Market:
         wait_s = min(patience * LONGEST_RETRY_S, max(patience * FIRST_RETRY_S, RETRY_SHARE * lasted_s))
         return float(record["empty_at"] + wait_s)
 
+    def refused_at(self, zone: Zone) -> float | None:
+        """When a zone last had no room; None if it had room when last seen."""
+        at = self._record(zone).get("empty_at")
+        return None if at is None else float(at)
+
     def refusals(self, zone: Zone) -> float:
         """How many a zone that is asked for one more replica is expected to give before it takes one. What was last
         seen of it becomes less certain with time, down to what is known of a zone nobody asked."""
