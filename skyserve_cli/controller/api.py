@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 8 << 20
 MAX_LOG_BYTES = 1 << 20
+PIECE_BYTES = 64 * 1024
 MAX_HISTORY_REPLICAS = 5_000
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -126,14 +127,23 @@ class Api:
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response(self._office.health())
 
-    async def _services(self, request: web.Request) -> web.Response:
+    async def _services(self, request: web.Request) -> web.StreamResponse:
         everything, ended = "all" in request.query, "ended" in request.query
         content = partial(self._office.services, down=everything, ended=ended)
         found = await self._snapshots.get((everything, ended), lambda: {"services": content()})
         headers = {"ETag": found.etag, "Cache-Control": "no-cache"}
         if found.etag in (tag.strip() for tag in request.headers.get("If-None-Match", "").split(",")):
             return web.Response(status=304, headers=headers)
-        return web.Response(body=found.body, content_type="application/json", headers=headers)
+        if len(found.body) <= PIECE_BYTES:
+            return web.Response(body=found.body, content_type="application/json", headers=headers)
+        # Written at once, asyncio would move what is left of it after each piece that the socket takes.
+        response = web.StreamResponse(headers=headers)
+        response.content_type, response.content_length = "application/json", len(found.body)
+        await response.prepare(request)
+        for start in range(0, len(found.body), PIECE_BYTES):
+            await response.write(found.body[start : start + PIECE_BYTES])
+        await response.write_eof()
+        return response
 
     async def _put(self, request: web.Request) -> web.Response:
         body = await _body(request)

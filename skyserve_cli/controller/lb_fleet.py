@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
+import orjson
 
 from lb.config.options import Listen
 from lb.config.schema import Readiness, Stats, Table, WireError
 from policies.model import Load
 from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.lb_process import Agent, AgentFolder, Shape, shape_of, table_for
-from skyserve_cli.controller.loads import load_of
+from skyserve_cli.controller.loads import load_of, slowdown
 from skyserve_cli.controller.ports import AgentOrder
 
 log = logging.getLogger(__name__)
@@ -176,8 +177,9 @@ class _Keeper:
         if self._failures:
             return float(min(LONGEST_RESTART_S, 0.05 * 2 ** min(self._failures, 10)))
         table = self._acked
-        draining = table is not None and any(t.state is Readiness.DRAINING for t in table.targets)
-        return DRAIN_POLL_S if draining else POLL_S
+        targets = () if table is None else table.targets
+        draining = any(target.state is Readiness.DRAINING for target in targets)
+        return (DRAIN_POLL_S if draining else POLL_S) * slowdown(len(targets))
 
     async def _turn(self) -> None:
         order = self._order
@@ -247,7 +249,7 @@ class _Keeper:
         url = f"{agent.admin_url}/-/stats?window_s={window_s:g}"
         async with self._session.get(url, headers=agent.authorization) as response:
             response.raise_for_status()
-            stats = Stats.from_json(await response.json())
+            stats = Stats.from_json(orjson.loads(await response.read()))
         table = self._acked
         if table is not None and stats.revision != table.revision:
             self._acked = None  # somebody restarted it behind our back: push again

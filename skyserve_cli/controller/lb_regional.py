@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import aiohttp
+import orjson
 
 from lb.config.schema import Readiness, Stats, Table, WireError
 from policies.model import Event, Load, ProbeFailed, ProbePassed
@@ -32,7 +33,7 @@ from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.bundle import Bundle, agent_bundle
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.deploy import Release, Serving, arguments_of, deploy, end_frozen, serving, tidy
-from skyserve_cli.controller.loads import load_of
+from skyserve_cli.controller.loads import load_of, slowdown
 from skyserve_cli.controller.ports import RegionalOrder
 
 log = logging.getLogger(__name__)
@@ -268,7 +269,10 @@ class _Keeper:
             target.state is Readiness.DRAINING for target in self._acked.targets
         )
         awaits = self._serving is None or self._release is None or self._serving.release != self._release.name
-        return HURRY_S if draining or (awaits and not self._trouble) else POLL_S
+        if awaits and not self._trouble:
+            return HURRY_S
+        targets = 0 if self._acked is None else len(self._acked.targets)
+        return (HURRY_S if draining else POLL_S) * slowdown(targets)
 
     async def _turn(self) -> None:
         order, on_thread = self._order, self._fleet.on_thread
@@ -333,7 +337,7 @@ class _Keeper:
         url = f"http://127.0.0.1:{self._forward.port}/-/stats?window_s={window_s:g}"
         async with self._session.get(url, headers=self._authorization()) as response:
             response.raise_for_status()
-            stats = Stats.from_json(await response.json())
+            stats = Stats.from_json(orjson.loads(await response.read()))
         table = self._acked
         if table is not None and stats.revision != table.revision:
             self._acked = None  # it began with an older one: push again

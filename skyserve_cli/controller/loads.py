@@ -8,7 +8,13 @@ from lb.config.schema import Readiness, Stats, Table
 from policies.model import Load
 
 SHORTEST_WINDOW_S = 10.0
+MANY_TARGETS = 500
 HEARD_S = 30.0  # an agent probes a target that is not ready every few seconds
+
+
+def slowdown(targets: int) -> float:
+    """How much rarer an agent of many targets is polled: what it says of a thousand takes 10 ms to read."""
+    return max(1.0, targets / MANY_TARGETS)
 
 
 def load_of(stats: Stats, table: Table | None) -> Load:

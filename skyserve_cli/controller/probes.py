@@ -51,6 +51,7 @@ class HttpProber:
         self._loop = loop
         self._wake = wake
         self._attention = Attention(loop, SystemClock()) if attention is None else attention
+        self._watched: tuple[ProbeOrder, ...] = ()
         self._orders: dict[Key, ProbeOrder] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._failed: dict[str, dict[int, FailedProbe]] = {}
@@ -66,7 +67,10 @@ class HttpProber:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def watch(self, orders: Sequence[ProbeOrder]) -> None:
-        self._loop.call_soon_threadsafe(self._apply, tuple(orders))
+        watched = tuple(orders)
+        if watched != self._watched:  # at most turns of a large fleet they are the very same objects
+            self._watched = watched
+            self._loop.call_soon_threadsafe(self._apply, watched)
 
     def drain(self) -> list[tuple[str, Event]]:
         events = []
@@ -85,10 +89,6 @@ class HttpProber:
 
     def _apply(self, orders: Sequence[ProbeOrder]) -> None:
         self._orders = {(order.service, order.replica_id): order for order in orders}
-        for key, task in list(self._tasks.items()):
-            if task.done():  # only a bug ends it; the replica must not stay unprobed for it
-                log.error("probing %s replica %d ended: %r", *key, task.exception())
-                del self._tasks[key]
         for key in self._tasks.keys() - self._orders.keys():
             self._tasks.pop(key).cancel()
             self._forget(key)
@@ -104,17 +104,20 @@ class HttpProber:
             await asyncio.sleep(order.probe.interval_s * (order.replica_id * _GOLDEN % 1.0))
         try:
             while True:
-                async with self._in_flight:
-                    begun = self._loop.time()
-                    outcome = await line.probe(self._orders[key])
-                void = outcome.trouble is not None and self._attention.was_lost(begun)
-                if not void:
-                    self._record(key, outcome)
-                interval_s = order.probe.interval_s
+                passed = False
+                try:
+                    async with self._in_flight:
+                        begun = self._loop.time()
+                        outcome = await line.probe(self._orders[key])
+                    passed = outcome.trouble is None
+                    if passed or not self._attention.was_lost(begun):
+                        self._record(key, outcome)
+                except Exception:  # only a defect; the replica must not stay unprobed for it
+                    log.exception("probing %s replica %d", *key)
                 order = self._orders[key]
-                if outcome.trouble is not None or not order.passing:
-                    interval_s = min(interval_s, EAGER_INTERVAL_S)
-                await asyncio.sleep(interval_s)
+                is_eager = not passed or not order.passing
+                interval_s = order.probe.interval_s
+                await asyncio.sleep(min(interval_s, EAGER_INTERVAL_S) if is_eager else interval_s)
         finally:
             line.close()
 

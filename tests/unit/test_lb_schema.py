@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -120,3 +121,36 @@ def test_the_url_of_a_target(url: str, words: str | None) -> None:
     problem = url_problem(url)
     assert (problem is None) == (words is None)
     assert words is None or words in (problem or "")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"id": ""}, "targets[0].id: must not be empty"),
+        ({"id": 513 * "x"}, "targets[0].id: longer than 512 characters"),
+        ({"in_flight": -1}, "targets[0].in_flight: must be between 0 and 9007199254740992"),
+        ({"requests": True}, "targets[0].requests: expected a whole number, got true or false"),
+        ({"errors": 2**53 + 1}, "targets[0].errors: must be between 0 and 9007199254740992"),
+        ({"ejected": 1}, "targets[0].ejected: expected true or false, got a number"),
+        ({"heard_s": -1.0}, "targets[0].heard_s: must be between 0 and 1e+12"),
+        ({"heard_s": float("nan")}, "targets[0].heard_s: must be between 0 and 1e+12"),
+        ({"more": 1}, "targets[0].more: is not known"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_the_load_of_a_target(change: dict[str, Any], problem: str) -> None:
+    """However it is read: what is right goes a shorter way."""
+    target = TargetStats("a", 1, 2, 3, ejected=False, heard_s=0.5)
+    stats = Stats("chat", "eu", "r1", 1.0, 60.0, 1, 1, 0, 0, 0.0, (target,))
+    assert Stats.from_json(stats.to_json()) == stats
+    message = stats.to_json()
+    message["targets"][0] |= change
+    with pytest.raises(WireError) as error:
+        Stats.from_json(message)
+    assert str(error.value) == problem
+
+
+@pytest.mark.parametrize("change", [{"id": "\u00e9\u200b"}, {"heard_s": None}, {"heard_s": 1}], ids=str)
+def test_the_load_of_a_target_that_is_unusual(change: dict[str, Any]) -> None:
+    message = {**TargetStats("a", 1, 2, 3, ejected=False, heard_s=0.5).to_json(), **change}
+    assert TargetStats.from_json(message).to_json() == message
