@@ -87,6 +87,7 @@ def _json(account: Lived, history: dict[str, Any]) -> dict[str, Any]:
         "launches": run.launches,
         "preemptions": account.preemptions,
         "failed_launches": account.failed_launches,
+        "crashes": account.crashes,
         "zones": [each._asdict() for each in account.bought],
     }
     rounded: dict[str, Any] = _rounded(shown)

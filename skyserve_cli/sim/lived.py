@@ -21,6 +21,8 @@ TICK_S = 0.1  # as fine as anything is drawn
 LEAST_S = 1.0  # a shorter time is no account
 _DAY_S, _HOUR_S = 86_400.0, 3600.0
 _REFUSALS = (EndReason.CAPACITY, EndReason.QUOTA, EndReason.AUTH, EndReason.CONFIG, EndReason.CLOUD_ERROR)
+#: Ends that are the service's own doing, not the market's.
+_CRASHES = (EndReason.SETUP_FAILED, EndReason.RUN_EXITED, EndReason.START_TIMEOUT, EndReason.PROBE_FAILED)
 _WITHOUT_EXTRA = frozenset({"risk_hedge", "on_demand"})  # decide themselves how many there are
 
 Json = Mapping[str, Any]
@@ -39,6 +41,7 @@ class Bought(NamedTuple):
     launches: int
     preemptions: int
     failed_launches: int
+    crashes: int
     hours: float
     usd: float
 
@@ -63,6 +66,10 @@ class Lived:
     @property
     def failed_launches(self) -> int:
         return sum(each.failed_launches for each in self.bought)
+
+    @property
+    def crashes(self) -> int:
+        return sum(each.crashes for each in self.bought)
 
 
 def lived(history: Json) -> Lived:
@@ -98,6 +105,7 @@ class _Life(NamedTuple):
     was_launched: bool
     was_refused: bool
     was_taken: bool
+    crashed: bool
 
     @staticmethod
     def of(replica: Json, begin: float, end: float) -> _Life:
@@ -112,6 +120,7 @@ class _Life(NamedTuple):
             was_launched=launched_at is not None and launched_at >= begin,
             was_refused=counts and launched_at is None and reason in _REFUSALS,
             was_taken=counts and launched_at is not None and spot and reason == EndReason.PREEMPTED,
+            crashed=counts and reason in _CRASHES,
         )
 
     @property
@@ -135,10 +144,11 @@ def _bought(lives: Sequence[_Life]) -> Iterator[Bought]:
             launches=sum(life.was_launched for life in members),
             preemptions=sum(life.was_taken for life in members),
             failed_launches=sum(life.was_refused for life in members),
+            crashes=sum(life.crashed for life in members),
             hours=sum(life.hours for life in members),
             usd=sum(life.usd for life in members),
         )
-        if found.launches or found.failed_launches or found.preemptions or found.hours:
+        if found.launches or found.failed_launches or found.preemptions or found.crashes or found.hours:
             yield found
 
 

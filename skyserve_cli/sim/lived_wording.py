@@ -16,6 +16,10 @@ GLOSSARY = (
     ("cost", "what was paid, over the price of the wanted replicas on demand"),
     ("on demand", "share of that cost that went to on-demand replicas"),
     ("preempted, failed", "spot replicas lost, and launches without success"),
+    (
+        "crashed",
+        "replicas whose setup or run failed, that were not ready in time, or whose probe failed for too long",
+    ),
 )
 
 
@@ -49,7 +53,17 @@ def verdict(lived: Lived) -> str:
 def totals(lived: Lived) -> Table:
     """One row."""
     run = lived.run
-    columns = ["#AVAILABLE", "#CAPACITY", "#COST", "$", "$ ON DEMAND", "#ON DEMAND", "#PREEMPTED", "#FAILED"]
+    columns = [
+        "#AVAILABLE",
+        "#CAPACITY",
+        "#COST",
+        "$",
+        "$ ON DEMAND",
+        "#ON DEMAND",
+        "#PREEMPTED",
+        "#FAILED",
+        "#CRASHED",
+    ]
     cells = [
         f"{run.availability:.2%}",
         f"{run.capacity_fraction:.2%}",
@@ -59,13 +73,24 @@ def totals(lived: Lived) -> Table:
         f"{run.on_demand_cost_share:.1%}",
         str(lived.preemptions),
         str(lived.failed_launches),
+        str(lived.crashes),
     ]
     return columns, [cells]
 
 
 def bought(lived: Lived) -> Table:
     """A row for each zone and capacity type."""
-    columns = ["ZONE", "REGION", "CAPACITY", "#LAUNCHED", "#PREEMPTED", "#FAILED", "#REPLICA TIME", "$"]
+    columns = [
+        "ZONE",
+        "REGION",
+        "CAPACITY",
+        "#LAUNCHED",
+        "#PREEMPTED",
+        "#FAILED",
+        "#CRASHED",
+        "#REPLICA TIME",
+        "$",
+    ]
     rows = [
         [
             each.zone,
@@ -74,6 +99,7 @@ def bought(lived: Lived) -> Table:
             str(each.launches),
             str(each.preemptions),
             str(each.failed_launches),
+            str(each.crashes),
             span(each.hours * 3600),
             usd(each.usd),
         ]

@@ -98,11 +98,30 @@ def test_an_eventful_life_in_figures() -> None:
 def test_where_it_went() -> None:
     account = lived(eventful().json())
     assert [each._replace(hours=round(each.hours * 3600), usd=0.0) for each in account.bought] == [
-        Bought("a", "east", SPOT, 1, 1, 0, 110, 0.0),
-        Bought("b", "east", ON_DEMAND, 1, 0, 0, 100, 0.0),
-        Bought("b", "east", SPOT, 0, 0, 1, 200, 0.0),
+        Bought("a", "east", SPOT, 1, 1, 0, 0, 110, 0.0),
+        Bought("b", "east", ON_DEMAND, 1, 0, 0, 0, 100, 0.0),
+        Bought("b", "east", SPOT, 0, 0, 1, 0, 200, 0.0),
     ]
     assert sum(each.usd for each in account.bought) == pytest.approx(account.run.usd)
+
+
+@pytest.mark.parametrize(
+    ("reason", "crashes"),
+    [
+        ("SETUP_FAILED", 1),
+        ("RUN_EXITED", 1),
+        ("START_TIMEOUT", 1),
+        ("PROBE_FAILED", 1),
+        ("PREEMPTED", 0),
+        ("SCALED_DOWN", 0),
+        ("REPLACED", 0),
+    ],
+)
+def test_replicas_that_failed_by_themselves_are_counted(reason: str, crashes: int) -> None:
+    past = Past().lives(1, 1.0, 10.0).lives(2, 1.0, 10.0).lives(3, 20.0, None, 50.0, zone="b", reason=reason)
+    account = lived(past.json())
+    assert (account.crashes, account.failed_launches) == (crashes, 0)
+    assert [each.crashes for each in account.bought] == [0, crashes]
 
 
 def test_what_is_drawn_is_what_was_paid_for_and_when_it_was_short() -> None:
