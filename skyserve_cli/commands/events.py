@@ -11,11 +11,15 @@ from typing import Annotated
 
 import typer
 
+from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Output, View, complete_service, controller, find
 from skyserve_cli.commands.progress import words
+from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.output import date_time, printable, put
 
 POLL_S = 0.5
+USUAL_LINES = 100
+MOST_LINES = 10_000
 
 
 def events(
@@ -25,19 +29,32 @@ def events(
     ] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
     count: Annotated[
-        int, typer.Option("-n", "--lines", min=0, max=10_000, help="At most so many old lines.")
-    ] = 100,
+        int | None,
+        typer.Option(
+            "-n",
+            "--lines",
+            min=0,
+            max=MOST_LINES,
+            help="At most so many old lines. Default: 100, or all with --since.",
+        ),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="DURATION", help="Old lines of the last 2h, say.")
+    ] = None,
     output: Annotated[
         Output, typer.Option("-o", "--output", help="json: an object per line.")
     ] = Output.TABLE,
 ) -> None:
     """Tell the story: what happened to services and replicas, and why."""
+    begin = 0.0 if since is None else SystemClock().now() - seconds("--since", since)
+    if count is None:
+        count = USUAL_LINES if since is None else MOST_LINES
     client = controller()
     if name is not None:
         find(client.services(down=True), name)
     # One line at least, to know where the story has got to.
     told = client.events(name, newest=True, limit=max(1, count))
-    _tell(told[-count:] if count else [], output)
+    _tell([event for event in told[-count:] if event["at"] >= begin] if count else [], output)
     after = told[-1]["seq"] if told else 0
     with suppress(KeyboardInterrupt):
         while follow:
