@@ -19,13 +19,12 @@ _NOWHERE = "http://127.0.0.1:1"  # a port that refuses every connection
 def main() -> int:
     """The daemon, with endpoints that its prober cannot reach while the file is there. All else is the product's own."""
     file = Path(os.environ["SKYSERVE_HOME"]) / DEAF
-    probe = probes.HttpProber._probe
+    probe = probes.ReplicaLine.probe
 
-    async def probe_or_not(self: probes.HttpProber, order: ProbeOrder, session: object) -> object:
-        heard = order._replace(endpoint=_NOWHERE) if file.exists() else order
-        return await probe(self, heard, session)  # type: ignore[arg-type]
+    async def probe_or_not(self: probes.ReplicaLine, order: ProbeOrder) -> object:
+        return await probe(self, order._replace(endpoint=_NOWHERE) if file.exists() else order)
 
-    probes.HttpProber._probe = probe_or_not  # type: ignore[assignment,method-assign]
+    probes.ReplicaLine.probe = probe_or_not  # type: ignore[assignment,method-assign]
     return daemon.main()
 
 

@@ -99,7 +99,7 @@ class HttpProber:
             self._tasks[key] = self._loop.create_task(self._probe_on(key))
 
     async def _probe_on(self, key: Key) -> None:
-        order, line = self._orders[key], _Line(self._tls)
+        order, line = self._orders[key], ReplicaLine(self._tls)
         if order.passing:  # a controller that has just started does not probe a whole fleet in one moment
             await asyncio.sleep(order.probe.interval_s * (order.replica_id * _GOLDEN % 1.0))
         try:
@@ -144,7 +144,7 @@ class HttpProber:
                 del self._failed[key[0]]
 
 
-class _Line:
+class ReplicaLine:
     """To one replica: the connection that is kept for its next probe."""
 
     def __init__(self, tls: ssl.SSLContext) -> None:
