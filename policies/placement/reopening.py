@@ -11,10 +11,10 @@ blocks say when each zone refused, the replicas say when the probe was accepted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from policies.model import Json, Offer, Replica
+from policies.model import Json, Offer, Replica, Zone
 from policies.placement import blocks
 
 ASK_AGAIN_S = 15.0
@@ -27,6 +27,16 @@ class Return(NamedTuple):
     usable: Sequence[Offer]
     most: int
     wake_at: float | None = None
+
+
+def ask_again_at(refused_at: Mapping[Zone, float], began: float) -> dict[Zone, float]:
+    """When to ask each zone again, the probe having been accepted at `began`."""
+    return {zone: began if at <= began else at + ASK_AGAIN_S for zone, at in refused_at.items()}
+
+
+def accepted_at(replicas: Iterable[Replica]) -> float | None:
+    """When a zone first accepted one of these; None if none did."""
+    return min((each.launched_at for each in replicas if each.launched_at is not None), default=None)
 
 
 def after_outage(
@@ -48,16 +58,11 @@ def after_outage(
         return None
     if not held:
         return Return(usable, 0 if asked else 1) if asked or usable else None
-    began = min(replica.launched_at for replica in accepted if replica.launched_at is not None)
-    ends_at = began + PATIENCE_S
-    if now >= ends_at:
+    began = accepted_at(accepted)
+    if began is None or now >= began + PATIENCE_S:
         return None
-    again = {
-        zone: began if refusal.at <= began else refusal.at + ASK_AGAIN_S
-        for zone, refusal in refused.items()
-        if refusal is not None
-    }
+    again = ask_again_at({zone: each.at for zone, each in refused.items() if each is not None}, began)
     lifted = [offer for offer in others if again[offer.zone] <= now and offer.zone not in asked]
     allowed = [offer for offer in lifted if not blocks.barred(offer, closed, now)]
     waits = [at for zone, at in again.items() if at > now and zone not in asked]
-    return Return(allowed, len({offer.zone for offer in allowed}), min([*waits, ends_at]))
+    return Return(allowed, len({offer.zone for offer in allowed}), min([*waits, began + PATIENCE_S]))

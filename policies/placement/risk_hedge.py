@@ -200,26 +200,20 @@ class _Look:
         fleet, and its next preemption would be an outage again."""
         retry_at = [self.market.retry_at(zone) for zone in self.zones]
         hosts = thrift.own_zones(self.view.offers)
-        live = [*self.spot, *fleet.spot(self.view.others)]
-        taken = [r for r in live if r.launched_at is not None and r.zone not in hosts]
-        rented = [zone for zone in self.zones if zone not in hosts]
-        refused_at = {zone: self.market.refused_at(zone) for zone in rented}
-        held = {replica.zone for replica in taken}
-        if (
-            len(held) != 1
-            or len(rented) < 2
-            or any(refused_at[zone] is None for zone in rented if zone not in held)
-        ):
+        live = [r for r in (*self.spot, *fleet.spot(self.view.others)) if r.zone not in hosts]
+        held = {replica.zone for replica in live if replica.launched_at is not None}
+        began = reopening.accepted_at(live)
+        if began is None or len(held) != 1 or self.view.now >= began + reopening.PATIENCE_S:
             return retry_at
-        began = min(replica.launched_at for replica in taken if replica.launched_at is not None)
-        if self.view.now >= began + reopening.PATIENCE_S:
+        others = [zone for zone in self.zones if zone not in held and zone not in hosts]
+        empty = {zone: span for zone in others if (span := self.market.empty(zone)) is not None}
+        asked_at = min(replica.created_at for replica in live if replica.zone in held)
+        # Zones that were asked together with this one, as at the first launch of a service, show no outage.
+        if not others or len(empty) < len(others) or any(since >= asked_at for since, _ in empty.values()):
             return retry_at
-        for index, zone in enumerate(self.zones):
-            if zone in held:
-                retry_at[index] = began + reopening.PATIENCE_S
-            elif (at := refused_at.get(zone)) is not None:
-                retry_at[index] = began if at <= began else at + reopening.ASK_AGAIN_S
-        return retry_at
+        again = reopening.ask_again_at({zone: at for zone, (_, at) in empty.items()}, began)
+        again |= dict.fromkeys(held, began + reopening.PATIENCE_S)
+        return [again.get(zone, at) for zone, at in zip(self.zones, retry_at, strict=True)]
 
     def _count(self, zones: Iterable[Zone]) -> Fleet:
         count = Counter(zones)

@@ -200,10 +200,10 @@ class Market:
         wait_s = min(patience * LONGEST_RETRY_S, max(patience * FIRST_RETRY_S, RETRY_SHARE * lasted_s))
         return float(record["empty_at"] + wait_s)
 
-    def refused_at(self, zone: Zone) -> float | None:
-        """When a zone last had no room; None if it had room when last seen."""
-        at = self._record(zone).get("empty_at")
-        return None if at is None else float(at)
+    def empty(self, zone: Zone) -> tuple[float, float] | None:
+        """When a zone was first and last known to have no room; None if it had room when last seen."""
+        record = self._record(zone)
+        return (record["empty_from"], record["empty_at"]) if "empty_at" in record else None
 
     def refusals(self, zone: Zone) -> float:
         """How many a zone that is asked for one more replica is expected to give before it takes one. What was last

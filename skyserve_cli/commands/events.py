@@ -33,9 +33,10 @@ def events(
         typer.Option(
             "-n",
             "--lines",
+            metavar="N",
             min=0,
             max=MOST_LINES,
-            help="At most so many old lines. Default: 100, or all with --since.",
+            help=f"The last N old lines at most. Default: {USUAL_LINES}, or {MOST_LINES} with --since.",
         ),
     ] = None,
     since: Annotated[

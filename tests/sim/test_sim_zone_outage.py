@@ -30,7 +30,7 @@ def test_a_fleet_is_in_several_zones_a_minute_after_the_market_is_back(seed: int
 
 
 @pytest.mark.parametrize("placer", ["dynamic_fallback", "risk_hedge"])
-@pytest.mark.parametrize("seed", SEEDS[:6])  # 15 s for all
+@pytest.mark.parametrize("seed", SEEDS)
 def test_hedged_fleets_return_to_several_zones(seed: int, placer: str) -> None:
     """On-demand replicas stand in until then, so there is time to look for a second zone."""
     life = after_an_outage(seed, placer)

@@ -719,3 +719,21 @@ def test_memory_survives_a_round_trip_through_the_store() -> None:
     memory = learned(EIGHT_HOURS_DRY, Preempted(1), ProbePassed(4), live=live)
     assert risk_market.learn(memory, [], {}, NOW)["zones"] == memory["zones"]
     assert json.loads(json.dumps(memory)) == memory
+
+
+@pytest.mark.parametrize(
+    ("empty_s", "accepted_s", "expected"),
+    [
+        pytest.param(3600.0, 10.0, {"b1", "u1"}, id="after an outage the others are asked first"),
+        pytest.param(300.0, 70.0, {"a1"}, id="until the patience ends"),
+        pytest.param(5.0, 10.0, {"a1"}, id="zones that were asked together show no outage"),
+    ],
+)
+def test_after_an_outage_the_first_zone_does_not_take_all(
+    empty_s: float, accepted_s: float, expected: set[str]
+) -> None:
+    others = empty(empty_s / HOUR)
+    record = {**others, "empty_at": others["empty_from"]}  # each has refused once
+    memory = knowing(held(100.0), record, record)
+    decided = decide(replicas(READY, since=NOW - accepted_s), memory)
+    assert set(zones(decided)) == expected
