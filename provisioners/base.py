@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 from policies.model import AcceleratorQps, CapacityType, Offer, Role, Zone
 
 if TYPE_CHECKING:
-    from provisioners.shell import Shell  # which loads an SSH library
+    from provisioners.shell import Login, Shell  # which loads an SSH library
 
 DOCKER = "docker:"
 
@@ -225,6 +225,10 @@ class LoginSource(Protocol):
         """A connection of the caller's own to the head of the instance. Raises ShellError or ProvisionError."""
         ...
 
-    def work_folder(self, instance: Instance) -> str:
+    def login(self, instance: Instance, node: int = 0) -> Login:
+        """How to log in to a node of the instance; it is not called. Raises ProvisionError if it has no address."""
+        ...
+
+    def work_folder(self, instance: Instance, node: int = 0) -> str:
         """Where `run` was started, below the home of the user who is logged in."""
         ...

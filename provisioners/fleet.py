@@ -36,7 +36,7 @@ from provisioners.machines import (
     MachineState,
     machine_token,
 )
-from provisioners.shell import Shell
+from provisioners.shell import Login, Shell
 
 _TOKEN = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MAX_TOKEN - 2}}}[a-z0-9])?")
 A = TypeVar("A")
@@ -83,6 +83,10 @@ class Hosts(Protocol):
 
     def log_in(self, machine: Machine) -> Shell:
         """A connection of the caller's own. Raises ShellError or ProvisionError."""
+        ...
+
+    def login(self, machine: Machine) -> Login:
+        """How to log in to a machine that has an address."""
         ...
 
 
@@ -232,13 +236,19 @@ class FleetProvisioner:
     # --- LoginSource
 
     def log_in(self, instance: Instance) -> Shell:
-        machine = self._node(instance, 0)
+        return self._hosts.log_in(self._reachable(instance, 0))
+
+    def login(self, instance: Instance, node: int = 0) -> Login:
+        return self._hosts.login(self._reachable(instance, node))
+
+    def work_folder(self, instance: Instance, node: int = 0) -> str:
+        return f"{ROOT}/machines/{machine_token(instance.token, node)}/work"
+
+    def _reachable(self, instance: Instance, node: int) -> Machine:
+        machine = self._node(instance, node)
         if machine is None or machine.address is None:
             raise TransientError(f"{instance.id} has no address yet", cloud=self.name, zone=instance.zone)
-        return self._hosts.log_in(machine)
-
-    def work_folder(self, instance: Instance) -> str:
-        return f"{ROOT}/machines/{machine_token(instance.token, 0)}/work"
+        return machine
 
     # --- inside
 

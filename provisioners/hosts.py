@@ -118,6 +118,9 @@ class SshHosts:
     def log_in(self, machine: Machine) -> Shell:
         return self._dial(self._login(machine))
 
+    def login(self, machine: Machine) -> Login:
+        return self._login(machine)
+
     def _gather(self, replica: str, rank: int, num_nodes: int) -> bool:
         """Note that the node is prepared. Returns whether all of them are, and lets the others know if so."""
         with self._lock:
