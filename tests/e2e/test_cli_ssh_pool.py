@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
+import subprocess
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -101,6 +104,75 @@ def test_a_service_on_two_hosts_from_up_to_down(serve: Serve, rack: dict[str, Vm
 
     serve.ok("down", "web", "-y")
     assert running(rack) == []
+
+
+def test_commands_and_a_shell_on_hosts(serve: Serve, rack: dict[str, Vm], tmp_path: Path) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text("envs: {COLOUR: green}" + SERVICE)
+    serve.ok("up", file, "-y", "--name", "web")
+    serve.eventually(lambda: serve.view("web")["ready"] == 2)
+    zones = {one["id"]: one["zone"] for one in serve.view("web")["replicas"]}
+    first, second = sorted(zones)
+
+    said = serve("exec", "web", "--replica", str(first), "--", "cat index.html; echo $COLOUR >&2; exit 7")
+    assert (said.code, said.out, said.err) == (7, f"I am {zones[first]}\n", "green\n")
+    both = serve.ok("exec", "web", "--all", "--", "printf", "%s", "a b")
+    assert sorted(both.out.splitlines()) == [f"{first} | a b", f"{second} | a b"]
+    assert serve("exec", "web", "--", "true").code == 2
+
+    with subprocess.Popen(
+        [*serve.command, "exec", "web", "--all", "--", "echo started; sleep 7654.5"],
+        env=serve.environment,
+        stdout=subprocess.PIPE,
+    ) as program:
+        assert program.stdout is not None
+        assert {program.stdout.readline(), program.stdout.readline()} == {
+            f"{one} | started\n".encode() for one in (first, second)
+        }
+        os.kill(program.pid, signal.SIGINT)
+        assert program.wait(60) == 130
+    assert [vm.run("pgrep -fa '[7]654.5' || true") for vm in rack.values()] == ["", ""]
+
+    code, screen = _on_a_terminal(
+        serve, "ssh", "web", "--replica", str(first), keys="cat index.html; tty; exit 5\n"
+    )
+    assert code == 5, screen
+    assert f"I am {zones[first]}" in screen
+    assert "/dev/pts/" in screen
+    assert list(serve.home.glob(".ssh-*")) == []
+
+    without = serve("ssh", "web", "--replica", str(first), env={"PATH": str(tmp_path)})
+    assert without.code == 1
+    assert "install OpenSSH's client" in without.err
+
+    route = ["unreachable", f"{rack[zones[second]].address}/32"]
+    subprocess.run(["ip", "route", "add", *route], check=True)
+    try:
+        lost = serve("exec", "web", "--replica", str(second), "--", "true")
+    finally:
+        subprocess.run(["ip", "route", "del", *route], check=True)
+    assert (lost.code, "cannot be reached" in lost.err) == (255, True), lost
+
+
+def _on_a_terminal(serve: Serve, *arguments: str, keys: str) -> tuple[int, str]:
+    """The exit code of `serve` with a terminal on which `keys` are pressed, and what the terminal shows."""
+    terminal, side = pty.openpty()
+    program = subprocess.Popen(
+        [*serve.command, *arguments],
+        env=serve.environment,
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        start_new_session=True,
+    )
+    os.close(side)
+    os.write(terminal, keys.encode())
+    screen = b""
+    with suppress(OSError):  # the terminal has no other side any more
+        while content := os.read(terminal, 4096):
+            screen += content
+    os.close(terminal)
+    return program.wait(60), screen.decode()
 
 
 def _get(url: str) -> bytes:
