@@ -37,6 +37,17 @@ _ACTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "192.0.2.1/32"}]}
             ],
         },
+        "RevokeSecurityGroupIngress": {
+            "GroupId": "sg-00000000000000000",
+            "IpPermissions": [
+                {
+                    "IpProtocol": "tcp",
+                    "FromPort": 22,
+                    "ToPort": 22,
+                    "IpRanges": [{"CidrIp": "203.0.113.7/32"}],
+                }
+            ],
+        },
         "DeleteSecurityGroup": {"GroupId": "sg-00000000000000000"},
         "ImportKeyPair": {"KeyName": "skyserve-check", "PublicKeyMaterial": b"ssh-ed25519 AAAA"},
         "DeleteKeyPair": {"KeyName": "skyserve-check"},
