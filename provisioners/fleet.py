@@ -210,6 +210,12 @@ class FleetProvisioner:
                 self._forgetting = False
                 self._forgotten.notify_all()
 
+    def addresses(self, owner: str) -> frozenset[str]:
+        """Of the owner's machines, as last listed."""
+        with self._lock:
+            machines = [one for gang in self._seen.values() for one in gang if one.owner == owner]
+        return frozenset(one.address for one in machines if one.address is not None and not one.state.is_gone)
+
     def usd_hour(self, machine: Machine) -> float | None:
         """About what the machine costs; None where nobody knows."""
         return None

@@ -29,7 +29,8 @@ DEFAULT_PORT = 8000  # $SKYSERVE_REPLICA_PORT on a machine that has nothing else
 class SshHosts:
     """`login` says how to get into a machine. `is_booting`: machines are new, and need time to let us in. An idle machine
     reports every `heartbeat_s`; `poll_s` is the pause between two attempts, or two looks at a machine that cannot be
-    followed. `dial` connects for bringing up, `dial_line` for following."""
+    followed. `dial` connects for bringing up, `dial_line` for following. `seen_from` is called with the address that a machine
+    sees us at, on any thread."""
 
     def __init__(
         self,
@@ -42,7 +43,9 @@ class SshHosts:
         now: Callable[[], float] = unix_now,
         dial: Callable[[Login], Shell] = connect,
         dial_line: Callable[[Login], Awaitable[Line]] = connect_line,
+        seen_from: Callable[[str], None] = lambda address: None,
     ) -> None:
+        self._seen_from = seen_from
         self._login = login
         self._is_booting = is_booting
         self._boot_timeout_s = boot_timeout_s
@@ -76,6 +79,7 @@ class SshHosts:
                 now=self._now,
                 gather=self._gather,
                 changed=self._tell_change,
+                seen_from=self._seen_from,
             )
             self._attendants[machine.token] = attendant
         attendant.start()

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from provisioners.own_address import ADDRESS_URL
 from skyserve_cli.spec.problems import did_you_mean, dotted
 
 _MAX_BYTES = 1 << 20
@@ -29,6 +30,11 @@ class ControllerConfig(_Strict):
     tick_seconds: float = Field(default=1.0, gt=0.01, le=60, description="longest time between two ticks")
     sweep_minutes: float = Field(
         default=15.0, gt=0.001, le=1440, description="how often the clouds are searched for what nobody needs"
+    )
+    address_url: str | None = Field(
+        default=ADDRESS_URL,
+        pattern=r"^https?://",
+        description="responds with this host's public address; asked only if nothing nearer tells it. null: never",
     )
 
 
@@ -70,7 +76,11 @@ class RentedConfig(CloudConfig):
     use_private_ip: bool = Field(default=False, description="machines are reached inside their network")
     image: str | None = Field(default=None, description="the cloud's own name of the image to boot")
     disk_gb: int | None = Field(default=None, ge=10, le=65536, description="of the boot disk")
-    sources: tuple[str, ...] | None = Field(default=None, description="CIDR blocks that may reach machines")
+    sources: tuple[str, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="CIDR blocks that may reach machines, beside the load balancers; by default this host's address",
+    )
     labels: dict[str, str] = Field(default={}, description="tags of all that is made")
     dead_man_minutes: int = Field(
         default=720,

@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 from provisioners import rented
 from provisioners.aws.machines import AwsMachines, AwsSettings
 from provisioners.catalog.model import Catalog
+from provisioners.own_address import OwnAddresses
 
 
 class Section(rented.Section, Protocol):
@@ -21,7 +22,9 @@ class AwsProvisioner(rented.RentedProvisioner):
 
     name: ClassVar[str] = "aws"
 
-    def __init__(self, section: Section, catalog: Catalog, secret: bytes) -> None:
+    def __init__(
+        self, section: Section, catalog: Catalog, secret: bytes, own: OwnAddresses | None = None
+    ) -> None:
         settings = AwsSettings(
             regions=section.regions,
             profile=section.profile,
@@ -29,4 +32,4 @@ class AwsProvisioner(rented.RentedProvisioner):
             vpc=section.vpc,
             image=section.image,
         )
-        super().__init__(AwsMachines(settings), section, catalog, secret)
+        super().__init__(AwsMachines(settings), section, catalog, secret, own=own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def describe(folder: Path, observed: dict[str, Any]) -> dict[str, Any]:
     """The status: what was observed, how a script ended in a sentence, and how long the log is."""
     script = _ENDED.get(observed["state"])
     message = obituary(folder, script) if script else ""
-    return {**observed, "message": message, "log": list(log_window(folder))}
+    seen_from = os.environ.get("SSH_CLIENT", "").partition(" ")[0]  # sshd sets it for each session
+    return {**observed, "message": message, "log": list(log_window(folder)), "seen_from": seen_from}
 
 
 def state_of(folder: Path, order: dict[str, Any] | None) -> str:

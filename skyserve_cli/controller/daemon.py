@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
 from policies.model import Offer
-from provisioners.base import Instance, Provisioner, Requirements
+from provisioners.base import Gated, Instance, Provisioner, Requirements
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.controller import fingerprints, unix_socket
@@ -38,6 +39,7 @@ from skyserve_cli.controller.books import OfferBook, SpecBook
 from skyserve_cli.controller.clock import JUMP_S, SteadyClock, SystemClock
 from skyserve_cli.controller.evidence import DaemonEvidence
 from skyserve_cli.controller.fingerprints import ForeignKeysError
+from skyserve_cli.controller.gatekeeper import ThreadGatekeeper
 from skyserve_cli.controller.housekeeping import Housekeeper
 from skyserve_cli.controller.janitor import Sweeper
 from skyserve_cli.controller.last_words import LastWords
@@ -148,6 +150,12 @@ def _tell_jump(store: Store, jump_s: float, now: float) -> None:
     store.tell(Story("clock", f"clock jumped by {jump_s:+.0f} s"), now=now)
 
 
+def _tell_rules(store: Store, cloud: str, sentence: str, now: float) -> None:
+    said = f"rules for the network cannot be set: {sentence}" if sentence else "rules for the network are set"
+    with suppress(SQLAlchemyError, LeaseLostError):  # it is in the log, too
+        store.tell(Story("network", f"{cloud}: {said}"), now=now)
+
+
 class _ResolvedOffers:
     """The offer book, asked only for enabled clouds; a need that only disabled ones could meet meets no offer."""
 
@@ -248,6 +256,14 @@ async def run(home: Home) -> None:
         farewell=farewell,
         allows=leadership.allows,
     )
+    gatekeeper = ThreadGatekeeper(
+        [name for name in clouds.enabled if name not in clouds.without_sdk],
+        lambda name: cloud if isinstance(cloud := clouds.get(name), Gated) else None,
+        owner,
+        steady,
+        leadership.may_terminate,  # closing a rule that another controller needs is as final
+        tell=lambda cloud, sentence: _tell_rules(store, cloud, sentence, clock.now()),
+    )
     offers: Offers = _ResolvedOffers(clouds, OfferBook(usable, steady, woken.set))
     restored = read_restored(home.restored)
     adoption = Adoption(
@@ -272,6 +288,7 @@ async def run(home: Home) -> None:
         lb_host=config.load_balancer.host,
         regional=regional,
         names=names,
+        gatekeeper=gatekeeper,
         adoption=adoption,
         evidence=DaemonEvidence(attention, prober, fleet, regional, (prober, witness, regional)).of,
         epoch=lambda: leadership.epoch,

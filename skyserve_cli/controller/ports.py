@@ -195,6 +195,21 @@ class Names(Protocol):
         ...
 
 
+class Gatekeeper(Protocol):
+    """Sets the firewalls of rented machines."""
+
+    def ensure(self, balancers: Mapping[str, frozenset[str]]) -> None:
+        """By service, the addresses of load balancers that may open its replicas' ports. Returns at once."""
+        ...
+
+
+class NoGatekeeper:
+    """The `Gatekeeper` of a world without firewalls."""
+
+    def ensure(self, balancers: Mapping[str, frozenset[str]]) -> None:
+        pass
+
+
 class NoNames:
     """The `Names` of a world without any."""
 

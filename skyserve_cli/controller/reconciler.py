@@ -66,6 +66,7 @@ from skyserve_cli.controller.kept import (
 )
 from skyserve_cli.controller.loads import merged
 from skyserve_cli.controller.orders import (
+    agent_addresses,
     agent_fleet_of,
     agent_requirements_of,
     goal_of,
@@ -79,9 +80,11 @@ from skyserve_cli.controller.ports import (
     AgentOrder,
     Call,
     CallKind,
+    Gatekeeper,
     LbFleet,
     NameOrder,
     Names,
+    NoGatekeeper,
     NoNames,
     NoRegions,
     Offers,
@@ -168,6 +171,7 @@ class Reconciler:
         lb_host: str,
         regional: Regional | None = None,
         names: Names | None = None,
+        gatekeeper: Gatekeeper | None = None,
         evidence: Callable[[str], Evidence] | None = None,
         adoption: Adoption | None = None,
         epoch: Callable[[], int] = lambda: 0,
@@ -186,6 +190,7 @@ class Reconciler:
         self._lb_host = lb_host
         self._regional: Regional = NoRegions() if regional is None else regional
         self._names: Names = NoNames() if names is None else names
+        self._gatekeeper: Gatekeeper = NoGatekeeper() if gatekeeper is None else gatekeeper
         self._evidence = _no_doubt if evidence is None else evidence
         self._adoption = adoption
         self._given_up: dict[str, TerminationLog] = {}  # for failed probes, by service
@@ -271,6 +276,7 @@ class Reconciler:
             del self._kept[name]
         self.plans = {row.name: self._kept[row.name].plan for row in rows if row.name in self._kept}
         turn = self._gathered([(row.name, orders[row.name]) for row in rows])
+        self._gatekeeper.ensure(agent_addresses(rows))  # before any launch
         self._fleet.ensure(turn.agents)  # first: cheap, and no request goes where none should
         self._regional.ensure(turn.regional)
         self._names.ensure(turn.names)
