@@ -93,6 +93,7 @@ class Attendant:
         self._left = threading.Event()
         self._has_gone = False
         self._was_up = False
+        self._had_front = 0  # its port: while the front is started again the replica is where it was
         self._can_follow = True
         self._following: Future[None] | None = None
         self._lines: Report | None = None  # of the connection that there is
@@ -293,7 +294,12 @@ class Attendant:
         message = status.message
         if state is InstanceState.SETUP:
             message = self._doing(status)
-        return HostReport(state, status.port or self.node.port, message, status.preempt_at)
+        port, is_tls = status.port or self.node.port, status.front is not None
+        if is_tls and state is InstanceState.RUNNING:
+            self._had_front = port = status.front or self._had_front
+            if not port:
+                state, message = InstanceState.SETUP, "starting TLS in front of the replica"
+        return HostReport(state, port, message, status.preempt_at, is_tls)
 
     def _doing(self, status: HostStatus) -> str:
         if not status.prepared:

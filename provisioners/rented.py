@@ -18,8 +18,10 @@ from policies.model import Offer, Role, Zone
 from provisioners.access import Access, block_of
 from provisioners.attendant import HEARTBEAT_S
 from provisioners.base import Instance, LaunchOrder, Requirements
+from provisioners.bootstrap import Front
 from provisioners.candidates import Account, offers_of
 from provisioners.catalog.model import Catalog
+from provisioners.certificates import Authority
 from provisioners.clock import unix_now
 from provisioners.errors import ProvisionError, TransientError
 from provisioners.fleet import FleetProvisioner
@@ -31,6 +33,7 @@ from provisioners.shell import Login
 from provisioners.small import small_offers
 
 USER = "skyserve"
+FRONT_PORT = 8443  # of TLS in front of a replica
 SETTLED_S = 20.0  # after which a cloud lists what was made before its rules were last changed
 RULES_EVERY_S = 600.0
 _ADMIT_WAIT_S = 15.0
@@ -50,19 +53,21 @@ class Section(Protocol):
     sources: tuple[str, ...] | None
     labels: dict[str, str]
     dead_man_minutes: int
+    tls: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Rent:
     """What the user has set for the machines of a cloud. `sources` are the CIDR blocks from which machines can be reached,
     beside the load balancers; none: this host's own addresses are found out. `image` is the cloud's own name of one. A machine that no controller has visited for `dead_man_s` ends itself;
-    0: never."""
+    0: never. With `tls` replicas are reached by TLS alone."""
 
     image: str | None = None
     disk_gb: int | None = None
     sources: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     dead_man_s: int = DEAD_MAN_S
+    tls: bool = False
 
 
 class RentedProvisioner(FleetProvisioner):
@@ -92,6 +97,7 @@ class RentedProvisioner(FleetProvisioner):
             sources=section.sources or (),
             labels=section.labels,
             dead_man_s=60 * section.dead_man_minutes,
+            tls=section.tls,
         )
         prices = SpotPrices(machines, [zone.region for zone in zones_of(catalog)], now)
         account = self.account = Account(spot_price=prices, zone_ids=zone_ids or {})
@@ -111,6 +117,7 @@ class RentedProvisioner(FleetProvisioner):
                 heartbeat_s=heartbeat_s(rent.dead_man_s),
                 now=now,
                 seen_from=self._own.saw,
+                front=lambda machine, order: front_of(machine, order, secret) if rent.tls else None,
             ),
             lambda order, rank: order_of(order, rank, secret, rent),
             lambda need: offer(need, catalog, account, prices),
@@ -204,6 +211,15 @@ def login_of(machine: Machine, secret: bytes) -> Login:
     )
 
 
+def front_of(machine: Machine, order: LaunchOrder, secret: bytes) -> Front:
+    """TLS in front of the replica on the machine, where the firewall expects it."""
+    return Front(Authority(secret, machine.owner).of_machine(machine.token), front_port(order))
+
+
+def front_port(order: LaunchOrder) -> int:
+    return FRONT_PORT if order.port != FRONT_PORT else FRONT_PORT + 1
+
+
 def heartbeat_s(dead_man_s: int) -> float:
     """How often a machine reports that ends itself without visits: several times before it would."""
     return min(HEARTBEAT_S, dead_man_s / 4) if dead_man_s else HEARTBEAT_S
@@ -214,6 +230,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
     keys = Keys(secret, order.owner)
     token = machine_token(order.token, rank)
     port, is_public = order.port or DEFAULT_PORT, order.role is Role.LOAD_BALANCER
+    inner = front_port(order) if rent.tls else port  # the server's own port stays shut then
     plain = MachineOrder(
         token=token,
         owner=order.owner,
@@ -230,7 +247,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         accelerator_count=order.offer.accelerator_count,
         image=order.machine_image or rent.image,
         disk_gb=order.disk_gb or rent.disk_gb or DISK_GB,
-        ports=() if is_public else (port,),
+        ports=() if is_public else (inner,),
         public_ports=(port,) if is_public else (),
         sources=rent.sources,
         labels={**rent.labels, **order.labels},

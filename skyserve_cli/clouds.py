@@ -231,7 +231,8 @@ class Clouds:
             build = cast("Callable[..., Provisioner]", cloud)
             match section:
                 case SshConfig():
-                    return build(section.pools, self.home.machine_secret(), self.home.hosts_seen)
+                    secret, seen = self.home.machine_secret(), self.home.hosts_seen
+                    return build(section.pools, secret, seen, tls=section.tls)
                 case RentedConfig():
                     catalog, secret = load(self.home.root).of(name), self.home.machine_secret()
                     return build(section, catalog, secret, own=self._own_addresses())

@@ -11,6 +11,7 @@ the way: SIGKILL is a way of stopping like any other. Replicas and load balancer
 from __future__ import annotations
 
 import asyncio
+import base64
 import fcntl
 import json
 import logging
@@ -29,6 +30,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from policies.model import Offer
 from provisioners.base import Gated, Instance, Provisioner, Requirements
+from provisioners.certificates import Authority
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.controller import fingerprints, unix_socket
@@ -239,7 +241,8 @@ async def run(home: Home) -> None:
     names = ThreadNames(clouds.names, clouds.name_region, owner, steady, woken.set, leadership.may_terminate)
     # Agents are known by their folder, whichever links lead to it.
     fleet = ProcessFleet(home.load_balancers.resolve(), loop, woken.set, attention)
-    prober = HttpProber(loop, woken.set, attention)
+    authority = Authority(home.machine_secret(), owner).certificate
+    prober = HttpProber(loop, woken.set, attention, authority)
     witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
     last_words = LastWords(home.last_words)
 
@@ -292,6 +295,7 @@ async def run(home: Home) -> None:
         adoption=adoption,
         evidence=DaemonEvidence(attention, prober, fleet, regional, (prober, witness, regional)).of,
         epoch=lambda: leadership.epoch,
+        targets_ca=base64.b64encode(authority).decode(),
     )
     office = Office(
         store=store,

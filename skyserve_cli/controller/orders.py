@@ -119,6 +119,13 @@ def token_of(owner: str, service: str, incarnation: str, replica_id: int, offer:
     return f"{head}-{replica_id}-{digest}"
 
 
+def tls_name_of(owner: str, row: ServiceRow, replica: Replica) -> str:
+    """The name in the certificate of a replica that is reached by TLS: its machine's token."""
+    if not (replica.endpoint or "").startswith("https:"):
+        return ""
+    return token_of(owner, row.name, row.incarnation, replica.id, replica.offer)
+
+
 def known_tokens(owner: str, rows: Iterable[ServiceRow]) -> frozenset[str]:
     """The tokens of all instances that we want, or have yet to see the end of. Whatever else carries our tag is nobody's."""
     return frozenset(

@@ -95,6 +95,7 @@ class ProbeOrder(NamedTuple):
     endpoint: str
     probe: Probe
     passing: bool | None
+    tls_name: str = ""
 
 
 class Prober(Protocol):

@@ -46,8 +46,13 @@ class HttpProber:
     """Ready is HTTP 200 within the probe's time-out. Reports to the tick only what it does not know yet."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None], attention: Attention | None = None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        wake: Callable[[], None],
+        attention: Attention | None = None,
+        authority: bytes | None = None,
     ) -> None:
+        """`authority` is the certificate (DER) by which replicas with a `tls_name` are known, and by which alone."""
         self._loop = loop
         self._wake = wake
         self._attention = Attention(loop, SystemClock()) if attention is None else attention
@@ -60,6 +65,9 @@ class HttpProber:
         self._events: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
         self._in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._tls = ssl.create_default_context()
+        self._own_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if authority is not None:
+            self._own_tls.load_verify_locations(cadata=authority)
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -99,7 +107,8 @@ class HttpProber:
             self._tasks[key] = self._loop.create_task(self._probe_on(key))
 
     async def _probe_on(self, key: Key) -> None:
-        order, line = self._orders[key], ReplicaLine(self._tls)
+        order = self._orders[key]
+        line = ReplicaLine(self._own_tls if order.tls_name else self._tls)
         if order.passing:  # a controller that has just started does not probe a whole fleet in one moment
             await asyncio.sleep(order.probe.interval_s * (order.replica_id * _GOLDEN % 1.0))
         try:
@@ -200,7 +209,7 @@ class ReplicaLine:
     def _request(self, order: ProbeOrder) -> ProbeRequest:
         sent = self._sent
         if sent is None or sent[0] != order.endpoint or sent[1] != order.probe:
-            request = probe_request(order.endpoint, order.probe)
+            request = probe_request(order.endpoint, order.probe, order.tls_name)
             if sent is not None and sent[0] != order.endpoint:
                 self.close()
             self._sent = sent = (order.endpoint, order.probe, request)

@@ -74,6 +74,7 @@ from skyserve_cli.controller.orders import (
     name_orders_of,
     requirements_of,
     stands_beside,
+    tls_name_of,
     token_of,
 )
 from skyserve_cli.controller.ports import (
@@ -176,6 +177,7 @@ class Reconciler:
         adoption: Adoption | None = None,
         epoch: Callable[[], int] = lambda: 0,
         keeps: bool = True,
+        targets_ca: str = "",
     ) -> None:
         """`keeps` False decides about every service in every tick, to the same result."""
         self._clock = clock
@@ -195,6 +197,7 @@ class Reconciler:
         self._adoption = adoption
         self._given_up: dict[str, TerminationLog] = {}  # for failed probes, by service
         self._owner = store.owner()
+        self._targets_ca = targets_ca
         self._epoch = epoch
         self._seen: Counter[str] = Counter()  # listings of each cloud since this process started
         self._suspects: dict[str, frozenset[str]] = {}
@@ -384,7 +387,9 @@ class Reconciler:
         """What the rows, as they now stand, require."""
         row, spec, goal = decided.row, decided.spec, decided.goal
         live, agents = decided.change.live(), decided.agents.live()
-        table = table_of(row.name, spec, live, goal, decided.plan.memory.rollout, now, self._epoch())
+        tls_name = partial(tls_name_of, self._owner, row)
+        rollout = decided.plan.memory.rollout
+        table = table_of(row.name, spec, live, goal, rollout, now, self._epoch(), self._targets_ca, tls_name)
         window_s = spec.replica_policy.load_window_s
         tls = None if spec.tls is None else (spec.tls.certfile, spec.tls.keyfile)
         beside: dict[str, AgentOrder | None] = {}
@@ -575,8 +580,10 @@ class Reconciler:
                 continue  # its state is known from bringing it its table
             if replica.state in _PROBED and replica.endpoint is not None:
                 probe = self._specs.probe(row.name, replica.version)
-                order = ProbeOrder(row.name, replica.id, replica.endpoint, probe, _passing(replica))
-                probes.append(order)
+                name = tls_name_of(self._owner, row, replica)
+                probes.append(
+                    ProbeOrder(row.name, replica.id, replica.endpoint, probe, _passing(replica), name)
+                )
         return calls, probes
 
     def _unchanged(self, row: ServiceRow) -> Orders:
