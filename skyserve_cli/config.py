@@ -63,7 +63,7 @@ class CloudConfig(_Strict):
 
 
 class SshConfig(CloudConfig):
-    tls: bool = Field(default=False, description=_TLS)
+    tls: bool = Field(default=True, description=_TLS)
     pools: dict[str, Any] = Field(
         default={}, min_length=1, validate_default=True, description="your own hosts, by pool"
     )
@@ -83,7 +83,7 @@ class RentedConfig(CloudConfig):
         min_length=1,
         description="CIDR blocks that may reach machines, beside the load balancers; by default this host's address",
     )
-    tls: bool = Field(default=False, description=_TLS)
+    tls: bool = Field(default=True, description=_TLS)
     labels: dict[str, str] = Field(default={}, description="tags of all that is made")
     dead_man_minutes: int = Field(
         default=720,

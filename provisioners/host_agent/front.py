@@ -28,7 +28,10 @@ HANDSHAKE_S = 10.0
 CONNECT_S = 10.0
 _HIGH_WATER = 128 * 1024  # bytes that may wait for a slow reader, on each side
 _BACKLOG = 1024
-_FIRST_PORT, _PORTS = 20_000, 10_000
+_FIRST_PORT, _PORTS = (
+    31_000,
+    1_768,
+)  # above those that claims give to replicas, below those of outgoing connections
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
 

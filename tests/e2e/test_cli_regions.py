@@ -250,17 +250,17 @@ def test_only_the_controller_and_the_agents_can_open_a_replicas_port(
         script = f"timeout 2 bash -c '</dev/tcp/{replica.address}/{port}' 2>/dev/null && echo yes || true"
         return bool(vm.run(script).strip())
 
-    def is_walled() -> bool:
-        """By both ways of a stranger in, and only the way of an agent that needs it."""
-        return can_open(cloud.agent(), 8000) and not any(
-            [can_open(stranger, 8000), can_open(stranger, 22), can_open(cloud.agent(), 22)]
-        )
+    def reached() -> list[tuple[str, int]]:
+        """By a stranger and by the agent."""
+        vms = {"stranger": stranger, "agent": cloud.agent()}
+        return [(name, port) for name, vm in vms.items() for port in (22, 8000, 8443) if can_open(vm, port)]
 
-    assert is_walled()
+    serve.eventually(lambda: can_open(cloud.agent(), 8443))
+    assert reached() == [("agent", 8443)]
     assert cloud.aws.openings(cloud.live("replica")[0]) == {
         (22, f"{cloud.vms.gateway}/32"),
-        (8000, f"{cloud.vms.gateway}/32"),
-        (8000, f"{agent.address}/32"),
+        (8443, f"{cloud.vms.gateway}/32"),
+        (8443, f"{agent.address}/32"),
     } | own_addresses(cloud, serve)
 
     # The agent comes back at another address, while the controller is killed again and again.
@@ -271,12 +271,17 @@ def test_only_the_controller_and_the_agents_can_open_a_replicas_port(
         serve.ok("controller", "start")
     serve.eventually(lambda: the_agent(serve) and cloud.agent().address != agent.address)
     serve.eventually(lambda: Client.asks(the_agent(serve)["endpoint"]))
-    serve.eventually(is_walled)
-    allowed = {block for port, block in cloud.aws.openings(cloud.live("replica")[0]) if port == 8000}
+    serve.eventually(lambda: can_open(cloud.agent(), 8443))
+    assert reached() == [("agent", 8443)]
+    with replica.tapped() as heard:
+        assert Client.asks(the_agent(serve)["endpoint"])
+    assert heard
+    assert b"I am use1" not in heard
+    allowed = {block for port, block in cloud.aws.openings(cloud.live("replica")[0]) if port == 8443}
     assert f"{agent.address}/32" not in allowed
 
 
 def own_addresses(cloud: Cloud, serve: Serve) -> set[tuple[int, str]]:
     """The other addresses of this host, which its routes to elsewhere have."""
     found = OwnAddresses(None, None, time.time).private([])
-    return {(port, f"{address}/32") for port in (22, 8000) for address in found}
+    return {(port, f"{address}/32") for port in (22, 8443) for address in found}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,59 @@ def test_a_service_on_two_hosts_from_up_to_down(serve: Serve, rack: dict[str, Vm
 
     serve.ok("down", "web", "-y")
     assert running(rack) == []
+
+
+def test_prompts_cross_only_inside_tls_whoever_is_killed(
+    serve: Serve, rack: dict[str, Vm], tmp_path: Path
+) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text(SERVICE)
+    endpoint = serve.ok("up", file, "-y", "--name", "web").out.strip().splitlines()[-1]
+
+    def ready() -> int:
+        return sum(one["state"] == "READY" for one in serve.view("web")["replicas"])
+
+    def responds() -> bool:
+        try:
+            return all(_get(f"{endpoint}/?prompt=very-private").startswith(b"I am h") for _ in range(6))
+        except OSError:
+            return False
+
+    serve.eventually(lambda: ready() == 2)
+    assert all(one["endpoint"].startswith("https://") for one in serve.view("web")["replicas"])
+    before = {one["id"] for one in serve.view("web")["replicas"]}
+    with rack["h1"].tapped() as first, rack["h2"].tapped() as second:
+        assert responds()
+        for vm in rack.values():
+            vm.run("pkill -9 -f '[a]gent-.*pyz front'")
+        serve.eventually(responds)
+        for vm in rack.values():
+            vm.run("pkill -9 -f '[a]gent-.*pyz daemon'; pkill -9 -f '[a]gent-.*pyz front'")
+        serve.eventually(responds)
+        os.kill(serve.ok("controller", "status", "-o", "json").json()["pid"], signal.SIGKILL)
+        assert responds()
+        serve.ok("controller", "start")
+        serve.eventually(lambda: ready() == 2)
+        for vm in rack.values():  # what is not encrypted is heard
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plain:
+                plain.sendto(b"spoken in clear", (vm.address, 9))
+        serve.eventually(lambda: all(b"spoken in clear" in heard for heard in (first, second)))
+    assert {one["id"] for one in serve.view("web")["replicas"]} == before, "nobody was replaced"
+    for heard in (first, second):
+        assert b"very-private" not in heard
+        assert b"I am h" not in heard
+
+
+def test_without_tls_if_the_configuration_says_so(serve: Serve, rack: dict[str, Vm], tmp_path: Path) -> None:
+    config = yaml.safe_load((serve.home / "config.yaml").read_text())
+    config["clouds"]["ssh"]["tls"] = False
+    (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+    file = tmp_path / "web.yaml"
+    file.write_text(SERVICE.replace("replicas: 2", "replicas: 1"))
+    endpoint = serve.ok("up", file, "-y", "--name", "web").out.strip().splitlines()[-1]
+    (replica,) = serve.view("web")["replicas"]
+    assert replica["endpoint"].startswith("http://")
+    assert _get(endpoint).startswith(b"I am h")
 
 
 def _get(url: str) -> bytes:
