@@ -52,6 +52,7 @@ from skyserve_cli.controller.probes import HttpProber
 from skyserve_cli.controller.reconciler import Reconciler
 from skyserve_cli.controller.runner import ThreadRunner
 from skyserve_cli.controller.seal import seal_of
+from skyserve_cli.controller.served import ServedReplicas
 from skyserve_cli.controller.store_health import sentence_of
 from skyserve_cli.controller.witness import ThreadWitness
 from skyserve_cli.home import Home, make_private
@@ -227,11 +228,14 @@ async def run(home: Home) -> None:
     for name in clouds.without_sdk:
         log.warning("%s", clouds.without_sdk[name])
     attention = Attention(loop, clock, steady)
-    regional = RegionalFleet(clouds.get, home.machine_secret(), clock, loop, woken.set, attention=attention)
+    served = ServedReplicas()
+    regional = RegionalFleet(
+        clouds.get, home.machine_secret(), clock, loop, woken.set, attention=attention, served=served
+    )
     names = ThreadNames(clouds.names, clouds.name_region, owner, steady, woken.set, leadership.may_terminate)
     # Agents are known by their folder, whichever links lead to it.
-    fleet = ProcessFleet(home.load_balancers.resolve(), loop, woken.set, attention)
-    prober = HttpProber(loop, woken.set, attention)
+    fleet = ProcessFleet(home.load_balancers.resolve(), loop, woken.set, attention, served)
+    prober = HttpProber(loop, woken.set, attention, served)
     witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
     last_words = LastWords(home.last_words)
 

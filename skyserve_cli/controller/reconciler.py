@@ -94,6 +94,7 @@ from skyserve_cli.controller.ports import (
     Specs,
     Witness,
 )
+from skyserve_cli.controller.served import counts_served, has_one_version
 from skyserve_cli.controller.sightings import orphans, unattended
 from skyserve_cli.controller.store_health import StoreHealth
 from skyserve_cli.controller.tables import table_of, without_loopback
@@ -559,6 +560,7 @@ class Reconciler:
     ) -> tuple[list[Call], list[ProbeOrder]]:
         alone = unattended(sightings)
         calls, probes = [], []
+        is_settled = has_one_version(row, (one for one in live if one.role is Role.REPLICA))
         for replica in live:
             kind = _OUTSTANDING.get(replica.state)
             if kind is None and replica.instance_id in alone:
@@ -569,7 +571,10 @@ class Reconciler:
                 continue  # its state is known from bringing it its table
             if replica.state in _PROBED and replica.endpoint is not None:
                 probe = self._specs.probe(row.name, replica.version)
-                order = ProbeOrder(row.name, replica.id, replica.endpoint, probe, _passing(replica))
+                counts = is_settled and counts_served(replica, probe)
+                order = ProbeOrder(
+                    row.name, replica.id, replica.endpoint, probe, _passing(replica), counts_served=counts
+                )
                 probes.append(order)
         return calls, probes
 
