@@ -53,6 +53,7 @@ from skyserve_cli.controller.reconciler import Reconciler
 from skyserve_cli.controller.runner import ThreadRunner
 from skyserve_cli.controller.seal import seal_of
 from skyserve_cli.controller.served import ServedReplicas
+from skyserve_cli.controller.short_pauses import ShortPauses
 from skyserve_cli.controller.store_health import sentence_of
 from skyserve_cli.controller.witness import ThreadWitness
 from skyserve_cli.home import Home, make_private
@@ -374,6 +375,7 @@ def main() -> int:
         print(f"a controller of {home.root} is already running", file=sys.stderr)
         return 3
     _log_to(home)
+    ShortPauses(SteadyClock().now).install()
     try:
         # Not asyncio.run: it would wait for every thread that a query holds up.
         asyncio.new_event_loop().run_until_complete(run(home))
