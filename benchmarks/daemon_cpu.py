@@ -82,12 +82,15 @@ class Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in psutil.process_iter():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends a second one to the group
+        for process in self._processes:
+            process.kill()  # the controller before its load balancers, which it would start again
+        for found in psutil.process_iter():
             try:
-                if process.environ().get("SKYSERVE_HOME") == str(self.home.root) or str(
+                if found.environ().get("SKYSERVE_HOME") == str(self.home.root) or str(
                     self.home.root
-                ) in " ".join(process.cmdline()):
-                    process.kill()
+                ) in " ".join(found.cmdline()):
+                    found.kill()
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         for one in self._processes:
