@@ -145,13 +145,35 @@ class Leftover:
     usd_month: float | None = field(default=None, compare=False)
 
 
+class Level(str, Enum):
+    """How much a finding of `serve check` matters."""
+
+    FINE = "fine"
+    NOTE = "note"  # worth knowing, or not possible to determine: machines can be rented all the same
+    MISSING = "missing"  # without it no machine can be rented
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of `serve check`: what was looked at, whether it is in order, and if not, what to do about it."""
+    """One line of `serve check`: what was checked, how much the result matters, and what to do about it."""
 
     what: str
-    ok: bool
+    level: Level = Level.FINE
     message: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.level is not Level.MISSING
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A machine that `serve check` asks a cloud about without launching it."""
+
+    zone: Zone
+    instance_type: str
+    capacity_type: CapacityType
+    accelerator: str | None = None
 
 
 #: Told of a region that cannot be listed, and why, the others are listed all the same. May be called on other threads.

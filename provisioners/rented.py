@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from policies.model import Offer, Role, Zone
+from policies.model import CapacityType, Offer, Role, Zone
 from provisioners.attendant import HEARTBEAT_S
 from provisioners.base import LaunchOrder, Requirements
 from provisioners.candidates import Account, offers_of
-from provisioners.catalog.model import Catalog
+from provisioners.catalog.model import Catalog, Row
 from provisioners.clock import unix_now
 from provisioners.errors import ProvisionError
 from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import DEFAULT_PORT, SshHosts
 from provisioners.keys import DEAD_MAN_S, Keys, user_data
-from provisioners.machines import Machine, MachineOrder, Machines, machine_token
+from provisioners.machines import Machine, MachineOrder, Machines, Trial, machine_token
 from provisioners.shell import Login
 from provisioners.small import small_offers
 
@@ -127,6 +127,23 @@ def within(catalog: Catalog, regions: Sequence[str], cloud: str) -> Catalog:
 def zones_of(catalog: Catalog) -> list[Zone]:
     """Every zone of the catalog, in order."""
     return sorted({row.zone for row in catalog.rows})
+
+
+def cheapest_trials(rows: Iterable[Row]) -> list[Trial]:
+    """In each region the cheapest machine with an accelerator, spot and on demand, in the first of its zones."""
+    cheapest: dict[tuple[str, CapacityType], tuple[float, str, str, Trial]] = {}
+    for row in rows:
+        if row.shape.accelerator is None:
+            continue
+        for capacity_type in CapacityType:
+            price = row.price(capacity_type)
+            if price is None:
+                continue
+            trial = Trial(row.zone, row.shape.name, capacity_type, row.shape.accelerator)
+            key = (row.zone.region, capacity_type)
+            ranked = (price.usd_hour, row.shape.name, row.zone.name, trial)
+            cheapest[key] = min(cheapest.get(key, ranked), ranked, key=lambda one: one[:3])
+    return [trial for _, _, _, trial in cheapest.values()]
 
 
 def login_of(machine: Machine, secret: bytes) -> Login:

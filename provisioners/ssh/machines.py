@@ -38,6 +38,7 @@ from provisioners.machines import (
     SERVICE_TAG,
     Finding,
     Leftover,
+    Level,
     Machine,
     MachineOrder,
     MachineState,
@@ -281,20 +282,20 @@ class SshMachines:
                 "nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l; df -Pk . | tail -1"
             )
         except ProvisionError as error:
-            return Finding(what, ok=False, message=error.message)
+            return Finding(what, Level.MISSING, message=error.message)
         except ShellError as error:
-            return Finding(what, ok=False, message=error.message)
+            return Finding(what, Level.MISSING, message=error.message)
         gpus, disk = said.out.decode().splitlines()[:2]
         free_gb = int(disk.split()[3]) / 1e6
         if int(gpus) < host.gpus:
             return Finding(
                 what,
-                ok=False,
+                Level.MISSING,
                 message=f"config.yaml says {host.gpus} {host.accelerator}, nvidia-smi sees {gpus}",
             )
         if free_gb < _FREE_GB:
-            return Finding(what, ok=False, message=f"only {free_gb:.1f} GB of its disk are free")
-        return Finding(what, ok=True)
+            return Finding(what, Level.MISSING, message=f"only {free_gb:.1f} GB of its disk are free")
+        return Finding(what, Level.FINE)
 
 
 class _NotMetError(UnreachableError):
