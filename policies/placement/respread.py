@@ -42,7 +42,8 @@ def due_at(view: View, target: int, memory: Json) -> float | None:
     if any(replica.state is not ReplicaState.READY for replica in view.replicas):
         return None
     settled_at = max(replica.since for replica in view.replicas)
-    return max(settled_at, memory.get(ATTEMPT_AT, 0.0)) + patience_s
+    attempted_at: float = memory.get(ATTEMPT_AT, 0.0)
+    return max(settled_at, attempted_at) + patience_s
 
 
 def surge(view: View, target: int, closed: Json) -> Place | None:
