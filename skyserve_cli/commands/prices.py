@@ -55,7 +55,7 @@ def plan_table(plan: View) -> Fitted:
 
 
 def plan_total(plan: View) -> str:
-    """One sentence: ``3 replicas for $1.05 per hour, 68% less than $3.30 on demand.``
+    """What the plan costs: ``3 replicas for $1.05 per hour, 68% less than $3.30 on demand.``, and what spreading costs.
 
     On-demand replicas beyond the target stand in until the others are ready: they are counted apart.
     """
@@ -74,7 +74,20 @@ def plan_total(plan: View) -> str:
         cost = usd(sum(agent["price_usd_hour"] for agent in agents))
         regions = sorted({f"{agent['cloud']}/{agent['region']}" for agent in agents})
         said += f"; {plural(len(agents), 'load balancer')} in {', '.join(regions)} for ${cost} more"
-    return f"{said}."
+    return " ".join(filter(None, (f"{said}.", spreading_cost(plan))))
+
+
+def spreading_cost(plan: View) -> str:
+    """A sentence if it costs something that the replicas are spread over zones, else nothing."""
+    found = plan.get("spreading")  # a controller of an older release does not say
+    if found is None:
+        return ""
+    where = f"Spreading over {found['zones']} zones" if found["zones"] > 1 else "Not taking the cheapest zone"
+    cheapest = usd(found["usd_per_hour_cheapest_only"])
+    more = usd(found["usd_per_hour"])
+    return (
+        f"{where} costs ${more} per hour: in the cheapest zone alone these replicas would cost ${cheapest}."
+    )
 
 
 def candidates_table(candidates: Sequence[View]) -> Fitted:
