@@ -46,12 +46,19 @@ def plan_table(plan: View) -> Fitted:
                 launch["capacity_type"],
                 launch["instance_type"],
                 accelerators(launch),
-                usd(launch["price_usd_hour"]),
+                _price(launch),
                 launch["why"],
             )
             for launch in plan["launches"]
         ],
     )
+
+
+def _price(offer: View) -> str:
+    """``1.05``, or ``<=1.05`` for a spot price that is not known: it is at most the one on demand."""
+    price, most = offer["price_usd_hour"], offer.get("on_demand_usd_hour")
+    is_unknown = offer["capacity_type"] == "spot" and price > 0 and price == most
+    return f"<={usd(price)}" if is_unknown else usd(price)
 
 
 def plan_total(plan: View) -> str:
@@ -99,7 +106,7 @@ def candidates_table(candidates: Sequence[View]) -> Fitted:
                 each["capacity_type"],
                 each["instance_type"],
                 accelerators(each),
-                usd(each["price_usd_hour"]),
+                _price(each),
             )
             for each in candidates
         ],
