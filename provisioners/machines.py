@@ -13,7 +13,7 @@ machine's own host key, which it needs to prove who it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Protocol
@@ -212,8 +212,14 @@ class Machines(Protocol):
         """Destroy the machine and all that came with it. Already gone is success."""
         ...
 
-    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
-        """USD per hour by (instance type, zone name), as far as the cloud tells. May take seconds."""
+    def spot_prices(
+        self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
+    ) -> Mapping[tuple[str, str], float]:
+        """USD per hour by (instance type, zone name), as far as the cloud lists them. May take seconds.
+
+        `instance_types` are all that matter; empty: every type. A region without a response loses only its own prices
+        where `silent` is given, which gets the region and the error.
+        """
         ...
 
     def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:

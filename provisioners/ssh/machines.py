@@ -16,7 +16,7 @@ asked again after a while, so that there is nothing to do but to mend it. It is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
@@ -132,7 +132,9 @@ class SshMachines:
         if "left" in answer:
             raise TransientError(f"{host.name}: {answer['left']} is left of {machine.token}", cloud=CLOUD)
 
-    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+    def spot_prices(
+        self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
+    ) -> Mapping[tuple[str, str], float]:
         return {}
 
     def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:

@@ -248,7 +248,7 @@ async def test_the_controllers_probes(tmp_path: Path) -> None:
     async with engine(http) as port, front_of(tmp_path, port) as front:
         for name, trouble in ((TOKEN, None), ("another", "certificate")):
             line = ReplicaLine(context)
-            order = ProbeOrder("chat", 1, front.target().url, Probe(), None, name)
+            order = ProbeOrder("chat", 1, front.target().url, Probe(), None, tls_name=name)
             outcome = await line.probe(order)
             line.close()
             assert outcome.trouble is None if trouble is None else trouble in str(outcome.trouble)
