@@ -203,6 +203,17 @@ class ReportSource(Protocol):
 
 
 @runtime_checkable
+class Gated(Protocol):
+    """A provisioner whose machines are behind a firewall that we set."""
+
+    def admit(self, owner: str, balancers: Mapping[str, frozenset[str]]) -> None:
+        """Only this host and, by service, load balancers with these addresses may open ports of the owner's replicas. To be
+        called over and over; calls its cloud only if something has changed, or was not checked for some minutes. Raises
+        ProvisionError."""
+        ...
+
+
+@runtime_checkable
 class LogSource(Protocol):
     """A provisioner that can show what a replica printed, node by node; node 0 is the head."""
 

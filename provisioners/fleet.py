@@ -49,13 +49,14 @@ CONSISTENT_AFTER_S = 60.0  # what a cloud has accepted for less than this may be
 @dataclass(frozen=True, slots=True)
 class HostReport:
     """What is known of what runs on a machine. `state` is SETUP, RUNNING, SETUP_FAILED, RUN_EXITED, or BROKEN if it is
-    not the machine that it was; `preempt_at` (UNIX seconds) stands while the machine's metadata service says that it will be taken. `port` is the one that the
-    replica's server listens on."""
+    not the machine that it was; `preempt_at` (UNIX seconds) stands while the machine's metadata service says that it will be taken. `port` is the one at
+    which the replica is reached, by TLS if `is_tls`."""
 
     state: InstanceState
     port: int
     message: str = ""
     preempt_at: float | None = None
+    is_tls: bool = False
 
 
 class Hosts(Protocol):
@@ -219,6 +220,12 @@ class FleetProvisioner:
                 self._forgetting = False
                 self._forgotten.notify_all()
 
+    def addresses(self, owner: str) -> frozenset[str]:
+        """Of the owner's machines, as last listed."""
+        with self._lock:
+            machines = [one for gang in self._seen.values() for one in gang if one.owner == owner]
+        return frozenset(one.address for one in machines if one.address is not None and not one.state.is_gone)
+
     def usd_hour(self, machine: Machine) -> float | None:
         """About what the machine costs; None where nobody knows."""
         return None
@@ -322,7 +329,7 @@ class FleetProvisioner:
         endpoint = None
         if report is not None and machine.address is not None and state is InstanceState.RUNNING:
             host = f"[{machine.address}]" if ":" in machine.address else machine.address
-            endpoint = f"http://{host}:{report.port}"
+            endpoint = f"{'https' if report.is_tls else 'http'}://{host}:{report.port}"
         return Instance(
             id=machine.id,
             token=token,

@@ -13,12 +13,13 @@ machine's own host key, which it needs to prove who it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Protocol
 
 from policies.model import CapacityType, Role, Zone
+from provisioners.access import Access
 from provisioners.errors import ProvisionError
 
 OWNER_TAG = "skyserve-owner"
@@ -28,6 +29,8 @@ TOKEN_TAG = "skyserve-token"  # noqa: S105 (an idempotency token is no secret)
 RANK_TAG = "skyserve-rank"
 NODES_TAG = "skyserve-nodes"
 ROLE_TAG = "skyserve-role"
+PORTS_TAG = "skyserve-ports"  # of a security group: what the rules for its machines are made for
+PUBLIC_PORTS_TAG = "skyserve-public-ports"
 CAPACITY_TAG = "skyserve-capacity"
 
 MAX_TOKEN = 58  # of a replica; a machine's has its rank on top, and clouds allow 63
@@ -38,8 +41,8 @@ class MachineOrder:
     """One machine. The same order may be sent any number of times, and makes one machine.
 
     `token` is the machine's own: `machine_token` of the replica's token and the rank. `user_data` is run as root at
-    first boot. `public_key` is the OpenSSH line of who may log in as `user`. `ports` are reachable from `sources`
-    (CIDR blocks), as is port 22; `public_ports` from everywhere. `image` is the cloud's own name of one, None for its default. `disk_gb` is of the boot
+    first boot. `public_key` is the OpenSSH line of who may log in as `user`. `ports` and port 22 are reachable from `sources`
+    (CIDR blocks) and from those whom `Machines.admit` names; `public_ports` from everywhere. `image` is the cloud's own name of one, None for its default. `disk_gb` is of the boot
     disk, None for the cloud's default.
     """
 
@@ -209,8 +212,14 @@ class Machines(Protocol):
         """Destroy the machine and all that came with it. Already gone is success."""
         ...
 
-    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
-        """USD per hour by (instance type, zone name), as far as the cloud tells. May take seconds."""
+    def spot_prices(
+        self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
+    ) -> Mapping[tuple[str, str], float]:
+        """USD per hour by (instance type, zone name), as far as the cloud lists them. May take seconds.
+
+        `instance_types` are all that matter; empty: every type. A region without a response loses only its own prices
+        where `silent` is given, which gets the region and the error.
+        """
         ...
 
     def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
@@ -224,6 +233,12 @@ class Machines(Protocol):
 
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         """What the owner's machines share, and `forget` removes."""
+        ...
+
+    def admit(self, owner: str, access: Access) -> None:
+        """From now on exactly these may open ports of the owner's machines, those that are there and those to come. Again is
+        nothing new, and what was cut short is completed by the next call. Opens before it closes. Where rules cannot be
+        changed the others are changed all the same, then it raises."""
         ...
 
     def forget(self, owner: str) -> Sequence[str]:

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, TypeVar
 
 import boto3
 
+from provisioners.access import Access
 from provisioners.aws.api import AwsApi, RegionMemo, Reply
 from provisioners.aws.check import findings
 from provisioners.aws.errors import CLOUD, Context
@@ -153,11 +154,17 @@ class AwsMachines:
         with self._lock:
             self._launched.pop(machine.id, None)
 
-    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
-        def of(region: str) -> list[tuple[tuple[str, str], float]]:
-            return list(spot_prices_of(self._api, region, self._network.zone_ids(region)).items())
+    def spot_prices(
+        self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
+    ) -> Mapping[tuple[str, str], float]:
+        """Regions that the account has not enabled have no prices, and are no error."""
 
-        return dict(self._in_regions(regions, of))
+        def of(region: str) -> list[tuple[tuple[str, str], float]]:
+            zone_ids = self._network.zone_ids(region)
+            return list(spot_prices_of(self._api, region, zone_ids, instance_types).items())
+
+        enabled = set(self._regions())
+        return dict(self._in_regions([one for one in regions if one in enabled], of, silent))
 
     def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         return list(self._in_regions(self._regions(), lambda region: self._leftovers(region, owner), silent))
@@ -170,6 +177,18 @@ class AwsMachines:
             return self._network.shared(owner, region)
 
         return list(self._in_regions(self._regions(), of, silent))
+
+    def admit(self, owner: str, access: Access) -> None:
+        self._network.note(owner, access)
+        failures: list[ProvisionError] = []
+
+        def of(region: str) -> Sequence[None]:
+            self._network.admit(owner, region)
+            return ()
+
+        list(self._in_regions(self._regions(), of, lambda _, error: failures.append(error)))
+        if failures:
+            raise failures[0]
 
     def forget(self, owner: str) -> Sequence[str]:
         return list(self._in_regions(self._regions(), lambda region: self._network.forget(owner, region)))

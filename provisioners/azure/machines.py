@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ from azure.identity import DefaultAzureCredential
 from azure.mgmt.compute.models import VirtualMachine
 
 from policies.model import CapacityType
+from provisioners.access import Access
 from provisioners.azure import check as azure_check
 from provisioners.azure import tidy as azure_tidy
 from provisioners.azure.client import Arm
@@ -310,10 +311,18 @@ class AzureMachines:
             alive = None if vm is None else machine_of(vm)
             yield self._bury(machine) if alive is None else alive
 
-    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+    def spot_prices(
+        self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
+    ) -> Mapping[tuple[str, str], float]:
+        fetch, url = self._arm.get_public, self._settings.prices_url
         prices: dict[tuple[str, str], float] = {}
         for region in regions:
-            prices |= region_spot_prices(self._arm.get_public, self._settings.prices_url, region, self._now())
+            try:
+                prices |= region_spot_prices(fetch, url, region, self._now(), instance_types)
+            except ProvisionError as error:
+                if silent is None:
+                    raise
+                silent(region, error)
         return prices
 
     def check(self) -> Sequence[Finding]:
@@ -329,6 +338,9 @@ class AzureMachines:
 
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         return azure_tidy.shared(self._arm, owner)
+
+    def admit(self, owner: str, access: Access) -> None:
+        self._networks.admit(owner, access)
 
     def forget(self, owner: str) -> Sequence[str]:
         """Deletes the resource groups, and with them whatever is in them. A group with a machine in it stays."""

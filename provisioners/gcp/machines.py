@@ -13,7 +13,7 @@ somebody is told by an operation of the type `compute.instances.preempted`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from google.auth.credentials import Credentials
 from google.cloud import compute_v1
 
 from policies.model import Zone
+from provisioners.access import Access
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
 from provisioners.gcp.api import GcpApi
@@ -121,7 +122,10 @@ class GcpMachines:
             over = told if told is not None and told.state.is_gone else replace(machine, state=_S.TERMINATED)
             self._memory.bury(over, self._api.now())
 
-    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+    def spot_prices(
+        self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
+    ) -> Mapping[tuple[str, str], float]:
+        """One price list for all regions: they have prices together, or an error is raised."""
         if self._billing_api_key is None:
             return {}
         return spot_prices(self._api, self._billing_api_key, regions)
@@ -134,6 +138,9 @@ class GcpMachines:
 
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         return self._network.shared(owner)
+
+    def admit(self, owner: str, access: Access) -> None:
+        self._network.admit(owner, access)
 
     def forget(self, owner: str) -> Sequence[str]:
         return self._network.forget(owner)
@@ -148,7 +155,7 @@ class GcpMachines:
         draft = instance_of(
             order, project=self._api.project, network="", network_tags=(), public=self._public
         )
-        network, tags = self._network.ensure(order.owner, order.ports, order.sources, order.public_ports)
+        network, tags = self._network.ensure(order)
         draft.network_interfaces[0].network = network
         draft.tags = compute_v1.Tags(items=list(tags))
         request = compute_v1.InsertInstanceRequest(

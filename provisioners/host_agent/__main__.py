@@ -24,7 +24,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from provisioners.host_agent import claims, daemon
+from provisioners.host_agent import claims, daemon, front
 from provisioners.host_agent.ending import stop
 from provisioners.host_agent.files import lock, write_text
 from provisioners.host_agent.follow import follow
@@ -99,6 +99,8 @@ def main(words: list[str]) -> int:
         daemon.live(folder)
     elif verb == "pump":
         pump(folder)
+    elif verb == "front":
+        front.serve(folder)
     elif verb == "script":
         watch_script(folder, rest[0])
     else:

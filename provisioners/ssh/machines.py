@@ -16,7 +16,7 @@ asked again after a while, so that there is nothing to do but to mend it. It is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
@@ -25,6 +25,7 @@ from typing import Any, ClassVar, TypeVar
 import paramiko
 
 from policies.model import CapacityType, Zone
+from provisioners.access import Access
 from provisioners.bootstrap import ROOT
 from provisioners.errors import AuthError, CapacityError, InvalidRequestError, ProvisionError, TransientError
 from provisioners.host import Host
@@ -131,7 +132,9 @@ class SshMachines:
         if "left" in answer:
             raise TransientError(f"{host.name}: {answer['left']} is left of {machine.token}", cloud=CLOUD)
 
-    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+    def spot_prices(
+        self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
+    ) -> Mapping[tuple[str, str], float]:
         return {}
 
     def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
@@ -160,6 +163,9 @@ class SshMachines:
 
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         return ()
+
+    def admit(self, owner: str, access: Access) -> None:
+        """The network between own hosts is their administrator's."""
 
     def forget(self, owner: str) -> Sequence[str]:
         return ()  # nothing is shared by the owner's machines but the agent, which is others' too

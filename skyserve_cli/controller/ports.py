@@ -88,13 +88,16 @@ class Witness(Protocol):
 
 
 class ProbeOrder(NamedTuple):
-    """One replica to be probed. `passing` is what the last probe the reconciler knows of said; None: none yet."""
+    """One replica to be probed. `passing` is what the last probe the reconciler knows of said; None: none yet. With
+    `counts_served` a response to a client counts as a probe that passed (see `served`)."""
 
     service: str
     replica_id: int
     endpoint: str
     probe: Probe
     passing: bool | None
+    counts_served: bool = False
+    tls_name: str = ""
 
 
 class Prober(Protocol):
@@ -193,6 +196,21 @@ class Names(Protocol):
     def is_settled(self, order: NameOrder) -> bool:
         """Whether it is so, as far as it can be."""
         ...
+
+
+class Gatekeeper(Protocol):
+    """Sets the firewalls of rented machines."""
+
+    def ensure(self, balancers: Mapping[str, frozenset[str]]) -> None:
+        """By service, the addresses of load balancers that may open its replicas' ports. Returns at once."""
+        ...
+
+
+class NoGatekeeper:
+    """The `Gatekeeper` of a world without firewalls."""
+
+    def ensure(self, balancers: Mapping[str, frozenset[str]]) -> None:
+        pass
 
 
 class NoNames:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from policies.model import CapacityType, Zone
+from provisioners.access import Access, Opening, openings
 from provisioners.base import InstanceState, LaunchOrder
 from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
 from provisioners.fleet import HostReport
@@ -49,6 +50,7 @@ class MemoryMachines:
     kept: dict[str, _Kept] = field(default_factory=dict)
     left: list[Leftover] = field(default_factory=list)  # belongs to no machine
     common: list[Leftover] = field(default_factory=list)  # what machines share
+    access: dict[str, Access] = field(default_factory=dict)  # by owner
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def create(self, order: MachineOrder) -> Machine:
@@ -76,7 +78,9 @@ class MemoryMachines:
                 kept.end = MachineState.TERMINATED, ""
         self.after("destroy", machine.token)
 
-    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+    def spot_prices(
+        self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
+    ) -> Mapping[tuple[str, str], float]:
         return {}
 
     def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
@@ -90,6 +94,19 @@ class MemoryMachines:
 
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         return list(self.common)
+
+    def admit(self, owner: str, access: Access) -> None:
+        self.before("admit", owner)
+        with self.lock:
+            self.access[owner] = access
+        self.after("admit", owner)
+
+    def open(self, token: str) -> frozenset[Opening]:
+        """What is open on a machine."""
+        with self.lock:
+            order = self.kept[token].order
+            access = self.access.get(order.owner, Access(frozenset(order.sources)))
+            return openings(access, order.service, order.ports, order.public_ports)
 
     def forget(self, owner: str) -> Sequence[str]:
         self.before("forget", owner)
