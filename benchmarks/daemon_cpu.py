@@ -133,7 +133,7 @@ class Bench:
         late_s = [b[0] - a[0] - TICK_S for a, b in itertools.pairwise(ticks)]
         if not late_s:
             return "no tick"
-        took_s, cpu_s = [end - begun for begun, end, _ in ticks], [cpu for _, _, cpu in ticks]
+        took_s, cpu_s = [end - start for start, end, _ in ticks], [cpu for _, _, cpu in ticks]
         return (
             f"ticks at most {1000 * max(late_s):.0f} ms late, took {1000 * statistics.median(took_s):.1f} ms, at most "
             f"{1000 * max(took_s):.0f} ms; {1000 * statistics.median(cpu_s):.1f} ms of CPU, at most {1000 * max(cpu_s):.0f} ms"

@@ -98,12 +98,12 @@ async def requests(port: int, seconds: float) -> list[float]:
     """Latencies of requests over one connection, one after the other."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     found, until = [], time.perf_counter() + seconds
-    while (begun := time.perf_counter()) < until:
+    while (started := time.perf_counter()) < until:
         writer.write(b"GET /v1/models HTTP/1.1\r\nHost: bench\r\n\r\n")
         head = await reader.readuntil(b"\r\n\r\n")
         assert b" 200 " in head, head
         await reader.readexactly(2)
-        found.append(time.perf_counter() - begun)
+        found.append(time.perf_counter() - started)
     writer.close()
     return found
 

@@ -326,7 +326,7 @@ class PlacementGoal:
     the part of the time in which the wanted number should be ready (0.995), for policies that can aim. Where machines
     differ in what they can do, `work` says how, and prices are compared for the work. On-demand replicas are spread over
     offers that cost at most the fraction `price_band` more than the cheapest, spot replicas over those that cost at most
-    `spot_price_cap` times as much as the cheapest. With `one_continent` replicas stay on the
+    `spot_price_cap` times as much as the cheapest (not by RiskHedge, which weighs prices itself). With `one_continent` replicas stay on the
     continent of the cheapest offer while it takes them. Spot replicas that have gathered in one zone for
     `spread_again_after_s` are spread again; 0: never.
     """

@@ -1,7 +1,7 @@
 """Who may open which ports of rented machines: the decision alone. Each cloud's `network` module applies it.
 
 A machine has three kinds of ports. Port 22 is open to the controller. The replica's ports are open to the controller, whose
-probes go there, and to the load balancers of the service. A load balancer's own ports are open to everybody. Nothing else is
+probes go there, and to the load balancers of the service. A load balancer's own ports are open to any address. Nothing else is
 open, and 0.0.0.0/0 only where the configuration has it.
 """
 

@@ -1,7 +1,7 @@
 """Certificates of machines, derived from the home's secret like their host keys, so that nothing has to be stored.
 
 Each owner has a certificate authority that signs nothing but the certificates of the owner's machines. A certificate is for one
-name, the machine's token: whoever connects checks that name, and not the address or the host name, which say nothing about
+name, the machine's token: a client checks that name, and not the address or the host name, which say nothing about
 who is there. Ed25519 signatures are deterministic, so the same machine always has the same certificate, to the byte.
 """
 

@@ -1,4 +1,4 @@
-"""The addresses from which this host reaches machines, so that firewalls can let in nobody else.
+"""The addresses from which this host reaches machines, so that firewalls can let in no other host.
 
 Machines inside a network that we are in see the address from which the kernel's own routes lead to them. Machines with public
 addresses see what is left of ours after any translation on the way. In this order, the first that knows:

@@ -307,11 +307,6 @@ class SpotPrices:
     def cloud(self) -> str:
         return self._machines.name
 
-    @property
-    def is_refreshing(self) -> bool:
-        with self._lock:
-            return self._in_flight
-
     def __call__(self, instance_type: str, zone: Zone) -> float | None:
         at, prices = self._known.get(zone.region, (float("-inf"), {}))
         return prices.get((instance_type, zone.name)) if self._now() - at <= PRICES_KEPT_S else None

@@ -272,7 +272,7 @@ class Pools:
 
 
 def trusting_only(ca: str) -> ssl.SSLContext:
-    """Returns a context that trusts that authority (DER in base64), and without one nobody. Raises ssl.SSLError."""
+    """Returns a context that trusts that authority (DER in base64), or none for "". Raises ssl.SSLError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificates and their names
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if ca:

@@ -57,7 +57,6 @@ MOST_OVERDRAWN = 2.5
 
 HORIZON_H = 2.0
 DETECTION_S = 30.0
-LEAST_ZONES = 2  # of spot offers to weigh, also where the second is beyond the price cap
 MOST_EXTRA = 4  # spot replicas beyond the wanted number
 MARGIN = 0.1  # what a change must save, as a share of the price of a spot replica
 MOVE_MARGIN = 0.2
@@ -84,8 +83,9 @@ class RiskHedge:
         memory = _budgeted(view, memory)
         if view.wanted == 0:
             return Decision(0, memory, ends=[End(replica.id, "none wanted") for replica in view.replicas])
-        # Without its other zones a fleet would come back from an outage in one zone.
-        view, beyond = _within_limits(replace(view, goal=replace(view.goal, spot_price_cap=math.inf)), memory)
+        # With the cap a fleet would come back from an outage of all zones in a single one.
+        uncapped = replace(view, goal=replace(view.goal, spot_price_cap=math.inf))
+        view, beyond = thrift.thrifty(uncapped, memory.get("blocks", {}))
         look = _Look(view, memory)
         asked = look.additions()[: max(0, view.limit)]
         too_many = [] if asked else look.surplus()
@@ -106,17 +106,6 @@ class RiskHedge:
             wake_at=fleet.earliest(look.wake_at(), stand_ins.opens_at),
             notes=(*look.note(), *stand_ins.note(), *beyond),
         )
-
-
-def _within_limits(view: View, memory: Json) -> thrift.Thrifty:
-    market = Market(memory, view.now)
-    retry_at = {offer.zone: market.retry_at(offer.zone) for offer in view.offers}
-    return thrift.thrifty(
-        view,
-        memory.get("blocks", {}),
-        least_spot_zones=LEAST_ZONES,
-        avoids=lambda offer: (retry_at[offer.zone] or 0.0) > view.now,
-    )
 
 
 # --- the error budget ------------------------------------------------------------------------------------------

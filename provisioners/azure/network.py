@@ -1,7 +1,7 @@
 """What the machines of a service share in a region: a resource group, a network, two security groups. All are free.
 
 Each is set up when the first machine needs it, is left as it is when it fits, and goes with the resource group. One security
-group is for replicas, the other for load balancers, whose ports are open to everybody. A security group lets in what `access`
+group is for replicas, the other for load balancers, whose ports are open to any address. A security group lets in what `access`
 says for its ports and nothing else; Azure's own default rules let machines of one network talk to each other and drop the
 rest. Its tags have the ports, so `admit` knows from the group alone which rules it should have. Ports add up: two versions of
 a service run side by side during an update, and a port is closed when the group goes.
@@ -43,7 +43,7 @@ def rules_with(
     public_ports: Sequence[int],
 ) -> list[dict[str, Any]] | None:
     """All rules of a security group whose machines have these ports, those that are not ours as they are; None if they are so
-    already. A rule cannot be without a source, so there is none where nobody is let in."""
+    already. A rule cannot be without a source, so there is none where no address is let in."""
     theirs = [_rule_body(rule) for rule in rules if rule.name not in (_SSH, _PORTS, _PUBLIC)]
     ours = {
         _SSH: (access.to_ssh(), [SSH_PORT]),

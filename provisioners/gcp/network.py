@@ -3,12 +3,12 @@
 Each owner has a network of their own (Google's `default` one is open to the world on port 22), with a subnetwork in
 every region and four kinds of rules: the owner's machines reach each other; port 22 of all of them is open to the controller;
 the ports of a service's replicas to the controller and to the service's load balancers; the ports of load balancers to
-everybody. A rule is bound to machines by a network tag: the owner's, or one that is the rule's own name, which follows from
+any address. A rule is bound to machines by a network tag: the owner's, or one that is the rule's own name, which follows from
 the service and the ports. So machines of different services do not open each other's ports, and `admit` changes nothing but
 the sources of rules that are there.
 
 Networks and rules cannot be labelled. Their names begin with a digest of the owner, and their description says the
-rest. A rule that names no source would admit everybody: ours name the owner's tag, too, whose machines the first rule lets in
+rest. A rule that names no source would admit any address: ours name the owner's tag, too, whose machines the first rule lets in
 anyway. Everything here may be done by several controllers of one owner at once.
 """
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import socket
 import ssl
 from contextlib import suppress
@@ -52,6 +53,7 @@ def serve(folder: Path) -> None:
     context.load_cert_chain(str(folder / CERTIFICATE))
     listener = _listening(order["front"]["port"], port_of(folder))
     write_text(folder / PORT_FILE, json.dumps({"port": listener.getsockname()[1]}))
+    _raise_descriptor_limit()
     asyncio.run(accept(listener, context, claimed_port(order) or order["front"]["to"]))
 
 
@@ -70,6 +72,16 @@ def _listening(wanted: int | None, before: int | None) -> socket.socket:
             listener.setblocking(False)
             return listener
     raise OSError(f"port {wanted} is in use")
+
+
+def _raise_descriptor_limit() -> None:
+    """Each connection takes two descriptors, and the usual soft limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * MOST_CONNECTIONS + 64
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def accept(listener: socket.socket, context: ssl.SSLContext, to: int) -> None:

@@ -15,6 +15,7 @@ from types import FrameType
 
 import typer
 
+from provisioners.clock import unix_now
 from provisioners.local.visit import Inside
 from provisioners.shell import Login, ShellError, UnreachableError, connect
 from provisioners.visit import bring_agent, interactive_command
@@ -26,6 +27,10 @@ NO_SSH = (
     "there is no program `ssh` here: install OpenSSH's client (Debian, Ubuntu: apt install openssh-client; "
     "Fedora: dnf install openssh-clients), or use `serve exec`"
 )
+
+
+_PREFIX = ".ssh-"
+_LEFT_OVER_S = 3600.0
 
 
 def ssh(name: ServiceName, replica: ReplicaId = None, node: Node = 0) -> None:
@@ -60,11 +65,20 @@ def _over_ssh(place: OverSsh) -> int:
         ) from error
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGHUP, _leave)
-    with TemporaryDirectory(prefix=".ssh-", dir=home().root) as folder:  # for its owner alone
+    remove_leftovers(home().root, unix_now())
+    with TemporaryDirectory(prefix=_PREFIX, dir=home().root) as folder:  # for its owner alone
         identity, known_hosts = Path(folder, "identity"), Path(folder, "known_hosts")
         write_private(identity, place.login.private_key.rstrip() + "\n")
         write_private(known_hosts, known_hosts_of(place.login))
         return _wait_for(ssh_command(program, place, identity, known_hosts))
+
+
+def remove_leftovers(root: Path, now: float) -> None:
+    """Remove the keys of earlier calls that were killed: `ssh` reads them when it connects, and not an hour later."""
+    for folder in root.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if now - folder.lstat().st_mtime > _LEFT_OVER_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def ssh_command(program: str, place: OverSsh, identity: Path, known_hosts: Path) -> list[str]:

@@ -39,10 +39,10 @@ from policies.model import UpdateMode
 from provisioners.base import LogSource
 from skyserve_cli.clouds import CloudNotEnabledError
 from skyserve_cli.config import ConfigError
-from skyserve_cli.controller.access import NoAccessError, access_to
 from skyserve_cli.controller.clock import SteadyClock
 from skyserve_cli.controller.leadership import NotLeadingError
 from skyserve_cli.controller.office import NoFreePortError, NoSuchReplicaError, Office
+from skyserve_cli.controller.shells import NoAccessError, access_to
 from skyserve_cli.controller.snapshot import Snapshots
 from skyserve_cli.controller.store_health import sentence_of
 from skyserve_cli.state.lease import LeaseLostError

@@ -96,7 +96,7 @@ class Client:
         return content, int(headers.get("X-Next-Offset", offset))
 
     def access(self, name: str, replica_id: int, *, node: int = 0) -> dict[str, Any]:
-        """How to run commands where a replica runs; see `controller.access`."""
+        """How to run commands where a replica runs; see `controller.shells`."""
         path = f"/v1/services/{name}/replicas/{replica_id}/access"
         return self._json("GET", path, query={"node": str(node)})
 

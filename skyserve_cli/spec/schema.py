@@ -104,7 +104,7 @@ class ReplicaPolicySection(Section):
     price_band: Fraction = 0.1
     """On-demand replicas are spread over offers that cost at most this fraction more than the cheapest."""
     spot_price_cap: PriceCap = 2.0
-    """No spot replica costs more than this many times the cheapest spot offer."""
+    """No spot replica costs more than this many times the cheapest spot offer. Not for risk_hedge."""
     spread_again_after_seconds: Seconds = 1800.0
     """Spot replicas that have been in one zone for so long are spread again, one at a time. 0: never."""
     upscale_delay_seconds: Seconds = 300.0

@@ -64,7 +64,7 @@ class Walled(ABC):
 
     @abstractmethod
     def widen(self) -> None:
-        """Somebody opens the replicas' port to everybody, by hand."""
+        """The replicas' port is opened to any address, by hand."""
 
     @property
     @abstractmethod

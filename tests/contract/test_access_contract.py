@@ -138,7 +138,7 @@ def test_a_controller_that_dies_while_it_launches_leaves_no_rule_for_others(
         machines = cloud.machines()
         machines.admit(order.owner, access(THERE))
         for _ in range(20):
-            with suppress(TransientError):  # what the dead one has begun goes on
+            with suppress(TransientError):  # what the dead one has started goes on
                 machines.create(order)
                 break
             cloud.pass_time()

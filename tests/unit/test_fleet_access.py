@@ -92,13 +92,13 @@ def test_the_configuration_goes_before_what_is_found_out() -> None:
 def test_the_cloud_is_called_on_a_change_once_more_soon_and_then_seldom() -> None:
     world = World(RentedConfig(sources=("203.0.113.0/24",)))
     world.launch()
-    begun = world.time
+    started = world.time
     called_at = []
-    while world.time < begun + SETTLED_S + 2 * RULES_EVERY_S + 5:
+    while world.time < started + SETTLED_S + 2 * RULES_EVERY_S + 5:
         before = len(world.admitted)
         world.admit(AGENT)
         if len(world.admitted) > before:
-            called_at.append(world.time - begun)
+            called_at.append(world.time - started)
         world.time += 1.0
     assert called_at == [0.0, SETTLED_S, SETTLED_S + RULES_EVERY_S, SETTLED_S + 2 * RULES_EVERY_S]
     world.admit()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event
@@ -175,6 +175,13 @@ def test_a_region_that_does_not_respond_loses_only_its_own_prices_and_keeps_them
     assert (prices("g6.xlarge", east), prices("g6.xlarge", west)) == (None, None)
 
 
+def end_refreshes() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "prices-memory":
+            thread.join(10.0)
+            assert not thread.is_alive()
+
+
 def test_one_refresh_is_in_flight_at_most(clock: Clock) -> None:
     gate = Event()
     machines = Priced(clock, gate=gate)
@@ -183,16 +190,10 @@ def test_one_refresh_is_in_flight_at_most(clock: Clock) -> None:
         prices.refresh_soon()
         clock.time += PRICES_EVERY_S + 1
     gate.set()
-    for _ in range(1000):
-        if not prices.is_refreshing:
-            break
-        time.sleep(0.005)
+    end_refreshes()
     assert len(machines.asked) == 1
     prices.refresh_soon()
-    for _ in range(1000):
-        if len(machines.asked) == 2:
-            break
-        time.sleep(0.005)
+    end_refreshes()
     assert len(machines.asked) == 2
 
 

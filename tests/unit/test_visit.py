@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from dataclasses import replace
@@ -16,9 +17,10 @@ from provisioners.keys import Keys
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.shell import Login
 from skyserve_cli.commands.reach import OverSsh
-from skyserve_cli.commands.ssh import known_hosts_of, ssh_command, write_private
-from skyserve_cli.controller.access import NoAccessError, access_to
+from skyserve_cli.commands.ssh import known_hosts_of, remove_leftovers, ssh_command, write_private
+from skyserve_cli.controller.shells import NoAccessError, access_to
 
+NOW = 1e9
 KEYS = Keys(bytes(range(32)), "me")
 LOGIN = Login("h1", "10.0.0.1", "u", KEYS.login().private, (KEYS.host("t").public,), 2222)
 INSTANCE = Instance(
@@ -63,3 +65,14 @@ def test_ssh_takes_the_pinned_key_and_the_private_files_as_they_are(tmp_path: Pa
     assert "stricthostkeychecking true" in lines
     assert f"userknownhostsfile {known_hosts}" in lines
     assert {"hostname 10.0.0.1", "port 2222", "user u", "requesttty true"} <= set(lines)
+
+
+def test_keys_of_calls_that_were_killed_are_removed_and_others_are_not(tmp_path: Path) -> None:
+    for name, age_s in (("killed", 4000.0), ("running", 5.0)):
+        folder = tmp_path / f".ssh-{name}"
+        folder.mkdir()
+        write_private(folder / "identity", "key")
+        os.utime(folder, (NOW - age_s, NOW - age_s))
+    (tmp_path / "controller.token").touch()
+    remove_leftovers(tmp_path, NOW)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".ssh-running", "controller.token"]

@@ -171,7 +171,7 @@ class Vm:
         low, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
         rules.append(f"rule add pref {_WALL + 900} iif eth0 ipproto tcp dport 1-{int(low) - 1} blackhole")
         rules.append(f"rule add pref {_WALL + 1000} lookup local")
-        # All at once would be better; but whoever is let in before and after is let in at each moment between.
+        # All at once would be better; but an address that is let in before and after is let in at each moment between.
         shown = subprocess.run(
             ["ip", "-n", self.namespace, "rule"], capture_output=True, text=True, check=True
         ).stdout
