@@ -26,7 +26,7 @@ from typing import Any, ClassVar, TypeVar
 
 import boto3
 
-from policies.model import CapacityType
+from policies.model import CapacityType, Scope
 from provisioners.aws.api import AwsApi, RegionMemo, Reply
 from provisioners.aws.check import findings
 from provisioners.aws.errors import CLOUD, Context
@@ -36,7 +36,7 @@ from provisioners.aws.machine import NOTICE_CODES, SPOT_NOTICE_S, forgotten, mac
 from provisioners.aws.network import AwsNetwork
 from provisioners.aws.prices import spot_prices_of
 from provisioners.clock import unix_now
-from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.errors import InvalidRequestError, ProvisionError, RefusedError, TransientError
 from provisioners.machines import OWNER_TAG, TOKEN_TAG, Finding, Leftover, Machine, MachineOrder, Silent
 
 _SETTLED_S = 60.0  # after which EC2 is believed that something does not exist
@@ -171,11 +171,12 @@ class AwsMachines:
 
     def _check_order(self, order: MachineOrder) -> None:
         if order.zone.region not in self._regions():  # where its machines would never be listed
-            raise CapacityError(
+            raise RefusedError(
                 f"{order.zone}: the region is not enabled for this account, or not in config.yaml",
                 cloud=CLOUD,
                 code="NoRegion",
                 zone=order.zone,
+                scope=Scope.REGION,
             )
         if len(order.user_data.encode()) > _MAX_USER_DATA:
             raise InvalidRequestError(

@@ -18,6 +18,7 @@ from typing import Any
 
 from azure.mgmt.network.models import NetworkSecurityGroup, SecurityRule
 
+from policies.model import Zone
 from provisioners.azure.client import Arm
 from provisioners.azure.errors import CLOUD
 from provisioners.azure.shapes import Place, group_name
@@ -140,8 +141,8 @@ class Networks:
             self._arm.call(
                 lambda: self._arm.resources.resource_groups.create_or_update(group, common), zone=order.zone
             )
-        security_group_id = self._security_group(group, opening, common)
-        subnet_id = self._subnet_ids.get(region) or self._subnet(group, common)
+        security_group_id = self._security_group(group, opening, common, order.zone)
+        subnet_id = self._subnet_ids.get(region) or self._subnet(group, common, order.zone)
         return Place(subnet_id, security_group_id, self._use_private_ip)
 
     def _group_stands(self, group: str) -> bool:
@@ -151,7 +152,7 @@ class Networks:
             raise TransientError(f"resource group {group} is being deleted", cloud=CLOUD, retry_after_s=30.0)
         return found is not None
 
-    def _security_group(self, group: str, opening: Opening | None, common: dict[str, Any]) -> str:
+    def _security_group(self, group: str, opening: Opening | None, common: dict[str, Any], zone: Zone) -> str:
         client = self._arm.network.network_security_groups
         found = self._arm.find(lambda: client.get(group, SECURITY_GROUP))
         rules = [] if found is None else _rules_of(found)
@@ -159,19 +160,20 @@ class Networks:
         if found is None or wanted is not None:
             body: Any = {**common, "properties": {"securityRules": wanted or []}}
             self._arm.call(
-                lambda: client.begin_create_or_update(group, SECURITY_GROUP, body, polling=False).result()
+                lambda: client.begin_create_or_update(group, SECURITY_GROUP, body, polling=False).result(),
+                zone,
             )
         settled = self._settled(lambda: client.get(group, SECURITY_GROUP), SECURITY_GROUP)
         return str(settled.id)
 
-    def _subnet(self, group: str, common: dict[str, Any]) -> str:
+    def _subnet(self, group: str, common: dict[str, Any], zone: Zone) -> str:
         client = self._arm.network.virtual_networks
         if self._arm.find(lambda: client.get(group, NETWORK)) is None:
             subnet = {"name": SUBNET, "properties": {"addressPrefix": _ADDRESSES}}
             space = {"addressPrefixes": [_ADDRESSES]}
             body: Any = {**common, "properties": {"addressSpace": space, "subnets": [subnet]}}
             self._arm.call(
-                lambda: client.begin_create_or_update(group, NETWORK, body, polling=False).result()
+                lambda: client.begin_create_or_update(group, NETWORK, body, polling=False).result(), zone
             )
         settled = self._settled(lambda: client.get(group, NETWORK), NETWORK)
         return f"{settled.id}/subnets/{SUBNET}"

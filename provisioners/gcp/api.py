@@ -176,7 +176,13 @@ class GcpApi:
         first = operation.error.errors[0]
         status = operation.http_error_status_code
         return error_of(
-            first.code, status, first.message, capacity_type=capacity_type, zone=zone, now=self.now()
+            first.code,
+            status,
+            first.message,
+            capacity_type=capacity_type,
+            zone=zone,
+            now=self.now(),
+            operation=operation.name,
         )
 
     def rest(self, method: str, host: str, path: str, **arguments: Any) -> Any:

@@ -160,7 +160,7 @@ class GcpMachines:
         insert = self._api.client(compute_v1.InstancesClient).insert_unary
         try:
             return self._api.call(insert, request, zone=order.zone, capacity_type=order.capacity_type)
-        except InvalidRequestError as error:
+        except ProvisionError as error:
             # Somebody removed the network since we saw it: made again at the next try.
             if f"/networks/{last(network)}" in error.message and self._network.doubt():
                 raise TransientError(error.message, cloud=CLOUD, code=error.code, zone=order.zone) from error

@@ -67,10 +67,9 @@ def _launch(call: Call, provisioner: Provisioner, order: LaunchOrder) -> Event |
         instance = provisioner.launch(order)
     except TransientError as error:
         return Retry(error.retry_after_s, error.message)
-    except QuotaError as error:
-        return LaunchFailed(call.replica.id, error.kind, error.message, error.retry_at)
     except ProvisionError as error:
-        return LaunchFailed(call.replica.id, error.kind, error.message)
+        retry_at = error.retry_at if isinstance(error, QuotaError) else None
+        return LaunchFailed(call.replica.id, error.kind, error.message, retry_at, error.scope)
     return Launched(call.replica.id, instance.id)
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from policies.model import CapacityType, Zone
+from policies.model import CapacityType, Scope, Zone
 from provisioners.errors import (
     AuthError,
     CapacityError,
     InvalidRequestError,
     ProvisionError,
     QuotaError,
+    RefusedError,
     TransientError,
 )
 from provisioners.machines import OWNER_TAG, Leftover
@@ -44,8 +45,9 @@ def on_demand(**changes: Any) -> Any:
         ("MaxSpotInstanceCountExceeded", QuotaError),
         ("UnauthorizedOperation", AuthError),
         ("ExpiredToken", AuthError),
-        ("InvalidBlockDeviceMapping", InvalidRequestError),
-        ("InvalidParameterCombination", InvalidRequestError),
+        ("InvalidUserData.Malformed", InvalidRequestError),
+        ("InvalidParameterCombination", RefusedError),
+        ("SomethingNew", RefusedError),
     ],
 )
 def test_a_refusal_is_told_at_once_and_leaves_nothing(
@@ -77,8 +79,8 @@ def test_a_full_zone_is_capacity_and_another_zone_is_not(bench: AwsBench) -> Non
         pytest.param(Zone("aws", "sa-east-1", "sae1-az1"), "g6.xlarge", id="region-not-enabled"),
     ],
 )
-def test_what_is_not_offered_is_capacity(bench: AwsBench, zone: Zone, instance_type: str) -> None:
-    with pytest.raises(CapacityError):
+def test_what_is_not_offered_is_refused_there(bench: AwsBench, zone: Zone, instance_type: str) -> None:
+    with pytest.raises(RefusedError):
         bench.fresh(image="/any" if instance_type.startswith("p3") else None).create(
             replace(ORDER, zone=zone, instance_type=instance_type, image=GPU_IMAGE)
         )
@@ -114,13 +116,19 @@ def test_a_missing_permission_is_named(bench: AwsBench) -> None:
     [
         pytest.param({"user_data": "x" * 16_385}, id="user-data-too-long"),
         pytest.param({"image": "ubuntu"}, id="image-is-no-ami"),
-        pytest.param({"image": "ami-00000000000000000"}, id="image-is-none"),
         pytest.param({"sources": ("everywhere",)}, id="source-is-no-cidr"),
     ],
 )
 def test_a_wrong_order_is_refused_before_anything_runs(bench: AwsBench, changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
         bench.fresh().create(replace(ORDER, **changes))
+    assert bench.world.live() == []
+
+
+def test_an_image_that_is_not_there_is_refused_in_that_region_alone(bench: AwsBench) -> None:
+    with pytest.raises(RefusedError, match="there is no such image") as caught:
+        bench.fresh().create(replace(ORDER, image="ami-00000000000000000"))
+    assert caught.value.scope is Scope.REGION
     assert bench.world.live() == []
 
 

@@ -18,6 +18,7 @@ from provisioners.errors import (
     InvalidRequestError,
     ProvisionError,
     QuotaError,
+    RefusedError,
     TransientError,
 )
 from provisioners.machines import Machine, MachineState
@@ -254,8 +255,8 @@ QUOTA = (
         (401, "ExpiredAuthenticationToken", "expired", AuthError, "az login"),
         (404, "SubscriptionNotFound", "not found", AuthError, "subscription"),
         (409, "MissingSubscriptionRegistration", "'Microsoft.Compute'", AuthError, "az provider register"),
-        (404, "PlatformImageNotFound", "a:b:c:d", InvalidRequestError, "check `image`"),
-        (400, "InvalidParameter", "vmSize", InvalidRequestError, "vmSize"),
+        (404, "PlatformImageNotFound", "a:b:c:d", RefusedError, "check `image`"),
+        (400, "InvalidParameter", "vmSize", RefusedError, "vmSize"),
         (500, "InternalServerError", "oops", TransientError, "sent again"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isalnum() else "",
