@@ -4,12 +4,14 @@ The cloud is in memory (`benchmarks.memory_controller`), everything else is the 
 in a process of its own, reached on as many addresses. It closes idle connections after five seconds, as uvicorn and so vLLM
 do. It runs in a network namespace of its own, so this needs root.
 
-    python -m benchmarks.daemon_cpu [--replicas 10000] [--services 10] [--steady 60] [--clients 200] [--half-a-core]
+    python -m benchmarks.daemon_cpu [--replicas 10000] [--services 10] [--steady 60] [--clients 200] [--serving] [--half-a-core]
 
+With `--serving` load balancers report that every replica serves clients (`benchmarks.serving_agent`); without it nothing does.
 With `--half-a-core` the controller shares one CPU with a process that never sleeps, from its start on.
 
 Prints, for the controller's process: CPU seconds until all replicas were READY, percent of a core afterwards, what
-`--clients` clients of /v1/services at once cost, and how late ticks were meanwhile. Exit code 1 if a replica was terminated.
+`--clients` clients of /v1/services at once cost, and how late ticks were meanwhile: how much longer than the interval it took
+from the beginning of one to the next, of which the tick itself is a part. Exit code 1 if a replica was terminated.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -45,12 +48,15 @@ ROUNDS = 5
 class Bench:
     """One controller over `services` services of `replicas` replicas in all."""
 
-    def __init__(self, services: int, replicas: int, keep_alive_s: float, *, on_half_a_core: bool) -> None:
+    def __init__(
+        self, services: int, replicas: int, keep_alive_s: float, *, on_half_a_core: bool, serving: bool
+    ) -> None:
         self.services, self.replicas, self.keep_alive_s = services, replicas, keep_alive_s
         self.home = Home.from_environment({"SKYSERVE_HOME": tempfile.mkdtemp(prefix="skyserve-bench-")})
         self.client = Client(self.home)
         self.ticks = self.home.root / "ticks"
         self._half = on_half_a_core
+        self._serving = serving
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Bench:
@@ -62,6 +68,7 @@ class Bench:
             **os.environ,
             "SKYSERVE_HOME": str(self.home.root),
             "SKYSERVE_BENCH_TICKS": str(self.ticks),
+            "SKYSERVE_BENCH_SERVING": "1" if self._serving else "",
         }
         self._start([sys.executable, "-c", _REPLICAS.format(port=PORT, keep_alive_s=self.keep_alive_s)])
         with self.home.controller_log.open("ab") as out:
@@ -75,12 +82,15 @@ class Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in psutil.process_iter():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends a second one to the group
+        for process in self._processes:
+            process.kill()  # the controller before its load balancers, which it would start again
+        for found in psutil.process_iter():
             try:
-                if process.environ().get("SKYSERVE_HOME") == str(self.home.root) or str(
+                if found.environ().get("SKYSERVE_HOME") == str(self.home.root) or str(
                     self.home.root
-                ) in " ".join(process.cmdline()):
-                    process.kill()
+                ) in " ".join(found.cmdline()):
+                    found.kill()
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         for one in self._processes:
@@ -116,11 +126,18 @@ class Bench:
         used = self.daemon.cpu_times()
         return float(used.user + used.system)
 
-    def late_s(self, since: float) -> float:
-        """How much longer than the interval it took from one tick's end to the next one's, at most."""
-        spans = [tuple(map(float, line.split())) for line in self.ticks.read_text().splitlines()[:-1]]
-        ends = [end for _, end in spans if end >= since]
-        return max((b - a - TICK_S for a, b in itertools.pairwise(ends)), default=0.0)
+    def lateness(self, since: float) -> str:
+        """Of the ticks that began since then, as a sentence."""
+        lines = [tuple(map(float, line.split())) for line in self.ticks.read_text().splitlines()[:-1]]
+        ticks = [one for one in lines if one[0] >= since]
+        late_s = [b[0] - a[0] - TICK_S for a, b in itertools.pairwise(ticks)]
+        if not late_s:
+            return "no tick"
+        took_s, cpu_s = [end - begun for begun, end, _ in ticks], [cpu for _, _, cpu in ticks]
+        return (
+            f"ticks at most {1000 * max(late_s):.0f} ms late, took {1000 * statistics.median(took_s):.1f} ms, at most "
+            f"{1000 * max(took_s):.0f} ms; {1000 * statistics.median(cpu_s):.1f} ms of CPU, at most {1000 * max(cpu_s):.0f} ms"
+        )
 
     def _is_up(self) -> bool:
         try:
@@ -187,6 +204,9 @@ def main() -> int:
         default=5.0,
         help="seconds after which a replica closes an idle connection",
     )
+    parser.add_argument(
+        "--serving", action="store_true", help="load balancers report that replicas serve clients"
+    )
     parser.add_argument("--half-a-core", action="store_true")
     given = parser.parse_args()
     if _INSIDE not in os.environ:
@@ -194,7 +214,16 @@ def main() -> int:
         inside = ["-m", "benchmarks.daemon_cpu", *sys.argv[1:]]
         script = f'ip link set lo up && exec "{sys.executable}" "$@"'
         os.execvp("unshare", ["unshare", "-n", "--", "sh", "-c", script, "sh", *inside])  # noqa: S606
-    with Bench(given.services, given.replicas, given.keep_alive, on_half_a_core=given.half_a_core) as bench:
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit("terminated")
+    )  # so that `timeout` leaves no process behind
+    with Bench(
+        given.services,
+        given.replicas,
+        given.keep_alive,
+        on_half_a_core=given.half_a_core,
+        serving=given.serving,
+    ) as bench:
         started, used = time.monotonic(), bench.cpu_s()
         bench.up()
         bench.all_ready()
@@ -210,7 +239,7 @@ def main() -> int:
         memory = bench.daemon.memory_info().rss / 2**20
         print(
             f"steady: {100 * (bench.cpu_s() - used) / took_s:.1f} % of a core over {took_s:.0f} s, {memory:.0f} MiB, "
-            f"{bench.daemon.num_threads()} threads; a tick was at most {1000 * bench.late_s(started):.0f} ms late",
+            f"{bench.daemon.num_threads()} threads; {bench.lateness(started)}",
             flush=True,
         )
         started, used = time.monotonic(), bench.cpu_s()
@@ -218,7 +247,7 @@ def main() -> int:
         print(
             f"{given.clients} clients of /v1/services, {ROUNDS} requests each: {took_s:.1f} s, "
             f"{bench.cpu_s() - used:.1f} s of CPU, {received / 2**20:.0f} MiB; "
-            f"a tick was at most {1000 * bench.late_s(started):.0f} ms late; {bench.daemon.memory_info().rss / 2**20:.0f} MiB",
+            f"{bench.lateness(started)}; {bench.daemon.memory_info().rss / 2**20:.0f} MiB",
             flush=True,
         )
         ended = bench.count("GONE")

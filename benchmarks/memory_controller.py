@@ -1,15 +1,20 @@
 """The production daemon over a cloud in memory, whose machines come up at once and all respond on a port of an address of their
-own (127.x.y.z). Appends the instant of every tick's beginning and end to the file $SKYSERVE_BENCH_TICKS.
+own (127.x.y.z). Appends the instants of every tick's beginning and end, and the CPU seconds of its thread between them, to
+the file $SKYSERVE_BENCH_TICKS. With $SKYSERVE_BENCH_SERVING its load balancers are `benchmarks.serving_agent`.
+
+With $SKYSERVE_BENCH_CALLBACKS, writes to that file which callbacks of the event loop took the most CPU at once.
 
     python -m benchmarks.memory_controller
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import sys
 import time
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +24,8 @@ from provisioners.base import Instance, LaunchOrder, Provisioner
 from provisioners.clock import unix_now
 from provisioners.offering import ZonePrices
 from skyserve_cli import clouds
-from skyserve_cli.controller import daemon, reconciler
+from skyserve_cli.controller import daemon, lb_process, reconciler
+from skyserve_cli.controller.ports import AgentOrder
 
 PORT = 9000
 _ZONES = 12
@@ -55,6 +61,41 @@ class ManyMachines(fake.FakeProvisioner):
             self._machines.pop(instance.token, None)
 
 
+def _time_callbacks(file: Path) -> None:
+    """Every ten seconds, write for each kind of callback its longest one and the sum in those ten seconds, in CPU ms."""
+    run = asyncio.Handle._run  # type: ignore[attr-defined]
+    longest: dict[str, float] = defaultdict(float)
+    total: dict[str, float] = defaultdict(float)
+    written_at = time.monotonic()
+
+    def timed(self: asyncio.Handle) -> None:
+        nonlocal written_at
+        started = time.thread_time()
+        run(self)
+        took_s = time.thread_time() - started
+        callback = self._callback  # type: ignore[attr-defined]
+        owner = getattr(callback, "__self__", None)
+        what = (
+            owner.get_coro().__qualname__
+            if isinstance(owner, asyncio.Task)
+            else getattr(callback, "__qualname__", "?")
+        )
+        total[what] += took_s
+        longest[what] = max(longest[what], took_s)
+        if time.monotonic() - written_at >= 10.0:
+            worst = sorted(longest, key=lambda one: -longest[one])[:8]
+            with file.open("a") as out:
+                for one in worst:
+                    print(
+                        f"{written_at:.0f} {one} {1000 * longest[one]:.1f} {1000 * total[one]:.0f}", file=out
+                    )
+            longest.clear()
+            total.clear()
+            written_at = time.monotonic()
+
+    asyncio.Handle._run = timed  # type: ignore[attr-defined]
+
+
 def main() -> int:
     make = clouds.Clouds._make
     tick = reconciler.Reconciler.tick
@@ -64,10 +105,22 @@ def main() -> int:
         return ManyMachines() if name == fake.CLOUD else make(self, name)
 
     def timed(self: reconciler.Reconciler) -> None:
-        started = time.monotonic()
+        started, used = time.monotonic(), time.thread_time()
         tick(self)
-        print(f"{started:.4f} {time.monotonic():.4f}", file=ticks)
+        print(f"{started:.4f} {time.monotonic():.4f} {time.thread_time() - used:.4f}", file=ticks)
 
+    if os.environ.get("SKYSERVE_BENCH_CALLBACKS"):
+        _time_callbacks(Path(os.environ["SKYSERVE_BENCH_CALLBACKS"]))
+    if os.environ.get("SKYSERVE_BENCH_SERVING"):
+        command = lb_process.agent_command
+
+        def serving(order: AgentOrder, token_file: Path, table_file: Path) -> list[str]:
+            return [
+                "benchmarks.serving_agent" if word == "lb" else word
+                for word in command(order, token_file, table_file)
+            ]
+
+        lb_process.agent_command = serving
     clouds.Clouds._make = made  # type: ignore[method-assign]
     reconciler.Reconciler.tick = timed  # type: ignore[method-assign]
     return daemon.main()

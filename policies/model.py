@@ -341,8 +341,10 @@ class PlacementGoal:
     `base_ondemand_fallback_replicas` of the wanted replicas are on demand at all times. `availability_target` is
     the part of the time in which the wanted number should be ready (0.995), for policies that can aim. Where machines
     differ in what they can do, `work` says how, and prices are compared for the work. On-demand replicas are spread over
-    offers that cost at most the fraction `price_band` more than the cheapest. With `one_continent` replicas stay on the
-    continent of the cheapest offer while it takes them.
+    offers that cost at most the fraction `price_band` more than the cheapest, spot replicas over those that cost at most
+    `spot_price_cap` times as much as the cheapest. With `one_continent` replicas stay on the
+    continent of the cheapest offer while it takes them. Spot replicas that have gathered in one zone for
+    `spread_again_after_s` are spread again; 0: never.
     """
 
     placer: str = "spread"
@@ -352,6 +354,8 @@ class PlacementGoal:
     availability_target: float | None = None
     work: tuple[AcceleratorQps, ...] = ()
     price_band: float = 0.10
+    spot_price_cap: float = 2.0
+    spread_again_after_s: float = 1800.0
     one_continent: bool = False
 
 

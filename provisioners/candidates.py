@@ -6,7 +6,7 @@ left nothing. Pure, and quick: a few milliseconds for three clouds.
 *Counts are exact*, as in SkyPilot: ``A10G:1`` never becomes a machine of eight that costs eight times as much, and
 ``L4:4`` is one machine with four. *One offer per zone and candidate*, the cheapest shape that fits: placement leaves a
 zone that refused an accelerator alone for all machines with as many, so that a dearer one would never be asked for. A candidate without accelerator
-and without instance type means machines without accelerators. Where no spot price is known, none is offered.
+and without instance type means machines without accelerators. Where no spot price is known, the one on demand stands for it.
 """
 
 from __future__ import annotations
@@ -90,14 +90,18 @@ def in_order(need: Requirements, ask: Callable[[Requirements], Iterable[Offer]])
     return tuple(each_once(found))
 
 
-def price_of(row: Row, candidate: Candidate, account: Account = ANY_ACCOUNT) -> float | None:
-    """USD per hour of one machine as the candidate buys it: what the account is told now, else what the catalog has."""
+def price_of(row: Row, candidate: Candidate, account: Account = ANY_ACCOUNT) -> float:
+    """USD per hour of one machine as the candidate buys it: what the account is told now, else what the catalog has.
+
+    A spot price that is not known is taken to be that on demand, which it cannot exceed: such a zone is offered, and
+    only after those whose price is known to be lower.
+    """
     if not candidate.use_spot:
         return row.on_demand.usd_hour
     live = None if account.spot_price is None else account.spot_price(row.shape.name, row.zone)
     if live is not None:
         return live
-    return None if row.spot is None else row.spot.usd_hour
+    return row.on_demand.usd_hour if row.spot is None else row.spot.usd_hour
 
 
 def tests_of(candidate: Candidate, account: Account) -> Iterator[tuple[str, Test]]:
@@ -130,10 +134,9 @@ def tests_of(candidate: Candidate, account: Account) -> Iterator[tuple[str, Test
     may = account.usable
     if may is not None:
         yield "usable", lambda row: may(row.shape.name, row.zone)
-    yield "use_spot", lambda row: price_of(row, candidate, account) is not None
     most = candidate.max_hourly_cost
     if most is not None:
-        yield "max_hourly_cost", lambda row: (price_of(row, candidate, account) or 0.0) <= most
+        yield "max_hourly_cost", lambda row: price_of(row, candidate, account) <= most
 
 
 def given(wish: str | None) -> str | None:
@@ -148,8 +151,6 @@ def _offers(candidate: Candidate, catalog: Catalog, account: Account, num_nodes:
         if not all(test(row) for test in tests):
             continue
         price = price_of(row, candidate, account)
-        if price is None:  # its price went away between the test and now
-            continue
         known = cheapest.get(row.zone)
         if known is None or (price, row.shape.name) < known[:2]:
             cheapest[row.zone] = (price, row.shape.name, row)

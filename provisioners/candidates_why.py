@@ -137,19 +137,9 @@ def _not_usable(case: _Case) -> _Sentence:
     return f"this account cannot have {case.what} in any of the zones that were asked for", None
 
 
-def _no_price(case: _Case) -> _Sentence:
-    return (
-        f"no spot price of {case.what} is known there",
-        "`serve catalog refresh` asks the clouds for prices",
-    )
-
-
 def _too_dear(case: _Case) -> _Sentence:
     prices = ((price_of(row, case.candidate, case.account), row) for row in case.left)
-    least, row = min(
-        ((price, row) for price, row in prices if price is not None),
-        key=lambda priced: (priced[0], priced[1].zone),
-    )
+    least, row = min(prices, key=lambda priced: (priced[0], priced[1].zone))
     cheapest = f"{row.shape.name} in {row.zone.cloud}/{row.zone.name}"
     most = case.candidate.max_hourly_cost or 0.0
     return f"{case.what} costs {least:g} USD per hour or more ({cheapest})", f"max_hourly_cost is {most:g}"
@@ -166,7 +156,6 @@ _SENTENCES: Mapping[str, Callable[[_Case], _Sentence]] = MappingProxyType(
         "region": _no_region,
         "zone": _no_zone,
         "usable": _not_usable,
-        "use_spot": _no_price,
         "max_hourly_cost": _too_dear,
     }
 )

@@ -29,6 +29,7 @@ from provisioners.errors import InvalidRequestError, ProvisionError, TransientEr
 from provisioners.gang import gang_of
 from provisioners.machines import (
     MAX_TOKEN,
+    Finding,
     Machine,
     MachineOrder,
     Machines,
@@ -120,6 +121,10 @@ class FleetProvisioner:
         self._forgetting = False
         self._lock = threading.Lock()
         self._forgotten = threading.Condition(self._lock)
+
+    def check(self) -> Sequence[Finding]:
+        """What `serve check` reports about the cloud: nothing is launched or changed."""
+        return self.machines.check()
 
     # --- Provisioner
 

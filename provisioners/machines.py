@@ -13,7 +13,7 @@ machine's own host key, which it needs to prove who it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Protocol
@@ -145,13 +145,35 @@ class Leftover:
     usd_month: float | None = field(default=None, compare=False)
 
 
+class Level(str, Enum):
+    """How much a finding of `serve check` matters."""
+
+    FINE = "fine"
+    NOTE = "note"  # worth knowing, or not possible to determine: machines can be rented all the same
+    MISSING = "missing"  # without it no machine can be rented
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of `serve check`: what was looked at, whether it is in order, and if not, what to do about it."""
+    """One line of `serve check`: what was checked, how much the result matters, and what to do about it."""
 
     what: str
-    ok: bool
+    level: Level = Level.FINE
     message: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.level is not Level.MISSING
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A machine that `serve check` asks a cloud about without launching it."""
+
+    zone: Zone
+    instance_type: str
+    capacity_type: CapacityType
+    accelerator: str | None = None
 
 
 #: Told of a region that cannot be listed, and why, the others are listed all the same. May be called on other threads.
@@ -187,8 +209,14 @@ class Machines(Protocol):
         """Destroy the machine and all that came with it. Already gone is success."""
         ...
 
-    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
-        """USD per hour by (instance type, zone name), as far as the cloud tells. May take seconds."""
+    def spot_prices(
+        self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
+    ) -> Mapping[tuple[str, str], float]:
+        """USD per hour by (instance type, zone name), as far as the cloud lists them. May take seconds.
+
+        `instance_types` are all that matter; empty: every type. A region without a response loses only its own prices
+        where `silent` is given, which gets the region and the error.
+        """
         ...
 
     def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:

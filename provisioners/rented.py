@@ -9,24 +9,27 @@ every few minutes, and used as long as it is fresh.
 from __future__ import annotations
 
 import difflib
+import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from policies.model import Offer, Role, Zone
+from policies.model import CapacityType, Offer, Role, Zone
 from provisioners.attendant import HEARTBEAT_S
 from provisioners.base import LaunchOrder, Requirements
 from provisioners.candidates import Account, offers_of
-from provisioners.catalog.model import Catalog
+from provisioners.catalog.model import Catalog, Row
 from provisioners.clock import unix_now
 from provisioners.errors import ProvisionError
 from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import DEFAULT_PORT, SshHosts
 from provisioners.keys import DEAD_MAN_S, Keys, user_data
-from provisioners.machines import Machine, MachineOrder, Machines, machine_token
+from provisioners.machines import Machine, MachineOrder, Machines, Trial, machine_token
 from provisioners.shell import Login
 from provisioners.small import small_offers
+
+_log = logging.getLogger(__name__)
 
 USER = "skyserve"
 ANYWHERE = ("0.0.0.0/0",)  # ssh lets in who has the key; name `sources` to let in fewer
@@ -87,7 +90,8 @@ class RentedProvisioner(FleetProvisioner):
             labels=section.labels,
             dead_man_s=60 * section.dead_man_minutes,
         )
-        prices = SpotPrices(machines, [zone.region for zone in zones_of(catalog)], now)
+        types = {row.shape.name for row in catalog.rows}
+        prices = SpotPrices(machines, zones_of(catalog), now, types)
         account = self.account = Account(spot_price=prices, zone_ids=zone_ids or {})
         self._catalog = catalog
         super().__init__(
@@ -127,6 +131,23 @@ def within(catalog: Catalog, regions: Sequence[str], cloud: str) -> Catalog:
 def zones_of(catalog: Catalog) -> list[Zone]:
     """Every zone of the catalog, in order."""
     return sorted({row.zone for row in catalog.rows})
+
+
+def cheapest_trials(rows: Iterable[Row]) -> list[Trial]:
+    """In each region the cheapest machine with an accelerator, spot and on demand, in the first of its zones."""
+    cheapest: dict[tuple[str, CapacityType], tuple[float, str, str, Trial]] = {}
+    for row in rows:
+        if row.shape.accelerator is None:
+            continue
+        for capacity_type in CapacityType:
+            price = row.price(capacity_type)
+            if price is None:
+                continue
+            trial = Trial(row.zone, row.shape.name, capacity_type, row.shape.accelerator)
+            key = (row.zone.region, capacity_type)
+            ranked = (price.usd_hour, row.shape.name, row.zone.name, trial)
+            cheapest[key] = min(cheapest.get(key, ranked), ranked, key=lambda one: one[:3])
+    return [trial for _, _, _, trial in cheapest.values()]
 
 
 def login_of(machine: Machine, secret: bytes) -> Login:
@@ -177,38 +198,75 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
 
 
 class SpotPrices:
-    """What spot machines cost now, asked in the background; a `machines.SpotPrice`."""
+    """What spot machines cost now, requested in the background; a `machines.SpotPrice`.
 
-    def __init__(self, machines: Machines, regions: Sequence[str], now: Callable[[], float]) -> None:
+    `zones` are those whose prices matter, and `instance_types` the types. A region that does not respond keeps the prices
+    it had until they are too old.
+    """
+
+    def __init__(
+        self,
+        machines: Machines,
+        zones: Iterable[Zone],
+        now: Callable[[], float],
+        instance_types: Collection[str] = (),
+    ) -> None:
         self._machines = machines
-        self._regions = sorted(set(regions))
+        self._region_of = {zone.name: zone.region for zone in zones}
+        self._regions = sorted(set(self._region_of.values()))
+        self._instance_types = instance_types
         self._now = now
-        self._known: Mapping[tuple[str, str], float] = {}
-        self._asked_at = float("-inf")
-        self._told_at = float("-inf")
+        self._known: Mapping[
+            str, tuple[float, Mapping[tuple[str, str], float]]
+        ] = {}  # by region, with its time
+        self._requested_at = float("-inf")
+        self._in_flight = False
         self._lock = threading.Lock()
 
     @property
     def cloud(self) -> str:
         return self._machines.name
 
+    @property
+    def is_refreshing(self) -> bool:
+        with self._lock:
+            return self._in_flight
+
     def __call__(self, instance_type: str, zone: Zone) -> float | None:
-        if self._now() - self._told_at > PRICES_KEPT_S:
-            return None
-        return self._known.get((instance_type, zone.name))
+        at, prices = self._known.get(zone.region, (float("-inf"), {}))
+        return prices.get((instance_type, zone.name)) if self._now() - at <= PRICES_KEPT_S else None
 
     def refresh_soon(self) -> None:
-        """Ask anew, unless somebody has of late; returns at once."""
+        """Request them, unless that is under way or was done a moment ago; returns at once."""
         with self._lock:
-            if self._now() - self._asked_at < PRICES_EVERY_S:
+            if self._in_flight or self._now() - self._requested_at < PRICES_EVERY_S:
                 return
-            self._asked_at = self._now()
-        threading.Thread(target=self.refresh, daemon=True, name=f"prices-{self._machines.name}").start()
+            self._requested_at, self._in_flight = self._now(), True
+        threading.Thread(target=self._refresh, daemon=True, name=f"prices-{self._machines.name}").start()
+
+    def _refresh(self) -> None:
+        try:
+            self.refresh()
+        finally:
+            with self._lock:
+                self._in_flight = False
 
     def refresh(self) -> None:
-        """Ask now. A cloud that does not answer leaves what was known."""
+        """Request them now. What failed is logged, a sentence per region."""
+        failed: dict[str, ProvisionError] = {}
         try:
-            known = self._machines.spot_prices(self._regions)
-        except ProvisionError:
+            found = self._machines.spot_prices(self._regions, self._instance_types, failed.__setitem__)
+        except ProvisionError as error:
+            _log.warning("%s: spot prices cannot be read: %s", self.cloud, error)
             return
-        self._known, self._told_at = known, self._now()
+        for region, failure in sorted(failed.items()):
+            _log.warning("%s/%s: spot prices cannot be read: %s", self.cloud, region, failure)
+        by_region: dict[str, dict[tuple[str, str], float]] = {
+            region: {} for region in self._regions if region not in failed
+        }
+        for (instance_type, zone), price in found.items():
+            region_prices = by_region.get(self._region_of.get(zone, ""))
+            if region_prices is not None:
+                region_prices[instance_type, zone] = price
+        now = self._now()
+        self._known = {**self._known, **{region: (now, prices) for region, prices in by_region.items()}}

@@ -187,7 +187,7 @@ class Table:
         return table
 
 
-_TARGET_STATS = {"id", "in_flight", "requests", "errors", "ejected", "heard_s"}
+_TARGET_STATS = {"id", "in_flight", "requests", "errors", "ejected", "heard_s", "served_s"}
 _MOST = 2**53
 
 
@@ -197,6 +197,8 @@ class TargetStats:
 
     A target that left the table stays here while it still has requests in flight, so a controller can see it
     run dry. It last sent something, or responded to a probe, `heard_s` seconds ago (None: an agent that does not report it).
+    The first byte of its last response with a status of 2xx came `served_s` seconds ago (None: there was none, or the agent
+    does not report it).
     """
 
     id: str
@@ -205,6 +207,7 @@ class TargetStats:
     errors: int
     ejected: bool
     heard_s: float | None = None
+    served_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -214,6 +217,7 @@ class TargetStats:
             "errors": self.errors,
             "ejected": self.ejected,
             "heard_s": self.heard_s,
+            "served_s": self.served_s,
         }
 
     @classmethod
@@ -228,6 +232,7 @@ class TargetStats:
             errors=fields.count("errors"),
             ejected=fields.flag("ejected"),
             heard_s=fields.number_or_none("heard_s", 0.0, 1e12),
+            served_s=fields.number_or_none("served_s", 0.0, 1e12),
         )
         fields.done()
         return stats
@@ -238,7 +243,7 @@ def _are_target_stats(value: object) -> TypeGuard[dict[str, Any]]:
     field by field, for its error."""
     if type(value) is not dict or value.keys() != _TARGET_STATS:
         return False
-    name, heard_s = value["id"], value["heard_s"]
+    name, heard_s, served_s = value["id"], value["heard_s"], value["served_s"]
     return (
         type(name) is str
         and 0 < len(name) <= MAX_TEXT
@@ -249,6 +254,7 @@ def _are_target_stats(value: object) -> TypeGuard[dict[str, Any]]:
         )
         and type(value["ejected"]) is bool
         and (heard_s is None or (type(heard_s) is float and 0.0 <= heard_s <= 1e12))
+        and (served_s is None or (type(served_s) is float and 0.0 <= served_s <= 1e12))
     )
 
 

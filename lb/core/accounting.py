@@ -19,6 +19,7 @@ def stats(entries: Iterable[TargetState], now: float, window_s: float) -> tuple[
             errors=entry.errors.count(now, window_s),
             ejected=entry.standing(now) is Health.EJECTED,
             heard_s=max(0.0, now - entry.heard_at),
+            served_s=None if entry.served_at is None else max(0.0, now - entry.served_at),
         )
         before = merged.get(one.id)
         merged[one.id] = one if before is None else _sum(before, one)
@@ -32,8 +33,13 @@ def _sum(one: TargetStats, other: TargetStats) -> TargetStats:
         requests=one.requests + other.requests,
         errors=one.errors + other.errors,
         ejected=one.ejected or other.ejected,
-        heard_s=min((known for known in (one.heard_s, other.heard_s) if known is not None), default=None),
+        heard_s=_least(one.heard_s, other.heard_s),
+        served_s=_least(one.served_s, other.served_s),
     )
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    return min((known for known in (one, other) if known is not None), default=None)
 
 
 def differ(name: str, kept: Iterable[TargetState], right: Iterable[TargetState]) -> list[str]:

@@ -111,6 +111,7 @@ class TargetState:
         "load_asked_at",
         "load_good_until",
         "requests",
+        "served_at",
         "target",
         "trial",
         "trouble",
@@ -127,6 +128,7 @@ class TargetState:
         self.requests = WindowCounter()
         self.errors = WindowCounter()
         self.heard_at = now
+        self.served_at: float | None = None  # the first byte of its last response of 2xx
         self.load_asked_at = -_NEVER
         self.load_good_until = _NEVER  # there is none yet
         self.failures_in_row = 0  # not reached, or died on the request
@@ -209,10 +211,12 @@ class TargetState:
         self.requests.add(now)
         return booking
 
-    def answered(self, booking: Booking, now: float) -> bool:
+    def answered(self, booking: Booking, now: float, succeeded: bool) -> bool:
         """The first byte has come; True if that ended an ejection."""
         booking.answered = True
         self.heard_at = now
+        if succeeded:
+            self.served_at = now
         self.failures_in_row = 0
         view, gate = self.view, self.gate
         view.waiting -= 1

@@ -116,8 +116,8 @@ class TargetTable(TargetChoice):
             record(request, target_id, now)
         return booking
 
-    def answered(self, booking: Booking, now: float) -> bool:
-        """The first byte of an answer has come; True if that ended an ejection.
+    def answered(self, booking: Booking, now: float, succeeded: bool = False) -> bool:
+        """The first byte of an answer has come, of 2xx if it `succeeded`; True if that ended an ejection.
 
         For an answer of 502, 503 or 504 call `failed` with TROUBLE instead.
         """
@@ -125,7 +125,7 @@ class TargetTable(TargetChoice):
             return False
         entry = booking.entry
         was_full = not entry.admits()
-        readmitted = entry.answered(booking, now)
+        readmitted = entry.answered(booking, now, succeeded)
         if readmitted:
             entry.life = self._next_life()
             self._left_out.pop(entry, None)

@@ -153,7 +153,7 @@ class ProxiedRequest(RespondingRequest):
         elif reply.status == 404 and self.proxy.serves_other_models(self, body):
             self.call_back("it does not serve the model")
         else:
-            self._first_byte()
+            self._first_byte(reply.status)
             self._send_whole(reply, body)
 
     # --- failing

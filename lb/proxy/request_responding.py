@@ -67,7 +67,7 @@ class RespondingRequest(RequestCore):
 
     # --- relaying
 
-    def _first_byte(self) -> float:
+    def _first_byte(self, status: int) -> float:
         """The target has responded. Returns now."""
         proxy, booking = self.proxy, self.booking
         assert booking is not None  # noqa: S101 (for the type checker)
@@ -77,7 +77,7 @@ class RespondingRequest(RequestCore):
         self.tries.deaths = 0
         proxy.counts_of(booking).ttfb.observe(now - self.arrival.at)
         self.arrival.explanation.note(now, "answered", booking.key.id)
-        if proxy.table.answered(booking, now):
+        if proxy.table.answered(booking, now, 200 <= status < 300):
             _log.info("readmit target=%s why=%r", booking.key.id, "it responded again")
             proxy.changed_soon()
         elif len(proxy.queue):
@@ -85,7 +85,7 @@ class RespondingRequest(RequestCore):
         return now
 
     def begin_relay(self, attempt: Responding) -> Relay:
-        now = self._first_byte()
+        now = self._first_byte(attempt.reply.status)
         self.state = move(self.state, Event.FIRST_BYTE)
         proxy, relay = self.proxy, self.relay
         if self.ending.first_at is None:
@@ -193,7 +193,7 @@ class RespondingRequest(RequestCore):
 
     def open_tunnel(self, reply: ResponseHead, rest: bytes) -> None:
         """A WebSocket: from here on bytes pass both ways as they come."""
-        self.ending.first_at = self._first_byte()
+        self.ending.first_at = self._first_byte(reply.status)
         self.state = move(self.state, Event.UPGRADED)
         connection = self.connection
         assert connection is not None  # noqa: S101 (for the type checker)

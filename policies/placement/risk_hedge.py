@@ -20,6 +20,8 @@ the fleet costs, per hour,
 5.  mu, what an hour below N_tar is worth, is steered: mu = 0.1 * price_od * N_tar / (1 - target) * e^b, where b is by
     how much the error budget is overdrawn, in units of what the target allows in 72 hours, within +-2.5;
     and at least twice what N_tar replicas cost on demand.
+6.  Spot zones that cost more than `spot_price_cap` times the cheapest are left out (`thrift`). Where that leaves a single
+    zone, the next cheapest is added and weighed as any other: whether a second zone is worth its price is for (3) to say.
 
 SpotHedge is the better choice where most of the replicas are nearly as good as all (the target counts the time in
 which all are ready, and without a hedge that is longest with all in the oldest zone), where the number of replicas must
@@ -56,6 +58,7 @@ MOST_OVERDRAWN = 2.5
 
 HORIZON_H = 2.0
 DETECTION_S = 30.0
+LEAST_ZONES = 2  # of spot offers to weigh, also where the second is beyond the price cap
 MOST_EXTRA = 4  # spot replicas beyond the wanted number
 MARGIN = 0.1  # what a change must save, as a share of the price of a spot replica
 MOVE_MARGIN = 0.2
@@ -82,7 +85,7 @@ class RiskHedge:
         memory = _budgeted(view, memory)
         if view.wanted == 0:
             return Decision(0, memory, ends=[End(replica.id, "none wanted") for replica in view.replicas])
-        view, beyond = thrift.thrifty(view, memory.get("blocks", {}), cap_spot=False)
+        view, beyond = _within_limits(view, memory)
         look = _Look(view, memory)
         asked = look.additions()[: max(0, view.limit)]
         too_many = [] if asked else look.surplus()
@@ -103,6 +106,17 @@ class RiskHedge:
             wake_at=fleet.earliest(look.wake_at(), stand_ins.opens_at),
             notes=(*look.note(), *stand_ins.note(), *beyond),
         )
+
+
+def _within_limits(view: View, memory: Json) -> thrift.Thrifty:
+    market = Market(memory, view.now)
+    retry_at = {offer.zone: market.retry_at(offer.zone) for offer in view.offers}
+    return thrift.thrifty(
+        view,
+        memory.get("blocks", {}),
+        least_spot_zones=LEAST_ZONES,
+        avoids=lambda offer: (retry_at[offer.zone] or 0.0) > view.now,
+    )
 
 
 # --- the error budget ------------------------------------------------------------------------------------------

@@ -24,7 +24,11 @@ simulator does so for three zones). And it asks again at every tick, which is th
 here a zone that refused is left alone for a while (`blocks`). Nothing waits while any zone is open: if those of
 Z_A are all in their back-off, the others are asked. After an outage of all zones one replica is a probe, and the
 rest is spread over the zones that have opened (`reopening`): else the first to open would take them all, and its next
-preemption would be an outage again. `as_printed()` is the algorithm without the repairs.
+preemption would be an outage again.
+
+No spot replica costs more than `spot_price_cap` times the cheapest (`thrift`). Where that leaves a single zone, spreading
+comes first: the next cheapest zone is added if it costs no more than on demand, because a fleet in one zone is lost in one
+preemption. While all zones within the cap refuse, on-demand replicas stand in. `as_printed()` is the algorithm without the repairs.
 """
 
 from __future__ import annotations
@@ -37,6 +41,8 @@ from policies.model import CapacityType, Event, Json, Offer, Replica
 from policies.placement import blocks, fleet, reopening, thrift
 from policies.placement.base import Decision, Place, View
 from policies.placement.blocks import is_spot
+
+LEAST_ZONES = 2
 
 _SPOT, _ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 
@@ -74,7 +80,7 @@ class SpotHedge:
 
     def decide(self, view: View, memory: Json) -> Decision:
         closed = memory.get("blocks", {})
-        view, beyond = thrift.thrifty(view, closed, cap_spot=False) if self.thrifty else (view, ())
+        view, beyond = self._within_limits(view, memory) if self.thrifty else (view, ())
         goal, now = view.goal, view.now
         base = min(goal.base_ondemand_fallback_replicas, view.wanted)
         hedged = view.wanted - base  # the paper's N_tar: the replicas that spot is to carry
@@ -111,6 +117,15 @@ class SpotHedge:
             notes=(*spot.note(), *on_demand.note(), *beyond),
         )
 
+    def _within_limits(self, view: View, memory: Json) -> thrift.Thrifty:
+        noted = memory.get("preempting", ())
+        return thrift.thrifty(
+            view,
+            memory.get("blocks", {}),
+            least_spot_zones=LEAST_ZONES,
+            avoids=lambda offer: blocks.market(offer) in noted,
+        )
+
     def _refilled(self, memory: Json, offers: Sequence[Offer]) -> Json:
         """The memory once Z_P was emptied each time that too few zones were left in Z_A."""
         noted = memory.get("preempting", [])
@@ -126,29 +141,36 @@ class SpotHedge:
         return memory if kept == noted else _memory(kept, memory.get("blocks", {}))
 
     def _returning(self, spot: fleet.Share, view: View, closed: Json) -> reopening.Return | None:
-        """What may be asked after an outage of all zones; None at all other times, and while own hosts have room."""
-        if not self.thrifty or spot.missing <= 0 or thrift.own_places(spot.usable, view.replicas, 1):
+        """What may be rented after an outage of all zones; None at all other times, and where own hosts take the rest."""
+        if not self.thrifty or len(self._own(spot, view)) >= spot.missing:
             return None
         hosts = thrift.own_zones(view.offers)
         live = [one for one in fleet.spot((*view.replicas, *view.others)) if one.zone not in hosts]
         rented = thrift.rented(spot.offers)
         return reopening.after_outage(rented, thrift.rented(spot.usable), live, closed, view.now)
 
+    def _own(self, spot: fleet.Share, view: View) -> list[Offer]:
+        """The free places of own hosts that missing spot replicas take."""
+        if not self.thrifty or spot.missing <= 0:
+            return []
+        return thrift.own_places(spot.usable, (*view.replicas, *view.others), spot.missing)
+
     def _on_spot(
         self, spot: fleet.Share, again: reopening.Return | None, view: View, memory: Json
     ) -> list[Place]:
-        """SELECT-NEXT-ZONE for every missing replica, each counted before the next. After an outage one goes to each
-        zone that may be asked, in Z_P or not."""
-        count = min(spot.missing, view.limit, spot.missing if again is None else again.most)
-        if count <= 0:
-            return []
+        """Own hosts first, then SELECT-NEXT-ZONE for every missing replica, each counted before the next. After an outage
+        one goes to each zone that may be asked, in Z_P or not."""
+        own = self._own(spot, view)[: max(0, view.limit)]
+        missing = min(spot.missing, view.limit) - len(own)
+        count = missing if again is None else min(missing, again.most)
         preempting = memory.get("preempting", ()) if again is None else ()
         usable = spot.usable if again is None else again.usable
+        usable = thrift.rented(usable) if self.thrifty else usable
         available = [offer for offer in usable if blocks.market(offer) not in preempting] or usable
         if self.shuffled:
             available = sorted(available, key=lambda o: crc32(f"{view.now:.0f} {o.zone}".encode()))
         spread = fleet.Spread(fleet.spot((*view.replicas, *view.others)), by_region=self.by_region)
-        places = []
+        places = [spread.put(offer, fleet.OWN_HOST) for offer in own]
         for _ in range(count if available else 0):
             fresh = [offer for offer in available if not spread.in_zone[offer.zone]]
             why = "no spot replica there yet" if fresh else "fewest there, of the cheapest"

@@ -6,6 +6,7 @@ replicas of the service, then to the region with the fewest, then to the better 
 by price, or by the user's preference). SkyPilot's placer sends everything beyond one per zone to the cheapest zone (10
 replicas over 4 zones become 7/1/1/1), so that one zone's bad minute takes most of the service. Zones that had no room
 are left alone for a while (`blocks`); when all are, one replica asks the first of them that opens (`reopening`).
+A fleet that has gathered in one zone is spread again later (`respread`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from policies.model import Event, Json, Offer, Replica, ReplicaState
-from policies.placement import blocks, fleet, reopening, thrift
+from policies.placement import blocks, fleet, reopening, respread, thrift
 from policies.placement.base import Decision, Place, View
 from policies.placement.blocks import is_spot
 
@@ -21,13 +22,14 @@ ALL_BLOCKED = "{} more wanted, but every zone refused when last asked; trying ag
 
 
 class Static:
-    """Memory: {"blocks": see `blocks`}."""
+    """Memory: {"blocks": see `blocks`, "spread_again_at": the last attempt, see `respread`}."""
 
     def learn(
         self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
     ) -> Json:
         found = blocks.learn(memory.get("blocks", {}), events, replicas, now)
-        return {"blocks": found} if found else {}
+        after = {**memory, "blocks": found}
+        return {key: value for key, value in after.items() if value}
 
     def decide(self, view: View, memory: Json) -> Decision:
         target = view.wanted + view.goal.num_overprovision if view.wanted > 0 else 0
@@ -36,17 +38,25 @@ class Static:
         careful = thrift.thrifty(view, closed) if missing > 0 else thrift.Thrifty(view)
         live = (*view.replicas, *view.others)
         launches, wake_at = _launches(careful.view, live, closed, missing) if missing > 0 else ([], None)
+        keep = target + respread.surging(view, target, memory)
+        due_at = respread.due_at(view, target, memory)
+        if due_at is not None and due_at <= view.now:
+            place = respread.surge(thrift.thrifty(view, closed).view, target, closed)
+            due_at = None if place else blocks.next_opening(view.offers, closed, view.now)
+            if place is not None:
+                launches, keep = [place], target + 1
+                memory = {**memory, respread.ATTEMPT_AT: view.now}
         return Decision(
             target=target,
             memory=memory,
             launches=launches,
             ends=fleet.ends(
                 view.replicas,
-                target,
+                keep,
                 f"{len(view.replicas)} replicas, {target} wanted",
                 thrift.own_zones(view.offers),
             ),
-            wake_at=wake_at,
+            wake_at=fleet.earliest(wake_at, due_at),
             notes=(*_notes(view, target, closed), *careful.notes),
         )
 

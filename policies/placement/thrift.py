@@ -2,18 +2,20 @@
 
 1.  Own hosts first. They are paid for whether they are used or not.
 2.  Within one continent, unless the file names regions: that of the cheapest offer of the same capacity type.
-3.  Spot: at most `MOST_SPOT` times the price of the cheapest. A kind of machine for which nothing is left so (the file
+3.  Spot: at most `spot_price_cap` times the price of the cheapest. A kind of machine for which nothing is left so (the file
     lists an A100 beside an L4) is measured by its own cheapest, and is asked when no cheaper kind may be asked.
 4.  On demand: within `price_band` of the cheapest that may be asked now.
 
-Refusals widen limits 2 and 4, because a dearer replica is better than no replica. Limit 3 stands.
+Refusals widen limits 2 and 4, because a dearer replica is better than no replica. Limit 3 stands. Placers that spread
+spot replicas for availability keep two zones: where limits 2 and 3 leave one, the next cheapest is added, unless it costs
+more than on demand.
 The prices are those for the work that a replica does, where that is known.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,8 +26,6 @@ from policies.placement.blocks import is_spot
 from policies.placement.continents import continent_of
 from policies.work import usd_of_work
 
-#: No spot replica costs more than this many times the cheapest spot offer.
-MOST_SPOT = 2.0
 BEYOND = "no zone in {} takes more {} replicas now; those of other continents are asked"
 
 
@@ -36,9 +36,12 @@ class Thrifty(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def thrifty(view: View, closed: Json, *, cap_spot: bool = True) -> Thrifty:
-    """The view within the limits. `closed` are the blocks. Without `cap_spot` limit 3 is left to the placer, which
-    weighs prices itself.
+def thrifty(
+    view: View, closed: Json, *, least_spot_zones: int = 1, avoids: Callable[[Offer], bool] = lambda _: False
+) -> Thrifty:
+    """The view within the limits. `closed` are the blocks; `avoids` are the spot offers that the placer would not ask
+    now for reasons of its own. At least `least_spot_zones` zones of spot offers are kept, if there are that many which
+    cost no more than on demand: the limits give way to that.
 
     Own hosts that are open are wanted as on-demand replicas at all times, so that spot replicas are only rented for
     what does not fit on them.
@@ -46,9 +49,8 @@ def thrifty(view: View, closed: Json, *, cap_spot: bool = True) -> Thrifty:
     kept: set[Offer] = set()
     notes = []
     for kind in CapacityType:
-        rented = [o for o in view.offers if o.capacity_type is kind and o.places is None]
-        if kind is CapacityType.SPOT and cap_spot:
-            rented = _within_cap(rented, view, closed)
+        every = [o for o in view.offers if o.capacity_type is kind and o.places is None]
+        rented = _within_cap(every, view, closed, avoids) if kind is CapacityType.SPOT else every
         if view.goal.one_continent and rented:
             home = continent_of(
                 min(rented, key=lambda o: (o.preference, usd_of_work(o, view.goal.work))).zone
@@ -58,6 +60,8 @@ def thrifty(view: View, closed: Json, *, cap_spot: bool = True) -> Thrifty:
                 rented = near
             else:
                 notes.append(BEYOND.format(home, kind.value.replace("_", "-")))
+        if kind is CapacityType.SPOT:
+            rented = _in_zones(rented, every, view, least_spot_zones)
         kept.update(rented)
     offers = tuple(offer for offer in view.offers if offer.places is not None or offer in kept)
     base = max(view.goal.base_ondemand_fallback_replicas, _on_own_hosts(view, closed))
@@ -65,7 +69,9 @@ def thrifty(view: View, closed: Json, *, cap_spot: bool = True) -> Thrifty:
     return Thrifty(replace(view, offers=offers, goal=goal), tuple(notes))
 
 
-def _within_cap(offers: Sequence[Offer], view: View, closed: Json) -> list[Offer]:
+def _within_cap(
+    offers: Sequence[Offer], view: View, closed: Json, avoids: Callable[[Offer], bool]
+) -> list[Offer]:
     work = view.goal.work
     found: list[Offer] = []
     for preference in sorted({offer.preference for offer in offers}):
@@ -73,7 +79,7 @@ def _within_cap(offers: Sequence[Offer], view: View, closed: Json) -> list[Offer
         best = _capped(ranked, view)
         kinds = {_kind(offer) for offer in best}
         others = [offer for offer in ranked if _kind(offer) not in kinds]
-        while others and not blocks.open_offers(best, closed, view.now):
+        while others and all(avoids(offer) for offer in blocks.open_offers(best, closed, view.now)):
             cheapest = _kind(min(others, key=lambda offer: usd_of_work(offer, work)))
             best += _capped([offer for offer in others if _kind(offer) == cheapest], view)
             others = [offer for offer in others if _kind(offer) != cheapest]
@@ -83,8 +89,32 @@ def _within_cap(offers: Sequence[Offer], view: View, closed: Json) -> list[Offer
 
 def _capped(offers: Sequence[Offer], view: View) -> list[Offer]:
     work = view.goal.work
-    limit = min(usd_of_work(offer, work) for offer in offers) * MOST_SPOT
+    limit = min(usd_of_work(offer, work) for offer in offers) * view.goal.spot_price_cap
     return [offer for offer in offers if usd_of_work(offer, work) <= limit]
+
+
+def _in_zones(kept: Sequence[Offer], offers: Sequence[Offer], view: View, least: int) -> list[Offer]:
+    """`kept`, and the cheapest of the other offers that the user prefers as much until there are `least` zones of them.
+    The continent of those kept comes first."""
+    best = min((offer.preference for offer in kept), default=0)
+    found = list(kept)
+    zones = {offer.zone for offer in kept if offer.preference == best}
+    near = {continent_of(zone) for zone in zones} if view.goal.one_continent else set()
+    others = [o for o in offers if o.preference == best and o.zone not in zones and _saves(o)]
+    others.sort(
+        key=lambda o: (bool(near) and continent_of(o.zone) not in near, usd_of_work(o, view.goal.work))
+    )
+    for offer in others:
+        if not 0 < len(zones) < least:
+            break
+        if offer.zone not in zones:
+            zones.add(offer.zone)
+            found.append(offer)
+    return found
+
+
+def _saves(offer: Offer) -> bool:
+    return offer.on_demand_usd_hour is None or offer.price_usd_hour <= offer.on_demand_usd_hour
 
 
 def _kind(offer: Offer) -> tuple[str | None, float]:
@@ -141,6 +171,7 @@ def _on_own_hosts(view: View, closed: Json) -> int:
     if not own:
         return 0
     held = sum(replica.zone in own and not is_spot(replica.offer) for replica in view.replicas)
-    opened = blocks.open_offers(view.offers, closed, view.now)
+    places = [offer for offer in view.offers if not is_spot(offer)]
+    opened = blocks.open_offers(places, closed, view.now)
     missing = max(0, view.wanted - held)
     return held + len(own_places(opened, (*view.replicas, *view.others), missing))

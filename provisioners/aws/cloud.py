@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from provisioners import rented
 from provisioners.aws.machines import AwsMachines, AwsSettings
 from provisioners.catalog.model import Catalog
+from provisioners.machines import Finding
+from provisioners.rented import cheapest_trials
 
 
 class Section(rented.Section, Protocol):
@@ -29,4 +32,10 @@ class AwsProvisioner(rented.RentedProvisioner):
             vpc=section.vpc,
             image=section.image,
         )
-        super().__init__(AwsMachines(settings), section, catalog, secret)
+        self._ec2 = AwsMachines(settings)
+        super().__init__(self._ec2, section, catalog, secret)
+
+    def check(self) -> Sequence[Finding]:
+        """Launches of the cheapest machine with an accelerator are tried in each region, spot and on demand."""
+        types = {row.shape.name for row in self._catalog.rows if row.shape.accelerator is not None}
+        return self._ec2.check(cheapest_trials(self._catalog.rows), types)

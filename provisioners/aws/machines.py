@@ -15,10 +15,9 @@ a young instance is unknown.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from itertools import chain
 from random import Random
 from threading import Lock
@@ -26,7 +25,7 @@ from typing import Any, ClassVar, TypeVar
 
 import boto3
 
-from policies.model import CapacityType, Scope
+from policies.model import Scope
 from provisioners.aws.api import AwsApi, RegionMemo, Reply
 from provisioners.aws.check import findings
 from provisioners.aws.errors import CLOUD, Context
@@ -34,10 +33,20 @@ from provisioners.aws.image import AwsImages
 from provisioners.aws.leftovers import leftovers_in, remove
 from provisioners.aws.machine import NOTICE_CODES, SPOT_NOTICE_S, forgotten, machine_of
 from provisioners.aws.network import AwsNetwork
+from provisioners.aws.order import client_token, request_of, trial_order
 from provisioners.aws.prices import spot_prices_of
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError, ProvisionError, RefusedError, TransientError
-from provisioners.machines import OWNER_TAG, TOKEN_TAG, Finding, Leftover, Machine, MachineOrder, Silent
+from provisioners.machines import (
+    OWNER_TAG,
+    TOKEN_TAG,
+    Finding,
+    Leftover,
+    Machine,
+    MachineOrder,
+    Silent,
+    Trial,
+)
 
 _SETTLED_S = 60.0  # after which EC2 is believed that something does not exist
 _TOKENS = 3  # of one order, if its parameters have to change
@@ -145,11 +154,17 @@ class AwsMachines:
         with self._lock:
             self._launched.pop(machine.id, None)
 
-    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
-        def of(region: str) -> list[tuple[tuple[str, str], float]]:
-            return list(spot_prices_of(self._api, region, self._network.zone_ids(region)).items())
+    def spot_prices(
+        self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
+    ) -> Mapping[tuple[str, str], float]:
+        """Regions that the account has not enabled have no prices, and are no error."""
 
-        return dict(self._in_regions(regions, of))
+        def of(region: str) -> list[tuple[tuple[str, str], float]]:
+            zone_ids = self._network.zone_ids(region)
+            return list(spot_prices_of(self._api, region, zone_ids, instance_types).items())
+
+        enabled = set(self._regions())
+        return dict(self._in_regions([one for one in regions if one in enabled], of, silent))
 
     def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         return list(self._in_regions(self._regions(), lambda region: self._leftovers(region, owner), silent))
@@ -166,8 +181,24 @@ class AwsMachines:
     def forget(self, owner: str) -> Sequence[str]:
         return list(self._in_regions(self._regions(), lambda region: self._network.forget(owner, region)))
 
-    def check(self) -> Sequence[Finding]:
-        return findings(self._api, self._settings.regions)
+    def check(self, trials: Sequence[Trial] = (), instance_types: Collection[str] = ()) -> Sequence[Finding]:
+        """`trials` are launched as dry runs, in the regions of the settings or else in the home region; quotas are
+        those of `instance_types`."""
+        return findings(self._api, self._settings.regions, trials, instance_types, self._trial)
+
+    def _trial(self, trial: Trial) -> Mapping[str, Any]:
+        """The request that a real launch would send, without the key pair and group that would be made for it."""
+        order = trial_order(trial)
+        image, subnet = self._images.of(order), self._network.subnet(order.zone)
+        return request_of(
+            order,
+            client_token(order, 0),
+            image,
+            key_name=None,
+            subnet=subnet,
+            groups=(),
+            use_private_ip=self._settings.use_private_ip,
+        )
 
     def _check_order(self, order: MachineOrder) -> None:
         if order.zone.region not in self._regions():  # where its machines would never be listed
@@ -187,54 +218,15 @@ class AwsMachines:
 
     def _run(self, order: MachineOrder, token: str) -> Machine:
         region = order.zone.region
-        image = self._images.of(order)
-        tags = {"Name": order.token, **order.tags}
-        params: dict[str, Any] = {
-            "ClientToken": token,
-            "ImageId": image.id,
-            "InstanceType": order.instance_type,
-            "MinCount": 1,
-            "MaxCount": 1,
-            "KeyName": self._network.key_pair(order),
-            "UserData": order.user_data,
-            "NetworkInterfaces": [
-                {
-                    "DeviceIndex": 0,
-                    "SubnetId": self._network.subnet(order.zone),
-                    "Groups": [self._network.group(order)],
-                    "AssociatePublicIpAddress": not self._settings.use_private_ip,
-                    "DeleteOnTermination": True,
-                }
-            ],
-            "BlockDeviceMappings": [
-                {
-                    "DeviceName": image.root_device,
-                    "Ebs": {
-                        "VolumeSize": max(order.disk_gb or 0, image.disk_gb, 1),
-                        "VolumeType": "gp3",
-                        "DeleteOnTermination": True,
-                    },
-                }
-            ],
-            # One hop: user data has the machine's host key, and what runs in a container (where a bridge is the first
-            # hop) is to read neither that nor the notices, which are watched on the host.
-            "MetadataOptions": {
-                "HttpEndpoint": "enabled",
-                "HttpTokens": "required",
-                "HttpPutResponseHopLimit": 1,
-            },
-            # A machine that nobody has asked for anything in a long time shuts itself down.
-            "InstanceInitiatedShutdownBehavior": "terminate",
-        }
-        kinds = ["instance", "volume", "network-interface"]
-        if order.capacity_type is CapacityType.SPOT:
-            kinds.append("spot-instances-request")
-            params["InstanceMarketOptions"] = {
-                "MarketType": "spot",
-                "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
-            }
-        labels = [{"Key": key, "Value": value} for key, value in tags.items()]
-        params["TagSpecifications"] = [{"ResourceType": kind, "Tags": labels} for kind in kinds]
+        params = request_of(
+            order,
+            token,
+            self._images.of(order),
+            key_name=self._network.key_pair(order),
+            subnet=self._network.subnet(order.zone),
+            groups=[self._network.group(order)],
+            use_private_ip=self._settings.use_private_ip,
+        )
         asked = Context("ec2:RunInstances", region, order.zone, order.instance_type, order.capacity_type)
         reply = self._api.ask(
             region, "RunInstances", params, asked=asked, wait_for=_NEW, patience_s=_NEW_PATIENCE_S
@@ -322,20 +314,6 @@ class AwsMachines:
 
         with ThreadPoolExecutor(max_workers=_PARALLEL_REGIONS, thread_name_prefix="aws") as pool:
             return chain.from_iterable(list(pool.map(answer, regions)))
-
-
-def client_token(order: MachineOrder, attempt: int) -> str:
-    """The idempotency token of a launch, at most 64 ASCII characters: it has all by which two launches of the same
-    machine can differ on purpose. `attempt` counts from 0."""
-    parts = (
-        order.owner,
-        order.token,
-        str(order.zone),
-        order.instance_type,
-        order.capacity_type.value,
-        str(attempt),
-    )
-    return sha256("\n".join(parts).encode()).hexdigest()[:48]
 
 
 def _tagged(tag: str, value: str) -> list[dict[str, Any]]:

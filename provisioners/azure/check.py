@@ -3,46 +3,21 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from provisioners import permissions
 from provisioners.azure.client import Arm
 from provisioners.errors import AuthError, ProvisionError
-from provisioners.machines import Finding
+from provisioners.machines import Finding, Level
 
-ACTIONS = (
-    "Microsoft.Resources/subscriptions/resourceGroups/read",
-    "Microsoft.Resources/subscriptions/resourceGroups/write",
-    "Microsoft.Resources/subscriptions/resourceGroups/delete",
-    "Microsoft.Compute/virtualMachines/read",
-    "Microsoft.Compute/virtualMachines/write",
-    "Microsoft.Compute/virtualMachines/delete",
-    "Microsoft.Compute/disks/read",
-    "Microsoft.Compute/disks/write",
-    "Microsoft.Compute/disks/delete",
-    "Microsoft.Compute/sshPublicKeys/read",
-    "Microsoft.Compute/sshPublicKeys/write",
-    "Microsoft.Compute/sshPublicKeys/delete",
-    "Microsoft.Compute/skus/read",
-    "Microsoft.Compute/locations/usages/read",
-    "Microsoft.Network/virtualNetworks/read",
-    "Microsoft.Network/virtualNetworks/write",
-    "Microsoft.Network/virtualNetworks/subnets/join/action",
-    "Microsoft.Network/networkSecurityGroups/read",
-    "Microsoft.Network/networkSecurityGroups/write",
-    "Microsoft.Network/networkSecurityGroups/join/action",
-    "Microsoft.Network/networkInterfaces/read",
-    "Microsoft.Network/networkInterfaces/write",
-    "Microsoft.Network/networkInterfaces/delete",
-    "Microsoft.Network/networkInterfaces/join/action",
-    "Microsoft.Network/publicIPAddresses/read",
-    "Microsoft.Network/publicIPAddresses/write",
-    "Microsoft.Network/publicIPAddresses/delete",
-    "Microsoft.Network/publicIPAddresses/join/action",
-)
+ACTIONS: tuple[str, ...] = tuple(json.loads(permissions.text_of("azure"))["Actions"])
 
 _PROVIDERS = ("Microsoft.Compute", "Microsoft.Network")
-_SPOT_CORES = "lowPriorityCores"
+_SPOT_CORES = "lowPriorityCores"  # of all spot machines of a region; 3 to 10 in a new subscription
+_FEWEST_CORES = 4  # of Standard_NC4as_T4_v3
 _GPU_FAMILIES = ("standardnc", "standardnd", "standardnv")
 _SUBSCRIPTION_API = "2022-12-01"
 _PERMISSIONS_API = "2022-04-01"
@@ -56,11 +31,8 @@ def findings(arm: Arm, regions: Sequence[str]) -> Iterator[Finding]:
         return
     yield _told("permissions", lambda: _permissions(arm))
     for namespace in _PROVIDERS:
-        yield _told(f"provider {namespace}", lambda name=namespace: _provider(arm, name))
-    for region in regions:
-        yield _told(f"spot quota in {region}", lambda name=region: _spot_quota(arm, name))
-        yield _told(f"GPU quota in {region}", lambda name=region: _gpu_quota(arm, name))
-        yield _told(f"GPU sizes in {region}", lambda name=region: _gpu_sizes(arm, name))
+        yield _told(f"provider {namespace}", partial(_provider, arm, namespace))
+    yield from _by_region(arm, regions)
 
 
 def missing_actions(granted: Sequence[Mapping[str, Any]], wanted: Sequence[str] = ACTIONS) -> list[str]:
@@ -76,28 +48,44 @@ def _gives(permission: Mapping[str, Any], action: str) -> bool:
     return fits(permission.get("actions")) and not fits(permission.get("notActions"))
 
 
-def _told(what: str, look: Any) -> Finding:
-    """A look that Azure refuses is a finding, too."""
+def _by_region(arm: Arm, regions: Sequence[str]) -> Iterator[Finding]:
+    """Notes about each region; what keeps machines out of every region is missing."""
+    looks = (("spot quota", _spot_quota), ("GPU quota", _gpu_quota), ("GPU sizes", _gpu_sizes))
+    is_closed: dict[str, bool] = {}
+    for region in regions:
+        found = {
+            what: _told(f"{what} in {region}", partial(look, arm, region), Level.NOTE) for what, look in looks
+        }
+        yield from found.values()
+        has_quota = any(found[what].level is Level.FINE for what in ("spot quota", "GPU quota"))
+        is_closed[region] = found["GPU sizes"].level is not Level.FINE or not has_quota
+    if is_closed and all(is_closed.values()):
+        message = f"no size with a GPU can be had in {', '.join(is_closed)}"
+        yield Finding("GPUs", Level.MISSING, message)
+
+
+def _told(what: str, look: Callable[[], str], level: Level = Level.MISSING) -> Finding:
+    """The finding of a look, which returns what is wrong ("" for nothing). A look that Azure refuses is one, too."""
     try:
         message = look()
     except ProvisionError as error:
-        return Finding(what, ok=False, message=error.message)
-    return Finding(what, ok=not message, message=message)
+        return Finding(what, level, error.message)
+    return Finding(what, level if message else Level.FINE, message)
 
 
 def _credentials(arm: Arm) -> Finding:
     try:
         told = arm.get("", _SUBSCRIPTION_API)
     except AuthError as error:
-        return Finding("credentials", ok=False, message=error.message)
+        return Finding("credentials", Level.MISSING, message=error.message)
     except ProvisionError as error:
-        return Finding("credentials", ok=False, message=f"Azure cannot be asked: {error.message}")
+        return Finding("credentials", Level.MISSING, message=f"Azure cannot be reached: {error.message}")
     name, state = told.get("displayName", arm.subscription_id), told.get("state", "")
     if state not in ("Enabled", "Warned", "PastDue"):
         return Finding(
-            "credentials", ok=False, message=f"subscription {name!r} is {state.lower() or 'unusable'}"
+            "credentials", Level.MISSING, message=f"subscription {name!r} is {state.lower() or 'unusable'}"
         )
-    return Finding("credentials", ok=True)
+    return Finding("credentials", Level.FINE)
 
 
 def _permissions(arm: Arm) -> str:
@@ -106,7 +94,8 @@ def _permissions(arm: Arm) -> str:
     if not missing:
         return ""
     return (
-        f"missing: {', '.join(missing)}; give the identity the role Contributor on the subscription, or these"
+        f"missing: {', '.join(missing)}; give the identity the role that `serve check --policy azure` prints, or "
+        "Contributor on the subscription"
     )
 
 
@@ -120,18 +109,18 @@ def _provider(arm: Arm, namespace: str) -> str:
 def _spot_quota(arm: Arm, region: str) -> str:
     usages = arm.call(lambda: list(arm.compute.usage.list(region)))
     spot = next((usage for usage in usages if (usage.name.value or "").lower() == _SPOT_CORES.lower()), None)
-    if spot is None or spot.limit > spot.current_value:
+    if spot is None or spot.limit - spot.current_value >= _FEWEST_CORES:
         return ""
     return (
-        f"{_SPOT_CORES} is used up ({spot.current_value} of {spot.limit} vCPUs): "
-        "ask for more in the portal (Usage + quotas)"
+        f"{spot.current_value} of {spot.limit} vCPUs of {_SPOT_CORES} are used, and the smallest size with a GPU has "
+        f"{_FEWEST_CORES}: ask for more in the portal (Usage + quotas)"
     )
 
 
 def _gpu_quota(arm: Arm, region: str) -> str:
     usages = arm.call(lambda: list(arm.compute.usage.list(region)))
     families = [usage for usage in usages if (usage.name.value or "").lower().startswith(_GPU_FAMILIES)]
-    if not families or any(usage.limit > usage.current_value for usage in families):
+    if not families or any(usage.limit - usage.current_value >= _FEWEST_CORES for usage in families):
         return ""
     names = ", ".join(sorted(usage.name.value or "" for usage in families))
     return f"no on-demand vCPUs are left in any GPU family ({names}): ask for more in the portal (Usage + quotas)"

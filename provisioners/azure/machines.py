@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -310,10 +310,18 @@ class AzureMachines:
             alive = None if vm is None else machine_of(vm)
             yield self._bury(machine) if alive is None else alive
 
-    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+    def spot_prices(
+        self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
+    ) -> Mapping[tuple[str, str], float]:
+        fetch, url = self._arm.get_public, self._settings.prices_url
         prices: dict[tuple[str, str], float] = {}
         for region in regions:
-            prices |= region_spot_prices(self._arm.get_public, self._settings.prices_url, region, self._now())
+            try:
+                prices |= region_spot_prices(fetch, url, region, self._now(), instance_types)
+            except ProvisionError as error:
+                if silent is None:
+                    raise
+                silent(region, error)
         return prices
 
     def check(self) -> Sequence[Finding]:

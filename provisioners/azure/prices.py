@@ -7,7 +7,7 @@ filter is kept to what its documentation lists, and the choice is made here, by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,9 +19,11 @@ _NO_LINUX_VM = ("windows", "dedicated", "cloud services", "cloudservices")
 Fetch = Callable[[str, Mapping[str, str] | None], Mapping[str, Any]]
 
 
-def region_spot_prices(fetch: Fetch, url: str, region: str, now: float) -> dict[tuple[str, str], float]:
-    """USD per hour by (size, zone name) in a region; `now` is in UNIX seconds."""
-    by_size = spot_prices_of(_pages(fetch, url, region), now)
+def region_spot_prices(
+    fetch: Fetch, url: str, region: str, now: float, sizes: Collection[str] = ()
+) -> dict[tuple[str, str], float]:
+    """USD per hour by (size, zone name) in a region, of `sizes` or of all; `now` is in UNIX seconds."""
+    by_size = spot_prices_of(_pages(fetch, url, region, sizes), now)
     return {(size, region + zone): price for size, price in by_size.items() for zone in _ZONES}
 
 
@@ -53,10 +55,12 @@ def _is_linux_spot(item: Mapping[str, Any]) -> bool:
     )
 
 
-def _pages(fetch: Fetch, url: str, region: str) -> Iterator[Mapping[str, Any]]:
+def _pages(fetch: Fetch, url: str, region: str, sizes: Collection[str]) -> Iterator[Mapping[str, Any]]:
     wanted = (
         f"serviceName eq 'Virtual Machines' and priceType eq 'Consumption' and armRegionName eq '{region}'"
     )
+    if sizes:
+        wanted += f" and ({' or '.join(f'armSkuName eq {one!r}' for one in sorted(sizes))})"
     page = fetch(url, {"api-version": _API_VERSION, "$filter": wanted})
     for _ in range(_MAX_PAGES):
         yield from page.get("Items", ())

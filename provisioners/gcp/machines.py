@@ -13,7 +13,7 @@ somebody is told by an operation of the type `compute.instances.preempted`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -121,7 +121,10 @@ class GcpMachines:
             over = told if told is not None and told.state.is_gone else replace(machine, state=_S.TERMINATED)
             self._memory.bury(over, self._api.now())
 
-    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+    def spot_prices(
+        self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
+    ) -> Mapping[tuple[str, str], float]:
+        """One price list for all regions: they have prices together, or an error is raised."""
         if self._billing_api_key is None:
             return {}
         return spot_prices(self._api, self._billing_api_key, regions)

@@ -16,7 +16,7 @@ asked again after a while, so that there is nothing to do but to mend it. It is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
@@ -38,6 +38,7 @@ from provisioners.machines import (
     SERVICE_TAG,
     Finding,
     Leftover,
+    Level,
     Machine,
     MachineOrder,
     MachineState,
@@ -130,7 +131,9 @@ class SshMachines:
         if "left" in answer:
             raise TransientError(f"{host.name}: {answer['left']} is left of {machine.token}", cloud=CLOUD)
 
-    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+    def spot_prices(
+        self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
+    ) -> Mapping[tuple[str, str], float]:
         return {}
 
     def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
@@ -281,20 +284,20 @@ class SshMachines:
                 "nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l; df -Pk . | tail -1"
             )
         except ProvisionError as error:
-            return Finding(what, ok=False, message=error.message)
+            return Finding(what, Level.MISSING, message=error.message)
         except ShellError as error:
-            return Finding(what, ok=False, message=error.message)
+            return Finding(what, Level.MISSING, message=error.message)
         gpus, disk = said.out.decode().splitlines()[:2]
         free_gb = int(disk.split()[3]) / 1e6
         if int(gpus) < host.gpus:
             return Finding(
                 what,
-                ok=False,
+                Level.MISSING,
                 message=f"config.yaml says {host.gpus} {host.accelerator}, nvidia-smi sees {gpus}",
             )
         if free_gb < _FREE_GB:
-            return Finding(what, ok=False, message=f"only {free_gb:.1f} GB of its disk are free")
-        return Finding(what, ok=True)
+            return Finding(what, Level.MISSING, message=f"only {free_gb:.1f} GB of its disk are free")
+        return Finding(what, Level.FINE)
 
 
 class _NotMetError(UnreachableError):

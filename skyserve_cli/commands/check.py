@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from enum import Enum
+from typing import Annotated
 
+import typer
+
+from provisioners import permissions
 from provisioners.base import Candidate, Requirements
 from provisioners.errors import ProvisionError
 from provisioners.fleet import FleetProvisioner
@@ -20,11 +24,25 @@ RENTABLE = tuple(name for name in PROVISIONERS if name != "fake")
 ANYTHING = Requirements((Candidate(use_spot=True), Candidate(use_spot=False)))
 
 
-def check(output: Format = Output.TABLE) -> None:
+#: The clouds whose permissions can be printed.
+PolicyCloud = Enum("PolicyCloud", {name: name for name in permissions.FILES}, type=str)  # type: ignore[misc]
+Policy = Annotated[
+    PolicyCloud | None,
+    typer.Option(
+        "--policy", help="Print the smallest set of permissions for a cloud, as the cloud takes it."
+    ),
+]
+
+
+def check(output: Format = Output.TABLE, policy: Policy = None) -> None:
     """Check which clouds can be used from here.
 
-    Shows a row for each cloud, also for those that are not enabled. Exit code 1 if no cloud can be used.
+    Shows a row for each cloud, also for those that are not enabled, and what was found: `missing` keeps machines from
+    being rented, a `note` does not. Nothing is launched or changed. Exit code 1 if no cloud can be used.
     """
+    if policy is not None:
+        put(permissions.text_of(policy.value).rstrip())
+        return
     here = home()
     here.create()
     clouds = Clouds(here, load_config(here.config))
@@ -42,15 +60,15 @@ def check(output: Format = Output.TABLE) -> None:
             if name not in clouds.enabled
         ]
         put_table(table(("CLOUD", "STATUS", "ZONES"), rows))
-        looked_at = [
-            (cloud["cloud"], one["what"], "ok" if one["ok"] else "not ok", one["message"])
+        checked = [
+            (cloud["cloud"], one["what"], one["level"], one["message"])
             for cloud in found
             for one in cloud["findings"]
             if one["message"]
         ]
-        if looked_at:
+        if checked:
             put("")
-            put_table(table(("CLOUD", "LOOKED AT", "", "FOUND"), looked_at))
+            put_table(table(("CLOUD", "CHECKED", "LEVEL", "FOUND"), checked))
     if not any(cloud["usable"] for cloud in found):
         raise CommandFailed(f"no cloud can be used; enable one in {here.config}")
 
@@ -72,13 +90,13 @@ def _some(zones: Sequence[str]) -> str:
 
 
 def _ask(clouds: Clouds, name: str) -> View:
-    """Whether the cloud answers questions that cost nothing: what it offers, and where it rents machines, credentials,
-    permissions and quotas."""
+    """Whether the cloud can be used: what it offers, and where it rents machines, credentials, permissions and quotas.
+    Costs nothing."""
     findings: Sequence[Finding] = ()
     try:
         cloud = clouds.get(name)
         if isinstance(cloud, FleetProvisioner):
-            findings = cloud.machines.check()
+            findings = cloud.check()
         offers = cloud.offers(ANYTHING)
     except (ProvisionError, ConfigError) as error:
         if name not in PROVISIONERS:
@@ -91,5 +109,8 @@ def _ask(clouds: Clouds, name: str) -> View:
         "usable": bool(zones) and not wrong,
         "why": "; ".join(wrong) if zones else "it offers nothing",
         "zones": zones,
-        "findings": [asdict(finding) for finding in findings],
+        "findings": [
+            {"what": one.what, "ok": one.ok, "level": one.level.value, "message": one.message}
+            for one in findings
+        ],
     }

@@ -46,7 +46,7 @@ def plan_table(plan: View) -> Fitted:
                 launch["capacity_type"],
                 launch["instance_type"],
                 accelerators(launch),
-                usd(launch["price_usd_hour"]),
+                _price(launch),
                 launch["why"],
             )
             for launch in plan["launches"]
@@ -54,8 +54,15 @@ def plan_table(plan: View) -> Fitted:
     )
 
 
+def _price(offer: View) -> str:
+    """``1.05``, or ``<=1.05`` for a spot price that is not known: it is at most the one on demand."""
+    price, most = offer["price_usd_hour"], offer.get("on_demand_usd_hour")
+    is_unknown = offer["capacity_type"] == "spot" and price > 0 and price == most
+    return f"<={usd(price)}" if is_unknown else usd(price)
+
+
 def plan_total(plan: View) -> str:
-    """One sentence: ``3 replicas for $1.05 per hour, 68% less than $3.30 on demand.``
+    """What the plan costs: ``3 replicas for $1.05 per hour, 68% less than $3.30 on demand.``, and what spreading costs.
 
     On-demand replicas beyond the target stand in until the others are ready: they are counted apart.
     """
@@ -74,7 +81,20 @@ def plan_total(plan: View) -> str:
         cost = usd(sum(agent["price_usd_hour"] for agent in agents))
         regions = sorted({f"{agent['cloud']}/{agent['region']}" for agent in agents})
         said += f"; {plural(len(agents), 'load balancer')} in {', '.join(regions)} for ${cost} more"
-    return f"{said}."
+    return " ".join(filter(None, (f"{said}.", spreading_cost(plan))))
+
+
+def spreading_cost(plan: View) -> str:
+    """A sentence if it costs something that the replicas are spread over zones, else nothing."""
+    found = plan.get("spreading")  # a controller of an older release does not say
+    if found is None:
+        return ""
+    where = f"Spreading over {found['zones']} zones" if found["zones"] > 1 else "Not taking the cheapest zone"
+    cheapest = usd(found["usd_per_hour_cheapest_only"])
+    more = usd(found["usd_per_hour"])
+    return (
+        f"{where} costs ${more} per hour: in the cheapest zone alone these replicas would cost ${cheapest}."
+    )
 
 
 def candidates_table(candidates: Sequence[View]) -> Fitted:
@@ -86,7 +106,7 @@ def candidates_table(candidates: Sequence[View]) -> Fitted:
                 each["capacity_type"],
                 each["instance_type"],
                 accelerators(each),
-                usd(each["price_usd_hour"]),
+                _price(each),
             )
             for each in candidates
         ],

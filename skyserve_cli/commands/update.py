@@ -25,7 +25,7 @@ from skyserve_cli.commands.options import (
     controller,
     find,
 )
-from skyserve_cli.commands.prices import ask, insist_on_offers, plan_table
+from skyserve_cli.commands.prices import ask, insist_on_offers, plan_table, spreading_cost
 from skyserve_cli.controller.client import Client
 from skyserve_cli.output import CommandFailed, plural, put, put_json, say, say_table, usd
 from skyserve_cli.spec import ServiceSpec, spec_to_json
@@ -84,6 +84,8 @@ def update(
     for end in plan["ends"]:
         say(f"replica {end['replica_id']} ends: {end['why']}")
     say(f"{name}: {plural(plan['replicas'], 'replica')} for ${usd(plan['usd_per_hour'])} per hour afterwards")
+    if spread := spreading_cost(plan):
+        say(spread)
     if dry_run:
         if output is Output.JSON:
             put_json(plan)

@@ -52,6 +52,8 @@ from skyserve_cli.controller.probes import HttpProber
 from skyserve_cli.controller.reconciler import Reconciler
 from skyserve_cli.controller.runner import ThreadRunner
 from skyserve_cli.controller.seal import seal_of
+from skyserve_cli.controller.served import ServedReplicas
+from skyserve_cli.controller.short_pauses import ShortPauses
 from skyserve_cli.controller.store_health import sentence_of
 from skyserve_cli.controller.witness import ThreadWitness
 from skyserve_cli.home import Home, make_private
@@ -227,11 +229,14 @@ async def run(home: Home) -> None:
     for name in clouds.without_sdk:
         log.warning("%s", clouds.without_sdk[name])
     attention = Attention(loop, clock, steady)
-    regional = RegionalFleet(clouds.get, home.machine_secret(), clock, loop, woken.set, attention=attention)
+    served = ServedReplicas()
+    regional = RegionalFleet(
+        clouds.get, home.machine_secret(), clock, loop, woken.set, attention=attention, served=served
+    )
     names = ThreadNames(clouds.names, clouds.name_region, owner, steady, woken.set, leadership.may_terminate)
     # Agents are known by their folder, whichever links lead to it.
-    fleet = ProcessFleet(home.load_balancers.resolve(), loop, woken.set, attention)
-    prober = HttpProber(loop, woken.set, attention)
+    fleet = ProcessFleet(home.load_balancers.resolve(), loop, woken.set, attention, served)
+    prober = HttpProber(loop, woken.set, attention, served)
     witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
     last_words = LastWords(home.last_words)
 
@@ -370,6 +375,7 @@ def main() -> int:
         print(f"a controller of {home.root} is already running", file=sys.stderr)
         return 3
     _log_to(home)
+    ShortPauses(SteadyClock().now).install()
     try:
         # Not asyncio.run: it would wait for every thread that a query holds up.
         asyncio.new_event_loop().run_until_complete(run(home))

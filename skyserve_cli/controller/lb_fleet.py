@@ -26,6 +26,7 @@ from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.lb_process import Agent, AgentFolder, Shape, shape_of, table_for
 from skyserve_cli.controller.loads import load_of, slowdown
 from skyserve_cli.controller.ports import AgentOrder
+from skyserve_cli.controller.served import ServedReplicas, served_report
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ STOP_TIMEOUT_S = 5.0
 LONGEST_RESTART_S = 5.0
 CALL_TIMEOUT_S = 3.0
 FROZEN_AFTER_SILENCES = 4
+BESIDE = 0  # the number of the agent beside the controller; replicas and other agents are numbered from 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,11 @@ class ProcessFleet:
         loop: asyncio.AbstractEventLoop,
         wake: Callable[[], None],
         attention: Attention | None = None,
+        served: ServedReplicas | None = None,
     ) -> None:
         self._folder = folder
         self._attention = attention
+        self._served = ServedReplicas() if served is None else served
         self._loop = loop
         self._wake = wake
         self._keepers: dict[str, _Keeper] = {}
@@ -102,7 +106,7 @@ class ProcessFleet:
             if keeper is None:
                 assert self._session is not None  # noqa: S101 - start() comes first
                 keeper = self._keepers[service] = _Keeper(
-                    self._folder / service, self._session, self._wake, self._attention
+                    self._folder / service, self._session, self._wake, self._attention, self._served
                 )
             keeper.want(orders.get(service))
             task = self._tasks.get(service)
@@ -123,9 +127,11 @@ class _Keeper:
         session: aiohttp.ClientSession,
         wake: Callable[[], None],
         attention: Attention | None,
+        served: ServedReplicas,
     ) -> None:
         self._name = folder.name
         self._attention = attention
+        self._served = served
         self._folder = AgentFolder(folder)
         self._session = session
         self._wake = wake
@@ -168,6 +174,7 @@ class _Keeper:
                 was_late = self._attention is not None and self._attention.was_lost(begun)
                 self._silences += isinstance(error, TimeoutError) and not was_late
                 self.load = replace(self.load, heard=frozenset())  # as far as is known now
+                self._served.silent(self._name, BESIDE)
             if self.finished:
                 return
             with suppress(asyncio.TimeoutError):
@@ -247,6 +254,7 @@ class _Keeper:
 
     async def _ask(self, agent: Agent, window_s: float) -> None:
         url = f"{agent.admin_url}/-/stats?window_s={window_s:g}"
+        asked_at = asyncio.get_running_loop().time()
         async with self._session.get(url, headers=agent.authorization) as response:
             response.raise_for_status()
             stats = Stats.from_json(orjson.loads(await response.read()))
@@ -255,6 +263,7 @@ class _Keeper:
             self._acked = None  # somebody restarted it behind our back: push again
             self._stirred.set()
             return
+        self._served.reported(self._name, BESIDE, served_report(stats, asked_at))
         load = load_of(stats, table)
         stirring = load.empty - self.load.empty or (load.queued > 0) != (self.load.queued > 0)
         self.load = load
@@ -305,6 +314,7 @@ class _Keeper:
         self._trouble = ""
         self._silences = 0
         self.load = Load()
+        self._served.silent(self._name, BESIDE)
 
     async def _stop(self, agent: Agent) -> None:
         """Ask, then insist; one that is frozen hears only the second."""

@@ -35,6 +35,7 @@ from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.deploy import Release, Serving, arguments_of, deploy, end_frozen, serving, tidy
 from skyserve_cli.controller.loads import load_of, slowdown
 from skyserve_cli.controller.ports import RegionalOrder
+from skyserve_cli.controller.served import ServedReplicas, served_report
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +83,10 @@ class RegionalFleet:
         wake: Callable[[], None],
         bundle: Callable[[], Bundle] = agent_bundle,
         attention: Attention | None = None,
+        served: ServedReplicas | None = None,
     ) -> None:
         self._attention = attention
+        self.served = ServedReplicas() if served is None else served
         self._clouds = clouds
         self._secret = secret
         self._clock = clock
@@ -136,6 +139,7 @@ class RegionalFleet:
     def _apply(self, orders: dict[Key, RegionalOrder]) -> None:
         for key in self._keepers.keys() - orders.keys():
             self._tasks.pop(key).cancel()
+            self.served.silent(*key)
             self._threads.submit(self._keepers.pop(key).let_go)  # to hang up may take a while
         for key, order in orders.items():
             keeper = self._keepers.get(key)
@@ -251,6 +255,7 @@ class _Keeper:
 
     def _failed(self, why: str, *, is_silent: bool = False) -> None:
         self.load = replace(self.load, heard=frozenset())  # as far as is known now
+        self._fleet.served.silent(*self._order.key)
         if why != self._trouble:
             log.warning("load balancer agent %s/%d: %s", self._order.service, self._order.replica_id, why)
         self._trouble = why
@@ -335,6 +340,7 @@ class _Keeper:
 
     async def _ask(self, window_s: float) -> None:
         url = f"http://127.0.0.1:{self._forward.port}/-/stats?window_s={window_s:g}"
+        asked_at = asyncio.get_running_loop().time()
         async with self._session.get(url, headers=self._authorization()) as response:
             response.raise_for_status()
             stats = Stats.from_json(orjson.loads(await response.read()))
@@ -343,6 +349,7 @@ class _Keeper:
             self._acked = None  # it began with an older one: push again
             self._stirred.set()
             return
+        self._fleet.served.reported(*self._order.key, served_report(stats, asked_at))
         load = load_of(stats, table)
         stirring = load.empty - self.load.empty or (load.queued > 0) != (self.load.queued > 0)
         self.load = load

@@ -81,6 +81,8 @@ def placement_of(spec: ServiceSpec) -> PlacementGoal:
         availability_target=policy.availability_target,
         work=policy.target_qps_by_accelerator,
         price_band=policy.price_band,
+        spot_price_cap=policy.spot_price_cap,
+        spread_again_after_s=policy.spread_again_after_s,
         one_continent=one_continent,
     )
 

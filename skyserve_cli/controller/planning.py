@@ -19,6 +19,7 @@ from skyserve_cli.controller.orders import (
     on_demand_price,
     placement_of,
 )
+from skyserve_cli.controller.spreading import spreading
 from skyserve_cli.controller.update_plan import course
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import ServiceRow
@@ -52,9 +53,17 @@ def update_plan(
         "ends": [{"replica_id": each.replica_id, "why": each.why} for each in made.ends],
         "notes": list(made.notes),
         "replicas": len(left),
+        "spreading": _spreading_view(made.launches, offers, spec),
         "usd_per_hour": round(sum(offer.price_usd_hour for offer in left), 6),
         "usd_per_hour_on_demand": round(sum(on_demand_price(offer) for offer in left), 6),
     }
+
+
+def _spreading_view(
+    launches: Sequence[Launch], offers: Sequence[Offer], spec: ServiceSpec
+) -> dict[str, Any] | None:
+    found = spreading([launch.offer for launch in launches], offers, placement_of(spec).work)
+    return found.view() if found else None
 
 
 def _launch_view(launch: Launch, spec: ServiceSpec) -> dict[str, Any]:
@@ -70,7 +79,8 @@ def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: 
     """The first tick of this spec on empty ground: what would be launched where, and what it costs.
 
     `offers` are how many there are. `refused` says of each alternative without any why there is none: `choice` is its
-    index, `field` what it says that leaves nothing.
+    index, `field` what it says that leaves nothing. `spreading` is what it costs that the replicas are not all in the
+    cheapest zone; null where it costs nothing.
     """
     row = _new_row(spec, now)
     photograph = Observation(now, goal_of(row, spec), (), tuple(offers))
@@ -89,6 +99,7 @@ def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: 
         "refused": _refused(spec, offers, clouds),
         "usd_per_hour": round(sum(launch.offer.price_usd_hour for launch in launches), 6),
         "usd_per_hour_on_demand": round(sum(on_demand_price(launch.offer) for launch in launches), 6),
+        "spreading": _spreading_view(launches, offers, spec),
     }
 
 

@@ -88,13 +88,15 @@ class Witness(Protocol):
 
 
 class ProbeOrder(NamedTuple):
-    """One replica to be probed. `passing` is what the last probe the reconciler knows of said; None: none yet."""
+    """One replica to be probed. `passing` is what the last probe the reconciler knows of said; None: none yet. With
+    `counts_served` a response to a client counts as a probe that passed (see `served`)."""
 
     service: str
     replica_id: int
     endpoint: str
     probe: Probe
     passing: bool | None
+    counts_served: bool = False
 
 
 class Prober(Protocol):

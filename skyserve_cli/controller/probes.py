@@ -2,6 +2,7 @@
 
 A probe that failed while this process had no CPU is void (`attention`). Replicas that pass are probed over connections that
 are kept, every tenth time over a new one, because a kept one says nothing about new clients; all others over new ones.
+Replicas that serve clients are probed less often (`served`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import queue
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from policies.brake import FailedProbe
@@ -22,6 +23,7 @@ from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.controller.ports import ProbeOrder
 from skyserve_cli.controller.probe_connection import ProbeConnection, ProbeRequest, connect, probe_request
+from skyserve_cli.controller.served import NEVER, ServedReplicas, next_probe_at
 from skyserve_cli.spec.model import Probe
 
 log = logging.getLogger(__name__)
@@ -35,20 +37,35 @@ _GOLDEN = 0.6180339887498949  # its multiples spread evenly over an interval, ho
 Key = tuple[str, int]
 
 
-class _Outcome(NamedTuple):
+class ProbeOutcome(NamedTuple):
     """Of one probe. `trouble` is None if it passed; `reached` is true if there was a connection."""
 
     trouble: str | None
     reached: bool
 
 
+class Line(Protocol):
+    """To one replica."""
+
+    async def probe(self, order: ProbeOrder) -> ProbeOutcome: ...
+
+    def close(self) -> None: ...
+
+
 class HttpProber:
     """Ready is HTTP 200 within the probe's time-out. Reports to the tick only what it does not know yet."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None], attention: Attention | None = None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        wake: Callable[[], None],
+        attention: Attention | None = None,
+        served: ServedReplicas | None = None,
+        line: Callable[[ssl.SSLContext], Line] | None = None,
     ) -> None:
         self._loop = loop
+        self._served = ServedReplicas() if served is None else served
+        self._line: Callable[[ssl.SSLContext], Line] = ReplicaLine if line is None else line
         self._wake = wake
         self._attention = Attention(loop, SystemClock()) if attention is None else attention
         self._watched: tuple[ProbeOrder, ...] = ()
@@ -99,7 +116,7 @@ class HttpProber:
             self._tasks[key] = self._loop.create_task(self._probe_on(key))
 
     async def _probe_on(self, key: Key) -> None:
-        order, line = self._orders[key], ReplicaLine(self._tls)
+        order, line = self._orders[key], self._line(self._tls)
         if order.passing:  # a controller that has just started does not probe a whole fleet in one moment
             await asyncio.sleep(order.probe.interval_s * (order.replica_id * _GOLDEN % 1.0))
         try:
@@ -114,14 +131,24 @@ class HttpProber:
                         self._record(key, outcome)
                 except Exception:  # only a defect; the replica must not stay unprobed for it
                     log.exception("probing %s replica %d", *key)
-                order = self._orders[key]
-                is_eager = not passed or not order.passing
-                interval_s = order.probe.interval_s
-                await asyncio.sleep(min(interval_s, EAGER_INTERVAL_S) if is_eager else interval_s)
+                await self._pause(key, self._loop.time(), passed=passed)
         finally:
             line.close()
 
-    def _record(self, key: Key, outcome: _Outcome) -> None:
+    async def _pause(self, key: Key, probed_at: float, *, passed: bool) -> None:
+        order = self._orders[key]
+        if not passed or not order.passing:
+            await asyncio.sleep(min(order.probe.interval_s, EAGER_INTERVAL_S))
+            return
+        while True:
+            order = self._orders[key]
+            served_at = self._served.last(*key) if order.counts_served and order.passing else NEVER
+            left_s = next_probe_at(probed_at, served_at, order.probe.interval_s) - self._loop.time()
+            if left_s <= 0.0:
+                return
+            await asyncio.sleep(left_s)
+
+    def _record(self, key: Key, outcome: ProbeOutcome) -> None:
         now = self._attention.now()
         order = self._orders[key]
         if outcome.reached and key in self._remote:
@@ -153,7 +180,7 @@ class ReplicaLine:
         self._kept: ProbeConnection | None = None
         self._uses = 0  # of the connections so far
 
-    async def probe(self, order: ProbeOrder) -> _Outcome:
+    async def probe(self, order: ProbeOrder) -> ProbeOutcome:
         """The trouble is told in a few words and without header values."""
         timeout_s = order.probe.timeout_s
         connection: ProbeConnection | None = None
@@ -176,21 +203,21 @@ class ReplicaLine:
                     status = await connection.status_of(request.data)
         except TimeoutError:
             if connection is None:
-                return _Outcome(f"no connection within {timeout_s / 2:g} s", reached=False)
+                return ProbeOutcome(f"no connection within {timeout_s / 2:g} s", reached=False)
             if not connection.status:
                 # What has become of the host of an old connection only a new one can show.
-                return _Outcome(f"probe took longer than {timeout_s:g} s", reached=is_new)
+                return ProbeOutcome(f"probe took longer than {timeout_s:g} s", reached=is_new)
             status = connection.status  # the rest of the body is late
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
-            return _Outcome(f"probe failed: {why}", reached=connection is not None)
+            return ProbeOutcome(f"probe failed: {why}", reached=connection is not None)
         finally:
             if connection is not None:
                 if connection.reusable and connection.is_idle:
                     self._kept = connection
                 else:
                     connection.close()
-        return _Outcome(None if status == 200 else f"probe answered {status}", reached=True)
+        return ProbeOutcome(None if status == 200 else f"probe answered {status}", reached=True)
 
     def close(self) -> None:
         if self._kept is not None:

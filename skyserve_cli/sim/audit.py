@@ -23,10 +23,10 @@ class AuditedReconciler(Reconciler):
     stood = 0
 
     def _stand(self, kept: Kept, row: ServiceRow, sightings: Sequence[Sighting], now: float) -> Orders:
-        decided = self._decide(row, (), sightings, now)
+        decided = self._service_turn.decide(row, (), sightings, now)
         if decided.commit is not None:
             raise StaleError(f"{now:.1f} {row.name}: not written: {decided.commit}")
-        orders = self._orders_of(decided, sightings, now)
+        orders = self._order_maker.of(decided, sightings, now)
         if orders != kept.orders:
             raise StaleError(f"{now:.1f} {row.name}: {orders} instead of {kept.orders}")
         self.stood += 1

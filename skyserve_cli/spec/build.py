@@ -93,6 +93,8 @@ def _replica_policy(service: ServiceSection) -> ReplicaPolicy:
         spot_placer=section.spot_placer,
         availability_target=section.availability_target,
         price_band=section.price_band,
+        spot_price_cap=section.spot_price_cap,
+        spread_again_after_s=section.spread_again_after_seconds,
         upscale_delay_s=section.upscale_delay_seconds,
         downscale_delay_s=section.downscale_delay_seconds,
     )

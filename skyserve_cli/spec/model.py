@@ -80,6 +80,8 @@ class ReplicaPolicy:
     spot_placer: str | None = None
     availability_target: float | None = None
     price_band: float = 0.1
+    spot_price_cap: float = 2.0
+    spread_again_after_s: float = 1800.0
     upscale_delay_s: float = 300.0
     downscale_delay_s: float = 1200.0
 

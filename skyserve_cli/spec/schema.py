@@ -33,6 +33,7 @@ from skyserve_cli.spec.fields import (
     Port,
     PortsValue,
     PostData,
+    PriceCap,
     ProbePath,
     Seconds,
     SomeSeconds,
@@ -102,6 +103,10 @@ class ReplicaPolicySection(Section):
     """The part of the time in which all wanted replicas should be ready, for risk_hedge. Implies spot."""
     price_band: Fraction = 0.1
     """On-demand replicas are spread over offers that cost at most this fraction more than the cheapest."""
+    spot_price_cap: PriceCap = 2.0
+    """No spot replica costs more than this many times the cheapest spot offer."""
+    spread_again_after_seconds: Seconds = 1800.0
+    """Spot replicas that have been in one zone for so long are spread again, one at a time. 0: never."""
     upscale_delay_seconds: Seconds = 300.0
     """More load must last this long before replicas are added."""
     downscale_delay_seconds: Seconds = 1200.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -76,7 +76,9 @@ class MemoryMachines:
                 kept.end = MachineState.TERMINATED, ""
         self.after("destroy", machine.token)
 
-    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+    def spot_prices(
+        self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
+    ) -> Mapping[tuple[str, str], float]:
         return {}
 
     def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:

@@ -38,7 +38,7 @@ def test_what_a_machine_costs(serve: Any) -> None:
         pytest.param(["--accelerator", "none"], lambda row: row["accelerator"] is None, id="machines without any"),
         pytest.param(["--cloud", "AZURE"], lambda row: row["cloud"] == "azure", id="of a cloud"),
         pytest.param(["--region", "us-east-1"], lambda row: row["region"] == "us-east-1", id="in a region"),
-        pytest.param(["--cloud", "azure", "--spot"], lambda row: row["spot"] is not None, id="that have a spot price"),
+        pytest.param(["--cloud", "aws", "--spot"], lambda row: row["spot"] is not None, id="that have a spot price"),
     ],
 )  # fmt: skip
 def test_what_is_listed(serve: Any, flags: list[str], holds: Any) -> None:
@@ -121,7 +121,7 @@ def test_a_broken_file_is_named(serve: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
-        ("serve catalog --accelerator A10", {"A10", "A100", "A100-80GB", "A10G"}),
+        ("serve catalog --accelerator A10", {"A100", "A100-80GB", "A10G"}),
         ("serve catalog --cloud a", {"aws", "azure"}),
     ],
 )

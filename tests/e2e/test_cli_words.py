@@ -246,3 +246,16 @@ def test_a_home_that_cannot_be_made_is_a_sentence(serve: Any, tmp_path: Path) ->
     assert (said.code, said.out) == (2, "")
     assert said.err.startswith(f"no home can be made at {in_the_way}/home: ")
     assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("cloud", "word"), [("aws", "ec2:RunInstances"), ("gcp", "compute.instances.create")]
+)
+def test_the_permissions_of_a_cloud_are_printed_without_a_cloud(serve: Any, cloud: str, word: str) -> None:
+    assert word in serve.ok("check", "--policy", cloud).out
+
+
+def test_permissions_of_an_unknown_cloud_are_a_usage_error(serve: Any) -> None:
+    said = serve("check", "--policy", "mars")
+    assert said.code == 2
+    assert "azure" in said.err

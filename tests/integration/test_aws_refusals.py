@@ -19,7 +19,7 @@ from provisioners.errors import (
     RefusedError,
     TransientError,
 )
-from provisioners.machines import OWNER_TAG, Leftover
+from provisioners.machines import OWNER_TAG, Leftover, Level, Trial
 from tests.clouds.aws.aws_account import GPU_IMAGE
 from tests.clouds.aws.aws_bench import EAST, ORDER, WEST, AwsBench, aws_bench
 
@@ -221,33 +221,67 @@ def test_forgetting_says_what_it_could_not_remove(bench: AwsBench) -> None:
     assert machines.forget("own") == []
 
 
+TRIALS = [Trial(EAST, "g6.xlarge", capacity_type, "L4") for capacity_type in CapacityType]
+TYPES = ("g6.xlarge", "p5.48xlarge")
+
+
+def levels(bench: AwsBench, **settings: Any) -> dict[str, Level]:
+    found = bench.fresh(regions=("us-east-1",), **settings).check(TRIALS, TYPES)
+    return {finding.what: finding.level for finding in found}
+
+
 def test_a_healthy_account_passes_the_check(bench: AwsBench) -> None:
     for code in ("L-DB2E81BA", "L-3819A6DF"):
         bench.world.quota_vcpus["us-east-1", code] = 64
-    found = bench.fresh(regions=("us-east-1",)).check()
-    assert found[0].what == "credentials"
-    assert all(finding.ok for finding in found)
-    assert {"ec2:RunInstances", "ec2:TerminateInstances", "ssm:GetParameter"} <= {one.what for one in found}
-    assert sum(one.what.startswith("quota") for one in found) == 2
+    found = levels(bench)
+    assert next(iter(found)) == "credentials"
+    assert set(found.values()) == {Level.FINE}
+    assert {"ec2:TerminateInstances", "launch of g6.xlarge (spot) in use1-az1"} <= set(found)
+    assert sum(what.startswith("quota") for what in found) == 2
     assert bench.world.live() == []
+    assert bench.world.belongings("us-east-1") == []
 
 
 def test_the_check_names_the_missing_action_and_the_empty_quota(bench: AwsBench) -> None:
-    bench.world.denied = {"TerminateInstances"}
-    bench.world.quota_vcpus["us-east-1", "L-3819A6DF"] = 0
-    wrong = [finding for finding in bench.fresh(regions=("us-east-1",)).check() if not finding.ok]
-    assert [finding.what for finding in wrong] == [
-        "ec2:TerminateInstances",
-        "quota All G and VT Spot Instance Requests in us-east-1",
-    ]
-    assert "ec2:TerminateInstances" in wrong[0].message
-    assert "L-3819A6DF" in wrong[1].message
+    bench.world.denied = {"TerminateInstances", "ImportKeyPair"}
+    bench.world.quota_vcpus |= {("us-east-1", "L-3819A6DF"): 0, ("us-east-1", "L-DB2E81BA"): 8}
+    found = {one.what: one for one in bench.fresh(regions=("us-east-1",)).check(TRIALS, TYPES)}
+    quota = found["quota All G and VT Spot Instance Requests in us-east-1"]
+    assert found["ec2:ImportKeyPair"].level is Level.MISSING
+    assert found["ec2:TerminateInstances"].level is Level.NOTE  # it may be allowed on what has our tag
+    assert "ec2:TerminateInstances" in found["ec2:TerminateInstances"].message
+    assert quota.level is Level.NOTE
+    assert "L-3819A6DF" in quota.message
+    assert "quotas" not in found
+
+
+def test_an_account_without_any_quota_cannot_be_used(bench: AwsBench) -> None:
+    codes = ("L-3819A6DF", "L-DB2E81BA", "L-417A185B", "L-7212CCBC", "L-C4BD4855", "L-7295265B")
+    bench.world.quota_vcpus |= dict.fromkeys((("us-east-1", code) for code in codes), 0)
+    assert levels(bench)["quotas"] is Level.MISSING
+
+
+def test_an_account_that_may_use_only_some_families_can_be_used(bench: AwsBench) -> None:
+    bench.world.quota_vcpus |= {("us-east-1", "L-3819A6DF"): 8, ("us-east-1", "L-7212CCBC"): 0}
+    assert Level.MISSING not in levels(bench).values()
+
+
+def test_without_permission_for_quotas_the_account_can_be_used(bench: AwsBench) -> None:
+    bench.world.denied = {"GetServiceQuota"}
+    found = levels(bench)
+    assert found["quotas"] is Level.NOTE
+    assert Level.MISSING not in found.values()
+
+
+def test_the_check_launches_in_the_vpc_of_the_configuration(bench: AwsBench) -> None:
+    found = levels(bench, vpc="none-of-this-name")
+    assert found["launch of g6.xlarge (spot) in use1-az1"] is Level.MISSING
 
 
 def test_without_credentials_nothing_else_is_looked_at(bench: AwsBench) -> None:
     bench.world.fail("*", "ExpiredToken", times=100)
     (finding,) = bench.fresh().check()
-    assert (finding.what, finding.ok) == ("credentials", False)
+    assert (finding.what, finding.level) == ("credentials", Level.MISSING)
     assert "ExpiredToken" in finding.message
 
 

@@ -23,7 +23,7 @@ from provisioners.errors import (
 from provisioners.gcp.check import PERMISSIONS
 from provisioners.gcp.machines import GcpMachines
 from provisioners.gcp.network import prefix_of
-from provisioners.machines import Leftover, MachineState
+from provisioners.machines import Leftover, Level, MachineState
 from tests.clouds.gcp.gcp_controller import OWNER, SOURCE, ZONE, Controller, controller, eventually, order_of
 from tests.clouds.gcp.gcp_ground import sku
 from tests.clouds.gcp.gcp_parts import Fault, MachineFacts, RealClock
@@ -561,12 +561,12 @@ def test_a_check_in_order(gcp: Controller) -> None:
 def test_a_check_names_what_is_missing(gcp: Controller) -> None:
     gcp.world.denied = {"compute.instances.create"}
     gcp.world.quotas["", "GPUS_ALL_REGIONS"] = 0.0
-    bad = [finding.what for finding in gcp.machines.check() if not finding.ok]
-    assert bad == [
+    found = gcp.machines.check()
+    assert [finding.what for finding in found if finding.level is Level.MISSING] == [
         "permission compute.instances.create",
         "quota GPUS_ALL_REGIONS",
-        "quotas of GPUs",
     ]
+    assert [finding.what for finding in found if finding.level is Level.NOTE] == ["quotas of GPUs"]
     assert "compute.instances.create" in PERMISSIONS
 
 
@@ -579,7 +579,9 @@ def test_without_credentials_nothing_else_is_looked_at(gcp: Controller) -> None:
 def test_a_check_says_when_permissions_cannot_be_looked_at(gcp: Controller) -> None:
     method = "cloudresourcemanager.projects.testIamPermissions"
     gcp.world.faults.append(Fault(method, 403, "accessNotConfigured", "not used before"))
-    assert "cloudresourcemanager" in gcp.machines.check()[1].message
+    finding = gcp.machines.check()[1]
+    assert "cloudresourcemanager" in finding.message
+    assert finding.level is Level.NOTE
 
 
 def test_there_are_no_spot_prices_without_a_key(gcp: Controller) -> None:

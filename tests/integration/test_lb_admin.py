@@ -104,6 +104,7 @@ async def test_stats_count_demand_and_name_targets(w: World) -> None:
     stats = Stats.from_json(await agent.ask("GET", "/-/stats?window_s=60"))
     assert (stats.service, stats.region, stats.revision, stats.requests) == ("default", "eu-1", "r1", 3)
     assert [(one.id, one.requests, one.errors, one.in_flight) for one in stats.targets] == [("a", 3, 0, 0)]
+    assert stats.targets[0].served_s is not None
     for window in ("0", "601", "x", "nan"):
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with agent.http.get(agent.admin + f"/-/stats?window_s={window}", headers=headers) as response:

@@ -122,7 +122,6 @@ def _told(offers: list[Offer]) -> list[tuple[str, str, float]]:
             [("use1-az1", "g6.xlarge", 0.8), ("use1-az2", "g6.xlarge", 0.8)],
             id="not above the limit",
         ),
-        pytest.param(Candidate(cloud="*", accelerator="A10", accelerator_count=0.167, use_spot=True), [], id="no spot price, no spot offer"),
     ],
 )  # fmt: skip
 def test_what_fits_a_candidate(candidate: Candidate, told: list[tuple[str, str, float]]) -> None:
@@ -220,7 +219,6 @@ def test_the_accounts_own_names_of_zones_are_understood() -> None:
         pytest.param(Candidate(zone="us-central1-f", accelerator="A100"), "zone", "A100:1 is not in zone 'us-central1-f'; the catalog has it in us-central1-a, us-central1-b", id="a zone that has none"),
         pytest.param(Candidate(accelerator="L4", cpus="5"), "cpus", "L4:1 does not come with 5 CPUs; it comes with 4, 16", id="not with so many CPUs"),
         pytest.param(Candidate(memory="512+"), "memory", "a machine without accelerators does not come with 512+ GB of memory; it comes with 8, 16", id="not with so much memory"),
-        pytest.param(Candidate(use_spot=True), "use_spot", "no spot price of a machine without accelerators is known there; `serve catalog refresh` asks the clouds for prices", id="no spot price"),
         pytest.param(Candidate(accelerator="L4", max_hourly_cost=0.1), "max_hourly_cost", "L4:1 costs 0.8 USD per hour or more (g6.xlarge in aws/use1-az1); max_hourly_cost is 0.1", id="too dear"),
     ],
 )  # fmt: skip
@@ -262,5 +260,41 @@ def test_three_clouds_are_looked_through_by_index() -> None:
     account = Account(usable=lambda name, zone: seen.append(zone) is None)
     need = Requirements(tuple(Candidate(accelerator=name, use_spot=True) for name in ("A100", "L4", "H100")))
     offers = offers_of(need, packaged(), account)
-    assert {offer.zone.cloud for offer in offers} == {"aws", "gcp", "azure"} - {"azure"}
+    assert {offer.zone.cloud for offer in offers} == {"aws", "gcp", "azure"}
     assert len(seen) < len(packaged().rows) / 3
+
+
+def test_a_spot_price_that_is_not_known_is_at_most_the_one_on_demand_and_comes_last() -> None:
+    need = Requirements((Candidate(accelerator="H100", accelerator_count=8, use_spot=True),))
+    offers = offers_of(need, packaged())
+    unknown = [
+        row for row in packaged().by_accelerator["H100"] if row.spot is None and row.zone.cloud == "azure"
+    ]
+    assert unknown
+    by_zone = {offer.zone: offer for offer in offers}
+    for row in unknown:
+        if row.shape.accelerator_count == 8:
+            assert (
+                by_zone[row.zone].price_usd_hour
+                == by_zone[row.zone].on_demand_usd_hour
+                == row.on_demand.usd_hour
+            )
+
+
+def test_no_packaged_spot_price_is_without_a_date() -> None:
+    spot = [row.spot for row in packaged().rows if row.spot is not None]
+    assert [price for price in spot if price.origin.as_of is None] == []
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        "Standard_NC6s_v3",
+        "Standard_ND40rs_v2",
+        "Standard_NC8ads_A10_v4",
+        "Standard_NCC40ads_H100_v5",
+        "Standard_NV36ads_A10_v5",
+    ],
+)
+def test_sizes_that_are_retired_or_do_not_boot_with_our_image_are_not_sold(size: str) -> None:
+    assert size.lower() not in packaged().by_instance_type

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Event
 
 import pytest
 
@@ -13,7 +15,7 @@ from provisioners.candidates import Account
 from provisioners.catalog import packaged
 from provisioners.errors import AuthError
 from provisioners.keys import MAX_USER_DATA_BYTES, Keys
-from provisioners.machines import Machine, MachineState
+from provisioners.machines import Machine, MachineState, Silent
 from provisioners.rented import (
     PRICES_EVERY_S,
     PRICES_KEPT_S,
@@ -89,11 +91,20 @@ class Priced(MemoryMachines):
     prices: Mapping[tuple[str, str], float] = field(default_factory=dict)
     asked: list[Sequence[str]] = field(default_factory=list)
     ill: bool = False
+    silent_regions: set[str] = field(default_factory=set)
+    gate: Event | None = None
 
-    def spot_prices(self, regions: Sequence[str]) -> Mapping[tuple[str, str], float]:
+    def spot_prices(
+        self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
+    ) -> Mapping[tuple[str, str], float]:
         self.asked.append(regions)
+        if self.gate is not None:
+            assert self.gate.wait(10.0)
         if self.ill:
             raise AuthError("expired", cloud="aws")
+        for region in self.silent_regions:
+            assert silent is not None
+            silent(region, AuthError("closed", cloud="aws"))
         return self.prices
 
 
@@ -111,7 +122,7 @@ def clock() -> Clock:
 
 def test_a_live_price_goes_before_the_catalogs_until_it_is_old(clock: Clock) -> None:
     machines = Priced(clock, prices={("g6.xlarge", "use1-az4"): 0.0123})
-    prices = SpotPrices(machines, ["us-east-1"], clock)
+    prices = SpotPrices(machines, [Zone("aws", "us-east-1", "use1-az4")], clock)
     need = Requirements((Candidate("aws", "us-east-1", accelerator="L4", use_spot=True),))
     catalog = packaged().of("aws")
 
@@ -132,7 +143,7 @@ def test_a_live_price_goes_before_the_catalogs_until_it_is_old(clock: Clock) -> 
 
 def test_prices_are_asked_for_now_and_then(clock: Clock) -> None:
     machines = Priced(clock)
-    prices = SpotPrices(machines, ["b", "a", "b"], clock)
+    prices = SpotPrices(machines, [Zone("aws", region, f"{region}-1") for region in ("b", "a", "b")], clock)
     for _ in range(3):
         prices.refresh_soon()
     clock.time += PRICES_EVERY_S
@@ -142,6 +153,47 @@ def test_prices_are_asked_for_now_and_then(clock: Clock) -> None:
             break
         prices.refresh_soon()
     assert machines.asked == [["a", "b"]] * 2
+
+
+def test_a_region_that_does_not_respond_loses_only_its_own_prices_and_keeps_them_for_an_hour(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    east, west = (Zone("aws", region, f"{region}-1") for region in ("east", "west"))
+    both = {("g6.xlarge", zone.name): 0.1 for zone in (east, west)}
+    machines = Priced(clock, prices=both)
+    prices = SpotPrices(machines, [east, west], clock, {"g6.xlarge"})
+    prices.refresh()
+    machines.prices, machines.silent_regions = {("g6.xlarge", east.name): 0.2}, {"west"}
+    clock.time += PRICES_KEPT_S - 1
+    prices.refresh()
+    assert (prices("g6.xlarge", east), prices("g6.xlarge", west)) == (0.2, 0.1)
+    assert "memory/west: spot prices cannot be read: closed" in caplog.text
+    clock.time += 2
+    assert (prices("g6.xlarge", east), prices("g6.xlarge", west)) == (0.2, None)
+    machines.silent_regions, machines.prices = set(), {}
+    prices.refresh()  # both respond, and neither sells it any more
+    assert (prices("g6.xlarge", east), prices("g6.xlarge", west)) == (None, None)
+
+
+def test_one_refresh_is_in_flight_at_most(clock: Clock) -> None:
+    gate = Event()
+    machines = Priced(clock, gate=gate)
+    prices = SpotPrices(machines, [ZONE], clock)
+    for _ in range(5):
+        prices.refresh_soon()
+        clock.time += PRICES_EVERY_S + 1
+    gate.set()
+    for _ in range(1000):
+        if not prices.is_refreshing:
+            break
+        time.sleep(0.005)
+    assert len(machines.asked) == 1
+    prices.refresh_soon()
+    for _ in range(1000):
+        if len(machines.asked) == 2:
+            break
+        time.sleep(0.005)
+    assert len(machines.asked) == 2
 
 
 def test_every_zone_of_a_cloud_is_known() -> None:

@@ -134,6 +134,8 @@ def test_the_url_of_a_target(url: str, words: str | None) -> None:
         ({"ejected": 1}, "targets[0].ejected: expected true or false, got a number"),
         ({"heard_s": -1.0}, "targets[0].heard_s: must be between 0 and 1e+12"),
         ({"heard_s": float("nan")}, "targets[0].heard_s: must be between 0 and 1e+12"),
+        ({"served_s": -1.0}, "targets[0].served_s: must be between 0 and 1e+12"),
+        ({"served_s": True}, "targets[0].served_s: expected a number, got true or false"),
         ({"more": 1}, "targets[0].more: is not known"),
     ],
     ids=str,
@@ -150,7 +152,9 @@ def test_what_is_wrong_with_the_load_of_a_target(change: dict[str, Any], problem
     assert str(error.value) == problem
 
 
-@pytest.mark.parametrize("change", [{"id": "\u00e9\u200b"}, {"heard_s": None}, {"heard_s": 1}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"id": "\u00e9\u200b"}, {"heard_s": None}, {"heard_s": 1}, {"served_s": 2.5}], ids=str
+)
 def test_the_load_of_a_target_that_is_unusual(change: dict[str, Any]) -> None:
     message = {**TargetStats("a", 1, 2, 3, ejected=False, heard_s=0.5).to_json(), **change}
     assert TargetStats.from_json(message).to_json() == message

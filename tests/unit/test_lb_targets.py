@@ -273,6 +273,25 @@ def test_silence_is_suspicious_only_while_an_answer_is_owed() -> None:
     assert it.suspects(300.0, 2.0) == []
 
 
+def test_only_a_response_that_succeeded_counts_as_served() -> None:
+    it = of("a")
+
+    def served_s(now: float) -> float | None:
+        (one,) = it.stats(now, 60.0)
+        return one.served_s
+
+    booking = it.book(REQUEST, "a", 100.0)
+    it.heard(booking.key, 101.0)  # a sign of life when asked
+    it.answered(booking, 102.0, succeeded=False)
+    it.release(booking, 103.0)
+    assert served_s(103.0) is None
+    booking = it.book(REQUEST, "a", 104.0)
+    it.answered(booking, 105.0, succeeded=True)
+    it.release(booking, 106.0)
+    fail(it, "a", 107.0)
+    assert served_s(108.0) == 3.0
+
+
 def test_a_booking_is_released_exactly_once() -> None:
     it = of("a")
     booking = it.book(REQUEST, "a", 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -94,3 +95,37 @@ def test_one_continent(one_continent: bool, memory: dict[str, object], placed: d
     decided = Static().decide(view, memory)
     assert Counter(place.offer.zone.region for place in decided.launches) == placed
     assert bool(decided.notes and "North America" in decided.notes[-1]) is bool(memory)
+
+
+SPOT_HOST = offer("ssh/box/box", 0.0, SPOT, places=1)
+FULL_HOST = offer("ssh/box/box", 0.0, places=0)
+SHUT_TWICE = {
+    "blocks": {
+        f"g/r{i}/z{i}|spot|L4:1": {"until": until, "failures": 2}
+        for i, until in ((1, 90.0), (2, 200.0), (3, 300.0))
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("host", "now", "placed"),
+    [
+        pytest.param(SPOT_HOST, 100.0, {"box": 1, "z1": 1}, id="one place free, one zone open: one probe"),
+        pytest.param(SPOT_HOST, 400.0, {"box": 1, "z1": 1}, id="one place free, all zones open: one probe"),
+        pytest.param(SPOT_HOST, 50.0, {"box": 1}, id="one place free, all zones shut"),
+        pytest.param(replace(SPOT_HOST, places=4), 100.0, {"box": 4}, id="room for all: no probe"),
+        pytest.param(FULL_HOST, 100.0, {"z1": 1}, id="no place free: one probe"),
+        pytest.param(replace(FULL_HOST, places=1), 100.0, {"box": 1, "z1": 1}, id="one place, not on spot"),
+    ],
+)
+def test_after_an_outage_one_probe_is_rented_beside_own_hosts(
+    host: Offer, now: float, placed: dict[str, int]
+) -> None:
+    view = View(now, 4, PlacementGoal(), (), (), (host, S1, S2, S3), 99)
+    decided = SpotHedge().decide(view, SHUT_TWICE)
+    assert Counter(place.offer.zone.name for place in decided.launches) == placed
+
+
+def test_a_host_takes_no_more_spot_replicas_than_it_has_places() -> None:
+    two = replace(SPOT_HOST, places=2)
+    assert zones(SpotHedge(), 5, (two, S1, S2)) == {"box": 2, "z1": 2, "z2": 1}

@@ -137,6 +137,15 @@ class AwsAccount:
                 *backend.key_pairs,
             ]
 
+    def tags_of(self, region: str, name: str) -> Mapping[str, str]:
+        """The tags of the resource with an id, or of the key pair with a name; none if there is none."""
+        with self.lock:
+            backend = self._backend(region)
+            pair = backend.key_pairs.get(name)
+            if name in self._lives:
+                return self._lives[name].tags
+            return dict(backend.tags.get(name if pair is None else pair.id, {}))
+
     def backdate_volume(self, region: str, volume_id: str, age_s: float) -> None:
         with self.lock:
             self._backend(region).volumes[volume_id].create_time -= timedelta(seconds=age_s)

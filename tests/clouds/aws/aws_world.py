@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from socket import SHUT_RDWR
@@ -14,6 +14,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from tests.clouds.api_limits import Limits
 from tests.clouds.aws.aws_account import ACCOUNT
 from tests.clouds.aws.aws_ec2 import StrictEc2
+from tests.clouds.aws.aws_policy import lacking, needs_of
 from tests.clouds.aws.aws_wire import Call, Refusal, call_of, refused
 
 
@@ -48,6 +49,7 @@ class AwsWorld(StrictEc2):
     """The controls are the account's and these; `calls` is what was asked, in order."""
 
     denied: set[str] = field(default_factory=set)  # actions that the policy does not allow
+    policy: Mapping[str, Any] | None = None  # an IAM policy; None allows everything
     limits: Limits = field(
         init=False
     )  # by action, region by region; "Describe" is of all that have none of their own
@@ -144,6 +146,15 @@ class AwsWorld(StrictEc2):
                     f"You are not authorized to perform this operation. User: arn:aws:iam::{ACCOUNT}:user/u is not "
                     f"authorized to perform: {call.service}:{call.action} on resource: *",
                 )
+            if self.policy is not None:
+                need = lacking(self.policy, needs_of(call, self.tags_of))
+                if need is not None:
+                    raise Refusal(
+                        "AccessDeniedException" if call.is_json else "UnauthorizedOperation",
+                        f"You are not authorized to perform this operation. User: arn:aws:iam::{ACCOUNT}:user/u is "
+                        f"not authorized to perform: {need.action} on resource: {need.resource} because no "
+                        "identity-based policy allows the action",
+                    )
             if call.params.get("DryRun") == "true":
                 raise Refusal("DryRunOperation", "Request would have succeeded, but DryRun flag is set.")
 

@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from provisioners.azure.check import missing_actions
 from tests.clouds.api_limits import Limits
 from tests.clouds.azure.azure_contract import TYPES, answer_problems
+from tests.clouds.azure.azure_permissions import needs_of
 from tests.clouds.azure.azure_world import GROUP, SIZES, VM, Body, Refusal, World
 
 _QUERY = {"api-version", "$filter", "$expand", "$skiptoken", "statusOnly", "forceDeletion"}
@@ -104,8 +106,24 @@ class AzureServer:
         match = re.fullmatch(r"/subscriptions/([^/]+)(/.*)?", path, re.I)
         if match is None or match[1] != self.world.subscription:
             raise Refusal(404, "SubscriptionNotFound", f"The subscription of '{path}' could not be found.")
+        rest = (match[2] or "").rstrip("/")
         with self.world.at_work():
-            return self._below(method, path, (match[2] or "").rstrip("/"), query, body)
+            self._authorize(method, path, rest, body)
+            return self._below(method, path, rest, query, body)
+
+    def _authorize(self, method: str, path: str, rest: str, body: Any) -> None:
+        world = self.world
+        granted = [{"actions": world.actions, "notActions": world.not_actions}]
+        contained = world.types_below(path) if method == "DELETE" else ()
+        needs = needs_of(method, rest, "publicIPAddressConfiguration" in json.dumps(body), sorted(contained))
+        for action in missing_actions(granted, tuple(needs)):
+            raise Refusal(
+                403,
+                "AuthorizationFailed",
+                "The client '11111111-2222-3333-4444-555555555555' with object id "
+                "'11111111-2222-3333-4444-555555555555' does not have authorization to perform action "
+                f"'{action}' over scope '{path}' or the scope is invalid.",
+            )
 
     def _below(self, method: str, path: str, rest: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
         world = self.world

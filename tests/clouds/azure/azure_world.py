@@ -296,6 +296,12 @@ class World:
                 body["properties"]["instanceView"] = {"statuses": _statuses(resource)}
         return body
 
+    def types_below(self, id_: str) -> set[str]:
+        """The types of what is in a group."""
+        return {
+            each.kind for key, each in self.resources.items() if key.startswith(f"{id_.lower()}/providers/")
+        }
+
     def seen_in_lists(self, kind: str, group: str | None) -> list[Resource]:
         prefix = f"/subscriptions/{self.subscription}/resourcegroups/{group or ''}".lower()
         late = 0.0 if group else self.unseen_s

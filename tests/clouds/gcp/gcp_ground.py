@@ -46,6 +46,7 @@ class Ground(ABC):
         default_factory=dict
     )  # (region, metric); region "" is the project's
     denied: set[str] = field(default_factory=set)  # permissions that the caller lacks
+    role: frozenset[str] | None = None  # the permissions that the caller has; None is all of them
     skus: list[Mapping[str, Any]] = field(default_factory=list)
     api_key: str = "key-1"
 
@@ -163,7 +164,10 @@ class Ground(ABC):
         return {"kind": "compute#project", "id": "1", "name": PROJECT, "quotas": self._quotas_of("")}
 
     def test_permissions(self, call: Call, headers: Mapping[str, str]) -> Any:
-        return {"permissions": [name for name in call.body["permissions"] if name not in self.denied]}
+        return {"permissions": [name for name in call.body["permissions"] if self.allows(name)]}
+
+    def allows(self, permission: str) -> bool:
+        return permission not in self.denied and (self.role is None or permission in self.role)
 
     def list_regions(self, call: Call, headers: Mapping[str, str]) -> Any:
         regions = sorted({zone.rpartition("-")[0] for zone in self.zones})

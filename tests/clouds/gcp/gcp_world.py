@@ -17,6 +17,7 @@ from tests.clouds.gcp.gcp_discovery import Call
 from tests.clouds.gcp.gcp_ground import PROJECT
 from tests.clouds.gcp.gcp_instances import Instances
 from tests.clouds.gcp.gcp_parts import Fault, Refusal, not_found
+from tests.clouds.gcp.gcp_permissions import needs_of
 
 _WAIT_S = 120.0  # the longest answer of a `wait`
 
@@ -112,6 +113,11 @@ class World(Instances):
             raise Refusal(401, "authError", "Request had invalid authentication credentials.")
         if call.path.get("project", PROJECT) != PROJECT:
             raise not_found(f"projects/{call.path['project']}")
+        for permission in needs_of(call.id, call.body):
+            if not self.allows(permission):
+                raise Refusal(
+                    403, "forbidden", f"Required '{permission}' permission for 'projects/{PROJECT}'"
+                )
         if call.id.endswith("Operations.wait"):
             self._sit_out(call)
         try:

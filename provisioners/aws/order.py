@@ -1,0 +1,101 @@
+"""The RunInstances request of a machine: values in, values out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+from policies.model import CapacityType
+from provisioners.aws.image import Image
+from provisioners.machines import MachineOrder, Trial
+
+
+def request_of(
+    order: MachineOrder,
+    token: str,
+    image: Image,
+    *,
+    key_name: str | None,
+    subnet: str,
+    groups: Sequence[str],
+    use_private_ip: bool,
+) -> dict[str, Any]:
+    """The parameters of RunInstances for one machine, `token` being its client token."""
+    interface: dict[str, Any] = {
+        "DeviceIndex": 0,
+        "SubnetId": subnet,
+        "AssociatePublicIpAddress": not use_private_ip,
+        "DeleteOnTermination": True,
+    }
+    if groups:
+        interface["Groups"] = list(groups)
+    disk = {
+        "VolumeSize": max(order.disk_gb or 0, image.disk_gb, 1),
+        "VolumeType": "gp3",
+        "DeleteOnTermination": True,
+    }
+    params: dict[str, Any] = {
+        "ClientToken": token,
+        "ImageId": image.id,
+        "InstanceType": order.instance_type,
+        "MinCount": 1,
+        "MaxCount": 1,
+        "UserData": order.user_data,
+        "NetworkInterfaces": [interface],
+        "BlockDeviceMappings": [{"DeviceName": image.root_device, "Ebs": disk}],
+        # One hop: user data has the machine's host key, and what runs in a container (where a bridge is the first
+        # hop) is to read neither that nor the notices, which are watched on the host.
+        "MetadataOptions": {
+            "HttpEndpoint": "enabled",
+            "HttpTokens": "required",
+            "HttpPutResponseHopLimit": 1,
+        },
+        # A machine that no controller has visited for a long time shuts itself down.
+        "InstanceInitiatedShutdownBehavior": "terminate",
+    }
+    if key_name is not None:
+        params["KeyName"] = key_name
+    kinds = ["instance", "volume", "network-interface"]
+    if order.capacity_type is CapacityType.SPOT:
+        kinds.append("spot-instances-request")
+        params["InstanceMarketOptions"] = {
+            "MarketType": "spot",
+            "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+        }
+    tags = {"Name": order.token, **order.tags}
+    labels = [{"Key": key, "Value": value} for key, value in tags.items()]
+    params["TagSpecifications"] = [{"ResourceType": kind, "Tags": labels} for kind in kinds]
+    return params
+
+
+def trial_order(trial: Trial) -> MachineOrder:
+    """The order with which `serve check` asks about a machine that it does not launch."""
+    return MachineOrder(
+        token="skyserve-check",  # noqa: S106 - the name of a machine
+        owner="check",
+        service="check",
+        replica_id=0,
+        rank=0,
+        num_nodes=1,
+        zone=trial.zone,
+        instance_type=trial.instance_type,
+        capacity_type=trial.capacity_type,
+        public_key="",
+        user_data="",
+        accelerator=trial.accelerator,
+    )
+
+
+def client_token(order: MachineOrder, attempt: int) -> str:
+    """The idempotency token of a launch, at most 64 ASCII characters: it has all by which two launches of the same
+    machine can differ on purpose. `attempt` counts from 0."""
+    parts = (
+        order.owner,
+        order.token,
+        str(order.zone),
+        order.instance_type,
+        order.capacity_type.value,
+        str(attempt),
+    )
+    return sha256("\n".join(parts).encode()).hexdigest()[:48]

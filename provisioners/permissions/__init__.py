@@ -1,0 +1,15 @@
+"""The smallest set of permissions with which each cloud can be used, in the form in which the cloud takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from types import MappingProxyType
+
+FILES: Mapping[str, str] = MappingProxyType({"aws": "aws.json", "gcp": "gcp.yaml", "azure": "azure.json"})
+
+
+def text_of(cloud: str) -> str:
+    """The file of a cloud: an IAM policy (aws), a custom role for `gcloud iam roles create` (gcp) or for `az role
+    definition create` (azure). KeyError for a cloud that has none."""
+    return (files(__package__) / FILES[cloud]).read_text(encoding="utf-8")

@@ -1,0 +1,95 @@
+"""Which probes load balancer agents spare the controller.
+
+A replica that has just given a client a response of 2xx is alive, on the path that matters. An agent reports how long ago that
+was, so the controller does not have to find it out a second time: the response counts as a probe that passed then. The
+next probe of the controller is due one interval after the later of the two, and `WITNESSED_INTERVALS` intervals (or `LONGEST_S`)
+after its own last probe at the latest, because only its own probes are the test that the user described.
+
+A replica that dies is found as soon as without this. It serves nothing after its death, so the next probe starts at most one
+interval after its death, as it does where every probe is the controller's. The same holds where agents die with it, are frozen
+or cannot be reached: what they reported last only gets older. A replica that goes on serving its clients while its probe
+fails is found at most that many intervals later.
+
+Responses count for nothing where they say less than the probe:
+ * before a replica is READY, and after a probe that failed;
+ * while replicas of another version live: an update compares versions by their probes;
+ * for a probe with a body or headers: clients send others, and the health checks of agents send neither;
+ * while any agent has ejected the replica, or has seen an attempt on it fail in its window;
+ * the health checks of agents themselves: an agent takes any response as a sign of life, a probe only 200.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from lb.config.schema import Stats
+from policies.model import Replica, ReplicaState
+from skyserve_cli.spec.model import Probe
+from skyserve_cli.state.values import ServiceRow
+
+WITNESSED_INTERVALS = 4
+LONGEST_S = 60.0
+NEVER = -math.inf
+
+
+def next_probe_at(probed_at: float, served_at: float, interval_s: float) -> float:
+    """When a replica whose last probe passed at `probed_at` is to be probed again. It last served a client at `served_at`."""
+    longest_s = max(interval_s, min(WITNESSED_INTERVALS * interval_s, LONGEST_S))
+    return min(max(probed_at, served_at) + interval_s, probed_at + longest_s)
+
+
+def counts_served(replica: Replica, probe: Probe) -> bool:
+    """Whether responses to clients count as probes of the replica, in a service that `has_one_version`."""
+    return replica.state is ReplicaState.READY and probe.method == "GET" and not probe.headers
+
+
+def has_one_version(row: ServiceRow, replicas: Iterable[Replica]) -> bool:
+    """Whether all replicas are of the newest version, or are kept by it."""
+    return all(one.version == row.version or one.version in row.same_replicas for one in replicas)
+
+
+class ServedReport(NamedTuple):
+    """Of one agent. The replicas in `served` served a client at that instant or later; those in `troubled` failed one."""
+
+    served: Mapping[int, float]
+    troubled: frozenset[int]
+
+
+def served_report(stats: Stats, asked_at: float) -> ServedReport:
+    """`asked_at` is when the request for the stats was sent: a report that comes late makes no replica look livelier."""
+    served, troubled = {}, []
+    for one in stats.targets:
+        if one.ejected or one.errors:
+            troubled.append(int(one.id))
+        elif one.served_s is not None and one.served_s < LONGEST_S:
+            served[int(one.id)] = asked_at - one.served_s
+    return ServedReport(served, frozenset(troubled))
+
+
+class ServedReplicas:
+    """The last report of each agent that responds, in instants of the event loop. Used on that loop only."""
+
+    def __init__(self) -> None:
+        self._reports: dict[str, dict[int, ServedReport]] = {}
+
+    def reported(self, service: str, agent: int, report: ServedReport) -> None:
+        """`agent` is its number within the service."""
+        self._reports.setdefault(service, {})[agent] = report
+
+    def silent(self, service: str, agent: int) -> None:
+        """The agent does not respond, or is gone."""
+        reports = self._reports.get(service, {})
+        reports.pop(agent, None)
+        if not reports:
+            self._reports.pop(service, None)
+
+    def last(self, service: str, replica_id: int) -> float:
+        """When the replica last served a client, as far as no agent has had trouble with it; else NEVER."""
+        latest = NEVER
+        for report in self._reports.get(service, {}).values():
+            if replica_id in report.troubled:
+                return NEVER
+            latest = max(latest, report.served.get(replica_id, NEVER))
+        return latest

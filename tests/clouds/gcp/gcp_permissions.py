@@ -1,0 +1,54 @@
+"""Which permissions a call to Compute Engine needs, as its REST reference lists them ("IAM Permissions" of each method).
+
+What an insert needs depends on its body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_NEEDS: Mapping[str, tuple[str, ...]] = {
+    "compute.instances.get": ("compute.instances.get",),
+    "compute.instances.delete": ("compute.instances.delete",),
+    "compute.instances.aggregatedList": ("compute.instances.list",),
+    "compute.zoneOperations.list": ("compute.zoneOperations.list",),
+    "compute.zoneOperations.wait": ("compute.zoneOperations.get",),
+    "compute.globalOperations.wait": ("compute.globalOperations.get",),
+    "compute.disks.aggregatedList": ("compute.disks.list",),
+    "compute.disks.delete": ("compute.disks.delete",),
+    "compute.addresses.aggregatedList": ("compute.addresses.list",),
+    "compute.addresses.delete": ("compute.addresses.delete",),
+    "compute.networks.get": ("compute.networks.get",),
+    "compute.networks.insert": ("compute.networks.create",),
+    "compute.networks.delete": ("compute.networks.delete",),
+    "compute.firewalls.get": ("compute.firewalls.get",),
+    "compute.firewalls.list": ("compute.firewalls.list",),
+    "compute.firewalls.insert": ("compute.firewalls.create", "compute.networks.updatePolicy"),
+    "compute.firewalls.patch": ("compute.firewalls.update", "compute.networks.updatePolicy"),
+    "compute.firewalls.delete": ("compute.firewalls.delete", "compute.networks.updatePolicy"),
+    "compute.projects.get": ("compute.projects.get",),
+    "compute.regions.list": ("compute.regions.list",),
+    "compute.machineTypes.aggregatedList": ("compute.machineTypes.list",),
+    "compute.acceleratorTypes.aggregatedList": ("compute.acceleratorTypes.list",),
+}
+
+
+def needs_of(method: str, body: Any) -> Iterator[str]:
+    """The permissions, in the order in which a refusal names the first that is missing. Methods of other services need
+    none here."""
+    if method != "compute.instances.insert":
+        yield from _NEEDS.get(method, ())
+        return
+    yield "compute.instances.create"
+    for disk in body["disks"]:
+        yield "compute.disks.create"
+        if disk.get("initializeParams", {}).get("labels"):
+            yield "compute.disks.setLabels"
+    for interface in body["networkInterfaces"]:
+        yield "compute.subnetworks.use"
+        if interface.get("accessConfigs"):
+            yield "compute.subnetworks.useExternalIp"
+    for part, permission in (("metadata", "setMetadata"), ("labels", "setLabels"), ("tags", "setTags")):
+        if body.get(part):
+            yield f"compute.instances.{permission}"
