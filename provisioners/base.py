@@ -15,6 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from policies.model import AcceleratorQps, CapacityType, Offer, Role, Zone
+from provisioners.errors import Refusal
 
 if TYPE_CHECKING:
     from provisioners.shell import Shell  # which loads an SSH library
@@ -132,7 +133,8 @@ class Instance:
     """One replica's machine or machines as the cloud tells it; `id` and `endpoint` are those of the head.
 
     `preempt_at` (UNIX seconds) is set while a preemption notice stands, for whichever node. `endpoint` is the base
-    URL on which the replica's port can be reached, once known. `message` is one sentence about a failed state.
+    URL on which the replica's port can be reached, once known. `message` is one sentence about a failed state. `refusal` says
+    that the cloud accepted the instance and then could not, or would not, start it: it counts as if refused at once.
     """
 
     id: str
@@ -146,6 +148,7 @@ class Instance:
     endpoint: str | None = None
     preempt_at: float | None = None
     message: str = ""
+    refusal: Refusal | None = None
 
 
 class Provisioner(Protocol):

@@ -290,7 +290,9 @@ class FleetProvisioner:
             machine = by_rank.get(rank)
             if machine is None:
                 state = MachineState.TERMINATED if whole else MachineState.PENDING
-                machine = replace(gang[0], id="", rank=rank, state=state, message="", preempt_at=None)
+                machine = replace(
+                    gang[0], id="", rank=rank, state=state, message="", preempt_at=None, refusal=None
+                )
             nodes.append(self._node_instance(token, machine))
         return gang_of(nodes)
 
@@ -325,6 +327,7 @@ class FleetProvisioner:
             endpoint=endpoint,
             preempt_at=min(notices, default=None),
             message=message,
+            refusal=machine.refusal,
         )
 
     def _gang(self, instance: Instance) -> tuple[Machine, ...]:

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import ClassVar, Protocol
 
 from policies.model import CapacityType, Role, Zone
-from provisioners.errors import ProvisionError
+from provisioners.errors import ProvisionError, Refusal
 
 OWNER_TAG = "skyserve-owner"
 SERVICE_TAG = "skyserve-service"
@@ -102,7 +102,8 @@ class MachineState(str, Enum):
 class Machine:
     """One machine as its cloud tells it. `address` is where it can be reached from here, `private_address` from its
     own region. `launched_at` and `preempt_at` are UNIX seconds; the latter stands while the cloud's API (not the
-    machine's metadata service) says that it will be taken. `message` is one sentence about how it came to its end.
+    machine's metadata service) says that it will be taken. `message` is one sentence about how it came to its end, and
+    `refusal` what that means where the cloud ended it because it could not, or would not, start it.
     """
 
     id: str
@@ -121,6 +122,7 @@ class Machine:
     preempt_at: float | None = None
     message: str = ""
     instance_type: str = ""
+    refusal: Refusal | None = None
 
 
 class SpotPrice(Protocol):

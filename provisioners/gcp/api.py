@@ -165,26 +165,6 @@ class GcpApi:
                 self._sleep(min(error.retry_after_s, left_s))
         return operation
 
-    def failure(
-        self,
-        operation: compute_v1.Operation,
-        *,
-        zone: Zone | None = None,
-        capacity_type: CapacityType = CapacityType.ON_DEMAND,
-    ) -> ProvisionError:
-        """What to raise for an operation that was accepted and failed."""
-        first = operation.error.errors[0]
-        status = operation.http_error_status_code
-        return error_of(
-            first.code,
-            status,
-            first.message,
-            capacity_type=capacity_type,
-            zone=zone,
-            now=self.now(),
-            operation=operation.name,
-        )
-
     def rest(self, method: str, host: str, path: str, **arguments: Any) -> Any:
         """The JSON answer of a Google API that has no client in the SDK we use."""
         session = self._session
@@ -248,6 +228,22 @@ class GcpApi:
                 cloud=CLOUD,
                 zone=zone,
             ) from error
+
+
+def failure_of(
+    operation: compute_v1.Operation, zone: Zone | None, capacity_type: CapacityType, now: float
+) -> ProvisionError:
+    """What to raise for an operation that was accepted and failed."""
+    first = operation.error.errors[0]
+    return error_of(
+        first.code,
+        operation.http_error_status_code,
+        first.message,
+        capacity_type=capacity_type,
+        zone=zone,
+        now=now,
+        operation=operation.name,
+    )
 
 
 def group_of(request: object) -> str:

@@ -23,7 +23,7 @@ from google.cloud import compute_v1
 from policies.model import Zone
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
-from provisioners.gcp.api import GcpApi
+from provisioners.gcp.api import GcpApi, failure_of
 from provisioners.gcp.check import check_project
 from provisioners.gcp.errors import ALREADY_EXISTS, CLOUD
 from provisioners.gcp.leftovers import GcpLeftovers
@@ -188,7 +188,7 @@ class GcpMachines:
         # The insertion failed. What is left of it, if anything, is of no use to anybody.
         if found is not None and same_tags(order, found.labels):
             self._delete(order.zone, pending.id)
-        failure = self._api.failure(operation, zone=order.zone, capacity_type=order.capacity_type)
+        failure = failure_of(operation, order.zone, order.capacity_type, self._api.now())
         self._memory.drop(order.zone, pending.id)
         raise failure
 
@@ -284,10 +284,10 @@ def _ending(machine: Machine, history: Sequence[compute_v1.Operation], now: floa
             if operation.status != _DONE:
                 return replace(machine, state=_S.PENDING)
             if failed:
-                said = operation.error.errors[0]
-                return replace(
-                    machine, state=_S.FAILED, message=f"it could not be made ({said.code}: {said.message})"
-                )
+                error = failure_of(operation, machine.zone, machine.capacity_type, now)
+                refusal = None if isinstance(error, TransientError) else error.refusal
+                message = f"it could not be made: {error.message}"
+                return replace(machine, state=_S.FAILED, message=message, refusal=refusal)
             fresh = now < (unix_s(operation.end_time) or 0.0) + _SHOW_S
             return replace(machine, state=_S.PENDING) if fresh else None
         if operation.operation_type == _PREEMPTED and not failed:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from policies.model import CapacityType, Zone
 from provisioners.base import InstanceState, LaunchOrder
-from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, Refusal, TransientError
 from provisioners.fleet import HostReport
 from provisioners.machines import (
     Finding,
@@ -32,6 +32,7 @@ class _Kept:
     launched_at: float
     end: tuple[MachineState, str] | None = None
     preempt_at: float | None = None
+    refusal: Refusal | None = None
 
 
 @dataclass
@@ -143,6 +144,7 @@ class MemoryMachines:
             launched_at=kept.launched_at,
             preempt_at=kept.preempt_at,
             message=message,
+            refusal=kept.refusal,
         )
 
 

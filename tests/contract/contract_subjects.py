@@ -15,9 +15,9 @@ from typing import TypeVar
 
 import pytest
 
-from policies.model import CapacityType, Offer, Zone
+from policies.model import CapacityType, FailureKind, Offer, Zone
 from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Provisioner, Requirements
-from provisioners.errors import QuotaError, TransientError
+from provisioners.errors import QuotaError, Refusal, TransientError
 from provisioners.fake import DEFAULT_PRICES, FakeProvisioner
 from provisioners.fleet import FleetProvisioner, HostReport
 from provisioners.local import controls as local_controls
@@ -297,7 +297,9 @@ class FleetSubject(Subject):
 
     def launch_to_fail(self, order: LaunchOrder) -> None:
         self.cloud.launch(order)
-        self.machines.kept[order.token].end = (MachineState.FAILED, "it could not be allocated")
+        failed = self.machines.kept[order.token]
+        failed.end = (MachineState.FAILED, "it could not be allocated")
+        failed.refusal = Refusal(FailureKind.CAPACITY)
 
     def list_late(self, seconds: float) -> None:
         self.machines.late_s = seconds

@@ -7,7 +7,7 @@ import pytest
 
 from policies.model import FailureKind
 from provisioners.base import InstanceState
-from provisioners.errors import AuthError, QuotaError
+from provisioners.errors import AuthError, QuotaError, Refusal
 from tests.contract.contract_subjects import LIVE_STATES, Subject
 
 
@@ -48,6 +48,7 @@ def test_what_is_accepted_and_fails_later_is_seen_to_fail_and_can_be_removed(sub
     assert subject.eventually(lambda: subject.listed()[order.token].state not in LIVE_STATES)
     failed = subject.listed()[order.token]
     assert failed.state in (InstanceState.BROKEN, InstanceState.STOPPING) or failed.state.is_gone
+    assert failed.refusal == Refusal(FailureKind.CAPACITY)  # as if it had been refused at once
     subject.cloud.terminate(failed)
     assert subject.eventually(lambda: order.token not in subject.living())
 

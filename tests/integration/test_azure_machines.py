@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import CapacityType, Zone
+from policies.model import CapacityType, FailureKind, Zone
 from provisioners.azure.machines import AzureMachines
 from provisioners.azure.shapes import group_name
 from provisioners.errors import (
@@ -18,6 +18,7 @@ from provisioners.errors import (
     InvalidRequestError,
     ProvisionError,
     QuotaError,
+    Refusal,
     RefusedError,
     TransientError,
 )
@@ -332,6 +333,7 @@ def test_a_failure_that_nobody_waited_for_shows_as_failed(cloud: AzureMachines, 
     machine = only(cloud.machines(OWNER))
     assert machine.state is MachineState.FAILED
     assert "OverconstrainedZonalAllocationRequest" in machine.message
+    assert machine.refusal == Refusal(FailureKind.CAPACITY)
     cloud.destroy(machine)
     assert nothing_but_records(world)
 

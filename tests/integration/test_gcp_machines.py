@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from google.oauth2.credentials import Credentials
 
-from policies.model import CapacityType, Zone
+from policies.model import CapacityType, FailureKind, Zone
 from provisioners.errors import (
     AuthError,
     CapacityError,
     InvalidRequestError,
     ProvisionError,
     QuotaError,
+    Refusal,
     RefusedError,
     TransientError,
 )
@@ -323,7 +324,8 @@ def test_a_slow_creation_is_pending_and_may_fail_later(gcp: Controller) -> None:
     machine = gcp.machines.create(ORDER)
     assert machine.state is S.PENDING
     failed = eventually(gcp, ORDER.token, lambda machine: machine.state is S.FAILED)
-    assert "ZONE_RESOURCE_POOL_EXHAUSTED" in failed.message
+    assert "does not have enough resources" in failed.message
+    assert failed.refusal == Refusal(FailureKind.CAPACITY)
     gcp.machines.destroy(failed)
     assert gcp.listed()[ORDER.token].state is S.TERMINATED
 

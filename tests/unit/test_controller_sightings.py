@@ -12,6 +12,8 @@ from policies.model import (
     Bootstrapped,
     CapacityType,
     Event,
+    FailureKind,
+    LaunchFailed,
     Offer,
     Preempted,
     PreemptionNotice,
@@ -19,9 +21,11 @@ from policies.model import (
     Replica,
     ReplicaState,
     RunExited,
+    Scope,
     Zone,
 )
 from provisioners.base import Instance, InstanceState
+from provisioners.errors import Refusal
 from skyserve_cli.controller.ports import Sighting
 from skyserve_cli.controller.sightings import events_of, orphans
 
@@ -130,6 +134,29 @@ def test_preempted_or_lost(offer: Offer, instance: InstanceState | None, lost: b
     assert isinstance(event, Preempted)
     assert event.lost is lost
     assert event.message
+
+
+@pytest.mark.parametrize("instance", [I.TERMINATED, I.STOPPING, I.BROKEN])
+@pytest.mark.parametrize("offer", [SPOT, ON_DEMAND], ids=["spot", "on demand"])
+@pytest.mark.parametrize("state", WITH_INSTANCE)
+def test_a_death_at_birth_is_a_refusal_and_a_later_one_is_not(
+    state: ReplicaState, offer: Offer, instance: InstanceState
+) -> None:
+    dead = an_instance(instance, message="no room", refusal=Refusal(FailureKind.CAPACITY, Scope.ZONE))
+    (event,) = seen(a_replica(state, offer=offer), dead)
+    if state in (S.PROVISIONING, S.STARTING):
+        assert event == LaunchFailed(1, FailureKind.CAPACITY, "no room", scope=Scope.ZONE)
+    else:
+        assert not isinstance(event, LaunchFailed)
+
+
+@pytest.mark.parametrize(("state", "lost"), [(S.STARTING, True), (S.READY, False)])
+def test_a_spot_instance_that_was_terminated_before_it_was_ready_is_lost(
+    state: ReplicaState, lost: bool
+) -> None:
+    (event,) = seen(a_replica(state), an_instance(I.TERMINATED))
+    assert isinstance(event, Preempted)
+    assert event.lost is lost
 
 
 def test_events_carry_what_the_cloud_said() -> None:
