@@ -9,13 +9,13 @@ it checks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from policies.model import AcceleratorQps, CapacityType, Offer, Role, Zone
-from provisioners.errors import Refusal
+from provisioners.errors import ProvisionError, Refusal
 
 if TYPE_CHECKING:
     from provisioners.shell import Shell  # which loads an SSH library
@@ -151,6 +151,22 @@ class Instance:
     refusal: Refusal | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The instances of an owner in the places that responded. `silent`: why, for each region or zone that did not; instances
+    there may be missing here and exist all the same. `closed`: a sentence for each region that does not let us in, which is left
+    out of offers; it may be silent, too."""
+
+    instances: Sequence[Instance]
+    silent: Mapping[str, ProvisionError] = field(default_factory=dict)
+    closed: Mapping[str, str] = field(default_factory=dict)
+
+
+def is_silent(zone: Zone, silent: Collection[str]) -> bool:
+    """Whether the zone, or its region, is among the places that did not respond."""
+    return bool(silent) and (zone.region in silent or zone.name in silent)
+
+
 class Provisioner(Protocol):
     """A cloud. Thread-safe: calls for different replicas come from different threads at once."""
 
@@ -186,6 +202,15 @@ class Provisioner(Protocol):
     def terminate(self, instance: Instance) -> None:
         """Destroy the instance, all its nodes, and all that came with it. Already gone is success. Returns once it
         is gone or the cloud has promised it; `instances` tells when it really is."""
+        ...
+
+
+@runtime_checkable
+class RegionalSource(Protocol):
+    """A provisioner whose regions fail one by one."""
+
+    def listing(self, owner: str) -> Listing:
+        """Like `instances`, but a region that does not respond is named and no error, unless no region responds."""
         ...
 
 

@@ -141,6 +141,7 @@ class AwsApi:
         unless: Collection[str] = (),
         wait_for: Collection[str] = (),
         patience_s: float = 60.0,
+        attempts: int = _ATTEMPTS,
     ) -> Reply | None:
         """What AWS answers to `action`, or None if it answers one of the codes `unless`.
 
@@ -165,7 +166,7 @@ class AwsApi:
                     kind = meaning_of(answer, asked.capacity_type).kind
                     if answer.code in _NOT_ACCEPTED and service == "ec2" and self._accepted_elsewhere():
                         raise closed(answer, asked, self.now()) from error
-                    if kind is not FailureKind.TRANSIENT or failures >= _ATTEMPTS:
+                    if kind is not FailureKind.TRANSIENT or failures >= attempts:
                         raise error_of(answer, asked, self.now()) from error
             if answer.code in THROTTLES:
                 self._pacer.drain((region, _group(action)[0]))
@@ -176,11 +177,13 @@ class AwsApi:
         reply = self.call(region, action, params, **how)
         return {} if reply is None else reply
 
-    def pages(self, region: str, action: str, items: str, params: Mapping[str, Any]) -> Iterator[Any]:
+    def pages(
+        self, region: str, action: str, items: str, params: Mapping[str, Any], **how: Any
+    ) -> Iterator[Any]:
         """The items of a list, all pages of it; a page that cannot be had is an error, never the end."""
         token: Mapping[str, str] = {}
         while True:
-            reply = self.ask(region, action, {**params, "MaxResults": _PAGE, **token})
+            reply = self.ask(region, action, {**params, "MaxResults": _PAGE, **token}, **how)
             yield from reply.get(items, ())
             if not reply.get("NextToken"):
                 return

@@ -277,12 +277,15 @@ def _refuse_partial(page: Any, silent: Silent | None) -> None:
     if page.warning.code not in _SILENT:
         warnings.append(("", page.warning))
     missing = [*getattr(page, "unreachables", ()), *(scope or warning.code for scope, warning in warnings)]
-    if missing:
-        said = warnings[0][1].message if warnings else "unreachable"
-        scopes_missing = ", ".join(sorted(set(missing)))
-        error = TransientError(
-            f"Compute Engine cannot list {scopes_missing} now: {said}", cloud=CLOUD, code="UNREACHABLE"
-        )
-        if silent is None:
-            raise error
-        silent(scopes_missing, error)
+    if not missing:
+        return
+    said = warnings[0][1].message if warnings else "unreachable"
+    scopes_missing = ", ".join(sorted(set(missing)))
+    error = TransientError(
+        f"Compute Engine cannot list {scopes_missing} now: {said}", cloud=CLOUD, code="UNREACHABLE"
+    )
+    # What names no zone or region may be any of them.
+    if silent is None or not all(re.fullmatch(r"(zones|regions)/[\w-]+", scope) for scope in missing):
+        raise error
+    for scope in sorted(set(missing)):
+        silent(scope.rpartition("/")[2], error)

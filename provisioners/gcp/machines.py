@@ -21,6 +21,7 @@ from google.auth.credentials import Credentials
 from google.cloud import compute_v1
 
 from policies.model import Zone
+from provisioners.base import is_silent
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
 from provisioners.gcp.api import GcpApi, failure_of
@@ -42,6 +43,7 @@ from provisioners.gcp.order import (
 )
 from provisioners.gcp.prices import spot_prices
 from provisioners.machines import Finding, Leftover, Machine, MachineOrder, MachineState, Silent
+from provisioners.regions import ClosedRegions
 
 _INSERT_WAIT_S = 60.0  # stock-outs show within seconds; what takes longer is reported as pending
 _SHOW_S = 60.0  # until an instance whose insertion is done can be seen by everybody
@@ -79,6 +81,7 @@ class GcpMachines:
         self._network = GcpNetwork(self._api, network)
         self._leftovers = GcpLeftovers(self._api)
         self._memory = GcpMemory()
+        self.closed = ClosedRegions(now)
         self._public = not use_private_ip
         self._billing_api_key = billing_api_key
 
@@ -98,14 +101,36 @@ class GcpMachines:
     def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
         # In this order: what is made from now on is missing in neither.
         expected = self._memory.alive(owner)
-        listed = {key_of(machine.zone, machine.id): machine for machine in self._list(owner, silent)}
+        unseen: set[str] = set()
+
+        def note(place: str, error: ProvisionError) -> None:
+            unseen.add(place)
+            if silent is not None:
+                silent(place, error)
+
+        listed = {
+            key_of(one.zone, one.id): one for one in self._list(owner, None if silent is None else note)
+        }
+
+        def ask(machine: Machine, about: Callable[[Machine], Machine]) -> Machine | None:
+            """What `about` finds out; None if the machine's zone does not respond."""
+            if is_silent(machine.zone, unseen):
+                return None
+            try:
+                return about(machine)
+            except TransientError as error:
+                if silent is None:
+                    raise
+                note(machine.zone.name, error)
+                return None
+
         for key, machine in listed.items():
             self._memory.note(machine)
             if machine.state is _S.STOPPING and not self._memory.was_asked(machine):
-                listed[key] = self._with_notice(machine)
-        missing = [self._look_again(machine) for key, machine in expected.items() if key not in listed]
+                listed[key] = ask(machine, self._with_notice) or machine
+        missing = [ask(machine, self._look_again) for key, machine in expected.items() if key not in listed]
         ended = self._memory.ended(owner, self._api.now())
-        found = {key_of(machine.zone, machine.id): machine for machine in missing}
+        found = {key_of(one.zone, one.id): one for one in missing if one is not None}
         return list({**ended, **found, **listed}.values())
 
     def destroy(self, machine: Machine) -> None:

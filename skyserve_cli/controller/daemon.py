@@ -237,7 +237,14 @@ async def run(home: Home) -> None:
     # Agents are known by their folder, whichever links lead to it.
     fleet = ProcessFleet(home.load_balancers.resolve(), loop, woken.set, attention, served)
     prober = HttpProber(loop, woken.set, attention, served)
-    witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
+    witness = ThreadWitness(
+        clouds.get,
+        owner,
+        clock,
+        woken.set,
+        clouds.poll_s(),
+        tell=lambda sentence: store.tell(Story("RegionClosed", sentence), now=clock.now()),
+    )
     last_words = LastWords(home.last_words)
 
     def farewell(call: Call, cloud: Provisioner, instance: Instance) -> None:

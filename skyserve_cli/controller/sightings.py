@@ -92,7 +92,7 @@ def _events(replica: Replica, instance: Instance) -> Iterator[Event]:
 def missing_from(sighting: Sighting, replicas: Iterable[Replica]) -> bool:
     """Whether a replica has an instance in that cloud which the sighting lacks."""
     return any(
-        replica.zone.cloud == sighting.cloud
+        sighting.shows(replica)
         and replica.instance_id is not None
         and replica.instance_id not in sighting.by_id
         for replica in replicas

@@ -20,6 +20,7 @@ from provisioners.machines import (
     Silent,
     machine_token,
 )
+from provisioners.regions import ClosedRegions
 
 CLOUD = "memory"
 ZONES = (Zone(CLOUD, "us", "us-a"), Zone(CLOUD, "us", "us-b"), Zone(CLOUD, "eu", "eu-a"))
@@ -51,9 +52,16 @@ class MemoryMachines:
     left: list[Leftover] = field(default_factory=list)  # belongs to no machine
     common: list[Leftover] = field(default_factory=list)  # what machines share
     lock: threading.Lock = field(default_factory=threading.Lock)
+    mute: set[str] = field(default_factory=set)  # regions that do not respond
+    closed: ClosedRegions = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.closed = ClosedRegions(self.now)
 
     def create(self, order: MachineOrder) -> Machine:
         self.before("create", order.token)
+        if order.zone.region in self.mute:
+            raise lost()
         with self.lock:
             if order.token not in self.kept:
                 self._check(order)
@@ -64,8 +72,16 @@ class MemoryMachines:
         return made
 
     def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
+        for region in sorted(self.mute):
+            if silent is None:
+                raise lost()
+            silent(region, lost())
         with self.lock:
-            mine = [one for one in self.kept.values() if one.order.owner == owner]
+            mine = [
+                one
+                for one in self.kept.values()
+                if one.order.owner == owner and one.order.zone.region not in self.mute
+            ]
             return [self._machine(one) for one in mine if self.now() >= one.launched_at + self.late_s]
 
     def destroy(self, machine: Machine) -> None:

@@ -19,6 +19,7 @@ from provisioners.catalog import Catalog, packaged
 from provisioners.errors import TransientError
 from provisioners.fleet import FleetProvisioner, HostReport
 from provisioners.machines import Machines, machine_token
+from provisioners.regions import LONGEST_SILENT_S
 from provisioners.rented import Rent, order_of, within
 from tests.clouds.aws.aws_bench import aws_bench
 from tests.clouds.azure.azure_harness import azure
@@ -170,6 +171,13 @@ class AwsSubject(RentedSubject):
         instance = self.cloud.launch(order)
         self.world.end(instance.id, "Server.InternalError", "Server.InternalError: Internal error on launch")
 
+    def mute(self, zone: Zone) -> None:
+        self.world.fail("*", "InternalError", times=10_000, region=zone.region)
+
+    def unmute(self) -> None:
+        self.world.calm()
+        self.sleep(LONGEST_SILENT_S)  # until it is asked again
+
     def list_late(self, seconds: float) -> None:
         self.world.listed_after_s = seconds
 
@@ -219,6 +227,12 @@ class GcpSubject(RentedSubject):
         self.world.operation_s = 150.0  # longer than anybody waits for it
         self.empty(order.offer.zone, order.offer.capacity_type)
         self.cloud.launch(order)
+
+    def mute(self, zone: Zone) -> None:
+        self.world.unreachable = {name for name in self.world.zones if name.startswith(zone.region)}
+
+    def unmute(self) -> None:
+        self.world.unreachable = set()
 
     def list_late(self, seconds: float) -> None:
         self.world.list_lag_s = seconds
@@ -272,6 +286,22 @@ class AzureSubject(RentedSubject):
         self.world.failing, self.world.allocate_s = "later", 300.0  # longer than anybody waits for it
         self.empty(order.offer.zone, order.offer.capacity_type)
         self.cloud.launch(order)
+
+    def mute(self, zone: Zone) -> None:
+        """Its machines are not listed, and not found by name either."""
+        self.world.mute = zone.region
+        self.server.fail(
+            "GET",
+            rf"-{zone.region}-[^/]*/providers/.*virtualMachines/",
+            503,
+            "ServerTimeout",
+            "x",
+            times=10_000,
+        )
+
+    def unmute(self) -> None:
+        self.world.mute = ""
+        self.server.faults.clear()
 
     def list_late(self, seconds: float) -> None:
         self.world.unseen_s = seconds

@@ -105,6 +105,14 @@ class Subject(ABC):
         """The cloud accepts the order, and fails it a moment later."""
         pytest.skip("what it accepts it has")
 
+    def mute(self, zone: Zone) -> None:
+        """The zone's region, or at least the zone, does not respond."""
+        pytest.skip("it has no regions that fail one by one")
+
+    def unmute(self) -> None:
+        """The end of `mute`."""
+        raise NotImplementedError
+
     def list_late(self, seconds: float) -> None:
         """From now on a new machine is missing from the cloud's lists for so long."""
         pytest.skip("its lists are never late")
@@ -300,6 +308,12 @@ class FleetSubject(Subject):
         failed = self.machines.kept[order.token]
         failed.end = (MachineState.FAILED, "it could not be allocated")
         failed.refusal = Refusal(FailureKind.CAPACITY)
+
+    def mute(self, zone: Zone) -> None:
+        self.machines.mute.add(zone.region)
+
+    def unmute(self) -> None:
+        self.machines.mute.clear()
 
     def list_late(self, seconds: float) -> None:
         self.machines.late_s = seconds

@@ -13,6 +13,7 @@ from policies.model import (
     CapacityType,
     Event,
     FailureKind,
+    Goal,
     LaunchFailed,
     Offer,
     Preempted,
@@ -21,13 +22,15 @@ from policies.model import (
     Replica,
     ReplicaState,
     RunExited,
+    ScalingGoal,
     Scope,
     Zone,
 )
 from provisioners.base import Instance, InstanceState
 from provisioners.errors import Refusal
+from skyserve_cli.controller.change import Change
 from skyserve_cli.controller.ports import Sighting
-from skyserve_cli.controller.sightings import events_of, orphans
+from skyserve_cli.controller.sightings import events_of, missing_from, orphans
 
 S, I = ReplicaState, InstanceState  # noqa: E741
 ZONE = Zone("c", "r", "z")
@@ -212,3 +215,15 @@ def test_a_suspect_that_is_seen_again_is_an_orphan() -> None:
 def test_a_suspect_that_is_owned_or_gone_is_cleared() -> None:
     found, suspects = orphans(Sighting("c", 2.0, LISTED[:1]), MINE, frozenset({"i-mine", "i-stray"}))
     assert (found, suspects) == ([], frozenset())
+
+
+@pytest.mark.parametrize(
+    ("silent", "missing"), [((), True), (("r",), False), (("z",), False), (("other",), True)]
+)
+def test_a_replica_is_missing_only_if_its_region_responded(silent: tuple[str, ...], missing: bool) -> None:
+    goal = Goal(1, ScalingGoal())
+    change = Change([a_replica(S.READY)], goal, 200.0)
+    sighting = Sighting("c", ASKED_AT, (), silent=frozenset(silent))
+    change.observe((), [sighting])
+    assert bool(change.events) is missing
+    assert missing_from(sighting, [a_replica(S.READY)]) is missing
