@@ -57,7 +57,8 @@ class _CannotFollowError(Exception):
 
 class Attendant:
     """One machine. `report` and `host` are replaced, never changed. `last_words` are what the step printed that failed.
-    `changed` is called after a report with another state, port or notice."""
+    `changed` is called after a report with another state, port or notice, `seen_from` with the address that the machine sees
+    us at."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class Attendant:
         now: Callable[[], float],
         gather: Callable[[str, int, int], bool],
         changed: Callable[[], None],
+        seen_from: Callable[[str], None] = lambda address: None,
     ) -> None:
         self.replica = replica
         self.node = node
@@ -87,9 +89,11 @@ class Attendant:
         self._heartbeat_s = heartbeat_s
         self._gather = gather
         self._changed = changed
+        self._seen_from = seen_from
         self._left = threading.Event()
         self._has_gone = False
         self._was_up = False
+        self._had_front = 0  # its port: while the front is started again the replica is where it was
         self._can_follow = True
         self._following: Future[None] | None = None
         self._lines: Report | None = None  # of the connection that there is
@@ -232,6 +236,8 @@ class Attendant:
                 if text:
                     until = loop.time() + SILENT_BEATS * self._heartbeat_s
                     status = _parse(line, text)
+                    if status.seen_from:
+                        self._seen_from(status.seen_from)
                     lines.respond()
                 if status is not None:
                     if is_first and not is_fresh and _has_restarted(status):
@@ -288,7 +294,12 @@ class Attendant:
         message = status.message
         if state is InstanceState.SETUP:
             message = self._doing(status)
-        return HostReport(state, status.port or self.node.port, message, status.preempt_at)
+        port, is_tls = status.port or self.node.port, status.front is not None
+        if is_tls and state is InstanceState.RUNNING:
+            self._had_front = port = status.front or self._had_front
+            if not port:
+                state, message = InstanceState.SETUP, "starting TLS in front of the replica"
+        return HostReport(state, port, message, status.preempt_at, is_tls)
 
     def _doing(self, status: HostStatus) -> str:
         if not status.prepared:

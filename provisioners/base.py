@@ -18,7 +18,7 @@ from policies.model import AcceleratorQps, CapacityType, Offer, Role, Zone
 from provisioners.errors import ProvisionError, Refusal
 
 if TYPE_CHECKING:
-    from provisioners.shell import Shell  # which loads an SSH library
+    from provisioners.shell import Login, Shell  # which loads an SSH library
 
 DOCKER = "docker:"
 
@@ -231,6 +231,17 @@ class ReportSource(Protocol):
 
 
 @runtime_checkable
+class Gated(Protocol):
+    """A provisioner whose machines are behind a firewall that we set."""
+
+    def admit(self, owner: str, balancers: Mapping[str, frozenset[str]]) -> None:
+        """Only this host and, by service, load balancers with these addresses may open ports of the owner's replicas. To be
+        called over and over; calls its cloud only if something has changed, or was not checked for some minutes. Raises
+        ProvisionError."""
+        ...
+
+
+@runtime_checkable
 class LogSource(Protocol):
     """A provisioner that can show what a replica printed, node by node; node 0 is the head."""
 
@@ -253,6 +264,10 @@ class LoginSource(Protocol):
         """A connection of the caller's own to the head of the instance. Raises ShellError or ProvisionError."""
         ...
 
-    def work_folder(self, instance: Instance) -> str:
+    def login(self, instance: Instance, node: int = 0) -> Login:
+        """How to log in to a node of the instance; it is not called. Raises ProvisionError if it has no address."""
+        ...
+
+    def work_folder(self, instance: Instance, node: int = 0) -> str:
         """Where `run` was started, below the home of the user who is logged in."""
         ...

@@ -57,15 +57,25 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Front:
+    """`certificate` has the private key, too, in PEM. `port` is the one that the firewall has open; None: any that is free."""
+
+    certificate: bytes = field(repr=False)
+    port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """One machine of a replica. `ips` are the addresses of all of them, by rank, as they see each other; `port` is the
-    one that the replica listens on. `image` is of the container that the scripts are to run in, if any."""
+    one that the replica listens on. `image` is of the container that the scripts are to run in, if any. With `front` TLS is in
+    front of the replica's port."""
 
     token: str
     rank: int
     ips: tuple[str, ...]
     port: int
     image: str | None = None
+    front: Front | None = None
 
     @property
     def folder(self) -> str:
@@ -103,6 +113,14 @@ def _steps(order: LaunchOrder, node: Node) -> Iterator[Step]:
             sends=Content(json.dumps(dict(order.secrets)).encode()),
             always=True,
         )
+    if node.front is not None:
+        pem = node.front.certificate
+        yield Step(
+            "tls",
+            "handing over the certificate",
+            _receive("front.pem", pem),
+            sends=Content(pem),
+        )
     task = json.dumps(task_for(order, node)).encode()
     yield Step("order", "handing over the order", _receive("order.json", task), sends=Content(task))
     yield Step("start", "starting the agent", 'exec python3 "$AGENT" start .', always=True)
@@ -122,6 +140,7 @@ def task_for(order: LaunchOrder, node: Node) -> dict[str, Any]:
         "cloud": order.offer.zone.cloud,
         "num_nodes": order.num_nodes,
         "has_port": order.port is not None,
+        "front": None if node.front is None else {"port": node.front.port, "to": node.port},
         "setup": order.setup,
         "run": order.run,
         "env": node_environment(order, node),

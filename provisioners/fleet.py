@@ -37,7 +37,7 @@ from provisioners.machines import (
     Silent,
     machine_token,
 )
-from provisioners.shell import Shell
+from provisioners.shell import Login, Shell
 
 _TOKEN = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MAX_TOKEN - 2}}}[a-z0-9])?")
 A = TypeVar("A")
@@ -50,13 +50,14 @@ CONSISTENT_AFTER_S = 60.0  # what a cloud has accepted for less than this may be
 @dataclass(frozen=True, slots=True)
 class HostReport:
     """What is known of what runs on a machine. `state` is SETUP, RUNNING, SETUP_FAILED, RUN_EXITED, or BROKEN if it is
-    not the machine that it was; `preempt_at` (UNIX seconds) stands while the machine's metadata service says that it will be taken. `port` is the one that the
-    replica's server listens on."""
+    not the machine that it was; `preempt_at` (UNIX seconds) stands while the machine's metadata service says that it will be taken. `port` is the one at
+    which the replica is reached, by TLS if `is_tls`."""
 
     state: InstanceState
     port: int
     message: str = ""
     preempt_at: float | None = None
+    is_tls: bool = False
 
 
 class Hosts(Protocol):
@@ -84,6 +85,10 @@ class Hosts(Protocol):
 
     def log_in(self, machine: Machine) -> Shell:
         """A connection of the caller's own. Raises ShellError or ProvisionError."""
+        ...
+
+    def login(self, machine: Machine) -> Login:
+        """How to log in to a machine that has an address."""
         ...
 
 
@@ -233,6 +238,12 @@ class FleetProvisioner:
                 self._forgetting = False
                 self._forgotten.notify_all()
 
+    def addresses(self, owner: str) -> frozenset[str]:
+        """Of the owner's machines, as last listed."""
+        with self._lock:
+            machines = [one for gang in self._seen.values() for one in gang if one.owner == owner]
+        return frozenset(one.address for one in machines if one.address is not None and not one.state.is_gone)
+
     def usd_hour(self, machine: Machine) -> float | None:
         """About what the machine costs; None where nobody knows."""
         return None
@@ -250,13 +261,19 @@ class FleetProvisioner:
     # --- LoginSource
 
     def log_in(self, instance: Instance) -> Shell:
-        machine = self._node(instance, 0)
+        return self._hosts.log_in(self._reachable(instance, 0))
+
+    def login(self, instance: Instance, node: int = 0) -> Login:
+        return self._hosts.login(self._reachable(instance, node))
+
+    def work_folder(self, instance: Instance, node: int = 0) -> str:
+        return f"{ROOT}/machines/{machine_token(instance.token, node)}/work"
+
+    def _reachable(self, instance: Instance, node: int) -> Machine:
+        machine = self._node(instance, node)
         if machine is None or machine.address is None:
             raise TransientError(f"{instance.id} has no address yet", cloud=self.name, zone=instance.zone)
-        return self._hosts.log_in(machine)
-
-    def work_folder(self, instance: Instance) -> str:
-        return f"{ROOT}/machines/{machine_token(instance.token, 0)}/work"
+        return machine
 
     # --- inside
 
@@ -332,7 +349,7 @@ class FleetProvisioner:
         endpoint = None
         if report is not None and machine.address is not None and state is InstanceState.RUNNING:
             host = f"[{machine.address}]" if ":" in machine.address else machine.address
-            endpoint = f"http://{host}:{report.port}"
+            endpoint = f"{'https' if report.is_tls else 'http'}://{host}:{report.port}"
         return Instance(
             id=machine.id,
             token=token,

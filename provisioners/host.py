@@ -30,7 +30,8 @@ class NoAgentError(ShellError):
 class HostStatus:
     """What runs on a machine. `prepared`: `setup` is done (or there is none). `alive`: its daemon runs; one that died is
     started again by `Host.start`. Instants are UNIX seconds, `log` the offsets between which the log can be read.
-    `port` is the one that a shared host has given to the replica."""
+    `port` is the one that a shared host has given to the replica, `seen_from` the address from which we are logged in, `front` the port of TLS in front of the
+    replica, 0 while nothing listens there, None if there is to be none."""
 
     state: InstanceState
     message: str = ""
@@ -41,6 +42,8 @@ class HostStatus:
     rebalance_at: float | None = None
     log: tuple[int, int] = (0, 0)
     port: int | None = None
+    seen_from: str = ""
+    front: int | None = None
 
 
 def status_of(raw: Mapping[str, Any]) -> HostStatus:
@@ -55,6 +58,8 @@ def status_of(raw: Mapping[str, Any]) -> HostStatus:
         rebalance_at=raw["rebalance_at"],
         log=(raw["log"][0], raw["log"][1]),
         port=raw["port"],
+        seen_from=raw.get("seen_from", ""),
+        front=raw.get("front"),
     )
 
 

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from policies.model import Role
 from provisioners.attendant import HEARTBEAT_S, POLL_S, Attendant
 from provisioners.base import LaunchOrder
-from provisioners.bootstrap import Node, steps_for
+from provisioners.bootstrap import Front, Node, steps_for
 from provisioners.bringup import BOOT_TIMEOUT_S
 from provisioners.clock import unix_now
 from provisioners.fleet import HostReport, replica_token
@@ -29,7 +30,8 @@ DEFAULT_PORT = 8000  # $SKYSERVE_REPLICA_PORT on a machine that has nothing else
 class SshHosts:
     """`login` says how to get into a machine. `is_booting`: machines are new, and need time to let us in. An idle machine
     reports every `heartbeat_s`; `poll_s` is the pause between two attempts, or two looks at a machine that cannot be
-    followed. `dial` connects for bringing up, `dial_line` for following."""
+    followed. `dial` connects for bringing up, `dial_line` for following. `seen_from` is called with the address that a machine
+    sees us at, on any thread. `front` gives what TLS in front of the machine's replica needs, if there is to be any."""
 
     def __init__(
         self,
@@ -42,7 +44,11 @@ class SshHosts:
         now: Callable[[], float] = unix_now,
         dial: Callable[[Login], Shell] = connect,
         dial_line: Callable[[Login], Awaitable[Line]] = connect_line,
+        seen_from: Callable[[str], None] = lambda address: None,
+        front: Callable[[Machine, LaunchOrder], Front | None] = lambda machine, order: None,
     ) -> None:
+        self._front = front
+        self._seen_from = seen_from
         self._login = login
         self._is_booting = is_booting
         self._boot_timeout_s = boot_timeout_s
@@ -61,7 +67,8 @@ class SshHosts:
             if machine.token in self._attendants:
                 return
             port = DEFAULT_PORT if order.port is None else order.port
-            node = Node(machine.token, machine.rank, tuple(node_ips), port, order.docker_image)
+            front = self._front(machine, order) if machine.rank == 0 and order.role is Role.REPLICA else None
+            node = Node(machine.token, machine.rank, tuple(node_ips), port, order.docker_image, front)
             attendant = Attendant(
                 replica_token(machine),
                 node,
@@ -76,6 +83,7 @@ class SshHosts:
                 now=self._now,
                 gather=self._gather,
                 changed=self._tell_change,
+                seen_from=self._seen_from,
             )
             self._attendants[machine.token] = attendant
         attendant.start()
@@ -117,6 +125,9 @@ class SshHosts:
 
     def log_in(self, machine: Machine) -> Shell:
         return self._dial(self._login(machine))
+
+    def login(self, machine: Machine) -> Login:
+        return self._login(machine)
 
     def _gather(self, replica: str, rank: int, num_nodes: int) -> bool:
         """Note that the node is prepared. Returns whether all of them are, and lets the others know if so."""

@@ -141,6 +141,11 @@ def _derived(secret: bytes, purpose: str, comment: str) -> SshKey:
     return _openssh(seed, public.public_bytes(Encoding.Raw, PublicFormat.Raw), comment)
 
 
+def derived_seed(secret: bytes, purpose: str) -> bytes:
+    """32 bytes for another kind of key, which no SSH key is made of."""
+    return _hkdf(secret, f"skyserve key\0{purpose}".encode())
+
+
 def _hkdf(secret: bytes, info: bytes) -> bytes:
     """One block of it, which is all that a seed needs."""
     extracted = hmac.digest(bytes(32), secret, "sha256")

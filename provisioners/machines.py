@@ -19,6 +19,7 @@ from enum import Enum
 from typing import ClassVar, Protocol
 
 from policies.model import CapacityType, Role, Zone
+from provisioners.access import Access
 from provisioners.errors import ProvisionError, Refusal
 from provisioners.regions import ClosedRegions
 
@@ -29,6 +30,8 @@ TOKEN_TAG = "skyserve-token"  # noqa: S105 (an idempotency token is no secret)
 RANK_TAG = "skyserve-rank"
 NODES_TAG = "skyserve-nodes"
 ROLE_TAG = "skyserve-role"
+PORTS_TAG = "skyserve-ports"  # of a security group: what the rules for its machines are made for
+PUBLIC_PORTS_TAG = "skyserve-public-ports"
 CAPACITY_TAG = "skyserve-capacity"
 
 MAX_TOKEN = 58  # of a replica; a machine's has its rank on top, and clouds allow 63
@@ -39,8 +42,8 @@ class MachineOrder:
     """One machine. The same order may be sent any number of times, and makes one machine.
 
     `token` is the machine's own: `machine_token` of the replica's token and the rank. `user_data` is run as root at
-    first boot. `public_key` is the OpenSSH line of who may log in as `user`. `ports` are reachable from `sources`
-    (CIDR blocks), as is port 22; `public_ports` from everywhere. `image` is the cloud's own name of one, None for its default. `disk_gb` is of the boot
+    first boot. `public_key` is the OpenSSH line of who may log in as `user`. `ports` and port 22 are reachable from `sources`
+    (CIDR blocks) and from those whom `Machines.admit` names; `public_ports` from everywhere. `image` is the cloud's own name of one, None for its default. `disk_gb` is of the boot
     disk, None for the cloud's default.
     """
 
@@ -236,6 +239,12 @@ class Machines(Protocol):
 
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         """What the owner's machines share, and `forget` removes."""
+        ...
+
+    def admit(self, owner: str, access: Access) -> None:
+        """From now on exactly these may open ports of the owner's machines, those that are there and those to come. Again is
+        nothing new, and what was cut short is completed by the next call. Opens before it closes. Where rules cannot be
+        changed the others are changed all the same, then it raises."""
         ...
 
     def forget(self, owner: str) -> Sequence[str]:

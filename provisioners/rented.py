@@ -16,23 +16,30 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from policies.model import CapacityType, Offer, Role, Zone
+from provisioners.access import Access, block_of
 from provisioners.attendant import HEARTBEAT_S
-from provisioners.base import LaunchOrder, Requirements
+from provisioners.base import Instance, LaunchOrder, Requirements
+from provisioners.bootstrap import Front
 from provisioners.candidates import Account, offers_of
 from provisioners.catalog.model import Catalog, Row
+from provisioners.certificates import Authority
 from provisioners.clock import unix_now
-from provisioners.errors import ProvisionError
+from provisioners.errors import ProvisionError, TransientError
 from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import DEFAULT_PORT, SshHosts
 from provisioners.keys import DEAD_MAN_S, Keys, user_data
 from provisioners.machines import Machine, MachineOrder, Machines, Trial, machine_token
+from provisioners.own_address import OwnAddresses
 from provisioners.shell import Login
 from provisioners.small import small_offers
 
 _log = logging.getLogger(__name__)
 
 USER = "skyserve"
-ANYWHERE = ("0.0.0.0/0",)  # ssh lets in who has the key; name `sources` to let in fewer
+FRONT_PORT = 8443  # of TLS in front of a replica
+SETTLED_S = 20.0  # after which a cloud lists what was made before its rules were last changed
+RULES_EVERY_S = 600.0
+_ADMIT_WAIT_S = 15.0
 DISK_GB = 256  # SkyPilot's: an engine, its image and the weights of a model, where nobody says
 PRICES_EVERY_S = 300.0
 PRICES_KEPT_S = 3600.0  # an older price is worth less than the catalog's
@@ -49,24 +56,27 @@ class Section(Protocol):
     sources: tuple[str, ...] | None
     labels: dict[str, str]
     dead_man_minutes: int
+    tls: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Rent:
-    """What the user has set for the machines of a cloud. `sources` are the CIDR blocks from which machines can be
-    reached; `image` is the cloud's own name of one. A machine that no controller has visited for `dead_man_s` ends itself;
-    0: never."""
+    """What the user has set for the machines of a cloud. `sources` are the CIDR blocks from which machines can be reached,
+    beside the load balancers; none: this host's own addresses are found out. `image` is the cloud's own name of one. A machine that no controller has visited for `dead_man_s` ends itself;
+    0: never. With `tls` replicas are reached by TLS alone."""
 
     image: str | None = None
     disk_gb: int | None = None
-    sources: tuple[str, ...] = ANYWHERE
+    sources: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     dead_man_s: int = DEAD_MAN_S
+    tls: bool = False
 
 
 class RentedProvisioner(FleetProvisioner):
     """Of one cloud; its own module gives it its machines and its `name`. `catalog` has that cloud's rows, `secret` are
-    the 32 bytes of the home from which all keys follow, `zone_ids` map the account's names of zones to the catalog's.
+    the 32 bytes of the home from which all keys follow, `own` knows this host's addresses, `zone_ids` map the account's names
+    of zones to the catalog's.
 
     Nothing is asked of the cloud before somebody calls. ValueError if the section names a region that is none.
     """
@@ -78,6 +88,7 @@ class RentedProvisioner(FleetProvisioner):
         catalog: Catalog,
         secret: bytes,
         *,
+        own: OwnAddresses | None = None,
         zone_ids: Mapping[str, str] | None = None,
         now: Callable[[], float] = unix_now,
     ) -> None:
@@ -86,28 +97,87 @@ class RentedProvisioner(FleetProvisioner):
         rent = Rent(
             image=section.image,
             disk_gb=section.disk_gb,
-            sources=section.sources or ANYWHERE,
+            sources=section.sources or (),
             labels=section.labels,
             dead_man_s=60 * section.dead_man_minutes,
+            tls=section.tls,
         )
         types = {row.shape.name for row in catalog.rows}
         prices = SpotPrices(machines, zones_of(catalog), now, types)
         account = self.account = Account(spot_price=prices, zone_ids=zone_ids or {})
         self._catalog = catalog
+        self._sources = rent.sources
+        self._use_private_ip = section.use_private_ip
+        self._own = own if own is not None else OwnAddresses(None, None, now)
+        self._is_needed = False
+        self._admitted: Access | None = None
+        self._admission = threading.Condition()  # of the above
+        self._is_done = False
+        self._admitted_at = self._changed_at = float("-inf")
         super().__init__(
             machines,
             SshHosts(
-                lambda machine: login_of(machine, secret), heartbeat_s=heartbeat_s(rent.dead_man_s), now=now
+                lambda machine: login_of(machine, secret),
+                heartbeat_s=heartbeat_s(rent.dead_man_s),
+                now=now,
+                seen_from=self._own.saw,
+                front=lambda machine, order: front_of(machine, order, secret) if rent.tls else None,
             ),
             lambda order, rank: order_of(order, rank, secret, rent),
             lambda need: offer(need, catalog, account, prices),
             now,
         )
 
+    def launch(self, order: LaunchOrder) -> Instance:
+        with self._admission:
+            self._is_needed = True
+            if not self._sources and not self._admission.wait_for(self._knows_us, _ADMIT_WAIT_S):
+                raise TransientError(self._unknown(), cloud=self.name, zone=order.offer.zone)
+        return super().launch(order)
+
+    def admit(self, owner: str, balancers: Mapping[str, frozenset[str]]) -> None:
+        """From one thread at a time. Does nothing while there is no machine and none is wanted."""
+        if not self._is_needed and not self.addresses(owner):
+            return
+        own = self._sources or self._addresses(owner)
+        agents = {service: _blocks_of(addresses) for service, addresses in balancers.items()}
+        access = Access(frozenset(self._sources) or _blocks_of(own), agents)
+        now = self._now()
+        if access != self._admitted:
+            self._changed_at = now
+        is_settled = self._admitted_at >= self._changed_at + SETTLED_S
+        next_at = self._admitted_at + RULES_EVERY_S if is_settled else self._changed_at + SETTLED_S
+        if access != self._admitted or not self._is_done or now >= next_at:
+            self._is_done = False
+            with self._admission:
+                self._admitted = access
+                self._admission.notify_all()
+            self.machines.admit(owner, access)
+            self._is_done, self._admitted_at = True, now
+        if not access.sources:
+            raise TransientError(self._unknown(), cloud=self.name)
+
+    def _knows_us(self) -> bool:
+        return self._admitted is not None and bool(self._admitted.sources)
+
+    def _addresses(self, owner: str) -> frozenset[str]:
+        """This host's, as the machines see them."""
+        return self._own.private(self.addresses(owner)) if self._use_private_ip else self._own.public()
+
+    def _unknown(self) -> str:
+        return (
+            "the address from which this host reaches the Internet is not known, so no machine would let it in: "
+            f"set clouds.{self.name}.sources in config.yaml"
+        )
+
     def usd_hour(self, machine: Machine) -> float | None:
         rows = self._catalog.by_instance_type.get(machine.instance_type.lower(), ())
         prices = (row.price(machine.capacity_type) for row in rows if row.zone == machine.zone)
         return next((price.usd_hour for price in prices if price is not None), None)
+
+
+def _blocks_of(addresses: Iterable[str]) -> frozenset[str]:
+    return frozenset(filter(None, map(block_of, addresses)))
 
 
 def offer(need: Requirements, catalog: Catalog, account: Account, prices: SpotPrices) -> list[Offer]:
@@ -162,6 +232,15 @@ def login_of(machine: Machine, secret: bytes) -> Login:
     )
 
 
+def front_of(machine: Machine, order: LaunchOrder, secret: bytes) -> Front:
+    """TLS in front of the replica on the machine, where the firewall expects it."""
+    return Front(Authority(secret, machine.owner).of_machine(machine.token), front_port(order))
+
+
+def front_port(order: LaunchOrder) -> int:
+    return FRONT_PORT if order.port != FRONT_PORT else FRONT_PORT + 1
+
+
 def heartbeat_s(dead_man_s: int) -> float:
     """How often a machine reports that ends itself without visits: several times before it would."""
     return min(HEARTBEAT_S, dead_man_s / 4) if dead_man_s else HEARTBEAT_S
@@ -172,6 +251,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
     keys = Keys(secret, order.owner)
     token = machine_token(order.token, rank)
     port, is_public = order.port or DEFAULT_PORT, order.role is Role.LOAD_BALANCER
+    inner = front_port(order) if rent.tls else port  # the server's own port stays shut then
     plain = MachineOrder(
         token=token,
         owner=order.owner,
@@ -188,7 +268,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         accelerator_count=order.offer.accelerator_count,
         image=order.machine_image or rent.image,
         disk_gb=order.disk_gb or rent.disk_gb or DISK_GB,
-        ports=() if is_public else (port,),
+        ports=() if is_public else (inner,),
         public_ports=(port,) if is_public else (),
         sources=rent.sources,
         labels={**rent.labels, **order.labels},

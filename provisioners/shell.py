@@ -224,6 +224,15 @@ class Shell(Commands):
             raise lost(self.login, broken) from broken
         return checked(self.login, script, output, check)
 
+    def start(self, command: str | Sequence[str]) -> paramiko.Channel:
+        """The channel of a program that has been started: the caller reads it and closes it. Raises UnreachableError."""
+        try:
+            channel = self._open(CONNECT_TIMEOUT_S)
+            channel.exec_command(exec_line(script_of(command)))
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise lost(self.login, error) from error
+        return channel
+
     def dial(self, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> paramiko.Channel:
         """A connection to a port of the host's own loopback. Raises UnreachableError."""
         try:

@@ -19,6 +19,7 @@ from provisioners.catalog import Catalog, load
 from provisioners.clock import unix_now
 from provisioners.errors import AuthError
 from provisioners.local.cloud import LocalProvisioner
+from provisioners.own_address import OwnAddresses
 from provisioners.registry import MissingSdkError, UnknownCloudError, provisioner_class
 from provisioners.small import small_offers
 from provisioners.ssh import pool
@@ -48,6 +49,7 @@ class Clouds:
     _made: dict[str, Provisioner] = field(default_factory=dict)
     _without_sdk: dict[str, MissingCloudSdkError] = field(default_factory=dict)
     _names: Publisher | None = None
+    _own: OwnAddresses | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -211,6 +213,13 @@ class Clouds:
         zone_ids = {mine: zone for one in made.values() for mine, zone in one.zone_ids.items()}
         return Account(spot_price=spot_price, zone_ids=zone_ids)
 
+    def _own_addresses(self) -> OwnAddresses:
+        """One for all clouds. With the lock held."""
+        if self._own is None:
+            url = self.config.controller.address_url
+            self._own = OwnAddresses(self.home.own_addresses, url, unix_now)
+        return self._own
+
     def _make(self, name: str) -> Provisioner:
         """What each cloud's constructor takes. Raises ConfigError for a cloud that is none, or lacks its SDK, and for
         what the cloud makes of its section."""
@@ -222,9 +231,11 @@ class Clouds:
             build = cast("Callable[..., Provisioner]", cloud)
             match section:
                 case SshConfig():
-                    return build(section.pools, self.home.machine_secret(), self.home.hosts_seen)
+                    secret, seen = self.home.machine_secret(), self.home.hosts_seen
+                    return build(section.pools, secret, seen, tls=section.tls)
                 case RentedConfig():
-                    return build(section, load(self.home.root).of(name), self.home.machine_secret())
+                    catalog, secret = load(self.home.root).of(name), self.home.machine_secret()
+                    return build(section, catalog, secret, own=self._own_addresses())
                 case _:
                     return build()
         except MissingSdkError as error:

@@ -12,9 +12,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from provisioners.own_address import ADDRESS_URL
 from skyserve_cli.spec.problems import did_you_mean, dotted
 
 _MAX_BYTES = 1 << 20
+_TLS = "load balancers and probes reach replicas by TLS; for replicas to come"
 
 
 class ConfigError(Exception):
@@ -29,6 +31,11 @@ class ControllerConfig(_Strict):
     tick_seconds: float = Field(default=1.0, gt=0.01, le=60, description="longest time between two ticks")
     sweep_minutes: float = Field(
         default=15.0, gt=0.001, le=1440, description="how often the clouds are searched for what nobody needs"
+    )
+    address_url: str | None = Field(
+        default=ADDRESS_URL,
+        pattern=r"^https?://",
+        description="responds with this host's public address; asked only if nothing nearer tells it. null: never",
     )
 
 
@@ -56,6 +63,7 @@ class CloudConfig(_Strict):
 
 
 class SshConfig(CloudConfig):
+    tls: bool = Field(default=True, description=_TLS)
     pools: dict[str, Any] = Field(
         default={}, min_length=1, validate_default=True, description="your own hosts, by pool"
     )
@@ -70,7 +78,12 @@ class RentedConfig(CloudConfig):
     use_private_ip: bool = Field(default=False, description="machines are reached inside their network")
     image: str | None = Field(default=None, description="the cloud's own name of the image to boot")
     disk_gb: int | None = Field(default=None, ge=10, le=65536, description="of the boot disk")
-    sources: tuple[str, ...] | None = Field(default=None, description="CIDR blocks that may reach machines")
+    sources: tuple[str, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="CIDR blocks that may reach machines, beside the load balancers; by default this host's address",
+    )
+    tls: bool = Field(default=True, description=_TLS)
     labels: dict[str, str] = Field(default={}, description="tags of all that is made")
     dead_man_minutes: int = Field(
         default=720,

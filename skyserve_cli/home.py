@@ -110,6 +110,11 @@ class Home:
         return self.root / "lb"
 
     @property
+    def own_addresses(self) -> Path:
+        """From where machines have seen this host come, and when."""
+        return self.root / "own_addresses.json"
+
+    @property
     def hosts_seen(self) -> Path:
         """What the user's own hosts were last seen to have."""
         return self.root / "hosts"

@@ -21,7 +21,7 @@ from lb.engines.health_checks import HealthChecker
 from lb.engines.http_get import HttpGetter
 from lb.engines.load_poller import LoadPoller
 from lb.engines.model_poller import ModelPoller
-from lb.http.upstream import Pools
+from lb.http.upstream import Pools, trusting_only
 from lb.observe.access_log import RequestRecord
 from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
@@ -70,6 +70,7 @@ class Agent:
         self.metrics.use_table(table)
         self._pools = Pools(targets_tls)
         self._fetcher = HttpGetter(Pools(targets_tls), clock)
+        self._trust(table)
         self.prober = LoadPoller(
             self.targets,
             self._fetcher.fetch,
@@ -165,8 +166,15 @@ class Agent:
         if table.service != self.table.service:
             raise WrongServiceError(f"this agent serves {self.table.service!r}, not {table.service!r}")
         make_policy(table.policy)
+        if table.targets_ca != self.table.targets_ca:
+            trusting_only(table.targets_ca)
+
+    def _trust(self, table: Table) -> None:
+        self._pools.trust(table.targets_ca)
+        self._fetcher.trust(table.targets_ca)
 
     def _act_on(self, table: Table) -> Changes:
+        self._trust(table)
         changes = self.targets.apply(table, self._clock())
         self.metrics.use_table(table)
         self._fetcher.retain({target.url for target in table.targets})

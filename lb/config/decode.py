@@ -3,6 +3,7 @@ path, and bounded before it is believed."""
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import math
 import re
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 MAX_ITEMS = 10_000
 MAX_TEXT = 512
 MAX_URL = 2048
+_MAX_CERTIFICATE = 8192
 
 _E = TypeVar("_E", bound=Enum)
 
@@ -114,6 +116,15 @@ class Fields:
         value = self.text(key)
         if not _SHA256.fullmatch(value):
             raise WireError(self.at(key), "must be 64 hexadecimal digits in lower case")
+        return value
+
+    def certificate(self, key: str) -> str:
+        """DER in base64, or nothing."""
+        value = self.text(key, "", longest=_MAX_CERTIFICATE)
+        try:
+            base64.b64decode(value, validate=True)
+        except ValueError:
+            raise WireError(self.at(key), "must be a certificate (DER in base64)") from None
         return value
 
     def count(self, key: str, default: Any = _REQUIRED) -> int:

@@ -52,7 +52,8 @@ class Target:
 
     `health_path` is asked only under suspicion (see `lb.engines.health_checks`); None allows a mere TCP connect. For a DRAINING
     target `drain_deadline_s` is the time left, counted from the push, until it is taken away; None = no limit.
-    `capacity` is its size relative to others (see `policies.routing.base.TargetView`).
+    `capacity` is its size relative to others (see `policies.routing.base.TargetView`). With `tls_name` the target is spoken to only
+    if it has a certificate for that name by the table's `targets_ca`, whatever its address is.
     """
 
     id: str
@@ -66,9 +67,12 @@ class Target:
     drain_deadline_s: float | None = None
     capacity: float = 1.0
     price_usd_hour: float = 0.0
+    tls_name: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        # An agent that is older than this key takes the tables in which nothing is said by it.
+        extra = {"tls_name": self.tls_name} if self.tls_name else {}
+        return extra | {
             "id": self.id,
             "url": self.url,
             "region": self.region,
@@ -97,6 +101,7 @@ class Target:
             drain_deadline_s=fields.number_or_none("drain_deadline_s", 0.0, 1e9),
             capacity=fields.number("capacity", 1e-6, 1e9, 1.0),
             price_usd_hour=fields.number("price_usd_hour", 0.0, 1e6, 0.0),
+            tls_name=fields.text("tls_name", ""),
         )
         fields.done()
         return target
@@ -115,7 +120,8 @@ class Table:
     """All an agent needs to serve one service. `revision` is the controller's, compared for equality only. `epoch` grows with
     every controller that takes over, and an agent refuses a table of an earlier one. From
     `trusted_proxies`, networks of IP, what a proxy says of its clients (`X-Forwarded-*` and the like) is passed on.
-    `listen` is the address of the data port; None: that of the agent's arguments."""
+    `listen` is the address of the data port; None: that of the agent's arguments. `targets_ca` is the certificate (DER in base64)
+    by which targets with a `tls_name` are known."""
 
     service: str
     revision: str
@@ -133,6 +139,7 @@ class Table:
     listen: Listen | None = None
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     epoch: int = 0
+    targets_ca: str = ""
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -142,7 +149,8 @@ class Table:
             seen.add(target.id)
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        extra = {"targets_ca": self.targets_ca} if self.targets_ca else {}
+        return extra | {
             "service": self.service,
             "revision": self.revision,
             "targets": [target.to_json() for target in self.targets],
@@ -182,6 +190,7 @@ class Table:
             listen=None if listen is None else Listen.from_json(listen, fields.at("listen")),
             metrics=MetricsOptions.from_json(fields.take("metrics", {}), fields.at("metrics")),
             epoch=fields.count("epoch", 0),
+            targets_ca=fields.certificate("targets_ca"),
         )
         fields.done()
         return table

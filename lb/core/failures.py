@@ -67,5 +67,8 @@ def is_local(error: BaseException) -> bool:
 
 def described(error: BaseException) -> str:
     """Returns an error in a word and a number, as logs show it: `ConnectionRefusedError errno=111`."""
+    why = getattr(error, "verify_message", "")
+    if why:  # of a certificate: nothing was sent
+        return f"wrong certificate ({why})"
     number = getattr(error, "errno", None)
     return type(error).__name__ if number is None else f"{type(error).__name__} errno={number}"

@@ -56,6 +56,9 @@ class HttpGetter:
     def retain(self, urls: set[str]) -> None:
         self._pools.retain(urls)
 
+    def trust(self, ca: str) -> None:
+        self._pools.trust(ca)
+
     def close(self) -> None:
         self._pools.close()
 

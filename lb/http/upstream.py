@@ -8,6 +8,7 @@ under a request; the last one used is used first, so that those no longer needed
 from __future__ import annotations
 
 import asyncio
+import base64
 import socket
 import ssl
 from collections.abc import Callable
@@ -134,17 +135,31 @@ class TargetConnection(asyncio.Protocol):
 class Pool:
     """The connections to one target's address."""
 
-    __slots__ = ("_idle", "_with_idle", "address", "base_path", "closed", "host", "name", "port", "tls")
+    __slots__ = (
+        "_idle",
+        "_with_idle",
+        "address",
+        "base_path",
+        "closed",
+        "host",
+        "name",
+        "port",
+        "tls",
+        "tls_name",
+    )
 
-    def __init__(self, url: str, tls: ssl.SSLContext | None, with_idle: dict[Pool, None]) -> None:
+    def __init__(
+        self, url: str, tls: ssl.SSLContext | None, with_idle: dict[Pool, None], tls_name: str = ""
+    ) -> None:
         parts = urlsplit(url)
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.base_path = parts.path.rstrip("/").encode()
         self.tls = tls if parts.scheme == "https" else None
+        self.tls_name = tls_name or self.host
         self.address = parts.netloc.rpartition("@")[2].encode()
         # Its own name where TLS is: terminators route on it.
-        self.name = self.address if self.tls is not None else b""
+        self.name = self.address if self.tls is not None and not tls_name else b""
         self.closed = False
         self._idle: list[TargetConnection] = []
         self._with_idle = with_idle  # the pools that have any
@@ -182,7 +197,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         tls: dict[str, Any] = {}
         if self.tls is not None:
-            tls = {"ssl": self.tls, "server_hostname": self.host, "ssl_handshake_timeout": timeout_s}
+            tls = {"ssl": self.tls, "server_hostname": self.tls_name, "ssl_handshake_timeout": timeout_s}
         _, connection = await loop.create_connection(
             lambda: TargetConnection(self), self.host, self.port, **tls
         )
@@ -216,9 +231,25 @@ class Pools:
         self._tls = tls
         self._pools: dict[str, Pool] = {}
         self._with_idle: dict[Pool, None] = {}
+        self._ca = ""
+        self._own: ssl.SSLContext | None = None  # for targets with a certificate by `_ca`
+
+    def trust(self, ca: str) -> None:
+        """From now on targets with a `tls_name` are known by this authority (DER in base64). Raises ssl.SSLError, ValueError."""
+        if ca == self._ca:
+            return
+        self._own = trusting_only(ca) if ca else None
+        self._ca = ca
+        self.retain({url for url, pool in self._pools.items() if pool.tls_name == pool.host})
 
     def of(self, target: Target) -> Pool:
         pool = self._pools.get(target.url)
+        if pool is not None and target.tls_name and pool.tls_name != target.tls_name:
+            self.retain(self._pools.keys() - {target.url})  # another machine at the same address
+            pool = None
+        if pool is None and target.tls_name:
+            own = self._own if self._own is not None else trusting_only("")
+            pool = self._pools[target.url] = Pool(target.url, own, self._with_idle, target.tls_name)
         if pool is None:
             if self._tls is None and target.url.startswith("https:"):
                 self._tls = ssl.create_default_context()
@@ -238,6 +269,15 @@ class Pools:
 
     def close(self) -> None:
         self.retain(set())
+
+
+def trusting_only(ca: str) -> ssl.SSLContext:
+    """Returns a context that trusts that authority (DER in base64), and without one nobody. Raises ssl.SSLError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificates and their names
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if ca:
+        context.load_verify_locations(cadata=base64.b64decode(ca))
+    return context
 
 
 class Dialling:

@@ -9,6 +9,7 @@ from provisioners import rented
 from provisioners.aws.machines import AwsMachines, AwsSettings
 from provisioners.catalog.model import Catalog
 from provisioners.machines import Finding
+from provisioners.own_address import OwnAddresses
 from provisioners.rented import cheapest_trials
 
 
@@ -24,7 +25,9 @@ class AwsProvisioner(rented.RentedProvisioner):
 
     name: ClassVar[str] = "aws"
 
-    def __init__(self, section: Section, catalog: Catalog, secret: bytes) -> None:
+    def __init__(
+        self, section: Section, catalog: Catalog, secret: bytes, own: OwnAddresses | None = None
+    ) -> None:
         settings = AwsSettings(
             regions=section.regions,
             profile=section.profile,
@@ -33,7 +36,7 @@ class AwsProvisioner(rented.RentedProvisioner):
             image=section.image,
         )
         self._ec2 = AwsMachines(settings)
-        super().__init__(self._ec2, section, catalog, secret)
+        super().__init__(self._ec2, section, catalog, secret, own=own)
 
     def check(self) -> Sequence[Finding]:
         """Launches of the cheapest machine with an accelerator are tried in each region, spot and on demand."""

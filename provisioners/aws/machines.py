@@ -27,6 +27,7 @@ from typing import Any, ClassVar, TypeVar
 import boto3
 
 from policies.model import Scope
+from provisioners.access import Access
 from provisioners.aws.api import AwsApi, RegionMemo, Reply
 from provisioners.aws.check import findings
 from provisioners.aws.errors import CLOUD, Context
@@ -191,6 +192,18 @@ class AwsMachines:
             return self._network.shared(owner, region)
 
         return list(self._in_regions(self._regions(), of, silent))
+
+    def admit(self, owner: str, access: Access) -> None:
+        self._network.note(owner, access)
+        failures: list[ProvisionError] = []
+
+        def of(region: str) -> Sequence[None]:
+            self._network.admit(owner, region)
+            return ()
+
+        list(self._in_regions(self._regions(), of, lambda _, error: failures.append(error)))
+        if failures:
+            raise failures[0]
 
     def forget(self, owner: str) -> Sequence[str]:
         return list(self._in_regions(self._regions(), lambda region: self._network.forget(owner, region)))

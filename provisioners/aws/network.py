@@ -1,27 +1,37 @@
 """What a machine on EC2 needs around it, made as needed and shared: subnet, security group, key pair.
 
 Whatever is made here has a name that follows from what it is for, so two controllers, or one that was killed half-way,
-come to the same thing. A group's name has a digest of what it opens: its rules never change, and a service that asks
-for other ports gets another group. It opens port 22 and the order's ports to the order's sources, its public ports
-to everybody, and nothing else; the machines of a gang reach one another on every port.
+come to the same thing. A group's name has a digest of the ports that it is for: a service that asks for other ports gets
+another group. Its tags have the ports, so `admit` knows from a listing alone which rules it should have (`access`). The
+machines of a gang reach one another on every port.
+
+Rules name addresses, not groups: a rule that names a group only lets in what comes from a private address, and load
+balancers reach replicas by their public ones, unless there are none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from ipaddress import IPv6Network, ip_network
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import Any
 
 from policies.model import Zone
+from provisioners.access import Access, Opening, changes, openings, ports_of_text, ports_text
 from provisioners.aws.api import AwsApi, RegionMemo, Reply
 from provisioners.aws.errors import CLOUD
 from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
-from provisioners.machines import OWNER_TAG, SERVICE_TAG, Leftover, MachineOrder
+from provisioners.machines import (
+    OWNER_TAG,
+    PORTS_TAG,
+    PUBLIC_PORTS_TAG,
+    SERVICE_TAG,
+    Leftover,
+    MachineOrder,
+)
 
-_SSH = 22
-_ANYWHERE = "0.0.0.0/0"
 _SETTLE_ATTEMPTS = 8
 _DELETE_PATIENCE_S = 180.0  # a group is in use until the last of its machines is terminated, a minute or two
 
@@ -32,14 +42,6 @@ _REMOVALS = {  # the call, and its parameter
 }
 
 
-class Rule(NamedTuple):
-    """Inbound traffic that a group lets in. `peer` is a CIDR block, or the id of a group."""
-
-    protocol: str
-    port: int | None
-    peer: str
-
-
 class AwsNetwork:
     """Thread-safe. `vpc` is the id of a VPC, or the name that it has in each region; None is the default VPC."""
 
@@ -48,6 +50,9 @@ class AwsNetwork:
         self._memo = memo
         self._vpc = vpc
         self._use_private_ip = use_private_ip
+        self._access: dict[str, Access] = {}  # by owner, as last admitted
+        self._lock = Lock()
+        self._group_locks: dict[str, Lock] = {}  # by region: a group is made or its rules are changed
 
     def zone_ids(self, region: str) -> Mapping[str, str]:
         """The account's names of a region's zones, and their ids, which mean the same zone in every account."""
@@ -60,9 +65,9 @@ class AwsNetwork:
 
     def group(self, order: MachineOrder) -> str:
         """The id of the security group, which has all its rules."""
-        rules = _rules(order)
-        name = _group_name(order, rules)
-        make = partial(self._make_group, order, name, rules)
+        wanted = _wanted(order, Access(frozenset(order.sources)))  # a wrong source leaves nothing
+        name = _group_name(order)
+        make = partial(self._make_group, order, name, wanted)
         return str(self._memo.get(order.zone.region, ("group", name), make))
 
     def key_pair(self, order: MachineOrder) -> str:
@@ -72,6 +77,26 @@ class AwsNetwork:
         return str(
             self._memo.get(order.zone.region, ("key", name), partial(self._make_key_pair, order, name))
         )
+
+    def note(self, owner: str, access: Access) -> None:
+        """Groups that are made from now on let these in."""
+        self._access[owner] = access
+
+    def admit(self, owner: str, region: str) -> None:
+        """Change the rules of the owner's groups to what `note` was told."""
+        with self._lock_of(region):
+            access = self._access[owner]
+            of_owner = {"Filters": [{"Name": f"tag:{OWNER_TAG}", "Values": [owner]}]}
+            for group in self._api.pages(region, "DescribeSecurityGroups", "SecurityGroups", of_owner):
+                tags = {tag["Key"]: tag["Value"] for tag in group.get("Tags", ())}
+                if PORTS_TAG not in tags:
+                    continue  # of an earlier version, which shared it between replicas and load balancers
+                public = ports_of_text(tags.get(PUBLIC_PORTS_TAG, ""))
+                ports = ports_of_text(tags[PORTS_TAG])
+                wanted = openings(access, tags.get(SERVICE_TAG, ""), ports, public)
+                opened, closed = changes(wanted, _openings_of(group), (*ports, *public))
+                self._change(region, "Authorize", group["GroupId"], _permissions(opened))
+                self._change(region, "Revoke", group["GroupId"], _permissions(closed))
 
     def forget(self, owner: str, region: str) -> list[str]:
         """Remove the owner's groups and keys; sentences about those that could not be removed."""
@@ -146,21 +171,37 @@ class AwsNetwork:
         is_public = bool(subnet.get("MapPublicIpOnLaunch"))
         return is_public == self._use_private_ip, subnet["SubnetId"]
 
-    def _make_group(self, order: MachineOrder, name: str, rules: frozenset[Rule]) -> str:
+    def _make_group(self, order: MachineOrder, name: str, wanted: frozenset[Opening]) -> str:
         region = order.zone.region
         vpc_id = self._vpc_id(region)
-        group = self._find_or_create_group(order, name, vpc_id)
-        group_id = str(group["GroupId"])
-        wanted = rules | ({Rule("-1", None, group_id)} if order.num_nodes > 1 else frozenset())
-        if missing := wanted - _rules_of(group):
+        with self._lock_of(region):
+            access = self._access.get(order.owner)
+            if access is not None:
+                wanted = _wanted(order, access.with_sources(order.sources))
+            group = self._find_or_create_group(order, name, vpc_id)
+            group_id = str(group["GroupId"])
+            missing = _permissions(wanted - _openings_of(group))
+            if order.num_nodes > 1 and group_id not in _peers_of(group):
+                missing.append({"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]})
+            self._change(region, "Authorize", group_id, missing)
+        return group_id
+
+    def _change(
+        self, region: str, verb: str, group_id: str, permissions: Sequence[Mapping[str, Any]]
+    ) -> None:
+        if permissions:
             self._api.call(
                 region,
-                "AuthorizeSecurityGroupIngress",
-                {"GroupId": group_id, "IpPermissions": _permissions(missing)},
-                unless=("InvalidPermission.Duplicate",),  # somebody else has come to the same thing just now
+                f"{verb}SecurityGroupIngress",
+                {"GroupId": group_id, "IpPermissions": permissions},
+                # Another controller has done the same just now.
+                unless=("InvalidPermission.Duplicate", "InvalidPermission.NotFound"),
                 wait_for=("InvalidGroup.NotFound",),
             )
-        return group_id
+
+    def _lock_of(self, region: str) -> Lock:
+        with self._lock:
+            return self._group_locks.setdefault(region, Lock())
 
     def _find_or_create_group(self, order: MachineOrder, name: str, vpc_id: str) -> Reply:
         region = order.zone.region
@@ -170,7 +211,15 @@ class AwsNetwork:
             "Description": f"Machines of the service {order.service}",
             "VpcId": vpc_id,
             "TagSpecifications": [
-                _tags("security-group", {OWNER_TAG: order.owner, SERVICE_TAG: order.service})
+                _tags(
+                    "security-group",
+                    {
+                        OWNER_TAG: order.owner,
+                        SERVICE_TAG: order.service,
+                        PORTS_TAG: ports_text(order.ports),
+                        PUBLIC_PORTS_TAG: ports_text(order.public_ports),
+                    },
+                )
             ],
         }
         for failures in range(_SETTLE_ATTEMPTS):
@@ -209,45 +258,53 @@ def _digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:12]
 
 
-def _group_name(order: MachineOrder, rules: frozenset[Rule]) -> str:
-    shape = repr((order.service, order.num_nodes > 1, sorted(rules, key=repr)))
+def _group_name(order: MachineOrder) -> str:
+    shape = repr(
+        (
+            order.service,
+            order.num_nodes > 1,
+            ports_text(order.ports),
+            ports_text(order.public_ports),
+        )
+    )
     return f"skyserve-{order.owner}-{order.service}-{_digest(shape)}"
 
 
-def _rules(order: MachineOrder) -> frozenset[Rule]:
+def _wanted(order: MachineOrder, access: Access) -> frozenset[Opening]:
     try:
-        blocks = [str(ip_network(source, strict=False)) for source in order.sources]
+        return openings(access, order.service, order.ports, order.public_ports)
     except ValueError as error:
         raise InvalidRequestError(f"not a CIDR block: {error}", cloud=CLOUD, zone=order.zone) from error
-    inner = {Rule("tcp", port, block) for port in (_SSH, *order.ports) for block in blocks}
-    return frozenset(inner | {Rule("tcp", port, _ANYWHERE) for port in order.public_ports})
 
 
-def _rules_of(group: Reply) -> frozenset[Rule]:
-    """The rules a group has, those that are of our form."""
+def _openings_of(group: Reply) -> frozenset[Opening]:
+    """The rules of a group for one port and one block; there may be others, which are not ours."""
     found = set()
     for permission in group.get("IpPermissions", ()):
         low, high = permission.get("FromPort"), permission.get("ToPort")
-        peers = [
-            *(block["CidrIp"] for block in permission.get("IpRanges", ())),
-            *(block["CidrIpv6"] for block in permission.get("Ipv6Ranges", ())),
-            *(pair["GroupId"] for pair in permission.get("UserIdGroupPairs", ()) if "GroupId" in pair),
-        ]
-        if permission["IpProtocol"] == "-1":
-            low = high = None  # all traffic has no ports
-        if low == high:
-            found |= {Rule(permission["IpProtocol"], low, peer) for peer in peers}
+        if permission["IpProtocol"] == "tcp" and low is not None and low == high:
+            found |= {Opening(low, block["CidrIp"]) for block in permission.get("IpRanges", ())}
+            found |= {Opening(low, block["CidrIpv6"]) for block in permission.get("Ipv6Ranges", ())}
     return frozenset(found)
 
 
-def _permissions(rules: frozenset[Rule]) -> Sequence[Mapping[str, Any]]:
-    return [_permission(rule) for rule in sorted(rules, key=repr)]
+def _peers_of(group: Reply) -> set[str]:
+    """The groups whose machines may open every port."""
+    return {
+        pair["GroupId"]
+        for permission in group.get("IpPermissions", ())
+        if permission["IpProtocol"] == "-1"
+        for pair in permission.get("UserIdGroupPairs", ())
+        if "GroupId" in pair
+    }
 
 
-def _permission(rule: Rule) -> dict[str, Any]:
-    if rule.port is None:
-        return {"IpProtocol": rule.protocol, "UserIdGroupPairs": [{"GroupId": rule.peer}]}
-    ports = {"IpProtocol": rule.protocol, "FromPort": rule.port, "ToPort": rule.port}
-    if isinstance(ip_network(rule.peer), IPv6Network):
-        return {**ports, "Ipv6Ranges": [{"CidrIpv6": rule.peer}]}
-    return {**ports, "IpRanges": [{"CidrIp": rule.peer}]}
+def _permissions(rules: Iterable[Opening]) -> list[dict[str, Any]]:
+    return [_permission(rule) for rule in sorted(rules)]
+
+
+def _permission(rule: Opening) -> dict[str, Any]:
+    ports = {"IpProtocol": "tcp", "FromPort": rule.port, "ToPort": rule.port}
+    if isinstance(ip_network(rule.source), IPv6Network):
+        return {**ports, "Ipv6Ranges": [{"CidrIpv6": rule.source}]}
+    return {**ports, "IpRanges": [{"CidrIp": rule.source}]}

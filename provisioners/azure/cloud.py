@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 from provisioners import rented
 from provisioners.azure.machines import AzureMachines, AzureSettings
 from provisioners.catalog.model import Catalog
+from provisioners.own_address import OwnAddresses
 
 
 class Section(rented.Section, Protocol):
@@ -23,7 +24,9 @@ class AzureProvisioner(rented.RentedProvisioner):
 
     name: ClassVar[str] = "azure"
 
-    def __init__(self, section: Section, catalog: Catalog, secret: bytes) -> None:
+    def __init__(
+        self, section: Section, catalog: Catalog, secret: bytes, own: OwnAddresses | None = None
+    ) -> None:
         settings = AzureSettings(
             section.subscription_id,
             regions=section.regions or (),
@@ -31,4 +34,4 @@ class AzureProvisioner(rented.RentedProvisioner):
             subnet_ids=section.subnets,
             arm_url=section.arm_url,
         )
-        super().__init__(AzureMachines(settings), section, catalog, secret)
+        super().__init__(AzureMachines(settings), section, catalog, secret, own=own)

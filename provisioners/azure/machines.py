@@ -30,6 +30,7 @@ from azure.identity import DefaultAzureCredential
 from azure.mgmt.compute.models import VirtualMachine
 
 from policies.model import CapacityType
+from provisioners.access import Access
 from provisioners.azure import check as azure_check
 from provisioners.azure import tidy as azure_tidy
 from provisioners.azure.client import Arm
@@ -353,6 +354,9 @@ class AzureMachines:
 
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         return azure_tidy.shared(self._arm, owner)
+
+    def admit(self, owner: str, access: Access) -> None:
+        self._networks.admit(owner, access)
 
     def forget(self, owner: str) -> Sequence[str]:
         """Deletes the resource groups, and with them whatever is in them. A group with a machine in it stays."""

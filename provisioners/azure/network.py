@@ -1,89 +1,86 @@
-"""What the machines of a service share in a region: a resource group, a network, a security group. All are free.
+"""What the machines of a service share in a region: a resource group, a network, two security groups. All are free.
 
-Each is set up when the first machine needs it, is left as it is when it fits, and goes with the resource group. The
-security group lets in what the orders name and nothing else; Azure's own default rules let machines of one network talk
-to each other and drop the rest. Open ports add up: two versions of a service run side by side during an update, and a
-port is closed when the group goes.
+Each is set up when the first machine needs it, is left as it is when it fits, and goes with the resource group. One security
+group is for replicas, the other for load balancers, whose ports are open to everybody. A security group lets in what `access`
+says for its ports and nothing else; Azure's own default rules let machines of one network talk to each other and drop the
+rest. Its tags have the ports, so `admit` knows from the group alone which rules it should have. Ports add up: two versions of
+a service run side by side during an update, and a port is closed when the group goes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import ipaddress
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from azure.mgmt.network.models import NetworkSecurityGroup, SecurityRule
 
-from policies.model import Zone
+from policies.model import Role, Zone
+from provisioners.access import ANYWHERE, SSH_PORT, Access, ports_of_text, ports_text
 from provisioners.azure.client import Arm
 from provisioners.azure.errors import CLOUD
-from provisioners.azure.shapes import Place, group_name
-from provisioners.errors import TransientError
-from provisioners.machines import OWNER_TAG, SERVICE_TAG, MachineOrder
+from provisioners.azure.shapes import Place, group_name, group_of, name_of
+from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
+from provisioners.machines import OWNER_TAG, PORTS_TAG, PUBLIC_PORTS_TAG, SERVICE_TAG, MachineOrder
 
-SECURITY_GROUP = "machines"
+SECURITY_GROUPS: Mapping[Role, str] = {Role.REPLICA: "replicas", Role.LOAD_BALANCER: "load-balancers"}
 NETWORK = "network"
 SUBNET = "machines"
 
 _ADDRESSES = "10.64.0.0/16"
-_SSH = 22
-_ANYWHERE = ("0.0.0.0/0",)
 _FIRST_PRIORITY = 100  # of 100 to 4096; a lower number goes first, and ours only allow
 _SETTLE_S = 90.0
 _POLL_S = 2.0
+_SSH, _PORTS, _PUBLIC = "skyserve-ssh", "skyserve-ports", "skyserve-public"
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """Sources that may reach ports: one rule of a security group. IPv4, as the machines' addresses are."""
+def rules_with(
+    rules: Sequence[SecurityRule],
+    access: Access,
+    service: str,
+    ports: Sequence[int],
+    public_ports: Sequence[int],
+) -> list[dict[str, Any]] | None:
+    """All rules of a security group whose machines have these ports, those that are not ours as they are; None if they are so
+    already. A rule cannot be without a source, so there is none where nobody is let in."""
+    theirs = [_rule_body(rule) for rule in rules if rule.name not in (_SSH, _PORTS, _PUBLIC)]
+    ours = {
+        _SSH: (access.to_ssh(), [SSH_PORT]),
+        _PORTS: (access.to_replicas(service), ports),
+        _PUBLIC: ((ANYWHERE,), public_ports),
+    }
+    taken = {body["properties"]["priority"] for body in theirs}
+    free = (number for number in range(_FIRST_PRIORITY, 4097) if number not in taken)
+    wanted = []
+    for name, (sources, open_ports) in ours.items():
+        priority, four = next(free), [block for block in sources if ":" not in block]
+        if four and open_ports:
+            wanted.append(_our_rule(name, priority, four, ports_text(open_ports).split()))
+    found = [_rule_body(rule) for rule in rules if rule.name in ours]
+    is_so = sorted(map(_essence, found)) == sorted(map(_essence, wanted))
+    return None if is_so else [*theirs, *wanted]
 
-    sources: tuple[str, ...]
-    ports: tuple[int, ...]
 
-    @property
-    def name(self) -> str:
-        return f"from-{hashlib.sha256(','.join(self.sources).encode()).hexdigest()[:12]}"
-
-
-def opening_of(order: MachineOrder) -> Opening | None:
-    """What the order opens; nothing if it names no source."""
-    sources = tuple(
-        sorted({cidr for cidr in order.sources if ipaddress.ip_network(cidr, strict=False).version == 4})
-    )
-    return Opening(sources, tuple(sorted({_SSH, *order.ports}))) if sources else None
-
-
-def openings_of(order: MachineOrder) -> tuple[Opening | None, ...]:
-    """Everything that the order opens, and to whom."""
-    public = (Opening(_ANYWHERE, tuple(sorted(order.public_ports))),) if order.public_ports else ()
-    return (opening_of(order), *public)
-
-
-def rules_with(opening: Opening, rules: list[SecurityRule]) -> list[dict[str, Any]] | None:
-    """The rules that let the opening in beside what is there, or None if they do already."""
-    kept = [_rule_body(rule) for rule in rules if rule.name != opening.name]
-    before = next((rule for rule in rules if rule.name == opening.name), None)
-    open_ports = set() if before is None else set(_rule_body(before)["properties"]["destinationPortRanges"])
-    wanted = open_ports | {str(port) for port in opening.ports}
-    if wanted == open_ports:
-        return None
-    taken = {body["properties"]["priority"] for body in kept}
-    priority = next(number for number in range(_FIRST_PRIORITY, 4097) if number not in taken)
+def _our_rule(name: str, priority: int, sources: list[str], ports: list[str]) -> dict[str, Any]:
     properties = {
         "protocol": "Tcp",
         "direction": "Inbound",
         "access": "Allow",
         "priority": priority,
-        "sourceAddressPrefixes": list(opening.sources),
+        "sourceAddressPrefixes": sources,
         "sourcePortRange": "*",
         "destinationAddressPrefix": "*",
-        "destinationPortRanges": sorted(wanted, key=int),
+        "destinationPortRanges": ports,
     }
-    return [*kept, {"name": opening.name, "properties": properties}]
+    return {"name": name, "properties": properties}
+
+
+def _essence(body: Mapping[str, Any]) -> tuple[object, ...]:
+    """What a rule of ours does; its priority says nothing, as all of them allow."""
+    properties = body["properties"]
+    sources, ports = properties.get("sourceAddressPrefixes"), properties.get("destinationPortRanges")
+    return body["name"], properties.get("access"), sorted(sources or ()), sorted(ports or ())
 
 
 def _rule_body(rule: SecurityRule) -> dict[str, Any]:
@@ -112,28 +109,64 @@ class Networks:
         self._sleep = sleep
         self._guard = threading.Lock()
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._ready: dict[tuple[str, Opening | None], Place] = {}
+        self._ready: dict[tuple[object, ...], Place] = {}
+        self._access: dict[str, Access] = {}  # by owner, as last admitted
 
     def place(self, order: MachineOrder) -> Place:
         """Where the order's machine goes; sets up what is not there yet."""
         group = group_name(order.owner, order.service, order.zone.region)
-        with self._guard:
-            lock = self._locks[group]
-        with lock:
-            for opening in openings_of(order):
-                if (group, opening) not in self._ready:
-                    self._ready[group, opening] = self._set_up(group, opening, order)
-            return self._ready[group, opening]
+        key = (group, order.role, order.ports, order.public_ports, order.sources)
+        with self._lock_of(group):
+            if key not in self._ready:
+                self._ready[key] = self._set_up(group, order)
+            return self._ready[key]
 
     def doubt(self, order: MachineOrder) -> None:
         """Look again next time: something that was there is not any more."""
         group = group_name(order.owner, order.service, order.zone.region)
-        with self._guard:
-            lock = self._locks[group]
-        with lock:
+        with self._lock_of(group):
             self._ready = {key: place for key, place in self._ready.items() if key[0] != group}
 
-    def _set_up(self, group: str, opening: Opening | None, order: MachineOrder) -> Place:
+    def admit(self, owner: str, access: Access) -> None:
+        """Change the rules of the owner's security groups."""
+        self._access[owner] = access  # before they are listed: a group that is made now has it already
+        client = self._arm.network.network_security_groups
+        failures: list[ProvisionError] = []
+        for listed in self._arm.call(lambda: list(client.list_all())):
+            tags, id_ = listed.tags or {}, listed.id or ""
+            if tags.get(OWNER_TAG) == owner and PORTS_TAG in tags:
+                group, name = group_of(id_), name_of(id_)
+                try:
+                    with self._lock_of(group):
+                        self._put_right(group, name, owner)
+                except ProvisionError as error:
+                    failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _put_right(self, group: str, name: str, owner: str) -> None:
+        """With the lock of the resource group held."""
+        client = self._arm.network.network_security_groups
+        found = self._arm.find(lambda: client.get(group, name))
+        if found is None:
+            return
+        tags = dict(found.tags or {})
+        ports, public = ports_of_text(tags[PORTS_TAG]), ports_of_text(tags.get(PUBLIC_PORTS_TAG, ""))
+        service = tags.get(SERVICE_TAG, "")
+        rules = rules_with(_rules_of(found), self._access[owner], service, ports, public)
+        if rules is not None:
+            body: Any = {
+                "location": found.location,
+                "tags": tags,
+                "properties": {"securityRules": rules},
+            }
+            self._arm.call(lambda: client.begin_create_or_update(group, name, body, polling=False).result())
+
+    def _lock_of(self, group: str) -> threading.Lock:
+        with self._guard:
+            return self._locks[group.lower()]
+
+    def _set_up(self, group: str, order: MachineOrder) -> Place:
         region = order.zone.region
         tags = {OWNER_TAG: order.owner, SERVICE_TAG: order.service}
         common: Any = {"location": region, "tags": tags}
@@ -141,7 +174,7 @@ class Networks:
             self._arm.call(
                 lambda: self._arm.resources.resource_groups.create_or_update(group, common), zone=order.zone
             )
-        security_group_id = self._security_group(group, opening, common, order.zone)
+        security_group_id = self._security_group(group, order, common)
         subnet_id = self._subnet_ids.get(region) or self._subnet(group, common, order.zone)
         return Place(subnet_id, security_group_id, self._use_private_ip)
 
@@ -152,18 +185,36 @@ class Networks:
             raise TransientError(f"resource group {group} is being deleted", cloud=CLOUD, retry_after_s=30.0)
         return found is not None
 
-    def _security_group(self, group: str, opening: Opening | None, common: dict[str, Any], zone: Zone) -> str:
-        client = self._arm.network.network_security_groups
-        found = self._arm.find(lambda: client.get(group, SECURITY_GROUP))
-        rules = [] if found is None else _rules_of(found)
-        wanted = rules_with(opening, rules) if opening is not None else None
-        if found is None or wanted is not None:
-            body: Any = {**common, "properties": {"securityRules": wanted or []}}
-            self._arm.call(
-                lambda: client.begin_create_or_update(group, SECURITY_GROUP, body, polling=False).result(),
-                zone,
+    def _security_group(self, group: str, order: MachineOrder, common: dict[str, Any]) -> str:
+        client, name = self._arm.network.network_security_groups, SECURITY_GROUPS[order.role]
+        found = self._arm.find(lambda: client.get(group, name))
+        tags = {} if found is None else dict(found.tags or {})
+        ports = {*ports_of_text(tags.get(PORTS_TAG, "")), *order.ports}
+        public = {*ports_of_text(tags.get(PUBLIC_PORTS_TAG, "")), *order.public_ports}
+        wanted_tags = {
+            **common["tags"],
+            PORTS_TAG: ports_text(ports),
+            PUBLIC_PORTS_TAG: ports_text(public),
+        }
+        access = self._access.get(order.owner, Access()).with_sources(order.sources)
+        try:
+            rules = rules_with(
+                [] if found is None else _rules_of(found),
+                access,
+                order.service,
+                sorted(ports),
+                sorted(public),
             )
-        settled = self._settled(lambda: client.get(group, SECURITY_GROUP), SECURITY_GROUP)
+        except ValueError as error:
+            raise InvalidRequestError(f"not a CIDR block: {error}", cloud=CLOUD, zone=order.zone) from error
+        if found is None or rules is not None or tags != wanted_tags:
+            if rules is None:
+                rules = [] if found is None else [_rule_body(rule) for rule in _rules_of(found)]
+            body: Any = {**common, "tags": wanted_tags, "properties": {"securityRules": rules}}
+            self._arm.call(
+                lambda: client.begin_create_or_update(group, name, body, polling=False).result(), order.zone
+            )
+        settled = self._settled(lambda: client.get(group, name), name)
         return str(settled.id)
 
     def _subnet(self, group: str, common: dict[str, Any], zone: Zone) -> str:

@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 from provisioners import rented
 from provisioners.catalog.model import Catalog
 from provisioners.gcp.machines import GcpMachines
+from provisioners.own_address import OwnAddresses
 
 
 class Section(rented.Section, Protocol):
@@ -24,7 +25,9 @@ class GcpProvisioner(rented.RentedProvisioner):
 
     name: ClassVar[str] = "gcp"
 
-    def __init__(self, section: Section, catalog: Catalog, secret: bytes) -> None:
+    def __init__(
+        self, section: Section, catalog: Catalog, secret: bytes, own: OwnAddresses | None = None
+    ) -> None:
         machines = GcpMachines(
             section.project,
             endpoint=section.endpoint,
@@ -32,4 +35,4 @@ class GcpProvisioner(rented.RentedProvisioner):
             use_private_ip=section.use_private_ip,
             billing_api_key=section.billing_api_key,
         )
-        super().__init__(machines, section, catalog, secret)
+        super().__init__(machines, section, catalog, secret, own=own)

@@ -21,6 +21,7 @@ from google.auth.credentials import Credentials
 from google.cloud import compute_v1
 
 from policies.model import Zone
+from provisioners.access import Access
 from provisioners.base import is_silent
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
@@ -163,6 +164,9 @@ class GcpMachines:
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         return self._network.shared(owner)
 
+    def admit(self, owner: str, access: Access) -> None:
+        self._network.admit(owner, access)
+
     def forget(self, owner: str) -> Sequence[str]:
         return self._network.forget(owner)
 
@@ -176,7 +180,7 @@ class GcpMachines:
         draft = instance_of(
             order, project=self._api.project, network="", network_tags=(), public=self._public
         )
-        network, tags = self._network.ensure(order.owner, order.ports, order.sources, order.public_ports)
+        network, tags = self._network.ensure(order)
         draft.network_interfaces[0].network = network
         draft.tags = compute_v1.Tags(items=list(tags))
         request = compute_v1.InsertInstanceRequest(

@@ -1,32 +1,35 @@
 """The network our machines live in, and the few ports that are open in it.
 
 Each owner has a network of their own (Google's `default` one is open to the world on port 22), with a subnetwork in
-every region and two kinds of rules: the owner's machines reach each other, and a set of ports is reachable from a set of
-sources. The latter is bound to machines by a network tag that is the rule's own name, which follows from the ports and
-sources: a rule is never changed, and machines of different services do not open each other's ports.
+every region and four kinds of rules: the owner's machines reach each other; port 22 of all of them is open to the controller;
+the ports of a service's replicas to the controller and to the service's load balancers; the ports of load balancers to
+everybody. A rule is bound to machines by a network tag: the owner's, or one that is the rule's own name, which follows from
+the service and the ports. So machines of different services do not open each other's ports, and `admit` changes nothing but
+the sources of rules that are there.
 
 Networks and rules cannot be labelled. Their names begin with a digest of the owner, and their description says the
-rest. Everything here may be done by several controllers of one owner at once.
+rest. A rule that names no source would admit everybody: ours name the owner's tag, too, whose machines the first rule lets in
+anyway. Everything here may be done by several controllers of one owner at once.
 """
 
 from __future__ import annotations
 
 import hashlib
-import ipaddress
+import re
 import threading
 from collections.abc import Callable, Sequence
 
 from google.cloud import compute_v1
 
 from policies.model import CapacityType
+from provisioners.access import ANYWHERE, SSH_PORT, Access, ports_of_text, ports_text
 from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
 from provisioners.gcp.api import GcpApi, failure_of
 from provisioners.gcp.errors import ALREADY_EXISTS, CLOUD
 from provisioners.gcp.order import last
-from provisioners.machines import Leftover
+from provisioners.machines import Leftover, MachineOrder
 
-SSH_PORT = 22
-_ANYWHERE = ("0.0.0.0/0",)
+_ABOUT = re.compile(r"; service (\S*), ports ([\d ]+)(, public)?$")
 _MAKING_TIMEOUT_S = 180.0  # a network with subnetworks in all regions takes a minute
 
 
@@ -41,23 +44,42 @@ class GcpNetwork:
         self._network = network
         self._lock = threading.Lock()
         self._made: set[str] = set()  # what was seen to be there
+        self._access: dict[str, Access] = {}  # by owner, as last admitted
 
-    def ensure(
-        self, owner: str, ports: Sequence[int], sources: Sequence[str], public_ports: Sequence[int] = ()
-    ) -> tuple[str, tuple[str, ...]]:
-        """Make what is missing: (the network's path, the network tags of a machine with these ports)."""
-        name, prefix = self._network or prefix_of(owner), prefix_of(owner)
+    def ensure(self, order: MachineOrder) -> tuple[str, tuple[str, ...]]:
+        """Make what is missing: (the network's path, the network tags of a machine with the order's ports)."""
+        owner, name, prefix = order.owner, self._network or prefix_of(order.owner), prefix_of(order.owner)
         path = f"global/networks/{name}"
-        wanted = [_inner_rule(owner, path)]
-        outer = outer_rule(owner, path, ports, sources)
-        public = outer_rule(owner, path, public_ports, _ANYWHERE, ()) if public_ports else None
-        wanted += [rule for rule in (outer, public) if rule is not None]
         with self._lock:  # the first launches of all threads wait for one of them
+            access = self._access.get(owner, Access()).with_sources(order.sources)
+            outer = outer_rules(owner, path, access, order.service, order.ports, order.public_ports)
             if self._network is None:
                 self._once(name, lambda: self._make_network(owner, name))
-            for rule in wanted:
+            for rule in (_inner_rule(owner, path), *outer):
                 self._once(rule.name, lambda rule=rule: self._make_rule(rule))  # type: ignore[misc]
-        return path, (prefix, *(rule.name for rule in wanted[1:]))
+        return path, (prefix, *(rule.name for rule in outer[1:]))
+
+    def admit(self, owner: str, access: Access) -> None:
+        """Change the sources of the owner's rules."""
+        with self._lock:
+            self._access[owner] = access
+            failures = []
+            for rule in self._listed(owner):
+                about = _ABOUT.search(rule.description)
+                if about is None:
+                    continue  # among the owner's machines, or of an earlier version
+                ports, path = ports_of_text(about[2]), f"global/networks/{last(rule.network)}"
+                if not about[1]:
+                    wanted = _ssh_rule(owner, path, access)
+                else:
+                    wanted = _rule(owner, path, access, about[1], ports, is_public=about[3] is not None)
+                if wanted.name == rule.name and not _is_same(rule, wanted):
+                    try:
+                        self._put_right(wanted)
+                    except ProvisionError as error:
+                        failures.append(error)
+        if failures:
+            raise failures[0]
 
     def doubt(self) -> bool:
         """Something that was there is gone: look again at the next launch. Whether that can mend it."""
@@ -91,12 +113,19 @@ class GcpNetwork:
         return found
 
     def _rules(self, owner: str) -> list[str]:
-        """The names of the owner's firewall rules."""
+        return [rule.name for rule in self._listed(owner)]
+
+    def _listed(self, owner: str) -> list[compute_v1.Firewall]:
+        """The owner's firewall rules."""
         request = compute_v1.ListFirewallsRequest(project=self._api.project)
-        listed = self._api.listed(self._api.client(compute_v1.FirewallsClient).list, request)
-        start, description = f"{prefix_of(owner)}-", _description(owner)
+        listed: list[compute_v1.Firewall] = self._api.listed(
+            self._api.client(compute_v1.FirewallsClient).list, request
+        )
+        start, whose = f"{prefix_of(owner)}-", _description(owner)
         return [
-            rule.name for rule in listed if rule.name.startswith(start) and rule.description == description
+            rule
+            for rule in listed
+            if rule.name.startswith(start) and rule.description.partition(";")[0] == whose
         ]
 
     def _once(self, name: str, make: Callable[[], None]) -> None:
@@ -122,10 +151,14 @@ class GcpNetwork:
             insert = compute_v1.InsertFirewallRequest(project=project, firewall_resource=rule)
             self._insert(client.insert_unary, insert, f"firewall rule {rule.name}")
         elif not _is_same(found, rule):
-            patch = compute_v1.PatchFirewallRequest(
-                project=project, firewall=rule.name, firewall_resource=rule
-            )
-            self._finish(self._api.call(client.patch_unary, patch), f"firewall rule {rule.name}")
+            self._put_right(rule)
+
+    def _put_right(self, rule: compute_v1.Firewall) -> None:
+        """One call, so there is no moment without a rule or with a half one. Not a patch: that leaves alone what the new rule
+        does not name, such as the last source."""
+        client, project = self._api.client(compute_v1.FirewallsClient), self._api.project
+        update = compute_v1.UpdateFirewallRequest(project=project, firewall=rule.name, firewall_resource=rule)
+        self._finish(self._api.call(client.update_unary, update), f"firewall rule {rule.name}")
 
     def _insert(self, method: Callable[..., compute_v1.Operation], request: object, what: str) -> None:
         try:
@@ -161,34 +194,66 @@ def prefix_of(owner: str) -> str:
     return f"skyserve-{hashlib.sha256(owner.encode()).hexdigest()[:8]}"
 
 
-def outer_rule(
+def outer_rules(
     owner: str,
     network: str,
+    access: Access,
+    service: str,
     ports: Sequence[int],
-    sources: Sequence[str],
-    always: Sequence[int] = (SSH_PORT,),
-) -> compute_v1.Firewall | None:
-    """These ports, and those that are open `always`, from the sources. None without sources: a rule that names none would
-    admit everybody."""
+    public_ports: Sequence[int],
+) -> list[compute_v1.Firewall]:
+    """What is open on a machine to others than the owner's machines. The first rule is for port 22 and bound to the owner's
+    tag, the others are bound to tags of their names."""
+    rules = [_ssh_rule(owner, network, access)]
+    if ports:
+        rules.append(_rule(owner, network, access, service, ports, is_public=False))
+    if public_ports:
+        rules.append(_rule(owner, network, access, service, public_ports, is_public=True))
+    return rules
+
+
+def _ssh_rule(owner: str, network: str, access: Access) -> compute_v1.Firewall:
     try:
-        blocks = [ipaddress.ip_network(source, strict=False) for source in sources]
+        sources = access.to_ssh()
     except ValueError as error:
         raise InvalidRequestError(f"sources must be CIDR blocks: {error}", cloud=CLOUD) from error
-    ranges = sorted({str(block) for block in blocks if block.version == 4})  # the network has no other
-    if not ranges:
-        return None
-    open_ports = [str(port) for port in sorted({*always, *ports})]
-    digest = hashlib.sha256(f"{network} {open_ports} {ranges}".encode()).hexdigest()[:8]
+    rule = _outer_rule(owner, network, "", [SSH_PORT], sources, is_public=False)
+    rule.target_tags = [prefix_of(owner)]
+    return rule
+
+
+def _rule(
+    owner: str, network: str, access: Access, service: str, ports: Sequence[int], *, is_public: bool
+) -> compute_v1.Firewall:
+    try:
+        sources = (ANYWHERE,) if is_public else access.to_replicas(service)
+    except ValueError as error:
+        raise InvalidRequestError(f"sources must be CIDR blocks: {error}", cloud=CLOUD) from error
+    return _outer_rule(owner, network, service, ports, sources, is_public=is_public)
+
+
+def _outer_rule(
+    owner: str,
+    network: str,
+    service: str,
+    ports: Sequence[int],
+    sources: Sequence[str],
+    *,
+    is_public: bool,
+) -> compute_v1.Firewall:
+    about = f"; service {service}, ports {ports_text(ports)}{', public' if is_public else ''}"
+    digest = hashlib.sha256(f"{network}{about}".encode()).hexdigest()[:8]
     name = f"{prefix_of(owner)}-{digest}"
     return compute_v1.Firewall(
         name=name,
         network=network,
-        description=_description(owner),
+        description=_description(owner) + about,
         direction="INGRESS",
         disabled=False,
-        source_ranges=ranges,
+        source_ranges=[block for block in sources if ":" not in block],  # the network has no other addresses
+        source_tags=[prefix_of(owner)],
         target_tags=[name],
-        allowed=[compute_v1.Allowed(I_p_protocol="tcp", ports=open_ports)],
+        allowed=[compute_v1.Allowed(I_p_protocol="tcp", ports=ports_text(ports).split())],
     )
 
 

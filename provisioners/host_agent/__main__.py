@@ -9,6 +9,8 @@ go DIR                    `setup` is done on all nodes of the replica: `run` may
 stop DIR [GRACE_S]        end all that runs; returns when it has ended
 log DIR OFFSET MAX        a part of what `setup` and `run` printed
 step DIR NAME PROGRAM…    a step of bringing the machine up, once: a second time nothing happens
+exec DIR SCRIPT           run it where the replica runs, until standard input ends; see `visit`
+shell DIR                 the same as a shell for a terminal
 claim|claims|release      the claims on a host that is shared, see `claims`
 """
 
@@ -22,13 +24,14 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from provisioners.host_agent import claims, daemon
+from provisioners.host_agent import claims, daemon, front
 from provisioners.host_agent.ending import stop
 from provisioners.host_agent.files import lock, write_text
 from provisioners.host_agent.follow import follow
 from provisioners.host_agent.log import append_log, pump, read_log
 from provisioners.host_agent.scripts import watch_script
 from provisioners.host_agent.status import status
+from provisioners.host_agent.visit import execute, interact
 
 _LEASE = Path("/var/lib/skyserve/lease")  # what the dead-man switch of the user data looks at
 _TAKE_OVER_S = 10.0
@@ -88,10 +91,16 @@ def main(words: list[str]) -> int:
         return 0 if stop(folder, float(rest[0]) if rest else 10.0) else 1
     elif verb == "step":
         return step(folder, rest[0], rest[1:])
+    elif verb == "exec":
+        return execute(folder, rest[0])
+    elif verb == "shell":
+        interact(folder)
     elif verb == "daemon":
         daemon.live(folder)
     elif verb == "pump":
         pump(folder)
+    elif verb == "front":
+        front.serve(folder)
     elif verb == "script":
         watch_script(folder, rest[0])
     else:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from provisioners.host_agent.files import is_locked, lock, read_json
+from provisioners.host_agent.front import LOCK as FRONT_LOCK
 from provisioners.host_agent.log import LOCK as LOG_LOCK
 from provisioners.host_agent.log import pipe_of
 from provisioners.host_agent.notices import watch
@@ -47,6 +48,8 @@ def live(folder: Path) -> None:
     while not ((folder / "stop").exists() or is_released(order)):
         if not is_locked(folder / LOG_LOCK):
             _spawn(folder, "pump")
+        if order.get("front") and not is_locked(folder / FRONT_LOCK):
+            _spawn(folder, "front")
         due = next_script(folder, order)
         if due is not None and not is_watched(folder, due):
             _spawn(folder, "script", due)

@@ -16,7 +16,7 @@ from provisioners.host_agent.files import read_json, uptime_s
 from provisioners.host_agent.log import drain
 from provisioners.host_agent.scripts import MARK, container_name
 
-_OURS = ("daemon", "pump", "script")
+_OURS = ("daemon", "pump", "front", "script")
 _DRAIN_FOR_S = 2.0
 _KILL_FOR_S = 10.0  # what the kernel does not let die within this is beyond us
 

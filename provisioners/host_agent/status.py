@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from provisioners.host_agent import daemon
 from provisioners.host_agent.files import is_locked, read_json
+from provisioners.host_agent.front import LOCK as FRONT_LOCK
+from provisioners.host_agent.front import port_of
 from provisioners.host_agent.log import log_window
 from provisioners.host_agent.scripts import claimed_port, exit_code, obituary, was_lost, was_started
 
@@ -31,14 +34,23 @@ def observe(folder: Path) -> dict[str, Any]:
         "preempt_at": notice.get("preempt_at"),
         "rebalance_at": notice.get("rebalance_at"),
         "port": claimed_port(order),
+        "front": _front(folder, order),
     }
+
+
+def _front(folder: Path, order: dict[str, Any] | None) -> int | None:
+    """Where TLS listens in front of the replica; 0 while it does not, None if there is to be none."""
+    if order is None or not order.get("front"):
+        return None
+    return (port_of(folder) or 0) if is_locked(folder / FRONT_LOCK) else 0
 
 
 def describe(folder: Path, observed: dict[str, Any]) -> dict[str, Any]:
     """The status: what was observed, how a script ended in a sentence, and how long the log is."""
     script = _ENDED.get(observed["state"])
     message = obituary(folder, script) if script else ""
-    return {**observed, "message": message, "log": list(log_window(folder))}
+    seen_from = os.environ.get("SSH_CLIENT", "").partition(" ")[0]  # sshd sets it for each session
+    return {**observed, "message": message, "log": list(log_window(folder)), "seen_from": seen_from}
 
 
 def state_of(folder: Path, order: dict[str, Any] | None) -> str:

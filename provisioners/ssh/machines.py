@@ -25,6 +25,7 @@ from typing import Any, ClassVar, TypeVar
 import paramiko
 
 from policies.model import CapacityType, Zone
+from provisioners.access import Access
 from provisioners.bootstrap import ROOT
 from provisioners.clock import unix_now
 from provisioners.errors import AuthError, CapacityError, InvalidRequestError, ProvisionError, TransientError
@@ -165,6 +166,9 @@ class SshMachines:
 
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         return ()
+
+    def admit(self, owner: str, access: Access) -> None:
+        """The network between own hosts is their administrator's."""
 
     def forget(self, owner: str) -> Sequence[str]:
         return ()  # nothing is shared by the owner's machines but the agent, which is others' too

@@ -8,6 +8,7 @@ slow disk does not stop the probes on this event loop.
     PUT  /v1/services/NAME       {"spec", "secrets", "mode": null | "rolling" | "blue_green"} -> {"version"}
     POST /v1/services/NAME/down  {"purge"}
     POST /v1/services/NAME/replicas/ID/down
+    GET  /v1/services/NAME/replicas/ID/access    ?node=    how to run commands there, with a private key
     GET  /v1/services/NAME/history    ?since= UNIX seconds   &most= replicas
     POST /v1/plan                {"spec", "secrets"}
     GET  /v1/events              ?service= &after= &limit= &newest=1
@@ -38,6 +39,7 @@ from policies.model import UpdateMode
 from provisioners.base import LogSource
 from skyserve_cli.clouds import CloudNotEnabledError
 from skyserve_cli.config import ConfigError
+from skyserve_cli.controller.access import NoAccessError, access_to
 from skyserve_cli.controller.clock import SteadyClock
 from skyserve_cli.controller.leadership import NotLeadingError
 from skyserve_cli.controller.office import NoFreePortError, NoSuchReplicaError, Office
@@ -79,6 +81,7 @@ class Api:
                 web.put("/v1/services/{name}", self._put),
                 web.post("/v1/services/{name}/down", self._down),
                 web.post("/v1/services/{name}/replicas/{id:\\d+}/down", self._kill),
+                web.get("/v1/services/{name}/replicas/{id:\\d+}/access", self._access),
                 web.get("/v1/services/{name}/history", self._history),
                 web.post("/v1/plan", self._plan),
                 web.get("/v1/events", self._events),
@@ -163,6 +166,16 @@ class Api:
         name, replica_id = request.match_info["name"], int(request.match_info["id"])
         await asyncio.to_thread(self._office.kill, name, replica_id)
         return web.json_response({})
+
+    async def _access(self, request: web.Request) -> web.Response:
+        name, replica_id = request.match_info["name"], int(request.match_info["id"])
+        node = int(request.query.get("node", 0))
+        source, instance, lives = await asyncio.to_thread(self._office.instance, name, replica_id, node)
+        try:
+            place = await asyncio.to_thread(access_to, source, instance if lives else None, node)
+        except NoAccessError as error:
+            return _refuse(409, f"replica {replica_id} of {name} {error}")
+        return web.json_response(place, headers={"Cache-Control": "no-store"})
 
     async def _history(self, request: web.Request) -> web.Response:
         since = float(request.query.get("since", 0.0))

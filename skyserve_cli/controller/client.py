@@ -95,6 +95,11 @@ class Client:
         content, headers = self._call("GET", f"/v1/logs/{what}", query={"offset": str(offset)})
         return content, int(headers.get("X-Next-Offset", offset))
 
+    def access(self, name: str, replica_id: int, *, node: int = 0) -> dict[str, Any]:
+        """How to run commands where a replica runs; see `controller.access`."""
+        path = f"/v1/services/{name}/replicas/{replica_id}/access"
+        return self._json("GET", path, query={"node": str(node)})
+
     def tidy(self, services: Sequence[str]) -> dict[str, Any]:
         """One step towards nothing being left of services that are down; see the API."""
         return self._json("POST", "/v1/tidy", {"services": list(services)}, timeout_s=TIDY_TIMEOUT_S)

@@ -11,6 +11,7 @@ the way: SIGKILL is a way of stopping like any other. Replicas and load balancer
 from __future__ import annotations
 
 import asyncio
+import base64
 import fcntl
 import json
 import logging
@@ -20,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -27,7 +29,8 @@ from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
 from policies.model import Offer
-from provisioners.base import Instance, Provisioner, Requirements
+from provisioners.base import Gated, Instance, Provisioner, Requirements
+from provisioners.certificates import Authority
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.controller import fingerprints, unix_socket
@@ -38,6 +41,7 @@ from skyserve_cli.controller.books import OfferBook, SpecBook
 from skyserve_cli.controller.clock import JUMP_S, SteadyClock, SystemClock
 from skyserve_cli.controller.evidence import DaemonEvidence
 from skyserve_cli.controller.fingerprints import ForeignKeysError
+from skyserve_cli.controller.gatekeeper import ThreadGatekeeper
 from skyserve_cli.controller.housekeeping import Housekeeper
 from skyserve_cli.controller.janitor import Sweeper
 from skyserve_cli.controller.last_words import LastWords
@@ -150,6 +154,12 @@ def _tell_jump(store: Store, jump_s: float, now: float) -> None:
     store.tell(Story("clock", f"clock jumped by {jump_s:+.0f} s"), now=now)
 
 
+def _tell_rules(store: Store, cloud: str, sentence: str, now: float) -> None:
+    said = f"rules for the network cannot be set: {sentence}" if sentence else "rules for the network are set"
+    with suppress(SQLAlchemyError, LeaseLostError):  # it is in the log, too
+        store.tell(Story("network", f"{cloud}: {said}"), now=now)
+
+
 class _ResolvedOffers:
     """The offer book, asked only for enabled clouds; a need that only disabled ones could meet meets no offer."""
 
@@ -236,7 +246,8 @@ async def run(home: Home) -> None:
     names = ThreadNames(clouds.names, clouds.name_region, owner, steady, woken.set, leadership.may_terminate)
     # Agents are known by their folder, whichever links lead to it.
     fleet = ProcessFleet(home.load_balancers.resolve(), loop, woken.set, attention, served)
-    prober = HttpProber(loop, woken.set, attention, served)
+    authority = Authority(home.machine_secret(), owner).certificate
+    prober = HttpProber(loop, woken.set, attention, served, authority=authority)
     witness = ThreadWitness(
         clouds.get,
         owner,
@@ -259,6 +270,14 @@ async def run(home: Home) -> None:
         woken.set,
         farewell=farewell,
         allows=leadership.allows,
+    )
+    gatekeeper = ThreadGatekeeper(
+        [name for name in clouds.enabled if name not in clouds.without_sdk],
+        lambda name: cloud if isinstance(cloud := clouds.get(name), Gated) else None,
+        owner,
+        steady,
+        leadership.may_terminate,  # closing a rule that another controller needs is as final
+        tell=lambda cloud, sentence: _tell_rules(store, cloud, sentence, clock.now()),
     )
     offers: Offers = _ResolvedOffers(clouds, OfferBook(usable, steady, woken.set))
     restored = read_restored(home.restored)
@@ -284,9 +303,11 @@ async def run(home: Home) -> None:
         lb_host=config.load_balancer.host,
         regional=regional,
         names=names,
+        gatekeeper=gatekeeper,
         adoption=adoption,
         evidence=DaemonEvidence(attention, prober, fleet, regional, (prober, witness, regional)).of,
         epoch=lambda: leadership.epoch,
+        targets_ca=base64.b64encode(authority).decode(),
     )
     office = Office(
         store=store,

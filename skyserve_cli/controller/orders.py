@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -121,6 +121,13 @@ def token_of(owner: str, service: str, incarnation: str, replica_id: int, offer:
     return f"{head}-{replica_id}-{digest}"
 
 
+def tls_name_of(owner: str, row: ServiceRow, replica: Replica) -> str:
+    """The name in the certificate of a replica that is reached by TLS: its machine's token."""
+    if not (replica.endpoint or "").startswith("https:"):
+        return ""
+    return token_of(owner, row.name, row.incarnation, replica.id, replica.offer)
+
+
 def known_tokens(owner: str, rows: Iterable[ServiceRow]) -> frozenset[str]:
     """The tokens of all instances that we want, or have yet to see the end of. Whatever else carries our tag is nobody's."""
     return frozenset(
@@ -207,6 +214,19 @@ def name_orders_of(
         if was is not None and all(was.full != order.name for order in found):
             found.append(NameOrder(row.name, was.zone, was.full))
     return found
+
+
+def agent_addresses(rows: Iterable[ServiceRow]) -> dict[str, frozenset[str]]:
+    """By service, where its load balancers on machines of their own call from: the addresses at which they listen. Every
+    service has an entry. An agent that is about to be terminated has none any more."""
+
+    def of(row: ServiceRow) -> Iterator[str]:
+        for agent in row.balancers:
+            host = urlsplit(agent.endpoint or "").hostname
+            if host is not None and agent.state not in (ReplicaState.TERMINATING, ReplicaState.GONE):
+                yield host
+
+    return {row.name: frozenset(of(row)) for row in rows}
 
 
 def stands_beside(row: ServiceRow, spec: ServiceSpec) -> bool:

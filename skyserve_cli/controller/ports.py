@@ -105,6 +105,7 @@ class ProbeOrder(NamedTuple):
     probe: Probe
     passing: bool | None
     counts_served: bool = False
+    tls_name: str = ""
 
 
 class Prober(Protocol):
@@ -203,6 +204,21 @@ class Names(Protocol):
     def is_settled(self, order: NameOrder) -> bool:
         """Whether it is so, as far as it can be."""
         ...
+
+
+class Gatekeeper(Protocol):
+    """Sets the firewalls of rented machines."""
+
+    def ensure(self, balancers: Mapping[str, frozenset[str]]) -> None:
+        """By service, the addresses of load balancers that may open its replicas' ports. Returns at once."""
+        ...
+
+
+class NoGatekeeper:
+    """The `Gatekeeper` of a world without firewalls."""
+
+    def ensure(self, balancers: Mapping[str, frozenset[str]]) -> None:
+        pass
 
 
 class NoNames:

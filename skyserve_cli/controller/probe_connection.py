@@ -35,9 +35,10 @@ class ProbeRequest(NamedTuple):
     tls: bool
     data: bytes
     family: socket.AddressFamily | None  # of an address; None if the host is a name
+    tls_name: str  # in the certificate
 
 
-def probe_request(endpoint: str, probe: Probe) -> ProbeRequest:
+def probe_request(endpoint: str, probe: Probe, tls_name: str = "") -> ProbeRequest:
     """Raises ValueError if the endpoint or a header cannot be sent. Its message shows no value."""
     url = urlsplit(endpoint)
     tls = url.scheme == "https"
@@ -61,7 +62,8 @@ def probe_request(endpoint: str, probe: Probe) -> ProbeRequest:
             raise ValueError("a header cannot be sent")
         head.append(raw_name + b": " + raw_value)
     data = b"\r\n".join(head) + b"\r\n\r\n" + (body or b"")
-    return ProbeRequest(url.hostname, url.port or (443 if tls else 80), tls, data, _family(url.hostname))
+    port, family = url.port or (443 if tls else 80), _family(url.hostname)
+    return ProbeRequest(url.hostname, port, tls, data, family, tls_name or url.hostname)
 
 
 async def connect(request: ProbeRequest, tls: ssl.SSLContext) -> ProbeConnection:
@@ -73,7 +75,10 @@ async def connect(request: ProbeRequest, tls: ssl.SSLContext) -> ProbeConnection
         sock = await _connected(loop, request.family, (request.host, request.port))
         return _SocketTransport(loop, sock, ProbeConnection()).protocol
     context = tls if request.tls else None
-    _, connection = await loop.create_connection(ProbeConnection, request.host, request.port, ssl=context)
+    name = request.tls_name if request.tls else None
+    _, connection = await loop.create_connection(
+        ProbeConnection, request.host, request.port, ssl=context, server_hostname=name
+    )
     return connection
 
 

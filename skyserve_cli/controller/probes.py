@@ -62,7 +62,9 @@ class HttpProber:
         attention: Attention | None = None,
         served: ServedReplicas | None = None,
         line: Callable[[ssl.SSLContext], Line] | None = None,
+        authority: bytes | None = None,
     ) -> None:
+        """`authority` is the certificate (DER) by which replicas with a `tls_name` are known, and by which alone."""
         self._loop = loop
         self._served = ServedReplicas() if served is None else served
         self._line: Callable[[ssl.SSLContext], Line] = ReplicaLine if line is None else line
@@ -77,6 +79,9 @@ class HttpProber:
         self._events: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
         self._in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._tls = ssl.create_default_context()
+        self._own_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if authority is not None:
+            self._own_tls.load_verify_locations(cadata=authority)
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -116,7 +121,8 @@ class HttpProber:
             self._tasks[key] = self._loop.create_task(self._probe_on(key))
 
     async def _probe_on(self, key: Key) -> None:
-        order, line = self._orders[key], self._line(self._tls)
+        order = self._orders[key]
+        line = self._line(self._own_tls if order.tls_name else self._tls)
         if order.passing:  # a controller that has just started does not probe a whole fleet in one moment
             await asyncio.sleep(order.probe.interval_s * (order.replica_id * _GOLDEN % 1.0))
         try:
@@ -227,7 +233,7 @@ class ReplicaLine:
     def _request(self, order: ProbeOrder) -> ProbeRequest:
         sent = self._sent
         if sent is None or sent[0] != order.endpoint or sent[1] != order.probe:
-            request = probe_request(order.endpoint, order.probe)
+            request = probe_request(order.endpoint, order.probe, order.tls_name)
             if sent is not None and sent[0] != order.endpoint:
                 self.close()
             self._sent = sent = (order.endpoint, order.probe, request)

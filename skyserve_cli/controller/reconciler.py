@@ -42,14 +42,16 @@ from skyserve_cli.controller.kept import (
     note_listings,
     why_again,
 )
-from skyserve_cli.controller.orders import known_tokens
+from skyserve_cli.controller.orders import agent_addresses, known_tokens
 from skyserve_cli.controller.ports import (
     AgentOrder,
     Call,
     CallKind,
+    Gatekeeper,
     LbFleet,
     NameOrder,
     Names,
+    NoGatekeeper,
     NoNames,
     NoRegions,
     Offers,
@@ -115,10 +117,12 @@ class Reconciler:
         lb_host: str,
         regional: Regional | None = None,
         names: Names | None = None,
+        gatekeeper: Gatekeeper | None = None,
         evidence: Callable[[str], Evidence] | None = None,
         adoption: Adoption | None = None,
         epoch: Callable[[], int] = lambda: 0,
         keeps: bool = True,
+        targets_ca: str = "",
     ) -> None:
         """`keeps` False decides about every service in every tick, to the same result."""
         self._clock = clock
@@ -132,11 +136,12 @@ class Reconciler:
         self._enabled_clouds = enabled_clouds
         self._regional: Regional = NoRegions() if regional is None else regional
         self._names: Names = NoNames() if names is None else names
+        self._gatekeeper: Gatekeeper = NoGatekeeper() if gatekeeper is None else gatekeeper
         self._adoption = adoption
         self._owner = owner = store.owner()
         self._epoch = epoch
         self._seen: Counter[str] = Counter()  # listings of each cloud since this process started
-        self._order_maker = OrderMaker(specs, owner, lb_host, epoch)
+        self._order_maker = OrderMaker(specs, owner, lb_host, epoch, targets_ca)
         self._service_turn = ServiceTurn(
             specs=specs,
             offers=self._offers,
@@ -224,6 +229,7 @@ class Reconciler:
             del self._kept[name]
         self.plans = {row.name: self._kept[row.name].plan for row in rows if row.name in self._kept}
         turn = self._gathered([(row.name, orders[row.name]) for row in rows])
+        self._gatekeeper.ensure(agent_addresses(rows))  # before any launch
         self._fleet.ensure(turn.agents)  # first: cheap, and no request goes where none should
         self._regional.ensure(turn.regional)
         self._names.ensure(turn.names)

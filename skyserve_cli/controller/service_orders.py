@@ -19,6 +19,7 @@ from skyserve_cli.controller.kept import (
 from skyserve_cli.controller.orders import (
     name_orders_of,
     stands_beside,
+    tls_name_of,
     token_of,
 )
 from skyserve_cli.controller.ports import (
@@ -42,9 +43,13 @@ _OUTSTANDING = {ReplicaState.REQUESTED: CallKind.LAUNCH, ReplicaState.TERMINATIN
 
 
 class OrderMaker:
-    """Makes the orders of one service at a time. `epoch` is the controller's term."""
+    """Makes the orders of one service at a time. `epoch` is the controller's term, `targets_ca` the certificate by which load
+    balancers know replicas."""
 
-    def __init__(self, specs: Specs, owner: str, lb_host: str, epoch: Callable[[], int]) -> None:
+    def __init__(
+        self, specs: Specs, owner: str, lb_host: str, epoch: Callable[[], int], targets_ca: str = ""
+    ) -> None:
+        self._targets_ca = targets_ca
         self._specs = specs
         self._owner = owner
         self._lb_host = lb_host
@@ -54,7 +59,9 @@ class OrderMaker:
         """What the rows, as they now stand, require."""
         row, spec, goal = decided.row, decided.spec, decided.goal
         live, agents = decided.change.live(), decided.agents.live()
-        table = table_of(row.name, spec, live, goal, decided.plan.memory.rollout, now, self._epoch())
+        tls_name = partial(tls_name_of, self._owner, row)
+        rollout = decided.plan.memory.rollout
+        table = table_of(row.name, spec, live, goal, rollout, now, self._epoch(), self._targets_ca, tls_name)
         window_s = spec.replica_policy.load_window_s
         tls = None if spec.tls is None else (spec.tls.certfile, spec.tls.keyfile)
         beside: dict[str, AgentOrder | None] = {}
@@ -118,7 +125,13 @@ class OrderMaker:
                 probe = self._specs.probe(row.name, replica.version)
                 counts = is_settled and counts_served(replica, probe)
                 order = ProbeOrder(
-                    row.name, replica.id, replica.endpoint, probe, _passing(replica), counts_served=counts
+                    row.name,
+                    replica.id,
+                    replica.endpoint,
+                    probe,
+                    _passing(replica),
+                    counts_served=counts,
+                    tls_name=tls_name_of(self._owner, row, replica),
                 )
                 probes.append(order)
         return calls, probes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -31,6 +31,8 @@ def table_of(
     rollout_memory: Json,
     now: float,
     epoch: int = 0,
+    targets_ca: str = "",
+    tls_name: Callable[[Replica], str] = lambda replica: "",
 ) -> Table:
     """The targets that may serve, and how the service wants its requests treated.
 
@@ -42,7 +44,10 @@ def table_of(
     table = Table(
         service,
         "-",
-        tuple(_target(replica, spec, goal) for replica in rollout.serving(replicas, goal, rollout_memory)),
+        tuple(
+            _target(replica, spec, goal, tls_name(replica))
+            for replica in rollout.serving(replicas, goal, rollout_memory)
+        ),
         policy if policy in POLICIES else DEFAULT_POLICY,
         Limits(
             time_to_first_byte_s=_within_a_day(balancer.time_to_first_byte_s),
@@ -62,6 +67,8 @@ def table_of(
         balancer.session,
         metrics=balancer.metrics,
     )
+    if any(target.tls_name for target in table.targets):
+        table = replace(table, targets_ca=targets_ca)
     content = json.dumps(table.to_json(), sort_keys=True)
     return replace(
         table,
@@ -84,7 +91,7 @@ def _is_loopback(url: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def _target(replica: Replica, spec: ServiceSpec, goal: Goal) -> Target:
+def _target(replica: Replica, spec: ServiceSpec, goal: Goal, tls_name: str) -> Target:
     """With the instant of its drain's end in place of the time that is left."""
     # For a sign of life any answer will do, so a path that costs the engine nothing: a probe with a payload is
     # real work, and one with a secret in its path is nobody's business.
@@ -103,6 +110,7 @@ def _target(replica: Replica, spec: ServiceSpec, goal: Goal) -> Target:
         drain_deadline_s=replica.drain_by if state is Readiness.DRAINING else None,
         capacity=max(_LEAST_CAPACITY, qps_of(replica.offer, rates)) if rates else 1.0,
         price_usd_hour=replica.offer.price_usd_hour,
+        tls_name=tls_name,
     )
 
 

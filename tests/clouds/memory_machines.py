@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from policies.model import CapacityType, Zone
+from provisioners.access import Access, Opening, openings
 from provisioners.base import InstanceState, LaunchOrder
 from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, Refusal, TransientError
 from provisioners.fleet import HostReport
@@ -51,6 +52,7 @@ class MemoryMachines:
     kept: dict[str, _Kept] = field(default_factory=dict)
     left: list[Leftover] = field(default_factory=list)  # belongs to no machine
     common: list[Leftover] = field(default_factory=list)  # what machines share
+    access: dict[str, Access] = field(default_factory=dict)  # by owner
     lock: threading.Lock = field(default_factory=threading.Lock)
     mute: set[str] = field(default_factory=set)  # regions that do not respond
     closed: ClosedRegions = field(init=False)
@@ -109,6 +111,19 @@ class MemoryMachines:
 
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         return list(self.common)
+
+    def admit(self, owner: str, access: Access) -> None:
+        self.before("admit", owner)
+        with self.lock:
+            self.access[owner] = access
+        self.after("admit", owner)
+
+    def open(self, token: str) -> frozenset[Opening]:
+        """What is open on a machine."""
+        with self.lock:
+            order = self.kept[token].order
+            access = self.access.get(order.owner, Access(frozenset(order.sources)))
+            return openings(access, order.service, order.ports, order.public_ports)
 
     def forget(self, owner: str) -> Sequence[str]:
         self.before("forget", owner)

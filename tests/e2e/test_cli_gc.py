@@ -62,7 +62,9 @@ def account(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         config = yaml.safe_load((serve.home / "config.yaml").read_text())
-        config["clouds"] = {"aws": {"poll_seconds": 0.5, "regions": list(REGIONS)}}
+        config["clouds"] = {
+            "aws": {"poll_seconds": 0.5, "regions": list(REGIONS), "sources": ["203.0.113.7/32"]}
+        }
         (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
         assert serve.ok("gc", "-o", "json").json()["found"] == []  # and from now on there is an owner
         with closing(sqlite3.connect(serve.home / "state.db")) as database:

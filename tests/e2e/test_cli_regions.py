@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import boto3
@@ -18,6 +19,7 @@ import pytest
 import yaml
 from moto.server import ThreadedMotoServer
 
+from provisioners.own_address import OwnAddresses
 from skyserve_cli.controller.bundle import LIBRARIES
 from tests.clouds.aws.aws_account import Launched
 from tests.clouds.aws.aws_world import AwsWorld
@@ -51,7 +53,7 @@ class Cloud:
     zone_id: str
 
     def live(self, role: str) -> list[str]:
-        return [name for name, vm in self.vms.vms.items() if vm.is_running and self.roles[name] == role]
+        return [name for name, vm in self.vms.vms.items() if vm.is_running and self.roles.get(name) == role]
 
     def name(self) -> dict[str, list[str]]:
         """What chat.example.com means, by region."""
@@ -87,8 +89,18 @@ def cloud(serve: Serve) -> Iterator[Cloud]:
                 gpus=int(launched.region == "us-east-1"),
                 libraries=LIBRARIES,
             )
+            enforce()
 
-        aws.on_launch = boot
+        def enforce() -> None:
+            """As the account's security groups say."""
+            with walling:
+                for name, vm in list(vms.vms.items()):
+                    if vm.is_running and name in made.roles:
+                        vm.wall(aws.openings(name))
+
+        walling = RLock()
+
+        aws.on_launch, aws.on_rules = boot, enforce
         aws.on_gone = lambda instance_id: vms.vms[instance_id].kill()
         stack.enter_context(aws.running())
         serve.environment |= {
@@ -222,3 +234,54 @@ class new_code:
             del self._serve.environment["PYTHONPATH"]
         else:
             self._serve.environment["PYTHONPATH"] = self._before
+
+
+def test_only_the_controller_and_the_agents_can_open_a_replicas_port(
+    serve: Serve, cloud: Cloud, tmp_path: Path
+) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text(SERVICE)
+    stranger = cloud.vms.boot("stranger")
+    serve.ok("up", file, "-y", "--name", "web")
+    (replica,) = [cloud.vms.vms[name] for name in cloud.live("replica")]
+    agent = cloud.agent()
+
+    def can_open(vm: Vm, port: int) -> bool:
+        script = f"timeout 2 bash -c '</dev/tcp/{replica.address}/{port}' 2>/dev/null && echo yes || true"
+        return bool(vm.run(script).strip())
+
+    def reached() -> list[tuple[str, int]]:
+        """By a stranger and by the agent."""
+        vms = {"stranger": stranger, "agent": cloud.agent()}
+        return [(name, port) for name, vm in vms.items() for port in (22, 8000, 8443) if can_open(vm, port)]
+
+    serve.eventually(lambda: can_open(cloud.agent(), 8443))
+    assert reached() == [("agent", 8443)]
+    assert cloud.aws.openings(cloud.live("replica")[0]) == {
+        (22, f"{cloud.vms.gateway}/32"),
+        (8443, f"{cloud.vms.gateway}/32"),
+        (8443, f"{agent.address}/32"),
+    } | own_addresses(cloud, serve)
+
+    # The agent comes back at another address, while the controller is killed again and again.
+    cloud.aws.end(cloud.live("load_balancer")[0], "Server.InternalError", "Server.InternalError: lost")
+    for _ in range(3):
+        pid = serve.ok("controller", "status", "-o", "json").json()["pid"]
+        os.kill(pid, signal.SIGKILL)
+        serve.ok("controller", "start")
+    serve.eventually(lambda: the_agent(serve) and cloud.agent().address != agent.address)
+    serve.eventually(lambda: Client.asks(the_agent(serve)["endpoint"]))
+    serve.eventually(lambda: can_open(cloud.agent(), 8443))
+    assert reached() == [("agent", 8443)]
+    with replica.tapped() as heard:
+        assert Client.asks(the_agent(serve)["endpoint"])
+    assert heard
+    assert b"I am use1" not in heard
+    allowed = {block for port, block in cloud.aws.openings(cloud.live("replica")[0]) if port == 8443}
+    assert f"{agent.address}/32" not in allowed
+
+
+def own_addresses(cloud: Cloud, serve: Serve) -> set[tuple[int, str]]:
+    """The other addresses of this host, which its routes to elsewhere have."""
+    found = OwnAddresses(None, None, time.time).private([])
+    return {(port, f"{address}/32") for port in (22, 8443) for address in found}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
+import socket
+import subprocess
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -101,6 +105,128 @@ def test_a_service_on_two_hosts_from_up_to_down(serve: Serve, rack: dict[str, Vm
 
     serve.ok("down", "web", "-y")
     assert running(rack) == []
+
+
+def test_commands_and_a_shell_on_hosts(serve: Serve, rack: dict[str, Vm], tmp_path: Path) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text("envs: {COLOUR: green}" + SERVICE)
+    serve.ok("up", file, "-y", "--name", "web")
+    serve.eventually(lambda: serve.view("web")["ready"] == 2)
+    zones = {one["id"]: one["zone"] for one in serve.view("web")["replicas"]}
+    first, second = sorted(zones)
+
+    said = serve("exec", "web", "--replica", str(first), "--", "cat index.html; echo $COLOUR >&2; exit 7")
+    assert (said.code, said.out, said.err) == (7, f"I am {zones[first]}\n", "green\n")
+    both = serve.ok("exec", "web", "--all", "--", "printf", "%s", "a b")
+    assert sorted(both.out.splitlines()) == [f"{first} | a b", f"{second} | a b"]
+    assert serve("exec", "web", "--", "true").code == 2
+
+    with subprocess.Popen(
+        [*serve.command, "exec", "web", "--all", "--", "echo started; sleep 7654.5"],
+        env=serve.environment,
+        stdout=subprocess.PIPE,
+    ) as program:
+        assert program.stdout is not None
+        assert {program.stdout.readline(), program.stdout.readline()} == {
+            f"{one} | started\n".encode() for one in (first, second)
+        }
+        os.kill(program.pid, signal.SIGINT)
+        assert program.wait(60) == 130
+    assert [vm.run("pgrep -fa '[7]654.5' || true") for vm in rack.values()] == ["", ""]
+
+    code, screen = _on_a_terminal(
+        serve, "ssh", "web", "--replica", str(first), keys="cat index.html; tty; exit 5\n"
+    )
+    assert code == 5, screen
+    assert f"I am {zones[first]}" in screen
+    assert "/dev/pts/" in screen
+    assert list(serve.home.glob(".ssh-*")) == []
+
+    without = serve("ssh", "web", "--replica", str(first), env={"PATH": str(tmp_path)})
+    assert without.code == 1
+    assert "install OpenSSH's client" in without.err
+
+    rule = ["to", f"{rack[zones[second]].address}/32", "unreachable"]
+    subprocess.run(["ip", "rule", "add", *rule], check=True)
+    try:
+        lost = serve("exec", "web", "--replica", str(second), "--", "true")
+    finally:
+        subprocess.run(["ip", "rule", "del", *rule], check=True)
+    assert (lost.code, "cannot be reached" in lost.err) == (255, True), lost
+
+
+def _on_a_terminal(serve: Serve, *arguments: str, keys: str) -> tuple[int, str]:
+    """The exit code of `serve` with a terminal on which `keys` are pressed, and what the terminal shows."""
+    terminal, side = pty.openpty()
+    program = subprocess.Popen(
+        [*serve.command, *arguments],
+        env=serve.environment,
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        start_new_session=True,
+    )
+    os.close(side)
+    os.write(terminal, keys.encode())
+    screen = b""
+    with suppress(OSError):  # the terminal has no other side any more
+        while content := os.read(terminal, 4096):
+            screen += content
+    os.close(terminal)
+    return program.wait(60), screen.decode()
+
+
+def test_prompts_cross_only_inside_tls_whoever_is_killed(
+    serve: Serve, rack: dict[str, Vm], tmp_path: Path
+) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text(SERVICE)
+    endpoint = serve.ok("up", file, "-y", "--name", "web").out.strip().splitlines()[-1]
+
+    def ready() -> int:
+        return sum(one["state"] == "READY" for one in serve.view("web")["replicas"])
+
+    def responds() -> bool:
+        try:
+            return all(_get(f"{endpoint}/?prompt=very-private").startswith(b"I am h") for _ in range(6))
+        except OSError:
+            return False
+
+    serve.eventually(lambda: ready() == 2)
+    assert all(one["endpoint"].startswith("https://") for one in serve.view("web")["replicas"])
+    before = {one["id"] for one in serve.view("web")["replicas"]}
+    with rack["h1"].tapped() as first, rack["h2"].tapped() as second:
+        assert responds()
+        for vm in rack.values():
+            vm.run("pkill -9 -f '[a]gent-.*pyz front'")
+        serve.eventually(responds)
+        for vm in rack.values():
+            vm.run("pkill -9 -f '[a]gent-.*pyz daemon'; pkill -9 -f '[a]gent-.*pyz front'")
+        serve.eventually(responds)
+        os.kill(serve.ok("controller", "status", "-o", "json").json()["pid"], signal.SIGKILL)
+        assert responds()
+        serve.ok("controller", "start")
+        serve.eventually(lambda: ready() == 2)
+        for vm in rack.values():  # what is not encrypted is heard
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plain:
+                plain.sendto(b"spoken in clear", (vm.address, 9))
+        serve.eventually(lambda: all(b"spoken in clear" in heard for heard in (first, second)))
+    assert {one["id"] for one in serve.view("web")["replicas"]} == before, "nobody was replaced"
+    for heard in (first, second):
+        assert b"very-private" not in heard
+        assert b"I am h" not in heard
+
+
+def test_without_tls_if_the_configuration_says_so(serve: Serve, rack: dict[str, Vm], tmp_path: Path) -> None:
+    config = yaml.safe_load((serve.home / "config.yaml").read_text())
+    config["clouds"]["ssh"]["tls"] = False
+    (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+    file = tmp_path / "web.yaml"
+    file.write_text(SERVICE.replace("replicas: 2", "replicas: 1"))
+    endpoint = serve.ok("up", file, "-y", "--name", "web").out.strip().splitlines()[-1]
+    (replica,) = serve.view("web")["replicas"]
+    assert replica["endpoint"].startswith("http://")
+    assert _get(endpoint).startswith(b"I am h")
 
 
 def _get(url: str) -> bytes:

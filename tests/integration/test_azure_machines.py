@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import CapacityType, FailureKind, Zone
+from policies.model import CapacityType, FailureKind, Role, Zone
 from provisioners.azure.machines import AzureMachines
 from provisioners.azure.shapes import group_name
 from provisioners.errors import (
@@ -180,16 +180,20 @@ def test_what_boots_it_is_told_what_it_is_made_of(cloud: AzureMachines, world: W
 # --- Network ----------------------------------------------------------------------------------------------------------
 
 
-def rules(world: World) -> dict[tuple[str, ...], list[str]]:
+def rules(world: World) -> dict[str, tuple[list[str], list[str]]]:
+    """By name: sources and ports."""
     (group,) = [each for each in world.resources.values() if each.kind == NSG]
-    found = [rule["properties"] for rule in group.body["properties"]["securityRules"]]
-    assert all((rule["access"], rule["direction"]) == ("Allow", "Inbound") for rule in found)
-    return {tuple(rule["sourceAddressPrefixes"]): rule["destinationPortRanges"] for rule in found}
+    found = {rule["name"]: rule["properties"] for rule in group.body["properties"]["securityRules"]}
+    assert all((rule["access"], rule["direction"]) == ("Allow", "Inbound") for rule in found.values())
+    return {
+        name: (rule["sourceAddressPrefixes"], rule["destinationPortRanges"]) for name, rule in found.items()
+    }
 
 
 def test_nothing_is_open_but_what_the_order_names(cloud: AzureMachines, world: World) -> None:
     cloud.create(order())
-    assert rules(world) == {("198.51.100.7/32",): ["22", "8080"]}
+    us = ["198.51.100.7/32"]
+    assert rules(world) == {"skyserve-ssh": (us, ["22"]), "skyserve-ports": (us, ["8080"])}
 
 
 def test_an_order_without_sources_opens_nothing(cloud: AzureMachines, world: World) -> None:
@@ -197,14 +201,18 @@ def test_an_order_without_sources_opens_nothing(cloud: AzureMachines, world: Wor
     assert rules(world) == {}
 
 
-def test_ports_and_sources_add_up(server: AzureServer, world: World) -> None:
+def test_ports_add_up(server: AzureServer, world: World) -> None:
     azure(server).create(order())
     azure(server).create(order("chat-8", ports=(9090,)))
-    azure(server).create(order("chat-9", sources=("203.0.113.0/24", "2001:db8::/32")))
-    assert rules(world) == {
-        ("198.51.100.7/32",): ["22", "8080", "9090"],
-        ("203.0.113.0/24",): ["22", "8080"],
-    }
+    assert rules(world)["skyserve-ports"] == (["198.51.100.7/32"], ["8080", "9090"])
+
+
+def test_a_load_balancers_open_port_is_not_open_on_replicas(cloud: AzureMachines, world: World) -> None:
+    cloud.create(order())
+    cloud.create(order("chat-lb", role=Role.LOAD_BALANCER, ports=(), public_ports=(8080,)))
+    groups = [each for each in world.resources.values() if each.kind == NSG]
+    names = [{rule["name"] for rule in group.body["properties"]["securityRules"]} for group in groups]
+    assert names == [{"skyserve-ssh", "skyserve-ports"}, {"skyserve-ssh", "skyserve-public"}]
 
 
 def test_what_fits_already_is_not_written_again(server: AzureServer) -> None:

@@ -43,6 +43,7 @@ ROUTES = [
     ("PUT", "/v1/services/chat"),
     ("POST", "/v1/services/chat/down"),
     ("POST", "/v1/services/chat/replicas/1/down"),
+    ("GET", "/v1/services/chat/replicas/1/access"),
     ("POST", "/v1/plan"),
     ("GET", "/v1/events"),
     ("GET", "/v1/logs/controller"),

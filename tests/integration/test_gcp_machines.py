@@ -161,7 +161,7 @@ def test_destroying_what_never_was_is_success(gcp: Controller) -> None:
 def test_what_is_destroyed_while_it_is_made_does_not_stay(gcp: Controller) -> None:
     gcp.world.hidden_s, gcp.world.operation_s = 20.0, 20.0
     gcp.world.faults.append(Fault("compute.zoneOperations.wait", 401, "authError", "Invalid Credentials"))
-    gcp.machines._network.ensure(OWNER, ORDER.ports, ORDER.sources)
+    gcp.machines._network.ensure(ORDER)
     machine = gcp.machines.create(ORDER)  # accepted, and nobody can see it yet
     assert machine.address is None
     gcp.insist(lambda: gcp.machines.destroy(machine))
@@ -318,7 +318,7 @@ def test_an_operation_that_fails_leaves_nothing(
 
 def test_a_slow_creation_is_pending_and_may_fail_later(gcp: Controller) -> None:
     gcp.world.operation_s = 1.0
-    gcp.machines._network.ensure(OWNER, ORDER.ports, ORDER.sources)
+    gcp.machines._network.ensure(ORDER)
     gcp.world.operation_s = 150.0
     gcp.world.room[ZONE.name, True] = 0
     machine = gcp.machines.create(ORDER)
@@ -331,7 +331,7 @@ def test_a_slow_creation_is_pending_and_may_fail_later(gcp: Controller) -> None:
 
 
 def test_credentials_that_die_after_the_cloud_accepted_lose_no_machine(gcp: Controller) -> None:
-    gcp.machines._network.ensure(OWNER, ORDER.ports, ORDER.sources)
+    gcp.machines._network.ensure(ORDER)
     gcp.world.faults.append(Fault("compute.zoneOperations.wait", 401, "authError", "Invalid Credentials"))
     assert gcp.machines.create(ORDER).state is S.PENDING
     assert set(gcp.listed()) == {ORDER.token}
@@ -474,7 +474,7 @@ def test_the_network_is_made_once(gcp: Controller) -> None:
         gcp.machines.create(order_of(f"chat-{number}"))
     assert gcp.world.count("compute.networks.insert") == 1
     assert gcp.world.count("compute.networks.get") == 1
-    assert gcp.world.count("compute.firewalls.insert") == 2
+    assert gcp.world.count("compute.firewalls.insert") == 3  # inner, ssh, ports
 
 
 def test_a_rule_that_somebody_widened_is_put_right(gcp: Controller) -> None:

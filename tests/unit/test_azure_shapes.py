@@ -12,8 +12,9 @@ from azure.mgmt.compute.models import VirtualMachine
 from azure.mgmt.network.models import SecurityRule
 
 from policies.model import CapacityType, Zone
+from provisioners.access import Access
 from provisioners.azure.check import missing_actions
-from provisioners.azure.network import Opening, opening_of, rules_with
+from provisioners.azure.network import rules_with
 from provisioners.azure.prices import region_spot_prices, spot_prices_of
 from provisioners.azure.shapes import (
     Place,
@@ -161,27 +162,39 @@ def test_the_descriptions_see_what_is_wrong(spoil: Callable[[Any], object], by_w
 # --- Rules ------------------------------------------------------------------------------------------------------------
 
 
-def _merged(*openings: Opening) -> list[dict[str, Any]]:
-    rules: list[dict[str, Any]] = []
-    for opening in openings:
-        rules = rules_with(opening, [SecurityRule(rule) for rule in rules]) or rules
-    return rules
+HERE = Access(frozenset({"10.0.0.0/8", "::/0"}), {"chat": frozenset({"192.0.2.7/32"})})
 
 
-def test_an_opening_is_of_ipv4_sources_and_includes_ssh() -> None:
-    sources = ("10.0.0.0/8", "::/0", "10.0.0.0/8")
-    assert opening_of(order(sources=sources, ports=(80, 22))) == Opening(("10.0.0.0/8",), (22, 80))
-    assert opening_of(order(sources=("::/0",))) is None
+def opened(rules: list[dict[str, Any]]) -> dict[str, tuple[list[str], list[str]]]:
+    return {
+        rule["name"]: (
+            rule["properties"]["sourceAddressPrefixes"],
+            rule["properties"]["destinationPortRanges"],
+        )
+        for rule in rules
+    }
 
 
-def test_rules_add_up_and_keep_their_order() -> None:
-    one, two = Opening(("10.0.0.0/8",), (22, 80)), Opening(("0.0.0.0/0",), (443,))
-    more = Opening(("10.0.0.0/8",), (9000,))
-    rules = _merged(one, two, more)
-    ports = {rule["name"]: rule["properties"]["destinationPortRanges"] for rule in rules}
-    assert ports == {one.name: ["22", "80", "9000"], two.name: ["443"]}
-    assert len({rule["properties"]["priority"] for rule in rules}) == 2
-    assert rules_with(one, [SecurityRule(rule) for rule in rules]) is None
+def test_rules_are_of_ipv4_and_each_kind_of_port_has_its_own_sources() -> None:
+    rules = rules_with([], HERE, "chat", (80, 9000), (443,))
+    assert rules is not None
+    assert opened(rules) == {
+        "skyserve-ssh": (["10.0.0.0/8"], ["22"]),
+        "skyserve-ports": (["10.0.0.0/8", "192.0.2.7/32"], ["80", "9000"]),
+        "skyserve-public": (["0.0.0.0/0"], ["443"]),
+    }
+    assert len({rule["properties"]["priority"] for rule in rules}) == 3
+
+
+def test_who_is_not_let_in_any_more_leaves_no_rule() -> None:
+    before = [SecurityRule(rule) for rule in rules_with([], HERE, "chat", (80,), ()) or ()]
+    after = rules_with(before, Access(), "chat", (80,), ())
+    assert after == []
+
+
+def test_rules_that_fit_are_left_alone() -> None:
+    before = [SecurityRule(rule) for rule in rules_with([], HERE, "chat", (80,), (443,)) or ()]
+    assert rules_with(before, HERE, "chat", (80,), (443,)) is None
 
 
 def test_rules_of_the_user_stay() -> None:
@@ -189,7 +202,7 @@ def test_rules_of_the_user_stay() -> None:
         "name": "vpn",
         "properties": {"priority": 100, "destinationPortRange": "1194", "access": "Deny"},
     }
-    rules = rules_with(Opening(("10.0.0.0/8",), (22,)), [SecurityRule(theirs)])
+    rules = rules_with([SecurityRule(theirs)], Access(frozenset({"10.0.0.0/8"})), "chat", (), ())
     assert rules is not None
     assert rules[0]["name"] == "vpn"
     assert rules[0]["properties"]["access"] == "Deny"

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.model import CapacityType, Zone
+from provisioners.access import Access
 from provisioners.errors import InvalidRequestError
-from provisioners.gcp.network import outer_rule, prefix_of
+from provisioners.gcp.network import outer_rules, prefix_of
 from provisioners.gcp.order import (
     CPU_IMAGE,
     GPU_IMAGE,
@@ -220,19 +221,36 @@ def test_an_idempotency_key_follows_from_the_order_and_its_failures() -> None:
     assert keys[0] == keys[1] != keys[2]
 
 
-def test_nothing_is_open_to_nobody_in_particular() -> None:
-    assert outer_rule("own1", "global/networks/n", (8080,), ()) is None
+def rules(access: Access, *public: int) -> list[compute_v1.Firewall]:
+    return outer_rules("own1", "global/networks/n", access, "chat", (8080,), public)
 
 
-def test_a_rule_opens_what_was_asked_for_to_who_was_named() -> None:
-    rule = outer_rule("own1", "global/networks/n", (8080,), ("198.51.100.7/32", "10.0.0.9/8"))
-    assert rule is not None
-    assert list(rule.source_ranges) == ["10.0.0.0/8", "198.51.100.7/32"]
-    assert [(entry.I_p_protocol, list(entry.ports)) for entry in rule.allowed] == [("tcp", ["22", "8080"])]
-    assert list(rule.target_tags) == [rule.name]
-    assert rule.name.startswith(prefix_of("own1"))
+def test_a_rule_without_addresses_names_the_owners_machines_and_so_admits_nobody_else() -> None:
+    for rule in rules(Access()):
+        assert (list(rule.source_ranges), list(rule.source_tags)) == ([], [prefix_of("own1")])
+
+
+def test_rules_open_what_was_asked_for_to_who_was_named() -> None:
+    access = Access(frozenset({"10.0.0.9/8"}), {"chat": frozenset({"198.51.100.7/32", "2001:db8::1/128"})})
+    ssh, ports, public = rules(access, 443)
+    assert [list(rule.source_ranges) for rule in (ssh, ports, public)] == [
+        ["10.0.0.0/8"],
+        ["10.0.0.0/8", "198.51.100.7/32"],
+        ["0.0.0.0/0"],
+    ]
+    assert [list(rule.allowed[0].ports) for rule in (ssh, ports, public)] == [["22"], ["8080"], ["443"]]
+    assert [list(rule.target_tags) for rule in (ssh, ports, public)] == [
+        [prefix_of("own1")],
+        [ports.name],
+        [public.name],
+    ]
+
+
+def test_a_rules_name_does_not_follow_from_its_sources() -> None:
+    here, there = (rules(Access(frozenset({block}))) for block in ("192.0.2.1/32", "192.0.2.2/32"))
+    assert [rule.name for rule in here] == [rule.name for rule in there]
 
 
 def test_sources_that_are_no_blocks_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="CIDR"):
-        outer_rule("own1", "global/networks/n", (), ("everywhere",))
+        rules(Access(frozenset({"everywhere"})))

@@ -158,3 +158,14 @@ def test_what_is_wrong_with_the_load_of_a_target(change: dict[str, Any], problem
 def test_the_load_of_a_target_that_is_unusual(change: dict[str, Any]) -> None:
     message = {**TargetStats("a", 1, 2, 3, ejected=False, heard_s=0.5).to_json(), **change}
     assert TargetStats.from_json(message).to_json() == message
+
+
+def test_names_of_certificates_come_through_and_are_left_out_where_there_is_none() -> None:
+    target = Target("1", "https://192.0.2.1:8443", tls_name="own-chat-1-0123456789")
+    table = Table("chat", "1", (target,), targets_ca="AAAA")
+    assert Table.from_json(table.to_json()) == table
+    plain = Table("chat", "1", (Target("1", "http://192.0.2.1:8000"),)).to_json()
+    assert "targets_ca" not in plain  # an older agent would refuse the key
+    assert "tls_name" not in plain["targets"][0]
+    with pytest.raises(WireError, match="base64"):
+        Table.from_json(table.to_json() | {"targets_ca": "not base64!"})

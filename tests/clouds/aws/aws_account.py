@@ -71,6 +71,7 @@ class AwsAccount:
     images: dict[tuple[str, str], str] = field(default_factory=dict)  # (region, parameter): AMI
     on_launch: Callable[[Launched], None] = lambda launched: None
     on_gone: Callable[[str], None] = lambda instance_id: None
+    on_rules: Callable[[], None] = lambda: None  # the rules of a security group have changed
     lock: RLock = field(default_factory=RLock)  # moto is not thread-safe
     _lives: dict[str, Life] = field(default_factory=dict)
     _tokens: dict[tuple[str, str], tuple[str, bytes, str]] = field(default_factory=dict)
@@ -124,6 +125,18 @@ class AwsAccount:
                 for instance_id, life in self._lives.items()
                 if life.ended is None and wanted.items() <= dict(life.tags).items()
             ]
+
+    def openings(self, instance_id: str) -> set[tuple[int, str]]:
+        """The truth: what the security groups of an instance let in, (port, CIDR block)."""
+        with self.lock:
+            life = self._lives[instance_id]
+            groups = {group.id: group for card in life.instance.nics.values() for group in card.group_set}
+            return {
+                (int(rule.from_port), rule.ip_range["CidrIp"])
+                for group in groups.values()
+                for rule in group.ingress_rules
+                if rule.from_port is not None and rule.ip_range and "CidrIp" in rule.ip_range
+            }
 
     def belongings(self, region: str) -> list[str]:
         """The truth: ids of all volumes, network cards, security groups and key pairs that did not come with the account."""

@@ -117,6 +117,8 @@ class AwsWorld(StrictEc2):
                     response, hooks = self.answer(call, environ)
                 for hook in hooks:
                     hook()
+                if call.action.endswith("SecurityGroupIngress"):
+                    self.on_rules()
                 self._trouble(call, after=True)
             call.answered = "ok" if response.status_code < 400 else "refused"
         except Refusal as refusal:

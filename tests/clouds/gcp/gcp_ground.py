@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from typing import Any
 from zlib import crc32
 
@@ -77,7 +78,10 @@ class Ground(ABC):
             next(x for (_, own), x in self.instances.items() if own == name).get("tags", {}).get("items", [])
         )
         return any(
-            source in rule.get("sourceRanges", [])
+            any(
+                ip_network(source).subnet_of(ip_network(block))  # type: ignore[arg-type]
+                for block in rule.get("sourceRanges", [])
+            )
             and set(rule["targetTags"]) & set(tags)
             and any(str(port) in entry.get("ports", []) for entry in rule["allowed"])
             for rule in self.firewalls.values()
@@ -147,10 +151,16 @@ class Ground(ABC):
         self.firewalls[name] = self._resource("firewall", f"global/firewalls/{name}", name) | body
         return self._operate("", "insert", f"firewalls/{name}", lambda: None).view
 
-    def patch_firewall(self, call: Call, headers: Mapping[str, str]) -> Any:
+    def update_firewall(self, call: Call, headers: Mapping[str, str]) -> Any:
+        """What the body does not name is gone."""
         name = call.path["firewall"]
-        _held(self.firewalls, "firewalls", name).update(call.body)
-        return self._operate("", "patch", f"firewalls/{name}", lambda: None).view
+        held = _held(self.firewalls, "firewalls", name)
+        if not call.body.get("sourceRanges") and not call.body.get("sourceTags"):
+            call.body["sourceRanges"] = ["0.0.0.0/0"]
+        self.firewalls[name] = {
+            key: held[key] for key in ("kind", "id", "selfLink", "creationTimestamp") if key in held
+        } | call.body
+        return self._operate("", "update", f"firewalls/{name}", lambda: None).view
 
     def delete_firewall(self, call: Call, headers: Mapping[str, str]) -> Any:
         name = call.path["firewall"]

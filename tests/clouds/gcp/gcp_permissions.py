@@ -25,7 +25,7 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
     "compute.firewalls.get": ("compute.firewalls.get",),
     "compute.firewalls.list": ("compute.firewalls.list",),
     "compute.firewalls.insert": ("compute.firewalls.create", "compute.networks.updatePolicy"),
-    "compute.firewalls.patch": ("compute.firewalls.update", "compute.networks.updatePolicy"),
+    "compute.firewalls.update": ("compute.firewalls.update", "compute.networks.updatePolicy"),
     "compute.firewalls.delete": ("compute.firewalls.delete", "compute.networks.updatePolicy"),
     "compute.projects.get": ("compute.projects.get",),
     "compute.regions.list": ("compute.regions.list",),

@@ -151,7 +151,7 @@ _HANDLERS: Mapping[str, Callable[[World, Call, Mapping[str, str]], Any]] = {
     "compute.firewalls.get": World.get_firewall,
     "compute.firewalls.list": World.list_firewalls,
     "compute.firewalls.insert": World.insert_firewall,
-    "compute.firewalls.patch": World.patch_firewall,
+    "compute.firewalls.update": World.update_firewall,
     "compute.firewalls.delete": World.delete_firewall,
     "compute.projects.get": World.get_project,
     "compute.regions.list": World.list_regions,

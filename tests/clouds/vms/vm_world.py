@@ -16,17 +16,18 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from threading import RLock
+from threading import Event, RLock, Thread
 
 from tests.clouds.vms.vm_metadata import Metadata
 from tests.clouds.vms.wheels import copy_installed
@@ -35,6 +36,8 @@ _ROOT = Path(tempfile.gettempdir()) / "skyserve-vms"
 _NETWORKS = [IPv4Network(f"10.215.{number}.0/24") for number in range(64)]
 _PREFIX = "skv"
 _WAIT_S = 300.0
+_ALL_PROTOCOLS = 3
+_WALL = 1000  # the first of the preferences of a machine's firewall
 
 _POWER = """exec 3<&0
 "$@" & machine=$!
@@ -155,6 +158,49 @@ class Vm:
 
     def thaw(self) -> None:
         _ip(f"link set {self.namespace} up")
+
+    def wall(self, openings: Iterable[tuple[int, str]]) -> None:
+        """From now on only these (port, CIDR block) can be opened from outside, by TCP. The kernel's policy routing drops the
+        rest, which needs no program that is not there anyway. Again replaces."""
+        numbered = enumerate(sorted(openings), start=_WALL + 1)
+        rules = [
+            f"rule add pref {number} iif eth0 from {block} ipproto tcp dport {port} lookup local"
+            for number, (port, block) in numbered
+        ]
+        # Loopback and what this machine has opened itself: by the ephemeral ports that its connections come back to.
+        low, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+        rules.append(f"rule add pref {_WALL + 900} iif eth0 ipproto tcp dport 1-{int(low) - 1} blackhole")
+        rules.append(f"rule add pref {_WALL + 1000} lookup local")
+        # All at once would be better; but whoever is let in before and after is let in at each moment between.
+        shown = subprocess.run(
+            ["ip", "-n", self.namespace, "rule"], capture_output=True, text=True, check=True
+        ).stdout
+        old = [line.partition(":")[0] for line in shown.splitlines()]
+        _ip(f"rule add pref {_WALL} lookup local", self.namespace)
+        olds = [f"rule del pref {number}" for number in old if int(number) < 32000 and int(number) != _WALL]
+        _ip("\n".join(olds), self.namespace)
+        _ip("\n".join([*rules, f"rule del pref {_WALL}"]), self.namespace)
+
+    @contextmanager
+    def tapped(self) -> Iterator[bytearray]:
+        """Everything that crosses the machine's wire, both ways, as it comes."""
+        heard, over = bytearray(), Event()
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PROTOCOLS)) as tap:
+            tap.bind((self.namespace, 0))
+            tap.settimeout(0.1)
+
+            def listen() -> None:
+                while not over.is_set():
+                    with suppress(TimeoutError):
+                        heard.extend(tap.recv(65536))
+
+            listener = Thread(target=listen, daemon=True)
+            listener.start()
+            try:
+                yield heard
+            finally:
+                over.set()
+                listener.join(10)
 
     def kill(self) -> None:
         """The power goes. Again is nothing new."""

@@ -1,0 +1,175 @@
+"""What TLS between a load balancer agent and a replica costs: CPU of the agent and of the machine's program, and latency.
+
+    python -m benchmarks.tls_front [--rounds 3] [--seconds 5]
+
+An engine in this process responds to requests, or streams chunks of an SSE response; the agent reaches it either by plain HTTP or
+through `host_agent.front`. CPU is what /proc counts for each process in the window, over the requests or chunks of the window.
+Both ways take turns in each round; printed are medians over the rounds. Requests are sent by one client, one after the other, so
+latency is that of an idle system; `streams` run side by side, each with a chunk every 20 ms, as tokens come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from lb.config.file import save
+from lb.config.schema import Table, Target
+from provisioners.certificates import Authority
+from provisioners.host_agent.bundle import agent_bundle
+from provisioners.host_agent.front import CERTIFICATE, port_of
+
+TOKEN = "own-chat-1-0123456789"
+STREAMS = 100
+EVERY_S = 0.02
+_TICKS_S = os.sysconf("SC_CLK_TCK")
+_CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":" lake"}}]}\n\n'
+_CHUNKED = b"%x\r\n%b\r\n" % (len(_CHUNK), _CHUNK)
+_PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+_SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    agent_us: float
+    front_us: float
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+
+
+async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            if b"GET /stream" not in head:
+                writer.write(_PLAIN)
+                continue
+            writer.write(_SSE)
+            while not writer.is_closing():
+                writer.write(_CHUNKED)
+                await writer.drain()
+                await asyncio.sleep(EVERY_S)
+    writer.close()
+
+
+def cpu_s(process: subprocess.Popen[bytes] | None) -> float:
+    if process is None:
+        return 0.0
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_S
+
+
+def started(
+    folder: Path, port: int, tls: bool
+) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes] | None]:
+    """The agent, and the program in front of the engine."""
+    front, url, ca = None, f"http://127.0.0.1:{port}", ""
+    if tls:
+        authority = Authority(bytes(32), "own")
+        (folder / "agent.pyz").write_bytes(agent_bundle())
+        (folder / CERTIFICATE).write_bytes(authority.of_machine(TOKEN))
+        order = {"front": {"port": None, "to": port}, "has_port": True, "claim_path": str(folder / "none")}
+        (folder / "order.json").write_text(json.dumps(order))
+        front = subprocess.Popen([sys.executable, str(folder / "agent.pyz"), "front", str(folder)])
+        while port_of(folder) is None:
+            time.sleep(0.02)
+        url, ca = f"https://127.0.0.1:{port_of(folder)}", base64.b64encode(authority.certificate).decode()
+    target = Target("1", url, health_path="/", tls_name=TOKEN if tls else "")
+    save(folder / "table.json", Table("bench", "1", (target,), targets_ca=ca))
+    command = [sys.executable, "-m", "lb", "--port", "0", "--service", "bench"]
+    command += ["--table-file", str(folder / "table.json"), "--ready-file", str(folder / "ready.json")]
+    agent = subprocess.Popen([*command, "--log-level", "error"], stdout=subprocess.DEVNULL)
+    while not (folder / "ready.json").exists():
+        time.sleep(0.02)
+    return agent, front
+
+
+async def requests(port: int, seconds: float) -> list[float]:
+    """Latencies of requests over one connection, one after the other."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    found, until = [], time.perf_counter() + seconds
+    while (begun := time.perf_counter()) < until:
+        writer.write(b"GET /v1/models HTTP/1.1\r\nHost: bench\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b" 200 " in head, head
+        await reader.readexactly(2)
+        found.append(time.perf_counter() - begun)
+    writer.close()
+    return found
+
+
+async def stream(port: int, until: float) -> int:
+    """The chunks of one stream."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /stream HTTP/1.1\r\nHost: bench\r\n\r\n")
+    count = 0
+    while time.perf_counter() < until:
+        count += (await reader.readuntil(b"}\n\n")).count(b"lake")
+    writer.close()
+    return count
+
+
+async def measured(tls: bool, seconds: float) -> tuple[Row, Row]:
+    """Per request and per chunk."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        server = await asyncio.start_server(engine, "127.0.0.1", 0)
+        agent, front = started(folder, server.sockets[0].getsockname()[1], tls)
+        try:
+            port = json.loads((folder / "ready.json").read_text())["port"]
+            await requests(port, 1.0)  # warm
+            rows = []
+            for kind in ("requests", "streams"):
+                before = cpu_s(agent), cpu_s(front)
+                if kind == "requests":
+                    found = sorted(await requests(port, seconds))
+                    count, p50, p99 = len(found), found[len(found) // 2], found[len(found) * 99 // 100]
+                else:
+                    until = time.perf_counter() + seconds
+                    count = sum(await asyncio.gather(*(stream(port, until) for _ in range(STREAMS))))
+                    p50 = p99 = 0.0
+                agent_us = 1e6 * (cpu_s(agent) - before[0]) / count
+                rows.append(Row(agent_us, 1e6 * (cpu_s(front) - before[1]) / count, 1e3 * p50, 1e3 * p99))
+            return rows[0], rows[1]
+        finally:
+            for process in (agent, front):
+                if process is not None:
+                    process.kill()
+                    process.wait()
+            server.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    given = parser.parse_args()
+    found: dict[bool, list[tuple[Row, Row]]] = {False: [], True: []}
+    for _ in range(given.rounds):
+        for tls in found:
+            found[tls].append(asyncio.run(measured(tls, given.seconds)))
+    for number, unit in enumerate(("request", "chunk")):
+        for tls, rounds in found.items():
+            rows = [rows[number] for rows in rounds]
+
+            def median(name: str, rows: list[Row] = rows) -> float:
+                return statistics.median(getattr(row, name) for row in rows)
+
+            print(
+                f"{'TLS' if tls else 'plain':5} per {unit:7} agent {median('agent_us'):7.1f} us CPU   "
+                f"front {median('front_us'):7.1f} us CPU   p50 {median('p50_ms'):.3f} ms   p99 {median('p99_ms'):.3f} ms"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Replicas that commands run on: which ones, and where each of them is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from provisioners.local.store import LocalStore
+from provisioners.local.visit import Inside, NoProcessError, inside
+from provisioners.shell import Login
+from skyserve_cli.commands import progress
+from skyserve_cli.commands.options import View, find, home
+from skyserve_cli.controller.client import Client
+from skyserve_cli.output import CommandFailed, WrongUsage
+
+UNREACHABLE = 255  # what `ssh` says, too
+
+ReplicaId = Annotated[
+    int | None,
+    typer.Option("--replica", metavar="ID", help="The id of a replica. Default: the only live one."),
+]
+Node = Annotated[
+    int, typer.Option("--node", metavar="RANK", min=0, help="Which machine of a replica of several.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OverSsh:
+    """On a machine. `folder` is the machine's, below the home of the user who logs in."""
+
+    login: Login
+    folder: str
+
+
+Place = OverSsh | Inside
+
+
+def live_ids(client: Client, name: str) -> list[int]:
+    """The ids of the live replicas. Raises CommandFailed if there is none."""
+    view: View = find(client.services(down=True), name)
+    ids = [int(replica["id"]) for replica in progress.live_replicas(view)]
+    if not ids:
+        raise CommandFailed(f"{name} has no live replica")
+    return ids
+
+
+def chosen(client: Client, name: str, wanted: int | None) -> int:
+    """The replica `wanted`, or the only live one. Raises WrongUsage if there are several, CommandFailed if it is gone."""
+    ids = live_ids(client, name)
+    known = ", ".join(map(str, ids))
+    if wanted is not None and wanted not in ids:
+        raise CommandFailed(f"{name} has no live replica {wanted} (live: {known})")
+    if wanted is None and len(ids) > 1:
+        raise WrongUsage(f"{name} has several live replicas: pass --replica ID ({known})")
+    return ids[0] if wanted is None else wanted
+
+
+def place_of(client: Client, name: str, replica_id: int, node: int) -> Place:
+    """Where the replica runs. Raises CommandFailed or RefusedError."""
+    found: dict[str, Any] = client.access(name, replica_id, node=node)
+    if found["kind"] == "ssh":
+        login = found["login"]
+        return OverSsh(Login(**{**login, "host_keys": tuple(login["host_keys"])}), found["folder"])
+    try:
+        return inside(LocalStore(home().root.resolve()).folder(found["token"]).at(found["node"]))
+    except NoProcessError as error:
+        raise CommandFailed(f"replica {replica_id} of {name} {error}") from error

@@ -1,0 +1,125 @@
+"""`serve ssh`: a shell where a replica runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+
+import typer
+
+from provisioners.local.visit import Inside
+from provisioners.shell import Login, ShellError, UnreachableError, connect
+from provisioners.visit import bring_agent, interactive_command
+from skyserve_cli.commands.options import ServiceName, controller, home
+from skyserve_cli.commands.reach import UNREACHABLE, Node, OverSsh, ReplicaId, chosen, place_of
+from skyserve_cli.output import CommandFailed
+
+NO_SSH = (
+    "there is no program `ssh` here: install OpenSSH's client (Debian, Ubuntu: apt install openssh-client; "
+    "Fedora: dnf install openssh-clients), or use `serve exec`"
+)
+
+
+def ssh(name: ServiceName, replica: ReplicaId = None, node: Node = 0) -> None:
+    """Open a shell where a replica runs.
+
+    It starts in the replica's work directory with its environment; on machines that is without the secrets. The machine
+    must show the host key that skyserve knows. On the local cloud it is your $SHELL.
+
+    \b
+    serve ssh chat
+    serve ssh chat --replica 3
+    """
+    client = controller()
+    place = place_of(client, name, chosen(client, name, replica), node)
+    if isinstance(place, Inside):
+        shell = os.environ.get("SHELL") or "/bin/sh"
+        raise typer.Exit(_wait_for(place.command([shell]), cwd=place.work, env=place.env))
+    raise typer.Exit(_over_ssh(place))
+
+
+def _over_ssh(place: OverSsh) -> int:
+    """The exit code of `ssh`. The private key is in a file only while it runs."""
+    program = shutil.which("ssh")
+    if program is None:
+        raise CommandFailed(NO_SSH)
+    try:
+        with connect(place.login) as shell:
+            bring_agent(shell, place.folder)
+    except ShellError as error:
+        raise CommandFailed(
+            error.message, UNREACHABLE if isinstance(error, UnreachableError) else 1
+        ) from error
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGHUP, _leave)
+    with TemporaryDirectory(prefix=".ssh-", dir=home().root) as folder:  # for its owner alone
+        identity, known_hosts = Path(folder, "identity"), Path(folder, "known_hosts")
+        write_private(identity, place.login.private_key.rstrip() + "\n")
+        write_private(known_hosts, known_hosts_of(place.login))
+        return _wait_for(ssh_command(program, place, identity, known_hosts))
+
+
+def ssh_command(program: str, place: OverSsh, identity: Path, known_hosts: Path) -> list[str]:
+    """The arguments of `ssh`. Nothing of the user's own configuration counts: the connection is the controller's."""
+    options = {
+        "IdentityFile": _quoted(identity),
+        "IdentitiesOnly": "yes",
+        "IdentityAgent": "none",
+        "UserKnownHostsFile": _quoted(known_hosts),
+        "GlobalKnownHostsFile": "/dev/null",
+        "StrictHostKeyChecking": "yes",
+        "UpdateHostKeys": "no",
+        "PreferredAuthentications": "publickey",
+        "ConnectTimeout": "10",
+        "ServerAliveInterval": "10",
+        "LogLevel": "ERROR",
+    }
+    words = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+    login = place.login
+    words += ["-t", "-p", str(login.port), "-l", login.user, "--", login.address]
+    return [program, "-F", "none", *words, interactive_command(place.folder)]
+
+
+def known_hosts_of(login: Login) -> str:
+    """The lines that pin the host's keys."""
+    entry = login.address if login.port == 22 else f"[{login.address}]:{login.port}"
+    return "".join(f"{entry} {' '.join(key.split()[:2])}\n" for key in login.host_keys)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read from its first instant."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+def _quoted(path: Path) -> str:
+    """As `ssh` reads the name of a file in an option: it expands % and splits at blanks."""
+    return '"' + str(path).replace("%", "%%") + '"'
+
+
+def _wait_for(
+    command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> int:
+    """The exit code of a program that has the terminal: Ctrl-C is its own business, and does not end us before it."""
+    process = subprocess.Popen(command, cwd=cwd, env=None if env is None else dict(env))
+    try:
+        while True:
+            with suppress(KeyboardInterrupt):
+                code = process.wait()
+                return code if code >= 0 else 128 - code
+    finally:
+        if process.poll() is None:  # we are being ended
+            process.terminate()
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    """End by way of the clean-up."""
+    sys.exit(128 + number)

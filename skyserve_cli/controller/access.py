@@ -1,0 +1,37 @@
+"""How the command line gets to where a replica runs: the controller knows addresses, keys and folders."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from posixpath import dirname
+from typing import Any
+
+from provisioners.base import Instance, LoginSource, Provisioner
+from provisioners.errors import ProvisionError
+from provisioners.local.cloud import LocalProvisioner
+
+
+class NoAccessError(Exception):
+    """No command can be run there. The message goes on after "replica 3 of chat"."""
+
+
+def access_to(source: Provisioner, instance: Instance | None, node: int) -> dict[str, Any]:
+    """`{"kind": "ssh", "login", "folder"}` or `{"kind": "local", "token", "node"}`; `folder` is the machine's, below the
+    home of the user who logs in. `instance` is None for a replica that has none, or has ended. Raises NoAccessError."""
+    if instance is None:
+        raise NoAccessError("has no machine, or none any more")
+    if instance.state.is_gone:
+        raise NoAccessError(f"is gone ({instance.state.value})")
+    if isinstance(source, LocalProvisioner):
+        return {"kind": "local", "token": instance.token, "node": node}
+    if not isinstance(source, LoginSource):
+        raise NoAccessError(f"is on {source.name}, which has no shell to log in to")
+    try:
+        login = source.login(instance, node)
+    except ProvisionError as error:
+        raise NoAccessError(f"cannot be logged in to: {error.message}") from error
+    return {
+        "kind": "ssh",
+        "login": asdict(login),
+        "folder": dirname(source.work_folder(instance, node)),
+    }
