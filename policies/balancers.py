@@ -94,7 +94,7 @@ def learn(memory: Json, events: Sequence[Event], before: Mapping[int, Replica], 
         place = str(place_of(agent))
         if isinstance(event, ProbePassed):
             pauses.pop(place, None)
-        elif _is_failure(event):
+        elif _is_failure(event) or blocks.is_early_loss(event, agent):
             failures = int(pauses.get(place, {"failures": 0})["failures"]) + 1
             wait_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures - 1, _DOUBLINGS))
             pauses[place] = {"until": now + wait_s, "failures": failures}

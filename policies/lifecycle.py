@@ -78,6 +78,7 @@ TRANSITIONS: dict[ReplicaState, dict[Kind, ReplicaState]] = {
     },
     _S.PROVISIONING: _ALIVE
     | {
+        LaunchFailed: _S.TERMINATING,  # the cloud accepted it, and ended it; something may be left
         Progressed: _S.PROVISIONING,
         Bootstrapped: _S.STARTING,
         BootstrapFailed: _S.TERMINATING,
@@ -87,6 +88,7 @@ TRANSITIONS: dict[ReplicaState, dict[Kind, ReplicaState]] = {
     },
     _S.STARTING: _ALIVE
     | {
+        LaunchFailed: _S.TERMINATING,
         ProbePassed: _S.READY,
         ProbeFailed: _S.STARTING,
         RunExited: _S.TERMINATING,
@@ -126,6 +128,7 @@ REASON_OF_FAILURE: dict[FailureKind, EndReason] = {
     FailureKind.CAPACITY: EndReason.CAPACITY,
     FailureKind.QUOTA: EndReason.QUOTA,
     FailureKind.AUTH: EndReason.AUTH,
+    FailureKind.REFUSED: EndReason.REFUSED,
     FailureKind.CONFIG: EndReason.CONFIG,
     FailureKind.TRANSIENT: EndReason.CLOUD_ERROR,
 }

@@ -39,7 +39,8 @@ class EndReason(str, Enum):
     CAPACITY = "CAPACITY"  # the zone had no room
     QUOTA = "QUOTA"
     AUTH = "AUTH"
-    CONFIG = "CONFIG"  # the cloud refused the order as wrong
+    CONFIG = "CONFIG"  # the order is wrong wherever it is sent
+    REFUSED = "REFUSED"  # the cloud refused the order there; elsewhere it may take it
     CLOUD_ERROR = "CLOUD_ERROR"  # a transient error that outlived its retries
     SETUP_FAILED = "SETUP_FAILED"
     RUN_EXITED = "RUN_EXITED"
@@ -57,9 +58,20 @@ class FailureKind(str, Enum):
 
     CAPACITY = "capacity"  # another zone, now; teaches placement
     QUOTA = "quota"  # leave that region and capacity type until retry_at
-    AUTH = "auth"  # stop that cloud
+    AUTH = "auth"  # stop using the cloud, or its region, until a person has acted
+    REFUSED = "refused"  # not there, for a long while; fail the version once every offer was refused
     CONFIG = "config"  # fail the version, do not retry
     TRANSIENT = "transient"  # the bounded retries of one order are used up
+
+
+class Scope(str, Enum):
+    """What a failed launch says something about, from the narrowest to the widest."""
+
+    OFFER = "offer"  # this machine type in this zone and market
+    TYPE = "type"  # this machine type in the region
+    ZONE = "zone"  # every machine in the zone
+    REGION = "region"  # every machine in the region
+    CLOUD = "cloud"  # every machine of the cloud; of a quota: of that accelerator and market
 
 
 class Role(str, Enum):
@@ -153,10 +165,14 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailed:
+    """The cloud refused the launch, or accepted it and ended the instance before it was of use. `scope` None is the usual
+    one of the kind (`placement.blocks`)."""
+
     replica_id: int
     kind: FailureKind
     message: str = ""
     retry_at: float | None = None
+    scope: Scope | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from policies.model import (
     Terminate,
     UpdateMode,
 )
+from policies.placement import blocks
 from policies.placement.base import View
 from policies.registry import Policies
 
@@ -58,6 +59,7 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
 
     wanted, scaling, rescale_at = policies.scaler.target(observation, memory.scaling)
     size = wanted + goal.placement.num_overprovision if wanted > 0 else 0
+    memory, refused = _without_hope(observation, memory)
     new, old = rollout.split(staying, goal, memory.rollout)
     complete = rollout.is_complete(size, new)
     memory = replace(memory, scaling=scaling, rollout=rollout.settle(complete, old, goal, memory.rollout))
@@ -66,6 +68,10 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     old = [replica for replica in old if replica not in retired]
 
     held_back, retry_at = rollout.may_launch(goal, memory.rollout, now)
+    if (
+        refused and not held_back
+    ):  # these offers are the refused version's, not those of the one wanted from now on
+        held_back, retry_at = refused, now
     side_by_side = old if goal.update_mode is UpdateMode.ROLLING else []
     view = View(
         now=now,
@@ -99,6 +105,21 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
             notes = (f"no offer fits version {version}",)
     wakes = [at for at in (decided.wake_at, rescale_at, retry_at) if at is not None]
     return Plan((*actions, *launches), memory, notes, decided.target, wanted, min(wakes, default=None))
+
+
+def _without_hope(observation: Observation, memory: Memory) -> tuple[Memory, str]:
+    """The memory, and a sentence if the wanted version is given up now because every offer has refused it."""
+    goal, closed = observation.goal, memory.placement.get("blocks", {})
+    if not blocks.all_rejected(observation.offers, closed):
+        return memory, ""
+    version, after = rollout.wanted_version(goal, memory.rollout), rollout.give_up(goal, memory.rollout)
+    if after == memory.rollout:
+        return memory, ""
+    placement = {**memory.placement, "blocks": blocks.without_refusals(closed)}
+    return (
+        replace(memory, rollout=after, placement=placement),
+        f"version {version} has failed: every machine on offer was refused",
+    )
 
 
 def _live(observation: Observation) -> list[Replica]:

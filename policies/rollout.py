@@ -9,12 +9,12 @@ replica all requests move at once and the old fleet drains. A fleet that another
 complete has never served and never will: it is ended at once.
 
 A version that never had a ready replica and has failed `FAILURES_UNTIL_FAILED` times (or once in a way that
-cannot get better: the cloud called the order wrong) is failed: it is not launched again, and the last version
-that did work is wanted instead, so that its lost replicas are still replaced. The user sees the failure in
-`serve status` and updates again.
+cannot get better: the order is wrong wherever it is sent), or that every offer has refused, is failed: it is not
+launched again, and the last version that did work is wanted instead, so that its lost replicas are still replaced.
+The user sees the failure in `serve status` and updates again.
 
-Memory: {"good": version, "failed": [versions], "failures": n, "failing": version, "retry_at": s, "serving":
-newest version that has been in the load balancers' tables}.
+Memory: {"good": version, "failed": [versions], "refused": [those of them that every offer refused], "failures": n,
+"failing": version, "retry_at": s, "serving": newest version that has been in the load balancers' tables}.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from policies.model import (
     RunExited,
     UpdateMode,
 )
+from policies.placement import blocks
 
 FAILURES_UNTIL_FAILED = 3
 FIRST_RETRY_S = 2.0
@@ -74,7 +75,7 @@ def learn(
             if after.get("failing") == version:
                 for key in ("failures", "failing", "retry_at"):
                     after.pop(key, None)
-        elif _is_failure(event):
+        elif _is_failure(event) or blocks.is_early_loss(event, replica):
             failures = after.get("failures", 0) + 1 if after.get("failing") == version else 1
             after["failing"], after["failures"] = version, failures
             after["retry_at"] = now + min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(failures - 1, 10))
@@ -82,6 +83,19 @@ def learn(
             if hopeless and not _works(version, goal, after):
                 after["failed"] = sorted({*after.get("failed", ()), version})
     return after
+
+
+def give_up(goal: Goal, memory: Json) -> Json:
+    """The memory once every offer has refused the wanted version. One that works, or has failed already, is left as it
+    is: what refuses it now may take it again."""
+    version = wanted_version(goal, memory)
+    if version in memory.get("failed", ()) or _works(version, goal, memory):
+        return memory
+    return {
+        **memory,
+        "failed": sorted({*memory.get("failed", ()), version}),
+        "refused": sorted({*memory.get("refused", ()), version}),
+    }
 
 
 def wanted_version(goal: Goal, memory: Json) -> int:
@@ -99,7 +113,8 @@ def has_failed(goal: Goal, memory: Json) -> bool:
 def may_launch(goal: Goal, memory: Json, now: float) -> tuple[str, float | None]:
     """("", None) if new replicas may be launched now, else the sentence that says why not, and until when."""
     if has_failed(goal, memory) and "good" not in memory:
-        return f"version {goal.version} has failed; update the service", None
+        why = ": every machine on offer was refused" if goal.version in memory.get("refused", ()) else ""
+        return f"version {goal.version} has failed{why}; update the service", None
     # An update ends the wait: it is there to put right what failed.
     if memory.get("failing") == wanted_version(goal, memory) and now < memory.get("retry_at", 0.0):
         return "the last replica failed; waiting before the next launch", memory["retry_at"]

@@ -9,12 +9,13 @@ it checks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from policies.model import AcceleratorQps, CapacityType, Offer, Role, Zone
+from provisioners.errors import ProvisionError, Refusal
 
 if TYPE_CHECKING:
     from provisioners.shell import Login, Shell  # which loads an SSH library
@@ -132,7 +133,8 @@ class Instance:
     """One replica's machine or machines as the cloud tells it; `id` and `endpoint` are those of the head.
 
     `preempt_at` (UNIX seconds) is set while a preemption notice stands, for whichever node. `endpoint` is the base
-    URL on which the replica's port can be reached, once known. `message` is one sentence about a failed state.
+    URL on which the replica's port can be reached, once known. `message` is one sentence about a failed state. `refusal` says
+    that the cloud accepted the instance and then could not, or would not, start it: it counts as if refused at once.
     """
 
     id: str
@@ -146,6 +148,23 @@ class Instance:
     endpoint: str | None = None
     preempt_at: float | None = None
     message: str = ""
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The instances of an owner in the places that responded. `silent`: why, for each region or zone that did not; instances
+    there may be missing here and exist all the same. `closed`: a sentence for each region that does not let us in, which is left
+    out of offers; it may be silent, too."""
+
+    instances: Sequence[Instance]
+    silent: Mapping[str, ProvisionError] = field(default_factory=dict)
+    closed: Mapping[str, str] = field(default_factory=dict)
+
+
+def is_silent(zone: Zone, silent: Collection[str]) -> bool:
+    """Whether the zone, or its region, is among the places that did not respond."""
+    return bool(silent) and (zone.region in silent or zone.name in silent)
 
 
 class Provisioner(Protocol):
@@ -183,6 +202,15 @@ class Provisioner(Protocol):
     def terminate(self, instance: Instance) -> None:
         """Destroy the instance, all its nodes, and all that came with it. Already gone is success. Returns once it
         is gone or the cloud has promised it; `instances` tells when it really is."""
+        ...
+
+
+@runtime_checkable
+class RegionalSource(Protocol):
+    """A provisioner whose regions fail one by one."""
+
+    def listing(self, owner: str) -> Listing:
+        """Like `instances`, but a region that does not respond is named and no error, unless no region responds."""
         ...
 
 

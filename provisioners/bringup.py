@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from policies.model import Offer
 from provisioners.bootstrap import Step
 from provisioners.host import Host
 from provisioners.packing import PackingError
@@ -26,6 +27,12 @@ BOOT_TIMEOUT_S = 600.0
 _AGAIN_S = 1.0
 _USUAL_BOOT_S = 90.0
 _TAIL_LINES = 20
+
+
+def patience(offer: Offer) -> float:
+    """How many times the usual timeout a machine has to boot: those of eight accelerators, or without a hypervisor, take 8 to
+    15 minutes until sshd responds."""
+    return 2.0 if offer.accelerator_count >= 8 or "metal" in offer.instance_type else 1.0
 
 
 @dataclass(frozen=True, slots=True)

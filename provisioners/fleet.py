@@ -21,11 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, TypeVar
 
-from policies.model import Offer
-from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
+from policies.model import Offer, Zone
+from provisioners.base import Instance, InstanceState, LaunchOrder, Listing, Requirements, is_silent
 from provisioners.bootstrap import ROOT
 from provisioners.clock import unix_now
-from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
+from provisioners.errors import InvalidRequestError, ProvisionError, RegionClosedError, TransientError
 from provisioners.gang import gang_of
 from provisioners.machines import (
     MAX_TOKEN,
@@ -34,6 +34,7 @@ from provisioners.machines import (
     MachineOrder,
     Machines,
     MachineState,
+    Silent,
     machine_token,
 )
 from provisioners.shell import Login, Shell
@@ -134,7 +135,9 @@ class FleetProvisioner:
     # --- Provisioner
 
     def offers(self, need: Requirements) -> Sequence[Offer]:
-        return self._offer(need)
+        closed = self.machines.closed.why()
+        found = self._offer(need)
+        return [offer for offer in found if offer.zone.region not in closed] if closed else found
 
     def launch(self, order: LaunchOrder) -> Instance:
         self._check(order)
@@ -142,7 +145,11 @@ class FleetProvisioner:
             self._forgotten.wait_for(lambda: not self._forgetting)
             self._launching.add(order.token)
         try:
-            machines = self._create_all(order)
+            try:
+                machines = self._create_all(order)
+            except RegionClosedError as error:
+                self.machines.closed.note(error)
+                raise
             with self._lock:
                 self._seen[order.token] = machines
                 self._young[order.token] = self._now()
@@ -154,12 +161,23 @@ class FleetProvisioner:
         return self._instance(order.token, machines)
 
     def instances(self, owner: str, service: str | None = None) -> Sequence[Instance]:
+        return [one for one in self._list(owner, None, frozenset) if service in (None, one.service)]
+
+    # --- RegionalSource
+
+    def listing(self, owner: str) -> Listing:
+        silent: dict[str, ProvisionError] = {}
+        instances = self._list(owner, silent.__setitem__, lambda: frozenset(silent))
+        return Listing(instances, dict(sorted(silent.items())), self.machines.closed.why())
+
+    def _list(self, owner: str, note: Silent | None, silent: Callable[[], frozenset[str]]) -> list[Instance]:
         with self._lock:
             launching = set(
                 self._launching
             )  # before the cloud is asked: what is begun later may be half listed
             asked_at = self._now()
-        gangs = _by_replica(self.machines.machines(owner))
+        gangs = _by_replica(self.machines.machines(owner, note))
+        unseen = silent()
         with self._lock:
             launching |= self._launching
             self._young = {t: at for t, at in self._young.items() if at > asked_at - CONSISTENT_AFTER_S}
@@ -168,12 +186,12 @@ class FleetProvisioner:
                     gangs[token] = self._seen[token]
             self._seen.update(gangs)
             for token, gang in list(self._seen.items()):
-                if token not in gangs and token not in launching and gang[0].owner == owner:
+                is_gone = token not in gangs and not is_silent(gang[0].zone, unseen)
+                if is_gone and token not in launching and gang[0].owner == owner:
                     self._forget(token)
         return [
-            self._instance(token, gang, whole=token not in launching)
+            self._instance(token, gang, whole=token not in launching and not is_silent(gang[0].zone, unseen))
             for token, gang in gangs.items()
-            if service in (None, gang[0].service)
         ]
 
     def terminate(self, instance: Instance) -> None:
@@ -284,7 +302,7 @@ class FleetProvisioner:
         """Destroy what there is of a gang that cannot be completed."""
         if order.num_nodes == 1:
             return
-        left = _by_replica(self.machines.machines(order.owner)).get(order.token, ())
+        left = _by_replica(self._near(order.owner, order.offer.zone)).get(order.token, ())
         try:
             _all_of(_AT_ONCE, self.machines.destroy, [one for one in left if not one.state.is_gone])
         except ProvisionError as stuck:
@@ -307,7 +325,9 @@ class FleetProvisioner:
             machine = by_rank.get(rank)
             if machine is None:
                 state = MachineState.TERMINATED if whole else MachineState.PENDING
-                machine = replace(gang[0], id="", rank=rank, state=state, message="", preempt_at=None)
+                machine = replace(
+                    gang[0], id="", rank=rank, state=state, message="", preempt_at=None, refusal=None
+                )
             nodes.append(self._node_instance(token, machine))
         return gang_of(nodes)
 
@@ -342,6 +362,7 @@ class FleetProvisioner:
             endpoint=endpoint,
             preempt_at=min(notices, default=None),
             message=message,
+            refusal=machine.refusal,
         )
 
     def _gang(self, instance: Instance) -> tuple[Machine, ...]:
@@ -350,10 +371,19 @@ class FleetProvisioner:
         with self._lock:
             seen = self._seen.get(instance.token, ())
         if not seen or len(seen) < seen[0].num_nodes:
-            seen = _by_replica(self.machines.machines(instance.owner)).get(instance.token, ())
+            seen = _by_replica(self._near(instance.owner, instance.zone)).get(instance.token, ())
         if not instance.id or any(machine.id == instance.id for machine in seen):
             return seen
         return () if seen else (_head_of(instance),)
+
+    def _near(self, owner: str, zone: Zone) -> Sequence[Machine]:
+        """All machines in the zone, and what else responds. Raises if the zone or its region does not."""
+        silent: dict[str, ProvisionError] = {}
+        found = self.machines.machines(owner, silent.__setitem__)
+        for place, error in silent.items():
+            if is_silent(zone, {place}):
+                raise error
+        return found
 
     def _node(self, instance: Instance, node: int) -> Machine | None:
         """Of a machine that does not run there is nothing to read."""

@@ -28,7 +28,7 @@ _FIRST_THAT_FITS = (_S.SETUP_FAILED, _S.RUN_EXITED, _S.UNATTENDED, _S.PENDING, _
 def gang_of(nodes: Sequence[Instance]) -> Instance:
     """The nodes of one replica (by rank, the head first) as the one instance they make.
 
-    It is the head with the state of the gang, the earliest preemption notice that stands for any node, and the
+    It is the head with the state of the gang, the first refusal of any node, the earliest preemption notice that stands for any node, and the
     message of the first node that has one to give for this state, which it names.
     """
     head = nodes[0]
@@ -36,7 +36,14 @@ def gang_of(nodes: Sequence[Instance]) -> Instance:
         return head
     state = gang_state([node.state for node in nodes])
     notices = [node.preempt_at for node in nodes if node.preempt_at is not None and not state.is_gone]
-    return replace(head, state=state, preempt_at=min(notices, default=None), message=_message(state, nodes))
+    refusal = next((node.refusal for node in nodes if node.refusal is not None), None)
+    return replace(
+        head,
+        state=state,
+        preempt_at=min(notices, default=None),
+        message=_message(state, nodes),
+        refusal=refusal,
+    )
 
 
 def gang_state(states: Sequence[InstanceState]) -> InstanceState:

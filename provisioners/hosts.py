@@ -14,7 +14,7 @@ from policies.model import Role
 from provisioners.attendant import HEARTBEAT_S, POLL_S, Attendant
 from provisioners.base import LaunchOrder
 from provisioners.bootstrap import Front, Node, steps_for
-from provisioners.bringup import BOOT_TIMEOUT_S
+from provisioners.bringup import BOOT_TIMEOUT_S, patience
 from provisioners.clock import unix_now
 from provisioners.fleet import HostReport, replica_token
 from provisioners.host import Host
@@ -77,7 +77,7 @@ class SshHosts:
                 connect=lambda: self._dial(self._login(machine)),
                 connect_line=lambda: self._dial_line(self._login(machine)),
                 is_booting=self._is_booting,
-                boot_timeout_s=self._boot_timeout_s,
+                boot_timeout_s=self._boot_timeout_s * patience(order.offer),
                 poll_s=self._poll_s,
                 heartbeat_s=self._heartbeat_s,
                 now=self._now,

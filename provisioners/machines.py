@@ -20,7 +20,8 @@ from typing import ClassVar, Protocol
 
 from policies.model import CapacityType, Role, Zone
 from provisioners.access import Access
-from provisioners.errors import ProvisionError
+from provisioners.errors import ProvisionError, Refusal
+from provisioners.regions import ClosedRegions
 
 OWNER_TAG = "skyserve-owner"
 SERVICE_TAG = "skyserve-service"
@@ -105,7 +106,8 @@ class MachineState(str, Enum):
 class Machine:
     """One machine as its cloud tells it. `address` is where it can be reached from here, `private_address` from its
     own region. `launched_at` and `preempt_at` are UNIX seconds; the latter stands while the cloud's API (not the
-    machine's metadata service) says that it will be taken. `message` is one sentence about how it came to its end.
+    machine's metadata service) says that it will be taken. `message` is one sentence about how it came to its end, and
+    `refusal` what that means where the cloud ended it because it could not, or would not, start it.
     """
 
     id: str
@@ -124,6 +126,7 @@ class Machine:
     preempt_at: float | None = None
     message: str = ""
     instance_type: str = ""
+    refusal: Refusal | None = None
 
 
 class SpotPrice(Protocol):
@@ -186,11 +189,14 @@ Silent = Callable[[str, ProvisionError], None]
 class Machines(Protocol):
     """A cloud that rents machines. Thread-safe. Raises the classes of `provisioners.errors` only.
 
-    A list is never a part of the truth, since what it lacks counts as gone: a region that cannot be listed is an error.
-    Who can do with a part says so by `silent`.
+    A list is never a part of the truth without saying so, since what it lacks counts as gone: a region that cannot be listed
+    is an error. A caller that can do with a part gives `silent`, which is called with each region (or place in one) that did
+    not respond; if none responded, that is an error all the same. Regions that are known to be closed (`closed`) are left
+    out, and `silent` is called with those that `machines` leaves out.
     """
 
     name: ClassVar[str]
+    closed: ClosedRegions  # what was found closed; `fleet` adds what launches find
 
     def create(self, order: MachineOrder) -> Machine:
         """Ask for the machine; returns once the cloud has accepted it. What it needs around it (network, firewall,

@@ -2,13 +2,15 @@
 
 A capacity error or a preemption (its notice, where there is one) blocks the zone, for that capacity type and that
 kind of machine (accelerator and count), for 10 s, doubling with every further one up to 5 min, until a replica launched
-there becomes ready: a zone without room for an L4 may have an A100. A quota error blocks the region for that capacity
-type and accelerator until `retry_at` (default 5 min), and a region whose answers were errors to the last try is left alone
-for a minute. A permission error blocks the cloud for 15 s, doubling up to 15 min until a launch there is accepted:
-somebody may be mending it right now, or not before Monday. A launch known to fail helps nobody.
+there becomes ready: a zone without room for an L4 may have an A100. So does an on-demand instance that is lost before its
+replica was ready. A quota error blocks the region (or the cloud, where the quota is the cloud's) for that capacity type and
+accelerator until `retry_at` (default 5 min), and a region whose answers were errors to the last try is left alone for a
+minute. A permission error blocks what was refused, the region or the whole cloud, for 15 s, doubling up to 15 min until a
+launch there is accepted: a person may be about to fix it, or not before Monday. A refusal for a reason that waiting does not
+cure (FailureKind.REFUSED) blocks its scope for an hour, doubling up to six, until a replica launched there becomes ready.
 
 Blocks are {"cloud/region/zone|capacity type|accelerator:count": {"until": s, "failures": n}}, with "*" for zone or
-region; what is missing at the end stands for all.
+region; what is missing at the end stands for all. Refusals have keys of their own, in which "=" and the machine type follow.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from policies.model import (
     ProbePassed,
     Replica,
     ReplicaState,
+    Scope,
 )
 
 FIRST_BLOCK_S = 10.0
@@ -39,6 +42,8 @@ LONGEST_BLOCK_S = 300.0
 QUOTA_BLOCK_S = 300.0
 FIRST_AUTH_BLOCK_S = 15.0
 LONGEST_AUTH_BLOCK_S = 900.0
+FIRST_REFUSED_BLOCK_S = 3600.0
+LONGEST_REFUSED_BLOCK_S = 6 * 3600.0
 ERROR_BLOCK_S = 60.0
 FORGET_AFTER_S = 3600.0
 
@@ -71,6 +76,22 @@ def refusals(events: Sequence[Event], replicas: Mapping[int, Replica]) -> Iterat
                 yield replica
 
 
+def early_losses(events: Sequence[Event], replicas: Mapping[int, Replica]) -> Iterator[Replica]:
+    """The replicas that were lost before they were ever ready, and not to the spot market."""
+    for event in events:
+        replica = replicas.get(event.replica_id)
+        if replica is not None and is_early_loss(event, replica):
+            yield replica
+
+
+def is_early_loss(event: Event, replica: Replica) -> bool:
+    """Whether the event takes away, for a reason that is not known, an instance that was never of use."""
+    if replica.ready_at is not None or replica.preempt_at is not None or replica.end_reason is not None:
+        return False
+    lost_node = isinstance(event, NodeLost) and not is_spot(replica.offer)
+    return lost_node or (isinstance(event, Preempted) and event.lost)
+
+
 def arrivals(events: Sequence[Event], replicas: Mapping[int, Replica]) -> Iterator[Replica]:
     """The replicas that have become ready for the first time."""
     for event in events:
@@ -93,8 +114,10 @@ def learn(
         key: block for key, block in blocks.items() if block["until"] + FORGET_AFTER_S > now
     }
     for replica in arrivals(events, replicas):
-        after.pop(_key(replica.offer), None)
-    news = {_key(r.offer) for r in (*refusals(events, replicas), *losses(events, replicas))}
+        for key in (_key(replica.offer), *_refusal_keys(replica.offer)):
+            after.pop(key, None)
+    gone = (*losses(events, replicas), *early_losses(events, replicas))
+    news = {_key(r.offer) for r in (*refusals(events, replicas), *gone)}
     if longest_s > 0:
         for key in sorted(news):
             failures = int(after[key]["failures"]) + 1 if key in after else 1
@@ -104,15 +127,19 @@ def learn(
         if held is None:
             continue
         match event:
-            case LaunchFailed(kind=FailureKind.QUOTA, retry_at=retry_at):
+            case LaunchFailed(kind=FailureKind.QUOTA, retry_at=retry_at, scope=scope):
                 until = now + QUOTA_BLOCK_S if retry_at is None else retry_at
                 after.pop(_region_key(held.offer), None)  # that was an answer
-                after[_quota_key(held.offer)] = {"until": until, "failures": 1}
-            case LaunchFailed(kind=FailureKind.AUTH):
-                key = _cloud_key(held.offer)
-                after[key] = _denied_again(after.get(key), now)
+                after[_quota_key(held.offer, scope)] = {"until": until, "failures": 1}
+            case LaunchFailed(kind=FailureKind.AUTH, scope=scope):
+                key = _denied_key(held.offer, scope)
+                after[key] = _again(after.get(key), now, FIRST_AUTH_BLOCK_S, LONGEST_AUTH_BLOCK_S)
+            case LaunchFailed(kind=FailureKind.REFUSED, scope=scope):
+                key = _refusal_key(held.offer, scope or Scope.OFFER)
+                after[key] = _again(after.get(key), now, FIRST_REFUSED_BLOCK_S, LONGEST_REFUSED_BLOCK_S)
             case Launched():
                 after.pop(_cloud_key(held.offer), None)
+                after.pop(_denied_key(held.offer, Scope.REGION), None)
             case GaveUp(reason=EndReason.CLOUD_ERROR):
                 key = _region_key(held.offer)
                 until = max(now + ERROR_BLOCK_S, after.get(key, {"until": now})["until"])
@@ -127,12 +154,12 @@ def _wait_s(failures: int, longest_s: float) -> float:
     return float(min(longest_s, FIRST_BLOCK_S * 2 ** min(failures - 1, _DOUBLINGS)))
 
 
-def _denied_again(block: dict[str, float] | None, now: float) -> dict[str, float]:
-    """A block of a cloud. Several refusals of one moment are one."""
+def _again(block: dict[str, float] | None, now: float, first_s: float, longest_s: float) -> dict[str, float]:
+    """The block after one more denial or refusal. Several of one moment are one."""
     if block is not None and block["until"] > now:
         return block
     failures = 1 if block is None else int(block["failures"]) + 1
-    wait_s = min(LONGEST_AUTH_BLOCK_S, FIRST_AUTH_BLOCK_S * 2 ** min(failures - 1, _DOUBLINGS))
+    wait_s = min(longest_s, first_s * 2 ** min(failures - 1, _DOUBLINGS))
     return {"until": now + wait_s, "failures": failures}
 
 
@@ -152,6 +179,18 @@ def all_refused(offers: Sequence[Offer], blocks: Json) -> bool:
     return all(_until(offer, blocks) for offer in offers)
 
 
+def all_rejected(offers: Sequence[Offer], blocks: Json) -> bool:
+    """Whether there are offers, and every one was refused for a reason that waiting does not cure."""
+    return bool(offers and blocks) and all(
+        any(key in blocks for key in _refusal_keys(offer)) for offer in offers
+    )
+
+
+def without_refusals(blocks: Json) -> dict[str, dict[str, float]]:
+    """The blocks for other reasons. What one version was refused for, the next may not be."""
+    return {key: block for key, block in blocks.items() if "|=" not in key}
+
+
 class Refusal(NamedTuple):
     """The last time that a zone had no room, and how often that was since a replica there was last ready."""
 
@@ -169,9 +208,8 @@ def refusal(offer: Offer, blocks: Json) -> Refusal | None:
 
 
 def barred(offer: Offer, blocks: Json, now: float) -> bool:
-    """Whether something other than a lack of room speaks against asking: quota, permission, errors."""
-    keys = _quota_key(offer), _region_key(offer), _cloud_key(offer)
-    return any(blocks[key]["until"] > now for key in keys if key in blocks)
+    """Whether something other than a lack of room speaks against asking: quota, permission, refusals, errors."""
+    return any(blocks[key]["until"] > now for key in _bars(offer) if key in blocks)
 
 
 def market(offer: Offer) -> str:
@@ -183,8 +221,20 @@ def market(offer: Offer) -> str:
 def _until(offer: Offer, blocks: Json) -> list[float]:
     if not blocks:
         return []
-    keys = _key(offer), _quota_key(offer), _region_key(offer), _cloud_key(offer)
+    keys = _key(offer), *_bars(offer)
     return [blocks[key]["until"] for key in dict.fromkeys(keys) if key in blocks]
+
+
+def _bars(offer: Offer) -> tuple[str, ...]:
+    """The keys under which something other than a lack of room can stand."""
+    return (
+        _quota_key(offer),
+        _quota_key(offer, Scope.CLOUD),
+        _region_key(offer),
+        _denied_key(offer, Scope.REGION),
+        _cloud_key(offer),
+        *_refusal_keys(offer),
+    )
 
 
 def _kind(offer: Offer) -> str:
@@ -195,8 +245,34 @@ def _key(offer: Offer) -> str:
     return "|".join(filter(None, (str(offer.zone), offer.capacity_type.value, _kind(offer))))
 
 
-def _quota_key(offer: Offer) -> str:
-    return "|".join(filter(None, (_region_key(offer), offer.accelerator)))
+def _quota_key(offer: Offer, scope: Scope | None = None) -> str:
+    market = offer.capacity_type.value
+    place = f"{offer.zone.cloud}/*/*|{market}" if scope is Scope.CLOUD else _region_key(offer)
+    return "|".join(filter(None, (place, offer.accelerator)))
+
+
+def _denied_key(offer: Offer, scope: Scope | None) -> str:
+    """Of a missing permission: only credentials are the whole cloud's."""
+    return _cloud_key(offer) if scope in (None, Scope.CLOUD) else f"{offer.zone.cloud}/{offer.zone.region}/*"
+
+
+def _refusal_keys(offer: Offer) -> tuple[str, ...]:
+    return tuple(_refusal_key(offer, scope) for scope in Scope)
+
+
+def _refusal_key(offer: Offer, scope: Scope) -> str:
+    zone, kind = offer.zone, offer.instance_type
+    match scope:
+        case Scope.OFFER:
+            return f"{zone}|{offer.capacity_type.value}|={kind}"
+        case Scope.TYPE:
+            return f"{zone.cloud}/{zone.region}/*|={kind}"
+        case Scope.ZONE:
+            return f"{zone}|="
+        case Scope.REGION:
+            return f"{zone.cloud}/{zone.region}/*|="
+        case Scope.CLOUD:
+            return f"{zone.cloud}/*/*|="
 
 
 def _region_key(offer: Offer) -> str:

@@ -35,10 +35,13 @@ from botocore.exceptions import ConnectionError as SdkConnectionError
 from botocore.parsers import ResponseParserError
 
 from policies.model import FailureKind
-from provisioners.aws.errors import THROTTLES, Answer, Context, error_of, meaning_of
+from provisioners.aws.errors import THROTTLES, Answer, Context, closed, error_of, meaning_of
 from provisioners.pacing import Pacer, Rate
 
 Reply = Mapping[str, Any]
+
+_NOT_ACCEPTED = ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException")
+_STS_S = 60.0  # for which STS's word stands
 
 _ATTEMPTS = 6
 _BACKOFF_S = 1.0
@@ -115,6 +118,9 @@ class AwsApi:
         self._clients: dict[tuple[str, str], Any] = {}
         self._pacer = Pacer(now, sleep)
         self._lock = Lock()
+        self._sts_lock = Lock()
+        self._sts_at: float | None = None
+        self._sts_accepts = False
 
     @property
     def home_region(self) -> str:
@@ -135,6 +141,7 @@ class AwsApi:
         unless: Collection[str] = (),
         wait_for: Collection[str] = (),
         patience_s: float = 60.0,
+        attempts: int = _ATTEMPTS,
     ) -> Reply | None:
         """What AWS answers to `action`, or None if it answers one of the codes `unless`.
 
@@ -157,7 +164,9 @@ class AwsApi:
                     if answer.code in unless:
                         return None
                     kind = meaning_of(answer, asked.capacity_type).kind
-                    if kind is not FailureKind.TRANSIENT or failures >= _ATTEMPTS:
+                    if answer.code in _NOT_ACCEPTED and service == "ec2" and self._accepted_elsewhere():
+                        raise closed(answer, asked, self.now()) from error
+                    if kind is not FailureKind.TRANSIENT or failures >= attempts:
                         raise error_of(answer, asked, self.now()) from error
             if answer.code in THROTTLES:
                 self._pacer.drain((region, _group(action)[0]))
@@ -168,11 +177,13 @@ class AwsApi:
         reply = self.call(region, action, params, **how)
         return {} if reply is None else reply
 
-    def pages(self, region: str, action: str, items: str, params: Mapping[str, Any]) -> Iterator[Any]:
+    def pages(
+        self, region: str, action: str, items: str, params: Mapping[str, Any], **how: Any
+    ) -> Iterator[Any]:
         """The items of a list, all pages of it; a page that cannot be had is an error, never the end."""
         token: Mapping[str, str] = {}
         while True:
-            reply = self.ask(region, action, {**params, "MaxResults": _PAGE, **token})
+            reply = self.ask(region, action, {**params, "MaxResults": _PAGE, **token}, **how)
             yield from reply.get(items, ())
             if not reply.get("NextToken"):
                 return
@@ -186,6 +197,19 @@ class AwsApi:
         except _SDK_ERRORS as error:
             return _answer(error)
         return Answer("DryRunOperation", 200, "")  # EC2 never says so, but it would mean yes
+
+    def _accepted_elsewhere(self) -> bool:
+        """Whether STS accepts the credentials that a region of EC2 does not: EC2 says the same of a region that the account
+        has not enabled."""
+        with self._sts_lock:  # many regions may ask at once
+            if self._sts_at is None or self.now() - self._sts_at > _STS_S:
+                try:
+                    self._client("sts", self.home_region).get_caller_identity()
+                    self._sts_accepts = True
+                except _SDK_ERRORS:
+                    self._sts_accepts = False
+                self._sts_at = self.now()
+            return self._sts_accepts
 
     def wait(self, failures: int) -> None:
         """A moment that is longer the more often something has failed."""
@@ -219,8 +243,9 @@ def _answer(error: Exception) -> Answer:
     """The SDK's exception as what AWS, or nobody, answered."""
     if isinstance(error, ClientError):
         told = error.response.get("Error", {})
-        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        return Answer(str(told.get("Code", "")), status, str(told.get("Message", "")))
+        about: Mapping[str, Any] = error.response.get("ResponseMetadata", {})
+        status, request_id = int(about.get("HTTPStatusCode", 0)), str(about.get("RequestId", ""))
+        return Answer(str(told.get("Code", "")), status, str(told.get("Message", "")), request_id)
     if isinstance(error, _NO_CREDENTIALS):
         return Answer("NoCredentials", 401, str(error))
     lost = isinstance(error, HTTPClientError | SdkConnectionError | ResponseParserError)

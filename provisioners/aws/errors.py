@@ -1,8 +1,5 @@
-"""What an answer of AWS means for the caller: one table from vendor codes to the five classes of `errors`. Pure.
-
-Sources: the EC2 API's list of error codes, the service quotas of EC2 by code, and what the unmodified SDK was seen to
-do: EC2 sends capacity errors with HTTP 500, which is why they are looked up by code before the status is.
-"""
+"""What a response of AWS means for the caller: the table of `outcomes`, then what the form of an unknown code says, and the
+sentence that goes with it. Pure. The service quotas are EC2's, by code."""
 
 from __future__ import annotations
 
@@ -11,15 +8,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from policies.model import CapacityType, FailureKind, Zone
-from provisioners.errors import (
-    AuthError,
-    CapacityError,
-    InvalidRequestError,
-    ProvisionError,
-    QuotaError,
-    TransientError,
-)
+from policies.model import CapacityType, FailureKind, Scope, Zone
+from provisioners.aws.outcomes import FORBIDDEN_LAUNCH, NOT_ENABLED, TABLE
+from provisioners.errors import ProvisionError, error_for
+from provisioners.outcomes import Row
 
 CLOUD = "aws"
 QUOTA_RETRY_S = 1800.0  # quotas are raised by people
@@ -34,6 +26,7 @@ class Answer(NamedTuple):
     code: str
     status: int
     message: str
+    request_id: str = ""
 
 
 class Context(NamedTuple):
@@ -44,13 +37,6 @@ class Context(NamedTuple):
     zone: Zone | None = None
     instance_type: str | None = None
     capacity_type: CapacityType | None = None
-
-
-class Meaning(NamedTuple):
-    """`advice` says what to do, in words that follow the place: "{place}: {advice}"."""
-
-    kind: FailureKind
-    advice: str
 
 
 THROTTLES = frozenset(
@@ -69,144 +55,65 @@ THROTTLES = frozenset(
     }
 )
 
-_NO_ROOM = "there is no capacity for it now; another zone is next"
-_NOT_OFFERED = "it is not offered there; another zone is next"
-_NO_LOGIN = (
-    "the credentials are not accepted; renew them (`aws sso login`, `aws configure`) and run `serve check`"
-)
-_DENIED = "not allowed; add it to the policy of this user or role (`serve check` tries the others, too)"
-_STALE = "what it refers to does not exist there; check the `aws` section of config.yaml and the image"
 
-_CODES: Mapping[str, Meaning] = MappingProxyType(
-    {
-        # Another zone, now.
-        "InsufficientInstanceCapacity": Meaning(_K.CAPACITY, _NO_ROOM),
-        "InsufficientCapacity": Meaning(_K.CAPACITY, _NO_ROOM),
-        "InsufficientCapacityOnHost": Meaning(_K.CAPACITY, _NO_ROOM),
-        "InsufficientHostCapacity": Meaning(_K.CAPACITY, _NO_ROOM),
-        "InsufficientReservedInstanceCapacity": Meaning(_K.CAPACITY, _NO_ROOM),
-        "ReservationCapacityExceeded": Meaning(_K.CAPACITY, _NO_ROOM),
-        "UnfulfillableCapacity": Meaning(_K.CAPACITY, _NO_ROOM),
-        "SpotMaxPriceTooLow": Meaning(
-            _K.CAPACITY, "spot costs more than the limit there now; another zone is next"
-        ),
-        "Unsupported": Meaning(_K.CAPACITY, _NOT_OFFERED),
-        "UnsupportedOperation": Meaning(_K.CAPACITY, _NOT_OFFERED),
-        "InsufficientFreeAddressesInSubnet": Meaning(
-            _K.CAPACITY,
-            "the zone's subnet has no free address; free some or name a larger VPC in config.yaml",
-        ),
-        "InsufficientAddressCapacity": Meaning(_K.CAPACITY, "AWS has no free public address there now"),
-        # Another region or capacity type, until somebody asks AWS for more.
-        "VcpuLimitExceeded": Meaning(_K.QUOTA, "the account's vCPU quota is used up"),
-        "MaxSpotInstanceCountExceeded": Meaning(_K.QUOTA, "the account's spot quota is used up"),
-        "InstanceLimitExceeded": Meaning(
-            _K.QUOTA, "the account's quota of instances of this type is used up"
-        ),
-        "VolumeLimitExceeded": Meaning(_K.QUOTA, "the account's quota of EBS storage is used up"),
-        "MaxIOPSLimitExceeded": Meaning(_K.QUOTA, "the account's quota of EBS IOPS is used up"),
-        "AddressLimitExceeded": Meaning(_K.QUOTA, "the account's quota of public addresses is used up"),
-        "NetworkInterfaceLimitExceeded": Meaning(
-            _K.QUOTA, "the account's quota of network interfaces is used up"
-        ),
-        "SecurityGroupLimitExceeded": Meaning(_K.QUOTA, "the account's quota of security groups is used up"),
-        "RulesPerSecurityGroupLimitExceeded": Meaning(
-            _K.CONFIG, "too many sources for one security group; give fewer CIDR blocks"
-        ),
-        "ResourceLimitExceeded": Meaning(_K.QUOTA, "a quota of the account is used up"),
-        "PendingVerification": Meaning(
-            _K.QUOTA, "AWS is still verifying the account for this region, which takes up to four hours"
-        ),
-        # Stop using AWS until somebody has acted.
-        "AccessDenied": Meaning(_K.AUTH, _DENIED),
-        "AccessDeniedException": Meaning(_K.AUTH, _DENIED),
-        "UnauthorizedOperation": Meaning(_K.AUTH, _DENIED),
-        "AuthFailure": Meaning(_K.AUTH, _NO_LOGIN),
-        "AuthFailure.ServiceLinkedRoleCreationNotPermitted": Meaning(
-            _K.AUTH,
-            "the account has never used spot; once: "
-            "`aws iam create-service-linked-role --aws-service-name spot.amazonaws.com`",
-        ),
-        "ExpiredToken": Meaning(_K.AUTH, _NO_LOGIN),
-        "ExpiredTokenException": Meaning(_K.AUTH, _NO_LOGIN),
-        "InvalidClientTokenId": Meaning(_K.AUTH, _NO_LOGIN),
-        "MissingAuthenticationToken": Meaning(_K.AUTH, _NO_LOGIN),
-        "SignatureDoesNotMatch": Meaning(_K.AUTH, _NO_LOGIN),
-        "UnrecognizedClientException": Meaning(_K.AUTH, _NO_LOGIN),
-        "RequestExpired": Meaning(_K.AUTH, "AWS finds the request too old; set this machine's clock right"),
-        "NoCredentials": Meaning(
-            _K.AUTH, "no credentials were found; run `aws configure`, then `serve check`"
-        ),
-        "OptInRequired": Meaning(
-            _K.AUTH, "the account has not enabled this region or service; do so in its console"
-        ),
-        "Blocked": Meaning(_K.AUTH, "AWS has blocked the account; its support says why"),
-        "AccountDisabled": Meaning(_K.AUTH, "the account is disabled; AWS's support says why"),
-        # The order is wrong.
-        "IdempotentParameterMismatch": Meaning(
-            _K.CONFIG, "the attempt was made before with other parameters"
-        ),
-        "InvalidBlockDeviceMapping": Meaning(_K.CONFIG, "the disk does not fit the image; raise `disk_size`"),
-        "InvalidUserData.Malformed": Meaning(_K.CONFIG, "the user data is not acceptable"),
-        "VPCIdNotSpecified": Meaning(_K.CAPACITY, "the region has no default VPC; name one in config.yaml"),
-        "ParameterNotFound": Meaning(
-            _K.CAPACITY, "AWS publishes no image of that name there; another region is next"
-        ),
-        # The same again, a little later.
-        "DependencyViolation": Meaning(_K.TRANSIENT, "it is still in use"),
-        "IncorrectInstanceState": Meaning(_K.TRANSIENT, "it is between two states"),
-        "IncorrectState": Meaning(_K.TRANSIENT, "it is between two states"),
-        "ConcurrentTagAccess": Meaning(_K.TRANSIENT, "somebody else tags it at the same time"),
-        "InvalidNetworkInterface.InUse": Meaning(_K.TRANSIENT, "it is still in use"),
-        "VolumeInUse": Meaning(_K.TRANSIENT, "it is still in use"),
-    }
-)
-
-_CLASSES: Mapping[FailureKind, type[ProvisionError]] = MappingProxyType(
-    {
-        _K.CAPACITY: CapacityError,
-        _K.AUTH: AuthError,
-        _K.CONFIG: InvalidRequestError,
-    }
-)
-
-
-def meaning_of(answer: Answer, capacity_type: CapacityType | None = None) -> Meaning:
-    """The table, then what the form of a code says of one that is not in it."""
-    code, status, message = answer
+def meaning_of(
+    answer: Answer, capacity_type: CapacityType | None = None, instance_type: str | None = None
+) -> Row:
+    """The table, then what the form of a code says of one that is not in it. `instance_type`: a machine was asked for."""
+    code, status, message, _ = answer
     if code in THROTTLES:
-        return Meaning(_K.TRANSIENT, "AWS asks for fewer calls")
-    if code == "InvalidParameterValue" and "instancetype" in message.lower().replace(" ", ""):
-        return Meaning(_K.CAPACITY, _NOT_OFFERED)  # a type that this region does not know
-    if code == "OptInRequired" and "marketplace" in message.lower():
-        return Meaning(_K.CONFIG, "the image is sold on the Marketplace; accept its terms there first")
+        return Row("", _K.TRANSIENT, "AWS asks for fewer calls", "DOC")
     if code == "UnsupportedOperation" and capacity_type is None:
-        return Meaning(_K.CONFIG, "EC2 does not do that")  # it was not about a machine to be launched
-    if (known := _CODES.get(code)) is not None:
-        return known
+        return Row("", _K.CONFIG, "EC2 does not do that", "DOC")  # it was not about a machine to be launched
+    known = TABLE.find(code, message, capacity_type)
+    if known is not None:
+        return FORBIDDEN_LAUNCH if instance_type and known.pattern == FORBIDDEN_LAUNCH.pattern else known
     if status == 0 or status >= 500:
-        return Meaning(_K.TRANSIENT, "AWS did not answer" if status == 0 else "AWS has trouble of its own")
+        return Row(
+            "", _K.TRANSIENT, "AWS did not answer" if status == 0 else "AWS has trouble of its own", "DOC"
+        )
     if code.endswith(("LimitExceeded", "CountExceeded", "QuotaExceeded")):
-        return Meaning(_K.QUOTA, "a quota of the account is used up")
-    if status in (401, 403) or code.startswith(("Unauthorized", "AuthFailure", "AccessDenied")):
-        return Meaning(_K.AUTH, _DENIED)
+        return Row("", _K.QUOTA, "a quota of the account is used up", "by the form of the code")
+    if code.startswith("AuthFailure"):
+        return Row("", _K.AUTH, "the credentials are not accepted for it; run `serve check`", "by the form")
+    if status in (401, 403) or code.startswith(("Unauthorized", "AccessDenied")):
+        return Row("", _K.AUTH, "not allowed; run `serve check`", "by the status", scope=Scope.REGION)
     if status == 429:
-        return Meaning(_K.TRANSIENT, "AWS asks for fewer calls")
-    return Meaning(_K.CONFIG, _STALE if code.startswith("Invalid") else "AWS refuses the request as wrong")
+        return Row("", _K.TRANSIENT, "AWS asks for fewer calls", "by the status")
+    return Row("", _K.REFUSED, "AWS refuses it there; another zone or machine type is next", "unknown")
 
 
 def error_of(answer: Answer, asked: Context, now: float) -> ProvisionError:
     """The error to raise, its sentence included. `now` is UNIX seconds, from which a quota's `retry_at` follows."""
-    meaning = meaning_of(answer, asked.capacity_type)
-    said = f"{answer.code}: {answer.message}" if answer.message else answer.code
-    text = f"{_subject(meaning.kind, asked, answer)}: {meaning.advice} ({said})"
-    if meaning.kind is _K.TRANSIENT:
-        wait_s = THROTTLED_RETRY_S if answer.code in THROTTLES else 1.0
-        return TransientError(text, cloud=CLOUD, code=answer.code, zone=asked.zone, retry_after_s=wait_s)
-    if meaning.kind is _K.QUOTA:
-        retry_at = now + QUOTA_RETRY_S
-        return QuotaError(text, cloud=CLOUD, code=answer.code, zone=asked.zone, retry_at=retry_at)
-    return _CLASSES[meaning.kind](text, cloud=CLOUD, code=answer.code, zone=asked.zone)
+    meaning = meaning_of(answer, asked.capacity_type, asked.instance_type)
+    return _error(meaning, answer, asked, now)
+
+
+def closed(answer: Answer, asked: Context, now: float) -> ProvisionError:
+    """Of credentials that one region does not accept, and others do: the account has not enabled the region."""
+    meaning = Row("", _K.AUTH, NOT_ENABLED, "DOC", scope=Scope.REGION, closes_region=True)
+    return _error(meaning, answer, asked, now)
+
+
+def _error(meaning: Row, answer: Answer, asked: Context, now: float) -> ProvisionError:
+    return error_for(
+        meaning.kind,
+        f"{_subject(meaning.kind, asked, answer)}: {meaning.advice} ({_said(answer)})",
+        cloud=CLOUD,
+        code=answer.code,
+        zone=asked.zone,
+        scope=meaning.scope,
+        closed_region=asked.region if meaning.closes_region else None,
+        retry_at=now + QUOTA_RETRY_S,
+        retry_after_s=THROTTLED_RETRY_S if answer.code in THROTTLES else 1.0,
+    )
+
+
+def _said(answer: Answer) -> str:
+    """AWS's own words, without the kilobyte that only `sts:DecodeAuthorizationMessage` can read."""
+    message = re.sub(r"\s*Encoded authorization failure message: \S+", "", answer.message).strip()
+    said = f"{answer.code}: {message}" if message else answer.code
+    return f"{said}; request id {answer.request_id}" if answer.request_id else said
 
 
 def _subject(kind: FailureKind, asked: Context, answer: Answer) -> str:

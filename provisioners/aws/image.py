@@ -6,9 +6,10 @@ import re
 from functools import partial
 from typing import NamedTuple
 
+from policies.model import Scope, Zone
 from provisioners.aws.api import AwsApi, RegionMemo
 from provisioners.aws.errors import CLOUD
-from provisioners.errors import InvalidRequestError
+from provisioners.errors import InvalidRequestError, RefusedError
 from provisioners.machines import MachineOrder
 
 # AWS's deep learning base image: Ubuntu 22.04 with NVIDIA's driver, Docker and its GPU runtime.
@@ -40,10 +41,11 @@ class AwsImages:
             order.image or self._default or parameter_of(order.instance_type, order.accelerator is not None)
         )
         region = order.zone.region
-        found: Image = self._memo.get(region, ("image", wanted), partial(self._find, region, wanted))
+        found: Image = self._memo.get(region, ("image", wanted), partial(self._find, order.zone, wanted))
         return found
 
-    def _find(self, region: str, wanted: str) -> Image:
+    def _find(self, zone: Zone, wanted: str) -> Image:
+        region = zone.region
         if wanted.startswith("/"):
             reply = self._api.ask(region, "GetParameter", {"Name": wanted}, service="ssm")
             image_id = str(reply["Parameter"]["Value"])
@@ -55,7 +57,13 @@ class AwsImages:
             )
         reply = self._api.ask(region, "DescribeImages", {"ImageIds": [image_id]})
         if not reply.get("Images"):
-            raise InvalidRequestError(f"there is no image {image_id} in {region}", cloud=CLOUD)
+            raise RefusedError(
+                f"there is no image {image_id} in {region}; another region is next",
+                cloud=CLOUD,
+                code="InvalidAMIID.NotFound",
+                zone=zone,
+                scope=Scope.REGION,
+            )
         described = reply["Images"][0]
         root = described.get("RootDeviceName") or "/dev/sda1"
         sizes = {

@@ -12,6 +12,8 @@ from typing import Any
 
 from policies.model import CapacityType, Zone
 from provisioners.aws.errors import CLOUD
+from provisioners.aws.outcomes import AT_BIRTH
+from provisioners.errors import Refusal
 from provisioners.machines import (
     NODES_TAG,
     OWNER_TAG,
@@ -60,6 +62,7 @@ def machine_of(
     zone_name = described.get("Placement", {}).get("AvailabilityZone", "")
     private_address = described.get("PrivateIpAddress")
     state, message = state_of(described)
+    refusal = refusal_of(described, state)
     launched = described.get("LaunchTime")
     return Machine(
         id=described["InstanceId"],
@@ -80,6 +83,7 @@ def machine_of(
         preempt_at=preempt_at if state in (MachineState.PENDING, MachineState.RUNNING) else None,
         message=message,
         instance_type=described.get("InstanceType", ""),
+        refusal=refusal,
     )
 
 
@@ -97,7 +101,18 @@ def state_of(described: Mapping[str, Any]) -> tuple[MachineState, str]:
         return state, f"it is {described['State']['Name']}, and its disk is still billed"
     if code in ("", _ASKED_FOR):
         return state, ""
-    return state, str(reason.get("Message") or code)
+    said = str(reason.get("Message") or code)
+    known = AT_BIRTH.find(code, "", None)
+    return state, said if known is None else f"{known.advice} ({said})"
+
+
+def refusal_of(described: Mapping[str, Any], state: MachineState) -> Refusal | None:
+    """What the end of an instance that EC2 had accepted means, where the reason is one of a launch."""
+    code = (described.get("StateReason") or {}).get("Code", "")
+    known = AT_BIRTH.find(code, "", None)
+    if known is None or state in (MachineState.PENDING, MachineState.RUNNING):
+        return None
+    return Refusal(known.kind, known.scope)
 
 
 def tags_of(described: Mapping[str, Any]) -> dict[str, str]:

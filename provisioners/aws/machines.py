@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from random import Random
@@ -25,6 +26,7 @@ from typing import Any, ClassVar, TypeVar
 
 import boto3
 
+from policies.model import Scope
 from provisioners.access import Access
 from provisioners.aws.api import AwsApi, RegionMemo, Reply
 from provisioners.aws.check import findings
@@ -36,17 +38,25 @@ from provisioners.aws.network import AwsNetwork
 from provisioners.aws.order import client_token, request_of, trial_order
 from provisioners.aws.prices import spot_prices_of
 from provisioners.clock import unix_now
-from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.errors import (
+    InvalidRequestError,
+    ProvisionError,
+    RefusedError,
+    RegionClosedError,
+    TransientError,
+)
 from provisioners.machines import (
     OWNER_TAG,
     TOKEN_TAG,
     Finding,
     Leftover,
+    Level,
     Machine,
     MachineOrder,
     Silent,
     Trial,
 )
+from provisioners.regions import ClosedRegions, SilentRegions
 
 _SETTLED_S = 60.0  # after which EC2 is believed that something does not exist
 _TOKENS = 3  # of one order, if its parameters have to change
@@ -96,6 +106,9 @@ class AwsMachines:
         self._network = AwsNetwork(self._api, self._memo, self._settings.vpc, self._settings.use_private_ip)
         self._images = AwsImages(self._api, self._memo, self._settings.image)
         self._launched: dict[str, tuple[float, Machine]] = {}
+        self.closed = ClosedRegions(now)
+        self._unlistable = ClosedRegions(now)  # of them, those that cannot be listed either
+        self._silent = SilentRegions(now)
         self._lock = Lock()
 
     def create(self, order: MachineOrder) -> Machine:
@@ -126,9 +139,11 @@ class AwsMachines:
 
     def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
         def of(region: str) -> list[Machine]:
-            return self._list(region, _tagged(OWNER_TAG, owner))
+            # What did not respond a moment ago is not waited for: the other regions' machines are to be seen, too.
+            how = {"attempts": 1} if silent is not None and self._silent.is_suspect(region) else {}
+            return self._list(region, _tagged(OWNER_TAG, owner), **how)
 
-        listed = list(self._in_regions(self._regions(), of, silent))
+        listed = list(self._in_regions(self._regions(), of, silent, is_listing=True))
         ids = {machine.id for machine in listed}
         with self._lock:
             self._launched = {
@@ -196,7 +211,25 @@ class AwsMachines:
     def check(self, trials: Sequence[Trial] = (), instance_types: Collection[str] = ()) -> Sequence[Finding]:
         """`trials` are launched as dry runs, in the regions of the settings or else in the home region; quotas are
         those of `instance_types`."""
-        return findings(self._api, self._settings.regions, trials, instance_types, self._trial)
+        found = findings(self._api, self._settings.regions, trials, instance_types, self._trial)
+        return found if found[0].level is Level.MISSING else [*found, *self._closed_regions()]
+
+    def _closed_regions(self) -> Iterator[Finding]:
+        """The regions that the account lists and does not let us use."""
+        closed: dict[str, ProvisionError] = {}
+        with suppress(ProvisionError):  # said by the other findings
+            list(
+                self._in_regions(
+                    self._regions(),
+                    lambda region: self._list(region, []),
+                    closed.__setitem__,
+                    is_listing=True,
+                )
+            )
+        level = Level.NOTE if self._settings.regions is None else Level.MISSING
+        for region, error in sorted(closed.items()):
+            if isinstance(error, RegionClosedError):
+                yield Finding(f"region {region}", level, error.message)
 
     def _trial(self, trial: Trial) -> Mapping[str, Any]:
         """The request that a real launch would send, without the key pair and group that would be made for it."""
@@ -214,11 +247,12 @@ class AwsMachines:
 
     def _check_order(self, order: MachineOrder) -> None:
         if order.zone.region not in self._regions():  # where its machines would never be listed
-            raise CapacityError(
+            raise RefusedError(
                 f"{order.zone}: the region is not enabled for this account, or not in config.yaml",
                 cloud=CLOUD,
                 code="NoRegion",
                 zone=order.zone,
+                scope=Scope.REGION,
             )
         if len(order.user_data.encode()) > _MAX_USER_DATA:
             raise InvalidRequestError(
@@ -261,8 +295,8 @@ class AwsMachines:
             self._api.wait(failures)
         return found
 
-    def _list(self, region: str, filters: list[dict[str, Any]]) -> list[Machine]:
-        pages = self._api.pages(region, "DescribeInstances", "Reservations", {"Filters": filters})
+    def _list(self, region: str, filters: list[dict[str, Any]], **how: Any) -> list[Machine]:
+        pages = self._api.pages(region, "DescribeInstances", "Reservations", {"Filters": filters}, **how)
         described = [instance for reservation in pages for instance in reservation["Instances"]]
         if not described:
             return []
@@ -309,22 +343,47 @@ class AwsMachines:
         return sorted(region["RegionName"] for region in self._api.ask(home, "DescribeRegions")["Regions"])
 
     def _in_regions(
-        self, regions: Sequence[str], ask: Callable[[str], Sequence[T]], silent: Silent | None = None
+        self,
+        regions: Sequence[str],
+        ask: Callable[[str], Sequence[T]],
+        silent: Silent | None = None,
+        *,
+        is_listing: bool = False,
     ) -> Iterator[T]:
-        """The answers of all regions. The first that has none raises, so an answer is never a part of the truth, but for
-        him who wants to be told."""
+        """The responses of all regions but the closed ones. The first that has none raises, unless `silent` is to be told;
+        if no region responds the first error is raised all the same. Of a listing of machines (`is_listing`) it is
+        remembered which regions are closed or silent, and `silent` hears of both."""
 
-        def answer(region: str) -> Sequence[T]:
+        def response(region: str) -> Sequence[T] | ProvisionError:
+            known: ProvisionError | None = self._unlistable.find(region)
+            if known is None and is_listing and silent is not None:
+                known = self._silent.waits(region)
+            if known is not None:
+                return known
             try:
-                return ask(region)
+                found = ask(region)
             except ProvisionError as error:
-                if silent is None:
+                if is_listing and isinstance(error, RegionClosedError):
+                    self.closed.note(error)
+                    self._unlistable.note(error)
+                elif silent is None:
                     raise
-                silent(region, error)
-                return ()
+                elif is_listing:
+                    self._silent.note(region, error)
+                return error
+            if is_listing:
+                self._silent.responded(region)
+            return found
 
         with ThreadPoolExecutor(max_workers=_PARALLEL_REGIONS, thread_name_prefix="aws") as pool:
-            return chain.from_iterable(list(pool.map(answer, regions)))
+            responses = list(zip(regions, pool.map(response, regions), strict=True))
+        errors = [(region, one) for region, one in responses if isinstance(one, ProvisionError)]
+        if errors and len(errors) == len(responses):
+            raise errors[0][1]
+        for region, error in errors:
+            if silent is not None and (is_listing or not isinstance(error, RegionClosedError)):
+                silent(region, error)
+        return chain.from_iterable(one for _, one in responses if not isinstance(one, ProvisionError))
 
 
 def _tagged(tag: str, value: str) -> list[dict[str, Any]]:

@@ -189,7 +189,9 @@ def _failure_of(error: AzureError) -> Failure:
         told = error.error
         code = (getattr(told, "code", None) if told is not None else None) or ""
         message = (getattr(told, "message", None) if told is not None else None) or error.reason or ""
-        return Failure(code, error.status_code, message, _retry_after_s(error))
+        headers: Mapping[str, str] = getattr(error.response, "headers", None) or {}
+        request_id = headers.get("x-ms-request-id", "")
+        return Failure(code, error.status_code, message, _retry_after_s(error), request_id)
     if isinstance(error, ClientAuthenticationError):
         return Failure("CredentialUnavailable", None, error.message)
     return Failure("Unreachable", None, error.message)

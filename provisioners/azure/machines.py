@@ -54,6 +54,7 @@ from provisioners.azure.shapes import (
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
 from provisioners.machines import OWNER_TAG, Finding, Leftover, Machine, MachineOrder, MachineState, Silent
+from provisioners.regions import ClosedRegions
 
 _POLL_S = 3.0
 _ABSENT_S = 20.0  # Azure answers 404 for a moment after it has accepted a machine
@@ -111,6 +112,7 @@ class AzureMachines:
             sleep=sleep,
             rng=rng if rng is not None else random.Random(),
         )
+        self.closed = ClosedRegions(now)
         self._networks = Networks(self._arm, settings.subnet_ids, settings.use_private_ip, now, sleep)
 
     # --- One machine --------------------------------------------------------------------------------------------------
@@ -246,11 +248,12 @@ class AzureMachines:
     # --- All of an owner's --------------------------------------------------------------------------------------------
 
     def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
-        # The lists are the subscription's: there is no region that could be silent alone.
+        # The lists are the subscription's, and an error of theirs is one of all regions. A region is silent alone only for
+        # the machines that are asked for by name.
         found: dict[str, Machine] = {}
         for machine in self._listed(owner):
             found[machine.id.lower()] = machine
-        for machine in self._unlisted(owner, found):
+        for machine in self._unlisted(owner, found, silent):
             found[machine.id.lower()] = machine
         return sorted(found.values(), key=lambda machine: (machine.token, machine.rank))
 
@@ -294,8 +297,11 @@ class AzureMachines:
                     found[key] = Addresses(public.get(ip_id.lower()), at.private_ip_address)
         return found
 
-    def _unlisted(self, owner: str, listed: Mapping[str, Machine]) -> Iterator[Machine]:
+    def _unlisted(
+        self, owner: str, listed: Mapping[str, Machine], silent: Silent | None
+    ) -> Iterator[Machine]:
         """The dead, and those that the list does not show yet."""
+        unseen: set[str] = set()
         for record in self._arm.call(lambda: list(self._arm.compute.ssh_public_keys.list_by_subscription())):
             tags = record.tags or {}
             if tags.get(OWNER_TAG) != owner or record.id is None:
@@ -307,9 +313,19 @@ class AzureMachines:
             if ENDED_TAG in tags:
                 yield machine
                 continue
-            vm = self._arm.vm(group, token)
-            alive = None if vm is None else machine_of(vm)
-            yield self._bury(machine) if alive is None else alive
+            if machine.zone.region in unseen:
+                continue
+            try:
+                vm = self._arm.vm(group, token)
+                alive = None if vm is None else machine_of(vm)
+                told = self._bury(machine) if alive is None else alive
+            except TransientError as error:
+                if silent is None:
+                    raise
+                unseen.add(machine.zone.region)
+                silent(machine.zone.region, error)
+            else:
+                yield told
 
     def spot_prices(
         self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None

@@ -16,7 +16,7 @@ from typing import Any
 
 from azure.mgmt.network.models import NetworkSecurityGroup, SecurityRule
 
-from policies.model import Role
+from policies.model import Role, Zone
 from provisioners.access import ANYWHERE, SSH_PORT, Access, ports_of_text, ports_text
 from provisioners.azure.client import Arm
 from provisioners.azure.errors import CLOUD
@@ -175,7 +175,7 @@ class Networks:
                 lambda: self._arm.resources.resource_groups.create_or_update(group, common), zone=order.zone
             )
         security_group_id = self._security_group(group, order, common)
-        subnet_id = self._subnet_ids.get(region) or self._subnet(group, common)
+        subnet_id = self._subnet_ids.get(region) or self._subnet(group, common, order.zone)
         return Place(subnet_id, security_group_id, self._use_private_ip)
 
     def _group_stands(self, group: str) -> bool:
@@ -211,18 +211,20 @@ class Networks:
             if rules is None:
                 rules = [] if found is None else [_rule_body(rule) for rule in _rules_of(found)]
             body: Any = {**common, "tags": wanted_tags, "properties": {"securityRules": rules}}
-            self._arm.call(lambda: client.begin_create_or_update(group, name, body, polling=False).result())
+            self._arm.call(
+                lambda: client.begin_create_or_update(group, name, body, polling=False).result(), order.zone
+            )
         settled = self._settled(lambda: client.get(group, name), name)
         return str(settled.id)
 
-    def _subnet(self, group: str, common: dict[str, Any]) -> str:
+    def _subnet(self, group: str, common: dict[str, Any], zone: Zone) -> str:
         client = self._arm.network.virtual_networks
         if self._arm.find(lambda: client.get(group, NETWORK)) is None:
             subnet = {"name": SUBNET, "properties": {"addressPrefix": _ADDRESSES}}
             space = {"addressPrefixes": [_ADDRESSES]}
             body: Any = {**common, "properties": {"addressSpace": space, "subnets": [subnet]}}
             self._arm.call(
-                lambda: client.begin_create_or_update(group, NETWORK, body, polling=False).result()
+                lambda: client.begin_create_or_update(group, NETWORK, body, polling=False).result(), zone
             )
         settled = self._settled(lambda: client.get(group, NETWORK), NETWORK)
         return f"{settled.id}/subnets/{SUBNET}"

@@ -20,9 +20,9 @@ from typing import Any
 
 from azure.mgmt.compute.models import InstanceViewStatus, SshPublicKeyResource, VirtualMachine
 
-from policies.model import CapacityType, Zone
-from provisioners.azure.errors import CLOUD
-from provisioners.errors import InvalidRequestError
+from policies.model import CapacityType, FailureKind, Zone
+from provisioners.azure.errors import CLOUD, meaning
+from provisioners.errors import InvalidRequestError, Refusal
 from provisioners.machines import (
     CAPACITY_TAG,
     NODES_TAG,
@@ -236,6 +236,7 @@ def machine_of(vm: VirtualMachine, addresses: Addresses | None = None) -> Machin
         private_address=at.private,
         launched_at=None if properties.time_created is None else properties.time_created.timestamp(),
         message=_message(state, capacity_type, statuses),
+        refusal=_refusal(state, capacity_type, statuses),
         instance_type=(properties.hardware_profile.vm_size or "") if properties.hardware_profile else "",
     )
 
@@ -319,6 +320,17 @@ def _message(state: MachineState, capacity_type: CapacityType, statuses: list[In
         return ""
     code, text = failure_of(statuses)
     return f"{code}: {text}" if code else f"the machine is switched off ({power_of(statuses) or 'failed'})"
+
+
+def _refusal(
+    state: MachineState, capacity_type: CapacityType, statuses: list[InstanceViewStatus]
+) -> Refusal | None:
+    """What the failure of a creation means that outlasted our wait for it."""
+    code, text = failure_of(statuses)
+    if state is not _S.FAILED or not code:
+        return None
+    row = meaning(code, None, text, capacity_type)
+    return None if row.kind is FailureKind.TRANSIENT else Refusal(row.kind, row.scope)
 
 
 def _is_ours(tags: Mapping[str, str]) -> bool:

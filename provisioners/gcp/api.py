@@ -165,20 +165,6 @@ class GcpApi:
                 self._sleep(min(error.retry_after_s, left_s))
         return operation
 
-    def failure(
-        self,
-        operation: compute_v1.Operation,
-        *,
-        zone: Zone | None = None,
-        capacity_type: CapacityType = CapacityType.ON_DEMAND,
-    ) -> ProvisionError:
-        """What to raise for an operation that was accepted and failed."""
-        first = operation.error.errors[0]
-        status = operation.http_error_status_code
-        return error_of(
-            first.code, status, first.message, capacity_type=capacity_type, zone=zone, now=self.now()
-        )
-
     def rest(self, method: str, host: str, path: str, **arguments: Any) -> Any:
         """The JSON answer of a Google API that has no client in the SDK we use."""
         session = self._session
@@ -244,6 +230,22 @@ class GcpApi:
             ) from error
 
 
+def failure_of(
+    operation: compute_v1.Operation, zone: Zone | None, capacity_type: CapacityType, now: float
+) -> ProvisionError:
+    """What to raise for an operation that was accepted and failed."""
+    first = operation.error.errors[0]
+    return error_of(
+        first.code,
+        operation.http_error_status_code,
+        first.message,
+        capacity_type=capacity_type,
+        zone=zone,
+        now=now,
+        operation=operation.name,
+    )
+
+
 def group_of(request: object) -> str:
     """What a request is counted with, by the name of its type: GetInstanceRequest, ListZoneOperationsRequest, …"""
     name = type(request).__name__
@@ -275,12 +277,15 @@ def _refuse_partial(page: Any, silent: Silent | None) -> None:
     if page.warning.code not in _SILENT:
         warnings.append(("", page.warning))
     missing = [*getattr(page, "unreachables", ()), *(scope or warning.code for scope, warning in warnings)]
-    if missing:
-        said = warnings[0][1].message if warnings else "unreachable"
-        scopes_missing = ", ".join(sorted(set(missing)))
-        error = TransientError(
-            f"Compute Engine cannot list {scopes_missing} now: {said}", cloud=CLOUD, code="UNREACHABLE"
-        )
-        if silent is None:
-            raise error
-        silent(scopes_missing, error)
+    if not missing:
+        return
+    said = warnings[0][1].message if warnings else "unreachable"
+    scopes_missing = ", ".join(sorted(set(missing)))
+    error = TransientError(
+        f"Compute Engine cannot list {scopes_missing} now: {said}", cloud=CLOUD, code="UNREACHABLE"
+    )
+    # What names no zone or region may be any of them.
+    if silent is None or not all(re.fullmatch(r"(zones|regions)/[\w-]+", scope) for scope in missing):
+        raise error
+    for scope in sorted(set(missing)):
+        silent(scope.rpartition("/")[2], error)

@@ -22,9 +22,10 @@ from google.cloud import compute_v1
 
 from policies.model import Zone
 from provisioners.access import Access
+from provisioners.base import is_silent
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
-from provisioners.gcp.api import GcpApi
+from provisioners.gcp.api import GcpApi, failure_of
 from provisioners.gcp.check import check_project
 from provisioners.gcp.errors import ALREADY_EXISTS, CLOUD
 from provisioners.gcp.leftovers import GcpLeftovers
@@ -43,6 +44,7 @@ from provisioners.gcp.order import (
 )
 from provisioners.gcp.prices import spot_prices
 from provisioners.machines import Finding, Leftover, Machine, MachineOrder, MachineState, Silent
+from provisioners.regions import ClosedRegions
 
 _INSERT_WAIT_S = 60.0  # stock-outs show within seconds; what takes longer is reported as pending
 _SHOW_S = 60.0  # until an instance whose insertion is done can be seen by everybody
@@ -80,6 +82,7 @@ class GcpMachines:
         self._network = GcpNetwork(self._api, network)
         self._leftovers = GcpLeftovers(self._api)
         self._memory = GcpMemory()
+        self.closed = ClosedRegions(now)
         self._public = not use_private_ip
         self._billing_api_key = billing_api_key
 
@@ -99,14 +102,36 @@ class GcpMachines:
     def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
         # In this order: what is made from now on is missing in neither.
         expected = self._memory.alive(owner)
-        listed = {key_of(machine.zone, machine.id): machine for machine in self._list(owner, silent)}
+        unseen: set[str] = set()
+
+        def note(place: str, error: ProvisionError) -> None:
+            unseen.add(place)
+            if silent is not None:
+                silent(place, error)
+
+        listed = {
+            key_of(one.zone, one.id): one for one in self._list(owner, None if silent is None else note)
+        }
+
+        def ask(machine: Machine, about: Callable[[Machine], Machine]) -> Machine | None:
+            """What `about` finds out; None if the machine's zone does not respond."""
+            if is_silent(machine.zone, unseen):
+                return None
+            try:
+                return about(machine)
+            except TransientError as error:
+                if silent is None:
+                    raise
+                note(machine.zone.name, error)
+                return None
+
         for key, machine in listed.items():
             self._memory.note(machine)
             if machine.state is _S.STOPPING and not self._memory.was_asked(machine):
-                listed[key] = self._with_notice(machine)
-        missing = [self._look_again(machine) for key, machine in expected.items() if key not in listed]
+                listed[key] = ask(machine, self._with_notice) or machine
+        missing = [ask(machine, self._look_again) for key, machine in expected.items() if key not in listed]
         ended = self._memory.ended(owner, self._api.now())
-        found = {key_of(machine.zone, machine.id): machine for machine in missing}
+        found = {key_of(one.zone, one.id): one for one in missing if one is not None}
         return list({**ended, **found, **listed}.values())
 
     def destroy(self, machine: Machine) -> None:
@@ -167,7 +192,7 @@ class GcpMachines:
         insert = self._api.client(compute_v1.InstancesClient).insert_unary
         try:
             return self._api.call(insert, request, zone=order.zone, capacity_type=order.capacity_type)
-        except InvalidRequestError as error:
+        except ProvisionError as error:
             # Somebody removed the network since we saw it: made again at the next try.
             if f"/networks/{last(network)}" in error.message and self._network.doubt():
                 raise TransientError(error.message, cloud=CLOUD, code=error.code, zone=order.zone) from error
@@ -192,7 +217,7 @@ class GcpMachines:
         # The insertion failed. What is left of it, if anything, is of no use to anybody.
         if found is not None and same_tags(order, found.labels):
             self._delete(order.zone, pending.id)
-        failure = self._api.failure(operation, zone=order.zone, capacity_type=order.capacity_type)
+        failure = failure_of(operation, order.zone, order.capacity_type, self._api.now())
         self._memory.drop(order.zone, pending.id)
         raise failure
 
@@ -288,10 +313,10 @@ def _ending(machine: Machine, history: Sequence[compute_v1.Operation], now: floa
             if operation.status != _DONE:
                 return replace(machine, state=_S.PENDING)
             if failed:
-                said = operation.error.errors[0]
-                return replace(
-                    machine, state=_S.FAILED, message=f"it could not be made ({said.code}: {said.message})"
-                )
+                error = failure_of(operation, machine.zone, machine.capacity_type, now)
+                refusal = None if isinstance(error, TransientError) else error.refusal
+                message = f"it could not be made: {error.message}"
+                return replace(machine, state=_S.FAILED, message=message, refusal=refusal)
             fresh = now < (unix_s(operation.end_time) or 0.0) + _SHOW_S
             return replace(machine, state=_S.PENDING) if fresh else None
         if operation.operation_type == _PREEMPTED and not failed:

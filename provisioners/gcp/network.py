@@ -21,9 +21,10 @@ from collections.abc import Callable, Sequence
 
 from google.cloud import compute_v1
 
+from policies.model import CapacityType
 from provisioners.access import ANYWHERE, SSH_PORT, Access, ports_of_text, ports_text
 from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
-from provisioners.gcp.api import GcpApi
+from provisioners.gcp.api import GcpApi, failure_of
 from provisioners.gcp.errors import ALREADY_EXISTS, CLOUD
 from provisioners.gcp.order import last
 from provisioners.machines import Leftover, MachineOrder
@@ -183,7 +184,7 @@ class GcpNetwork:
     def _finish(self, operation: compute_v1.Operation, what: str) -> None:
         done = self._api.wait(operation, _MAKING_TIMEOUT_S)
         if done.error.errors:
-            raise self._api.failure(done)
+            raise failure_of(done, None, CapacityType.ON_DEMAND, self._api.now())
         if done.status != compute_v1.Operation.Status.DONE:
             raise TransientError(f"{what} is still being made", cloud=CLOUD)
 

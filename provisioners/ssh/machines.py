@@ -27,6 +27,7 @@ import paramiko
 from policies.model import CapacityType, Zone
 from provisioners.access import Access
 from provisioners.bootstrap import ROOT
+from provisioners.clock import unix_now
 from provisioners.errors import AuthError, CapacityError, InvalidRequestError, ProvisionError, TransientError
 from provisioners.host import Host
 from provisioners.line import connect_commands
@@ -45,6 +46,7 @@ from provisioners.machines import (
     MachineState,
     Silent,
 )
+from provisioners.regions import ClosedRegions
 from provisioners.shell import (
     Commands,
     DiskFullError,
@@ -82,6 +84,7 @@ class SshMachines:
         self._dialling: dict[str, Lock] = {}
         self._unanswered: set[str] = set()  # tokens of claims that were asked for
         self._seen = seen or SeenClaims()
+        self.closed = ClosedRegions(unix_now)  # never any: the hosts are the user's own
         self._lock = Lock()
 
     def create(self, order: MachineOrder) -> Machine:
@@ -199,19 +202,23 @@ class SshMachines:
     def _of_hosts(
         self, ask: Callable[[PoolHost], Sequence[T]], silent: Silent | None
     ) -> Sequence[Sequence[T]]:
-        """What each host answers. One that does not is an error, or `silent` is told of it."""
+        """What each host answers. One that does not is an error, or `silent` is told of it; if none does, that is an error."""
 
-        def answer(host: PoolHost) -> Sequence[T]:
+        def answer(host: PoolHost) -> Sequence[T] | ProvisionError:
             try:
                 return ask(host)
             except ProvisionError as error:
                 if silent is None:
                     raise
                 silent(host.place.name, error)
-                return ()
+                return error
 
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ssh-list") as pool:
-            return list(pool.map(answer, self._pools.hosts))
+            answers = list(pool.map(answer, self._pools.hosts))
+        errors = [one for one in answers if isinstance(one, ProvisionError)]
+        if errors and len(errors) == len(answers):
+            raise errors[0]
+        return [one for one in answers if not isinstance(one, ProvisionError)]
 
     def _list_or_recall(self, host: PoolHost) -> Sequence[Machine]:
         try:

@@ -136,7 +136,8 @@ class Adoption:
                 offers = self._offers_of(row)
                 if offers is not None:
                     was_added |= self._adopt(row, listing, offers, now)
-                    self._open.discard((service, listing.cloud))
+                    if listing.silent <= listing.closed:  # what is in another one may be adopted later
+                        self._open.discard((service, listing.cloud))
         if not self._open:
             log.info("all clouds were listed after the restore")
             self._done()

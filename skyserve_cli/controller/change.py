@@ -50,8 +50,8 @@ class Change:
         for sighting in sightings:
             instances = sighting.by_id
             here = [r for r in self.replicas.values() if r.zone.cloud == sighting.cloud]
-            if not sighting.is_listing:  # says nothing about instances that it lacks
-                here = [r for r in here if r.instance_id in instances]
+            # Nothing follows from what a report, or a region that did not respond, lacks.
+            here = [r for r in here if r.instance_id in instances or sighting.shows(r)]
             self.take(events_of(here, instances, sighting.asked_at))
 
     def take(self, events: Iterable[Event]) -> None:

@@ -248,7 +248,14 @@ async def run(home: Home) -> None:
     fleet = ProcessFleet(home.load_balancers.resolve(), loop, woken.set, attention, served)
     authority = Authority(home.machine_secret(), owner).certificate
     prober = HttpProber(loop, woken.set, attention, served, authority=authority)
-    witness = ThreadWitness(clouds.get, owner, clock, woken.set, clouds.poll_s())
+    witness = ThreadWitness(
+        clouds.get,
+        owner,
+        clock,
+        woken.set,
+        clouds.poll_s(),
+        tell=lambda sentence: store.tell(Story("RegionClosed", sentence), now=clock.now()),
+    )
     last_words = LastWords(home.last_words)
 
     def farewell(call: Call, cloud: Provisioner, instance: Instance) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from provisioners.base import Provisioner
-from provisioners.errors import ProvisionError, TransientError
+from provisioners.errors import ProvisionError, RegionClosedError, TransientError
 from provisioners.fleet import FleetProvisioner
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.controller import leaks
@@ -143,6 +143,8 @@ class Janitor:
             unlisted: list[Unlisted] = []
 
             def silent(region: str, error: ProvisionError) -> None:
+                if isinstance(error, RegionClosedError):
+                    return  # nothing can be made there, and what there may be of before is out of our reach
                 unlisted.append(
                     Unlisted(cloud, region, error.message, passes=isinstance(error, TransientError))
                 )

@@ -39,7 +39,7 @@ from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import NoSuchServiceError, ServiceRow, Spent
 
 #: Why a launch ends that the cloud has refused: it has left nothing.
-_REFUSED = (EndReason.CAPACITY, EndReason.QUOTA, EndReason.AUTH, EndReason.CONFIG)
+_REFUSED = (EndReason.CAPACITY, EndReason.QUOTA, EndReason.AUTH, EndReason.REFUSED, EndReason.CONFIG)
 ENDED_SHOWN_FOR_S = 3600.0
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from policies.model import EndReason, Event, FailureKind, GaveUp, Launched, LaunchFailed, Terminated
-from provisioners.base import Instance, InstanceState, LaunchOrder, Provisioner
+from provisioners.base import (
+    Instance,
+    InstanceState,
+    LaunchOrder,
+    Provisioner,
+    RegionalSource,
+    is_silent,
+)
 from provisioners.errors import ProvisionError, QuotaError, TransientError
 from skyserve_cli.controller.ports import Call, CallKind
 from skyserve_cli.controller.seal import CannotUnsealError
@@ -67,10 +74,9 @@ def _launch(call: Call, provisioner: Provisioner, order: LaunchOrder) -> Event |
         instance = provisioner.launch(order)
     except TransientError as error:
         return Retry(error.retry_after_s, error.message)
-    except QuotaError as error:
-        return LaunchFailed(call.replica.id, error.kind, error.message, error.retry_at)
     except ProvisionError as error:
-        return LaunchFailed(call.replica.id, error.kind, error.message)
+        retry_at = error.retry_at if isinstance(error, QuotaError) else None
+        return LaunchFailed(call.replica.id, error.kind, error.message, retry_at, error.scope)
     return Launched(call.replica.id, instance.id)
 
 
@@ -111,5 +117,12 @@ def _find(call: Call, provisioner: Provisioner, token: str, owner: str) -> Insta
             capacity_type=replica.offer.capacity_type,
             state=InstanceState.STOPPING,
         )
-    listed = provisioner.instances(owner, call.service)
-    return next((instance for instance in listed if instance.token == token), None)
+    if not isinstance(provisioner, RegionalSource):
+        listed = provisioner.instances(owner, call.service)
+        return next((instance for instance in listed if instance.token == token), None)
+    listing = provisioner.listing(owner)  # only the replica's own region matters
+    found = next((instance for instance in listing.instances if instance.token == token), None)
+    if found is None and is_silent(replica.zone, listing.silent):
+        why = next(error for place, error in listing.silent.items() if is_silent(replica.zone, {place}))
+        raise TransientError(why.message, cloud=replica.zone.cloud, zone=replica.zone, retry_after_s=5.0)
+    return found

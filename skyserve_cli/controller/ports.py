@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from lb.config.schema import Table
 from policies.model import Event, Load, Offer, Replica
-from provisioners.base import Instance, InstanceState, Requirements
+from provisioners.base import Instance, InstanceState, Requirements, is_silent
 from skyserve_cli.spec.model import Probe, ServiceSpec
 
 
@@ -55,13 +55,21 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Sighting:
-    """One listing of one cloud; it shows at least everything launched before `asked_at`. Or, where `is_listing` is
-    false, what machines have reported since the last one: a missing instance then means nothing."""
+    """One listing of one cloud; it shows at least everything launched before `asked_at`, except in the `silent` regions or
+    zones, which did not respond. `closed` regions do not let us in. Or, where `is_listing` is false, what machines have
+    reported since the last one: a missing instance then means nothing."""
 
     cloud: str
     asked_at: float
     instances: tuple[Instance, ...]
     is_listing: bool = True
+    silent: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
+
+    def shows(self, replica: Replica) -> bool:
+        """Whether the instance of the replica would be listed here if it existed."""
+        is_here = self.is_listing and replica.zone.cloud == self.cloud
+        return is_here and not is_silent(replica.zone, self.silent)
 
     @cached_property
     def by_id(self) -> Mapping[str, Instance]:
@@ -83,7 +91,7 @@ class Witness(Protocol):
     def drain(self) -> Sequence[Sighting]: ...
 
     def trouble(self) -> Mapping[str, str]:
-        """Why clouds cannot be listed now, by cloud: a sentence each."""
+        """Why clouds, or regions and zones of them (cloud/region), cannot be listed now: a sentence each."""
         ...
 
 

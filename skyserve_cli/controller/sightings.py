@@ -9,6 +9,7 @@ from policies.model import (
     Bootstrapped,
     CapacityType,
     Event,
+    LaunchFailed,
     NodeLost,
     Preempted,
     PreemptionNotice,
@@ -29,6 +30,7 @@ _WITH_INSTANCE = frozenset(
         ReplicaState.DRAINING,
     }
 )
+_COMING_UP = (ReplicaState.PROVISIONING, ReplicaState.STARTING)
 
 
 def events_of(
@@ -51,12 +53,18 @@ def events_of(
 
 
 def _events(replica: Replica, instance: Instance) -> Iterator[Event]:
+    refusal = instance.refusal
+    if refusal is not None and replica.ready_at is None and replica.state in _COMING_UP:
+        yield LaunchFailed(replica.id, refusal.kind, instance.message, scope=refusal.scope)
+        return
     match instance.state:
         case InstanceState.PREEMPTED:
             yield Preempted(replica.id, message=instance.message or "preempted by the cloud")
             return
         case InstanceState.TERMINATED | InstanceState.STOPPING:
-            yield _gone(replica, instance.message or "terminated, and not by this controller")
+            # A spot instance that is told apart from a preempted one, and was never of use, is no preemption.
+            is_lost = instance.state is InstanceState.TERMINATED and replica.state in _COMING_UP
+            yield _gone(replica, instance.message or "terminated, and not by this controller", is_lost)
             return
         case InstanceState.BROKEN:
             yield NodeLost(replica.id, instance.message or "the cloud took a part of it")
@@ -84,7 +92,7 @@ def _events(replica: Replica, instance: Instance) -> Iterator[Event]:
 def missing_from(sighting: Sighting, replicas: Iterable[Replica]) -> bool:
     """Whether a replica has an instance in that cloud which the sighting lacks."""
     return any(
-        replica.zone.cloud == sighting.cloud
+        sighting.shows(replica)
         and replica.instance_id is not None
         and replica.instance_id not in sighting.by_id
         for replica in replicas
@@ -98,9 +106,9 @@ def same_objects(before: Iterable[Instance], after: Iterable[Instance]) -> tuple
     return tuple(was if (was := old.get(one.id)) == one and was is not None else one for one in after)
 
 
-def _gone(replica: Replica, message: str) -> Preempted:
-    """Spot instances vanish by preemption; anything else that vanishes is a loss nobody explained."""
-    lost = replica.offer.capacity_type is not CapacityType.SPOT
+def _gone(replica: Replica, message: str, is_lost: bool = False) -> Preempted:
+    """Spot instances vanish by preemption, unless `is_lost`; anything else that vanishes is a loss without a known reason."""
+    lost = is_lost or replica.offer.capacity_type is not CapacityType.SPOT
     return Preempted(replica.id, lost=lost, message=message)
 
 

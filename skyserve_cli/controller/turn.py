@@ -229,10 +229,15 @@ class ServiceTurn:
 
     def _blindness(self, replicas: Iterable[Replica], told: Sequence[str]) -> Iterator[str]:
         """What keeps us from seeing how the replicas are, unless it has been told."""
-        clouds = {replica.zone.cloud for replica in replicas}
-        for cloud, sentence in sorted(self._witness.trouble().items()):
-            note = f"{cloud} cannot be listed: {sentence}"
-            if cloud in clouds and not any(note in one for one in told):
+        zones = {replica.zone for replica in replicas}
+        places = {
+            place
+            for zone in zones
+            for place in (zone.cloud, f"{zone.cloud}/{zone.region}", f"{zone.cloud}/{zone.name}")
+        }
+        for place, sentence in sorted(self._witness.trouble().items()):
+            note = f"{place} cannot be listed: {sentence}"
+            if place in places and not any(note in one for one in told):
                 yield note
 
 

@@ -24,6 +24,7 @@ FAILURES = frozenset(
         EndReason.CAPACITY,
         EndReason.QUOTA,
         EndReason.AUTH,
+        EndReason.REFUSED,
         EndReason.CONFIG,
         EndReason.SETUP_FAILED,
         EndReason.RUN_EXITED,

@@ -9,8 +9,8 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 
-from provisioners.base import Instance, Provisioner, ReportSource
-from provisioners.errors import AuthError, ProvisionError
+from provisioners.base import Instance, Listing, Provisioner, RegionalSource, ReportSource
+from provisioners.errors import AuthError, ProvisionError, TransientError
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.ports import Sighting
 from skyserve_cli.controller.sightings import same_objects
@@ -24,7 +24,8 @@ BURST_S = 0.05  # reports of many machines that come so close together are read 
 
 
 class ThreadWitness:
-    """The daemon's witness. `poll_s` by cloud; the tick is woken only when a listing differs from the last."""
+    """The daemon's witness. `poll_s` by cloud; the tick is woken only when a listing differs from the last. `tell` takes a
+    sentence for the event log."""
 
     def __init__(
         self,
@@ -33,12 +34,16 @@ class ThreadWitness:
         clock: Clock,
         wake: Callable[[], None],
         poll_s: Mapping[str, float],
+        tell: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._provisioners = provisioners
         self._owner = owner
         self._clock = clock
         self._wake = wake
         self._poll_s = poll_s
+        self._tell = tell
+        self._silent: dict[tuple[str, str], int] = {}  # by cloud and place: listings in a row without it
+        self._closed: set[tuple[str, str]] = set()  # what was told of
         self._seen: queue.SimpleQueue[Sighting] = queue.SimpleQueue()
         self._watched: frozenset[str] = frozenset()
         self._threads: dict[str, threading.Thread] = {}
@@ -90,7 +95,8 @@ class ThreadWitness:
                     provisioner = self._provisioners(cloud)
                     if isinstance(provisioner, ReportSource):
                         provisioner.on_report(self._reports[cloud].set)
-                    instances = same_objects(self._last.get(cloud, ()), provisioner.instances(self._owner))
+                    listing = self._listing(provisioner)
+                    instances = same_objects(self._last.get(cloud, ()), listing.instances)
                 except ProvisionError as error:
                     failures += 1
                     # What passes by itself is nobody's business at once; a login does not mend itself.
@@ -106,11 +112,37 @@ class ThreadWitness:
                     failures = 0
                     if cloud != LOCAL:
                         self._listed_at[cloud] = self._clock.now()
-                    self._seen.put(Sighting(cloud, asked_at, instances))
-                    if self._trouble.pop(cloud, None) is not None or instances != self._last.get(cloud):
+                    silent, closed = frozenset(listing.silent), frozenset(listing.closed)
+                    self._seen.put(Sighting(cloud, asked_at, instances, silent=silent, closed=closed))
+                    is_news = self._note_regions(cloud, listing)
+                    is_news |= self._trouble.pop(cloud, None) is not None
+                    if is_news or instances != self._last.get(cloud):
                         self._last[cloud] = instances
                         self._wake()
             self._await_next_listing(cloud)
+
+    def _listing(self, provisioner: Provisioner) -> Listing:
+        if isinstance(provisioner, RegionalSource):
+            return provisioner.listing(self._owner)
+        return Listing(provisioner.instances(self._owner))
+
+    def _note_regions(self, cloud: str, listing: Listing) -> bool:
+        """Tell of regions and zones that do not respond, as of clouds, and once of each that is closed. Returns whether a
+        region that did not respond does so again."""
+        for region, sentence in listing.closed.items():
+            if (cloud, region) not in self._closed:
+                self._closed.add((cloud, region))
+                log.warning("%s/%s is left out: %s", cloud, region, sentence)
+                self._tell(f"{cloud}/{region} is left out: {sentence}")
+        for place, error in listing.silent.items():
+            failures = self._silent[cloud, place] = self._silent.get((cloud, place), 0) + 1
+            if failures >= PATIENCE or not isinstance(error, TransientError):
+                self._complain(f"{cloud}/{place}", error.message)
+        back = [key for key in self._silent if key[0] == cloud and key[1] not in listing.silent]
+        for key in back:
+            del self._silent[key]
+            self._trouble.pop("/".join(key), None)
+        return bool(back)
 
     def _await_next_listing(self, cloud: str) -> None:
         """Read what machines report meanwhile."""

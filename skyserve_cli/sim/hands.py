@@ -114,8 +114,9 @@ class SimWitness:
     def _look(self) -> None:
         if self.dead:
             return
-        self._last = same_objects(self._last, self._cloud.instances(self._owner))
-        sighting = Sighting("sim", self._clock.now(), self._last)
+        listing = self._cloud.listing(self._owner)
+        self._last = same_objects(self._last, listing.instances)
+        sighting = Sighting("sim", self._clock.now(), self._last, silent=frozenset(listing.silent))
         self._clock.after(0.5, lambda: self._seen.append(sighting))
         self._clock.after(self._poll_s, self._look)
 

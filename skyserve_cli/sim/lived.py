@@ -20,7 +20,14 @@ from skyserve_cli.sim.results import ON_DEMAND, SPOT, Run, Simulation, Step
 TICK_S = 0.1  # as fine as anything is drawn
 LEAST_S = 1.0  # a shorter time is no account
 _DAY_S, _HOUR_S = 86_400.0, 3600.0
-_REFUSALS = (EndReason.CAPACITY, EndReason.QUOTA, EndReason.AUTH, EndReason.CONFIG, EndReason.CLOUD_ERROR)
+_REFUSALS = (
+    EndReason.CAPACITY,
+    EndReason.QUOTA,
+    EndReason.AUTH,
+    EndReason.REFUSED,
+    EndReason.CONFIG,
+    EndReason.CLOUD_ERROR,
+)
 #: Ends that are the service's own doing, not the market's.
 _CRASHES = (EndReason.SETUP_FAILED, EndReason.RUN_EXITED, EndReason.START_TIMEOUT, EndReason.PROBE_FAILED)
 _WITHOUT_EXTRA = frozenset({"risk_hedge", "on_demand"})  # decide themselves how many there are

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.base import Instance, InstanceState, LaunchOrder, Listing, Requirements
 from provisioners.errors import (
     AuthError,
     CapacityError,
@@ -118,6 +118,7 @@ class SimCloud:
     faults: Faults = field(default_factory=Faults)
     made: dict[str, SimInstance] = field(default_factory=dict)  # by token
     by_id: dict[str, SimInstance] = field(default_factory=dict)
+    mute: set[str] = field(default_factory=set)  # regions that do not respond
 
     def offers(self, need: Requirements) -> Sequence[Offer]:
         found = []
@@ -142,6 +143,7 @@ class SimCloud:
         return sorted(found, key=lambda offer: (offer.price_usd_hour, offer.zone))
 
     def launch(self, order: LaunchOrder) -> Instance:
+        self._refuse_mute(order.offer.zone)
         self._stumble(order.offer.zone)
         known = self.made.get(order.token)
         if known is None:
@@ -160,13 +162,22 @@ class SimCloud:
             and now - one.ended_at < 600.0
         ]
 
+    def listing(self, owner: str) -> Listing:
+        shown = [one for one in self.instances(owner) if one.zone.region not in self.mute]
+        return Listing(shown, {region: _no_response(region) for region in sorted(self.mute)})
+
     def terminate(self, instance: Instance) -> None:
+        self._refuse_mute(instance.zone)
         self._stumble(instance.zone, only_transient=True)
         found = self.by_id.get(instance.id)
         if found is not None and self.clock.now() < found.ended_at:
             found.terminated_at = self.clock.now()
         if self.rng.random() < self.faults.lost_answer:
             raise TransientError("the answer was lost", cloud=self.name)
+
+    def _refuse_mute(self, zone: Zone) -> None:
+        if zone.region in self.mute:
+            raise _no_response(zone.region)
 
     # --- what only the simulation may know ------------------------------------------------------------------
 
@@ -276,3 +287,7 @@ class SimCloud:
             preempt_at=one.preempt_at if warned and one.preempt_at < NEVER else None,
             message="simulated" if state in (InstanceState.SETUP_FAILED, InstanceState.RUN_EXITED) else "",
         )
+
+
+def _no_response(region: str) -> TransientError:
+    return TransientError(f"{region} does not respond", cloud="sim")

@@ -10,7 +10,7 @@ from typing import ClassVar
 from policies.model import CapacityType, Zone
 from provisioners.access import Access, Opening, openings
 from provisioners.base import InstanceState, LaunchOrder
-from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, Refusal, TransientError
 from provisioners.fleet import HostReport
 from provisioners.machines import (
     Finding,
@@ -21,6 +21,7 @@ from provisioners.machines import (
     Silent,
     machine_token,
 )
+from provisioners.regions import ClosedRegions
 
 CLOUD = "memory"
 ZONES = (Zone(CLOUD, "us", "us-a"), Zone(CLOUD, "us", "us-b"), Zone(CLOUD, "eu", "eu-a"))
@@ -33,6 +34,7 @@ class _Kept:
     launched_at: float
     end: tuple[MachineState, str] | None = None
     preempt_at: float | None = None
+    refusal: Refusal | None = None
 
 
 @dataclass
@@ -52,9 +54,16 @@ class MemoryMachines:
     common: list[Leftover] = field(default_factory=list)  # what machines share
     access: dict[str, Access] = field(default_factory=dict)  # by owner
     lock: threading.Lock = field(default_factory=threading.Lock)
+    mute: set[str] = field(default_factory=set)  # regions that do not respond
+    closed: ClosedRegions = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.closed = ClosedRegions(self.now)
 
     def create(self, order: MachineOrder) -> Machine:
         self.before("create", order.token)
+        if order.zone.region in self.mute:
+            raise lost()
         with self.lock:
             if order.token not in self.kept:
                 self._check(order)
@@ -65,8 +74,16 @@ class MemoryMachines:
         return made
 
     def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
+        for region in sorted(self.mute):
+            if silent is None:
+                raise lost()
+            silent(region, lost())
         with self.lock:
-            mine = [one for one in self.kept.values() if one.order.owner == owner]
+            mine = [
+                one
+                for one in self.kept.values()
+                if one.order.owner == owner and one.order.zone.region not in self.mute
+            ]
             return [self._machine(one) for one in mine if self.now() >= one.launched_at + self.late_s]
 
     def destroy(self, machine: Machine) -> None:
@@ -158,6 +175,7 @@ class MemoryMachines:
             launched_at=kept.launched_at,
             preempt_at=kept.preempt_at,
             message=message,
+            refusal=kept.refusal,
         )
 
 

@@ -19,6 +19,7 @@ from provisioners.catalog import Catalog, packaged
 from provisioners.errors import TransientError
 from provisioners.fleet import FleetProvisioner, HostReport
 from provisioners.machines import Machines, machine_token
+from provisioners.regions import LONGEST_SILENT_S
 from provisioners.rented import Rent, order_of, within
 from tests.clouds.aws.aws_bench import aws_bench
 from tests.clouds.azure.azure_harness import azure
@@ -112,6 +113,21 @@ class RentedSubject(Subject):
     @abstractmethod
     def calm(self) -> None: ...
 
+    #: What the cloud says of launches that it refuses in a region: (HTTP status, code, message).
+    refusals: ClassVar[tuple[tuple[int, str, str], ...]]
+
+    @abstractmethod
+    def refuse(self, region: str, refusal: tuple[int, str, str]) -> None:
+        """From now on launches in the region are refused, until `relent`."""
+
+    @abstractmethod
+    def relent(self) -> None:
+        """No trouble of any kind any more."""
+
+    @abstractmethod
+    def billed(self) -> int:
+        """How many machines there really are."""
+
     def know_us_again(self) -> None:
         self.calm()
 
@@ -163,12 +179,42 @@ class AwsSubject(RentedSubject):
     def refuse_us(self) -> None:
         self.world.fail("*", "AuthFailure", times=1000)
 
+    refusals = (
+        (400, "InvalidParameterCombination", "is not supported in your requested Availability Zone"),
+        (400, "InvalidParameterValue", "Invalid value 'x' for InstanceType."),
+        (400, "InvalidAMIID.NotFound", ""),
+        (400, "SomethingNew", "never heard of"),
+        (403, "UnauthorizedOperation", "explicit deny in a service control policy"),
+        (401, "OptInRequired", "You are not subscribed to this service."),
+        (403, "UnauthorizedOperation", "not authorized to perform: ec2:RunInstances"),
+        (400, "MaxSpotInstanceCountExceeded", ""),
+        (400, "VolumeLimitExceeded", ""),
+        (500, "InsufficientInstanceCapacity", ""),
+    )
+
+    def refuse(self, region: str, refusal: tuple[int, str, str]) -> None:
+        _, code, message = refusal
+        self.world.fail("RunInstances", code, times=10_000, region=region, message=message)
+
+    def relent(self) -> None:
+        self.world.calm()
+
+    def billed(self) -> int:
+        return len(self.world.live())
+
     def throttle(self) -> None:
         self.world.fail("RunInstances", "RequestLimitExceeded", times=8)
 
     def launch_to_fail(self, order: LaunchOrder) -> None:
         instance = self.cloud.launch(order)
         self.world.end(instance.id, "Server.InternalError", "Server.InternalError: Internal error on launch")
+
+    def mute(self, zone: Zone) -> None:
+        self.world.fail("*", "InternalError", times=10_000, region=zone.region)
+
+    def unmute(self) -> None:
+        self.world.calm()
+        self.sleep(LONGEST_SILENT_S)  # until it is asked again
 
     def list_late(self, seconds: float) -> None:
         self.world.listed_after_s = seconds
@@ -211,6 +257,33 @@ class GcpSubject(RentedSubject):
     def refuse_us(self) -> None:
         self.world.dead_token = True
 
+    refusals = (
+        (
+            412,
+            "conditionNotMet",
+            "Location x violates constraint constraints/gcp.resourceLocations on the resource x",
+        ),
+        (412, "conditionNotMet", "Constraint constraints/compute.newOne violated for project 1"),
+        (400, "invalid", "Invalid value for field 'zone': 'x'. Unknown zone."),
+        (400, "badRequest", "[pd-balanced] features are not compatible for creating instance."),
+        (400, "invalid", "Instance type x only supports Spot or Flex-start provisioning model"),
+        (400, "somethingNew", "never heard of"),
+        (403, "quotaExceeded", "Quota 'NVIDIA_L4_GPUS' exceeded. Limit: 0.0 in region x."),
+        (403, "forbidden", "Location x not found or access is unauthorized."),
+        (503, "backendError", "The zone does not have enough resources available"),
+    )
+
+    def refuse(self, region: str, refusal: tuple[int, str, str]) -> None:
+        self.world.refusals[region] = refusal
+
+    def relent(self) -> None:
+        self.world.refusals.clear()
+        self.world.room.clear()
+        self.world.failing.clear()
+
+    def billed(self) -> int:
+        return len(self.world.alive())
+
     def throttle(self) -> None:
         self.world.faults.append(Fault("compute.instances.insert", 429, "rateLimitExceeded", times=3))
 
@@ -219,6 +292,12 @@ class GcpSubject(RentedSubject):
         self.world.operation_s = 150.0  # longer than anybody waits for it
         self.empty(order.offer.zone, order.offer.capacity_type)
         self.cloud.launch(order)
+
+    def mute(self, zone: Zone) -> None:
+        self.world.unreachable = {name for name in self.world.zones if name.startswith(zone.region)}
+
+    def unmute(self) -> None:
+        self.world.unreachable = set()
 
     def list_late(self, seconds: float) -> None:
         self.world.list_lag_s = seconds
@@ -264,6 +343,32 @@ class AzureSubject(RentedSubject):
     def refuse_us(self) -> None:
         self.world.token = "another"
 
+    refusals = (
+        (400, "InvalidParameter", "The requested VM size X is not available in the current region."),
+        (409, "OperationNotAllowed", "The specified size 'X' does not support Spot priority"),
+        (400, "BadRequest", "The selected VM size 'X' cannot boot Hypervisor Generation '2'"),
+        (400, "InvalidAvailabilityZone", ""),
+        (404, "PlatformImageNotFound", ""),
+        (403, "RequestDisallowedByPolicy", "disallowed by policy 'Allowed locations'"),
+        (403, "RequestDisallowedByPolicy", "disallowed by policy 'Require a tag'"),
+        (400, "SomethingNew", "never heard of"),
+        (409, "OperationNotAllowed", "exceeding approved LowPriorityCores quota. Current Limit: 0,"),
+        (409, "SkuNotAvailable", ""),
+    )
+
+    def refuse(self, region: str, refusal: tuple[int, str, str]) -> None:
+        status, code, message = refusal
+        path = rf"-{region}-[^/]*/providers/.*virtualMachines/"
+        self.server.fail("PUT", path, status, code, message, times=10_000)
+
+    def relent(self) -> None:
+        self.server.faults.clear()
+        self.world.room.clear()
+        self.world.failing, self.world.allocate_s = "at once", type(self.world)().allocate_s
+
+    def billed(self) -> int:
+        return len(self.world.alive())
+
     def throttle(self) -> None:
         wait = {"Retry-After": "17"}
         self.server.fail("PUT", "/virtualMachines/", 429, "TooManyRequests", "slow", headers=wait, times=8)
@@ -272,6 +377,22 @@ class AzureSubject(RentedSubject):
         self.world.failing, self.world.allocate_s = "later", 300.0  # longer than anybody waits for it
         self.empty(order.offer.zone, order.offer.capacity_type)
         self.cloud.launch(order)
+
+    def mute(self, zone: Zone) -> None:
+        """Its machines are not listed, and not found by name either."""
+        self.world.mute = zone.region
+        self.server.fail(
+            "GET",
+            rf"-{zone.region}-[^/]*/providers/.*virtualMachines/",
+            503,
+            "ServerTimeout",
+            "x",
+            times=10_000,
+        )
+
+    def unmute(self) -> None:
+        self.world.mute = ""
+        self.server.faults.clear()
 
     def list_late(self, seconds: float) -> None:
         self.world.unseen_s = seconds

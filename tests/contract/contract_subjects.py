@@ -15,9 +15,9 @@ from typing import TypeVar
 
 import pytest
 
-from policies.model import CapacityType, Offer, Zone
+from policies.model import CapacityType, FailureKind, Offer, Zone
 from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Provisioner, Requirements
-from provisioners.errors import QuotaError, TransientError
+from provisioners.errors import QuotaError, Refusal, TransientError
 from provisioners.fake import DEFAULT_PRICES, FakeProvisioner
 from provisioners.fleet import FleetProvisioner, HostReport
 from provisioners.local import controls as local_controls
@@ -104,6 +104,14 @@ class Subject(ABC):
     def launch_to_fail(self, order: LaunchOrder) -> None:
         """The cloud accepts the order, and fails it a moment later."""
         pytest.skip("what it accepts it has")
+
+    def mute(self, zone: Zone) -> None:
+        """The zone's region, or at least the zone, does not respond."""
+        pytest.skip("it has no regions that fail one by one")
+
+    def unmute(self) -> None:
+        """The end of `mute`."""
+        raise NotImplementedError
 
     def list_late(self, seconds: float) -> None:
         """From now on a new machine is missing from the cloud's lists for so long."""
@@ -297,7 +305,15 @@ class FleetSubject(Subject):
 
     def launch_to_fail(self, order: LaunchOrder) -> None:
         self.cloud.launch(order)
-        self.machines.kept[order.token].end = (MachineState.FAILED, "it could not be allocated")
+        failed = self.machines.kept[order.token]
+        failed.end = (MachineState.FAILED, "it could not be allocated")
+        failed.refusal = Refusal(FailureKind.CAPACITY)
+
+    def mute(self, zone: Zone) -> None:
+        self.machines.mute.add(zone.region)
+
+    def unmute(self) -> None:
+        self.machines.mute.clear()
 
     def list_late(self, seconds: float) -> None:
         self.machines.late_s = seconds

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from policies.model import FailureKind
-from provisioners.base import InstanceState
-from provisioners.errors import AuthError, QuotaError
+from policies.model import FailureKind, Offer
+from provisioners.base import InstanceState, RegionalSource, Requirements, is_silent
+from provisioners.errors import AuthError, QuotaError, Refusal
 from tests.contract.contract_subjects import LIVE_STATES, Subject
 
 
@@ -48,6 +48,7 @@ def test_what_is_accepted_and_fails_later_is_seen_to_fail_and_can_be_removed(sub
     assert subject.eventually(lambda: subject.listed()[order.token].state not in LIVE_STATES)
     failed = subject.listed()[order.token]
     assert failed.state in (InstanceState.BROKEN, InstanceState.STOPPING) or failed.state.is_gone
+    assert failed.refusal == Refusal(FailureKind.CAPACITY)  # as if it had been refused at once
     subject.cloud.terminate(failed)
     assert subject.eventually(lambda: order.token not in subject.living())
 
@@ -88,3 +89,50 @@ def test_who_remembers_nothing_and_sees_nothing_yet_launches_nothing_twice(subje
     for _ in range(4):
         subject.pass_time()
     assert subject.living() == {order.token}
+
+
+def test_a_region_that_goes_silent_hides_nothing_of_the_others_and_comes_back(subject: Subject) -> None:
+    here, there = two_regions(subject)
+    near = subject.cloud.launch(subject.order(1, offer=here))
+    far = subject.cloud.launch(subject.order(2, offer=there))
+    assert subject.eventually(lambda: subject.living() == {near.token, far.token})
+    for _ in range(7):  # what was accepted within the last minute is shown in any case
+        subject.pass_time()
+    subject.mute(there.zone)
+    cloud = subject.cloud
+    assert isinstance(cloud, RegionalSource)
+    for _ in range(3):
+        listing = cloud.listing("owner-1")
+        assert {one.token for one in listing.instances if not one.state.is_gone} == {near.token}
+        assert is_silent(there.zone, listing.silent)
+        assert not is_silent(here.zone, listing.silent)
+        subject.pass_time()
+    subject.unmute()
+    assert subject.eventually(lambda: not cloud.listing("owner-1").silent)
+    assert {one.token: one.id for one in cloud.listing("owner-1").instances} == {
+        near.token: near.id,
+        far.token: far.id,
+    }
+
+
+def test_what_is_in_a_healthy_region_can_be_terminated_while_another_is_silent(subject: Subject) -> None:
+    here, there = two_regions(subject)
+    near = subject.cloud.launch(subject.order(1, offer=here))
+    far = subject.cloud.launch(subject.order(2, offer=there))
+    subject.cloud = subject.restarted()  # which has seen none of them
+    subject.mute(there.zone)
+    subject.cloud.terminate(near)
+    subject.unmute()
+    assert subject.eventually(lambda: subject.living() == {far.token})
+
+
+def two_regions(subject: Subject) -> tuple[Offer, Offer]:
+    """An offer in each of two regions."""
+    if not isinstance(subject.cloud, RegionalSource):
+        pytest.skip("it has no regions that fail one by one")
+    offers = subject.cloud.offers(Requirements((subject.usual,)))
+    regions = {offer.zone.region: offer for offer in reversed(offers)}
+    if len(regions) < 2:
+        pytest.skip("it has one region")
+    here, there = sorted(regions)[:2]
+    return regions[here], regions[there]

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from policies.model import CapacityType
+from policies.model import CapacityType, FailureKind
 from provisioners.aws.machines import client_token
 from provisioners.errors import (
     AuthError,
     CapacityError,
+    Refusal,
     TransientError,
 )
 from provisioners.machines import MachineState
@@ -338,8 +339,9 @@ def test_a_machine_that_never_started_says_why(bench: AwsBench) -> None:
     (dead,) = machines.machines("own")
     assert (dead.state, dead.message) == (
         MachineState.TERMINATED,
-        "Client.VolumeLimitExceeded: Volume limit exceeded",
+        "the account's quota of EBS storage is used up (Client.VolumeLimitExceeded: Volume limit exceeded)",
     )
+    assert dead.refusal == Refusal(FailureKind.QUOTA)
 
 
 def test_a_stopped_machine_is_to_be_destroyed(bench: AwsBench) -> None:

@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 
-from policies.model import CapacityType, Zone
+from policies.model import CapacityType, Scope, Zone
 from provisioners.errors import (
     AuthError,
     CapacityError,
     InvalidRequestError,
     ProvisionError,
     QuotaError,
+    RefusedError,
+    RegionClosedError,
     TransientError,
 )
 from provisioners.machines import OWNER_TAG, Leftover, Level, Trial
+from provisioners.regions import CLOSED_S
 from tests.clouds.aws.aws_account import GPU_IMAGE
 from tests.clouds.aws.aws_bench import EAST, ORDER, WEST, AwsBench, aws_bench
 
@@ -44,8 +47,9 @@ def on_demand(**changes: Any) -> Any:
         ("MaxSpotInstanceCountExceeded", QuotaError),
         ("UnauthorizedOperation", AuthError),
         ("ExpiredToken", AuthError),
-        ("InvalidBlockDeviceMapping", InvalidRequestError),
-        ("InvalidParameterCombination", InvalidRequestError),
+        ("InvalidUserData.Malformed", InvalidRequestError),
+        ("InvalidParameterCombination", RefusedError),
+        ("SomethingNew", RefusedError),
     ],
 )
 def test_a_refusal_is_told_at_once_and_leaves_nothing(
@@ -77,8 +81,8 @@ def test_a_full_zone_is_capacity_and_another_zone_is_not(bench: AwsBench) -> Non
         pytest.param(Zone("aws", "sa-east-1", "sae1-az1"), "g6.xlarge", id="region-not-enabled"),
     ],
 )
-def test_what_is_not_offered_is_capacity(bench: AwsBench, zone: Zone, instance_type: str) -> None:
-    with pytest.raises(CapacityError):
+def test_what_is_not_offered_is_refused_there(bench: AwsBench, zone: Zone, instance_type: str) -> None:
+    with pytest.raises(RefusedError):
         bench.fresh(image="/any" if instance_type.startswith("p3") else None).create(
             replace(ORDER, zone=zone, instance_type=instance_type, image=GPU_IMAGE)
         )
@@ -114,7 +118,6 @@ def test_a_missing_permission_is_named(bench: AwsBench) -> None:
     [
         pytest.param({"user_data": "x" * 16_385}, id="user-data-too-long"),
         pytest.param({"image": "ubuntu"}, id="image-is-no-ami"),
-        pytest.param({"image": "ami-00000000000000000"}, id="image-is-none"),
         pytest.param({"sources": ("everywhere",)}, id="source-is-no-cidr"),
     ],
 )
@@ -122,6 +125,82 @@ def test_a_wrong_order_is_refused_before_anything_runs(bench: AwsBench, changes:
     with pytest.raises(InvalidRequestError):
         bench.fresh().create(replace(ORDER, **changes))
     assert bench.world.live() == []
+
+
+def test_an_image_that_is_not_there_is_refused_in_that_region_alone(bench: AwsBench) -> None:
+    with pytest.raises(RefusedError, match="there is no such image") as caught:
+        bench.fresh().create(replace(ORDER, image="ami-00000000000000000"))
+    assert caught.value.scope is Scope.REGION
+    assert bench.world.live() == []
+
+
+SCP = "is not authorized to perform: ec2:X with an explicit deny in a service control policy"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        pytest.param("UnauthorizedOperation", SCP, id="by a policy of the organisation"),
+        pytest.param("OptInRequired", "You are not subscribed to this service.", id="not subscribed"),
+        pytest.param("AuthFailure", "not able to validate the provided access credentials", id="not enabled"),
+    ],
+)
+def test_a_closed_region_blinds_to_itself_alone_and_is_remembered(
+    bench: AwsBench, code: str, message: str
+) -> None:
+    machines = bench.fresh()
+    machine = machines.create(ORDER)
+    # STS accepts the credentials: only EC2 of that region does not.
+    for action in ("DescribeInstances", "DescribeVpcs", "DescribeSubnets", "DescribeAvailabilityZones"):
+        bench.world.fail(action, code, times=1000, region="us-west-2", message=message)
+    silent: dict[str, ProvisionError] = {}
+    assert [one.id for one in machines.machines("own", silent.__setitem__)] == [machine.id]
+    assert isinstance(silent["us-west-2"], RegionClosedError)
+    assert "clouds.aws.regions" in machines.closed.why()["us-west-2"]
+    assert [one.id for one in machines.machines("own")] == [machine.id]
+    asked = len(bench.world.asked("DescribeInstances"))
+    machines.machines("own")
+    assert len(bench.world.asked("DescribeInstances")) == asked + 1  # of the open region alone
+    bench.world.calm()
+    bench.time.sleep(CLOSED_S)
+    assert len(machines.machines("own", silent.__setitem__)) == 1
+    assert len(bench.world.asked("DescribeInstances")) == asked + 3
+    assert machines.closed.why() == {}
+
+
+def test_a_closed_region_is_named_by_the_check(bench: AwsBench) -> None:
+    bench.world.fail("DescribeInstances", "UnauthorizedOperation", times=99, region="us-west-2", message=SCP)
+    (found,) = [one for one in bench.fresh().check() if one.what == "region us-west-2"]
+    assert found.level is Level.NOTE
+    assert "clouds.aws.regions" in found.message
+    named = bench.fresh(regions=("us-east-1", "us-west-2")).check()
+    assert [one.level for one in named if one.what == "region us-west-2"] == [Level.MISSING]
+
+
+def test_credentials_that_no_service_accepts_close_no_region(bench: AwsBench) -> None:
+    machines = bench.fresh()
+    bench.world.fail("*", "AuthFailure", times=1000)
+    with pytest.raises(AuthError) as caught:
+        machines.machines("own", lambda region, error: None)
+    assert not isinstance(caught.value, RegionClosedError)
+    assert machines.closed.why() == {}
+
+
+def test_a_region_that_is_down_is_not_waited_for_again_and_again(bench: AwsBench) -> None:
+    machines = bench.fresh()
+    machine = machines.create(ORDER)
+    bench.world.fail("DescribeInstances", "InternalError", times=10_000, region="us-west-2")
+    calls = []
+    for _ in range(30):
+        before = len(bench.world.asked("DescribeInstances"))
+        silent: list[str] = []
+        listed = machines.machines("own", lambda region, error, silent=silent: silent.append(region))
+        assert ([one.id for one in listed], silent) == ([machine.id], ["us-west-2"])
+        calls.append(len(bench.world.asked("DescribeInstances")) - before)
+        bench.time.sleep(10.0)
+    assert calls[0] > 2  # its retries
+    assert max(calls[1:]) == 2  # one call, and not at each listing
+    assert calls.count(1) > 20
 
 
 def test_a_dead_network_is_transient(bench: AwsBench, monkeypatch: pytest.MonkeyPatch) -> None:

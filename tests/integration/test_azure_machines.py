@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import CapacityType, Role, Zone
+from policies.model import CapacityType, FailureKind, Role, Zone
 from provisioners.azure.machines import AzureMachines
 from provisioners.azure.shapes import group_name
 from provisioners.errors import (
@@ -18,6 +18,8 @@ from provisioners.errors import (
     InvalidRequestError,
     ProvisionError,
     QuotaError,
+    Refusal,
+    RefusedError,
     TransientError,
 )
 from provisioners.machines import Level, Machine, MachineState
@@ -262,8 +264,8 @@ QUOTA = (
         (401, "ExpiredAuthenticationToken", "expired", AuthError, "az login"),
         (404, "SubscriptionNotFound", "not found", AuthError, "subscription"),
         (409, "MissingSubscriptionRegistration", "'Microsoft.Compute'", AuthError, "az provider register"),
-        (404, "PlatformImageNotFound", "a:b:c:d", InvalidRequestError, "check `image`"),
-        (400, "InvalidParameter", "vmSize", InvalidRequestError, "vmSize"),
+        (404, "PlatformImageNotFound", "a:b:c:d", RefusedError, "check `image`"),
+        (400, "InvalidParameter", "vmSize", RefusedError, "vmSize"),
         (500, "InternalServerError", "oops", TransientError, "sent again"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isalnum() else "",
@@ -339,6 +341,7 @@ def test_a_failure_that_nobody_waited_for_shows_as_failed(cloud: AzureMachines, 
     machine = only(cloud.machines(OWNER))
     assert machine.state is MachineState.FAILED
     assert "OverconstrainedZonalAllocationRequest" in machine.message
+    assert machine.refusal == Refusal(FailureKind.CAPACITY)
     cloud.destroy(machine)
     assert nothing_but_records(world)
 

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from google.oauth2.credentials import Credentials
 
-from policies.model import CapacityType, Zone
+from policies.model import CapacityType, FailureKind, Zone
 from provisioners.errors import (
     AuthError,
     CapacityError,
     InvalidRequestError,
     ProvisionError,
     QuotaError,
+    Refusal,
+    RefusedError,
     TransientError,
 )
 from provisioners.gcp.check import PERMISSIONS
@@ -228,7 +230,7 @@ REFUSALS: dict[str, tuple[Fault, type[ProvisionError], str]] = {
         QuotaError,
         L4,
     ),
-    "wrong": (Fault(INSERT, 400, "invalid", "Invalid value for field 'x'"), InvalidRequestError, "field 'x'"),
+    "wrong": (Fault(INSERT, 400, "invalid", "Invalid value for field 'x'"), RefusedError, "field 'x'"),
 }
 
 
@@ -299,7 +301,7 @@ def test_the_same_order_may_be_sent_again_after_a_stock_out(gcp: Controller) -> 
             "QUOTA_EXCEEDED", 403, "Quota 'GPUS_ALL_REGIONS' exceeded globally.", QuotaError, id="quota"
         ),
         pytest.param("PERMISSIONS_ERROR", 403, NO_PERMISSION, AuthError, id="permission"),
-        pytest.param("INVALID_USAGE", 400, "no", InvalidRequestError, id="wrong"),
+        pytest.param("INVALID_USAGE", 400, "no", RefusedError, id="wrong"),
         pytest.param("INTERNAL_ERROR", 500, "oops", TransientError, id="internal error"),
     ],
 )
@@ -322,7 +324,8 @@ def test_a_slow_creation_is_pending_and_may_fail_later(gcp: Controller) -> None:
     machine = gcp.machines.create(ORDER)
     assert machine.state is S.PENDING
     failed = eventually(gcp, ORDER.token, lambda machine: machine.state is S.FAILED)
-    assert "ZONE_RESOURCE_POOL_EXHAUSTED" in failed.message
+    assert "does not have enough resources" in failed.message
+    assert failed.refusal == Refusal(FailureKind.CAPACITY)
     gcp.machines.destroy(failed)
     assert gcp.listed()[ORDER.token].state is S.TERMINATED
 
@@ -358,10 +361,10 @@ def test_dead_credentials_are_said_so_by_every_call(gcp: Controller) -> None:
             {"instance_type": "e2-small", "accelerator": "T4"}, InvalidRequestError, id="accelerator"
         ),
         pytest.param({"sources": ("everywhere",)}, InvalidRequestError, id="source"),
-        pytest.param({"instance_type": "a9-huge"}, CapacityError, id="type that is not offered"),
+        pytest.param({"instance_type": "a9-huge"}, RefusedError, id="type that is not offered"),
         pytest.param(
             {"instance_type": "n1-standard-8+1xnvidia-tesla-v100"},
-            CapacityError,
+            RefusedError,
             id="accelerator that is not offered",
         ),
     ],
@@ -387,9 +390,9 @@ def test_a_quota_that_is_used_up_is_named(gcp: Controller) -> None:
 
 def test_a_project_that_is_not_there_is_not_an_empty_one(gcp: Controller) -> None:
     machine = gcp.machines.create(ORDER)
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(AuthError):
         gcp.another(project="proj-2").destroy(machine)
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(AuthError):
         gcp.another(project="proj-2").remove(Leftover("disk", "zones/us-east1-b/disks/lost", "us-east1"))
 
 
@@ -502,8 +505,8 @@ def test_a_network_of_the_users_own_is_used_as_it_is(gcp: Controller) -> None:
     assert (set(gcp.world.networks), gcp.world.firewalls) == ({"theirs"}, {})
 
 
-def test_a_network_that_is_not_there_is_a_wrong_order(gcp: Controller) -> None:
-    with pytest.raises(InvalidRequestError, match="cannot be found"):
+def test_a_network_that_is_not_there_is_refused(gcp: Controller) -> None:
+    with pytest.raises(RefusedError, match="cannot be found"):
         gcp.another(network="missing").create(ORDER)
 
 

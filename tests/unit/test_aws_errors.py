@@ -4,88 +4,149 @@ from __future__ import annotations
 
 import pytest
 
-from policies.model import CapacityType, FailureKind, Zone
+from policies.model import CapacityType, FailureKind, Scope, Zone
 from provisioners.aws.errors import (
     THROTTLES,
     Answer,
     Context,
     Quota,
     error_of,
-    meaning_of,
     missing_action,
     quota_of,
 )
-from provisioners.errors import QuotaError, TransientError
+from provisioners.aws.outcomes import AT_BIRTH, TABLE
+from provisioners.errors import QuotaError, RegionClosedError, TransientError
 
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
-CAPACITY, QUOTA, AUTH, CONFIG, TRANSIENT = (
+CAPACITY, QUOTA, AUTH, CONFIG, TRANSIENT, REFUSED = (
     FailureKind.CAPACITY,
     FailureKind.QUOTA,
     FailureKind.AUTH,
     FailureKind.CONFIG,
     FailureKind.TRANSIENT,
+    FailureKind.REFUSED,
 )
+TYPE, ZONE, REGION, CLOUD_WIDE = Scope.TYPE, Scope.ZONE, Scope.REGION, Scope.CLOUD
+SCP = "User: u is not authorized to perform: ec2:X with an explicit deny in a service control policy"
 LAUNCH = Context("ec2:RunInstances", "us-east-1", Zone("aws", "us-east-1", "use1-az1"), "g6.xlarge", SPOT)
 
 
+CASES = [
+    (CAPACITY, None, "InsufficientInstanceCapacity", 500, ""),
+    (CAPACITY, None, "InsufficientCapacity", 500, ""),
+    (CAPACITY, None, "UnfulfillableCapacity", 500, ""),
+    (CAPACITY, None, "InsufficientVolumeCapacity", 500, ""),
+    (CAPACITY, None, "InsufficientVolumeCapacity", 400, ""),
+    (CAPACITY, None, "SpotMaxPriceTooLow", 400, ""),
+    (CAPACITY, None, "InsufficientFreeAddressesInSubnet", 400, ""),
+    (CAPACITY, None, "InsufficientAddressCapacity", 500, ""),
+    (QUOTA, None, "VcpuLimitExceeded", 400, ""),
+    (QUOTA, None, "MaxSpotInstanceCountExceeded", 400, ""),
+    (QUOTA, None, "InstanceLimitExceeded", 400, ""),
+    (QUOTA, None, "VolumeLimitExceeded", 400, ""),
+    (QUOTA, None, "MaxIOPSLimitExceeded", 400, ""),
+    (QUOTA, None, "AddressLimitExceeded", 400, ""),
+    (QUOTA, None, "NetworkInterfaceLimitExceeded", 400, ""),
+    (QUOTA, None, "SecurityGroupLimitExceeded", 400, ""),
+    (QUOTA, None, "ResourceLimitExceeded", 400, ""),
+    (QUOTA, None, "PendingVerification", 400, ""),
+    (QUOTA, None, "SomethingNewLimitExceeded", 400, ""),
+    (CONFIG, None, "OptInRequired", 401, "To use this AWS Marketplace product you need to accept terms"),
+    (CONFIG, None, "IdempotentParameterMismatch", 400, ""),
+    (CONFIG, None, "InvalidBlockDeviceMapping", 400, "Volume of size 8GB is smaller than snapshot 'snap-1'"),
+    (CONFIG, None, "InvalidUserData.Malformed", 400, ""),
+    (CONFIG, None, "InvalidParameterValue", 400, "User data is limited to 16384 bytes"),
+    (CONFIG, None, "InvalidAMIID.Malformed", 400, ""),
+    (CONFIG, None, "RulesPerSecurityGroupLimitExceeded", 400, ""),
+    (REFUSED, None, "Unsupported", 400, "Your requested instance type (p5.48xlarge) is not supported in …"),
+    (REFUSED, TYPE, "InvalidParameterValue", 400, "Invalid value 'p9.huge' for InstanceType."),
+    (
+        REFUSED,
+        TYPE,
+        "InvalidParameterValue",
+        400,
+        "The architecture 'x86_64' of the specified instance type does not match the architecture 'arm64' of the AMI",
+    ),
+    (REFUSED, TYPE, "InvalidParameter", 400, "The following supplied instance types do not exist: [p6]"),
+    (REFUSED, None, "InvalidParameterCombination", 400, "not supported in your requested Availability Zone"),
+    (REFUSED, ZONE, "InvalidAvailabilityZone", 400, ""),
+    (REFUSED, ZONE, "InvalidSubnet.Conflict", 400, ""),
+    (REFUSED, ZONE, "VolumeTypeNotAvailableInZone", 400, ""),
+    (REFUSED, ZONE, "InvalidParameterValue", 400, "Invalid availability zone-id: [use1-az3]"),
+    (REFUSED, REGION, "InvalidAMIID.NotFound", 400, ""),
+    (REFUSED, REGION, "ParameterNotFound", 400, ""),
+    (REFUSED, REGION, "VPCIdNotSpecified", 400, "No default VPC for this user"),
+    (REFUSED, REGION, "InvalidKeyPair.NotFound", 400, ""),
+    (REFUSED, REGION, "InvalidGroup.NotFound", 400, ""),
+    (REFUSED, CLOUD_WIDE, "TagPolicyViolation", 400, ""),
+    (REFUSED, REGION, "KMSKeyNotAccessibleFault", 400, ""),
+    (REFUSED, REGION, "InvalidKMSKey.InvalidState", 400, ""),
+    (REFUSED, TYPE, "UnauthorizedOperation", 403, SCP),  # of a launch; of a listing see below
+    (REFUSED, None, "InvalidBlockDeviceMapping", 400, ""),
+    (REFUSED, None, "SomethingNew", 400, ""),
+    (AUTH, REGION, "UnauthorizedOperation", 403, ""),
+    (AUTH, None, "AuthFailure", 401, ""),
+    (AUTH, None, "AuthFailure.ServiceLinkedRoleCreationNotPermitted", 403, ""),
+    (AUTH, None, "AuthFailure.SomethingNew", 400, ""),
+    (AUTH, None, "ExpiredToken", 403, ""),
+    (AUTH, None, "RequestExpired", 400, ""),
+    (AUTH, None, "NoCredentials", 401, ""),
+    (AUTH, REGION, "OptInRequired", 401, "You are not subscribed to this service."),
+    (AUTH, None, "Blocked", 400, ""),
+    (AUTH, None, "AccountDisabled", 400, ""),
+    (AUTH, REGION, "SomethingNewForbidden", 403, ""),
+    (TRANSIENT, None, "RequestLimitExceeded", 503, ""),
+    (TRANSIENT, None, "InternalError", 500, ""),
+    (TRANSIENT, None, "Unavailable", 503, ""),
+    (TRANSIENT, None, "SomethingNew", 500, ""),
+    (TRANSIENT, None, "SomethingNew", 429, ""),
+    (TRANSIENT, None, "ReadTimeoutError", 0, ""),
+    (TRANSIENT, None, "DependencyViolation", 400, ""),
+    (TRANSIENT, None, "IncorrectState", 400, ""),
+    (TRANSIENT, None, "ConcurrentTagAccess", 400, ""),
+    (TRANSIENT, None, "VolumeInUse", 400, ""),
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "code", "status", "message"),
+    ("kind", "scope", "code", "status", "message"),
+    CASES,
+    ids=[f"{one[2]}-{one[3]}-{one[4][:20]}" for one in CASES],
+)
+def test_a_code_means(kind: FailureKind, scope: Scope | None, code: str, status: int, message: str) -> None:
+    answer = Answer(code, status, message, "r-7")
+    raised = error_of(answer, LAUNCH, now=1000.0)
+    assert (raised.kind, raised.scope) == (kind, scope)
+    assert (raised.code, raised.cloud, raised.zone) == (code, "aws", LAUNCH.zone)
+    assert code in raised.message
+    assert "request id r-7" in raised.message
+
+
+def test_every_row_has_a_source_and_a_case() -> None:
+    found = [TABLE.find(code, message, SPOT) for _, _, code, _, message in CASES]
+    assert [row.codes for row in TABLE.rows if row not in found] == []
+    assert all(row.source for row in (*TABLE.rows, *AT_BIRTH.rows))
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
     [
-        (CAPACITY, "InsufficientInstanceCapacity", 500, ""),
-        (CAPACITY, "InsufficientCapacity", 500, ""),
-        (CAPACITY, "UnfulfillableCapacity", 500, ""),
-        (CAPACITY, "SpotMaxPriceTooLow", 400, ""),
-        (CAPACITY, "Unsupported", 400, "Your requested instance type (p5.48xlarge) is not supported in …"),
-        (CAPACITY, "InvalidParameterValue", 400, "Invalid value 'p9.huge' for InstanceType."),
-        (CAPACITY, "InsufficientFreeAddressesInSubnet", 400, ""),
-        (CAPACITY, "InsufficientAddressCapacity", 500, ""),
-        (CAPACITY, "VPCIdNotSpecified", 400, "No default VPC for this user"),
-        (CAPACITY, "ParameterNotFound", 400, ""),
-        (QUOTA, "VcpuLimitExceeded", 400, ""),
-        (QUOTA, "MaxSpotInstanceCountExceeded", 400, ""),
-        (QUOTA, "InstanceLimitExceeded", 400, ""),
-        (QUOTA, "VolumeLimitExceeded", 400, ""),
-        (QUOTA, "AddressLimitExceeded", 400, ""),
-        (QUOTA, "PendingVerification", 400, ""),
-        (QUOTA, "SomethingNewLimitExceeded", 400, ""),
-        (AUTH, "UnauthorizedOperation", 403, ""),
-        (AUTH, "AuthFailure", 401, ""),
-        (AUTH, "AuthFailure.ServiceLinkedRoleCreationNotPermitted", 403, ""),
-        (AUTH, "AuthFailure.SomethingNew", 400, ""),
-        (AUTH, "ExpiredToken", 403, ""),
-        (AUTH, "RequestExpired", 400, ""),
-        (AUTH, "NoCredentials", 401, ""),
-        (AUTH, "OptInRequired", 401, "You are not subscribed to this service."),
-        (AUTH, "Blocked", 400, ""),
-        (AUTH, "SomethingNewForbidden", 403, ""),
-        (
-            CONFIG,
-            "OptInRequired",
-            401,
-            "In order to use this AWS Marketplace product you need to accept terms",
-        ),
-        (CONFIG, "InvalidAMIID.NotFound", 400, ""),
-        (CONFIG, "InvalidKeyPair.NotFound", 400, ""),
-        (CONFIG, "InvalidGroup.NotFound", 400, ""),
-        (CONFIG, "InvalidParameterValue", 400, "Invalid availability zone"),
-        (CONFIG, "IdempotentParameterMismatch", 400, ""),
-        (CONFIG, "InvalidBlockDeviceMapping", 400, ""),
-        (CONFIG, "SomethingNew", 400, ""),
-        (TRANSIENT, "RequestLimitExceeded", 503, ""),
-        (TRANSIENT, "InternalError", 500, ""),
-        (TRANSIENT, "Unavailable", 503, ""),
-        (TRANSIENT, "SomethingNew", 500, ""),
-        (TRANSIENT, "SomethingNew", 429, ""),
-        (TRANSIENT, "ReadTimeoutError", 0, ""),
-        (TRANSIENT, "DependencyViolation", 400, ""),
+        pytest.param("UnauthorizedOperation", SCP, id="a policy of the organisation"),
+        pytest.param("OptInRequired", "You are not subscribed to this service.", id="not enabled"),
     ],
 )
-def test_a_code_means(kind: FailureKind, code: str, status: int, message: str) -> None:
-    answer = Answer(code, status, message)
-    assert meaning_of(answer, SPOT).kind is kind
-    raised = error_of(answer, LAUNCH, now=1000.0)
-    assert (raised.kind, raised.code, raised.cloud, raised.zone) == (kind, code, "aws", LAUNCH.zone)
-    assert code in raised.message
+def test_a_listing_that_is_refused_for_good_closes_the_region(code: str, message: str) -> None:
+    listing = Context("ec2:DescribeInstances", "eu-west-3")
+    raised = error_of(Answer(code, 403, message), listing, now=0.0)
+    assert isinstance(raised, RegionClosedError)
+    assert raised.region == "eu-west-3"
+    assert "clouds.aws.regions" in raised.message
+
+
+def test_what_only_aws_can_decode_is_left_out() -> None:
+    message = "You are not authorized. Encoded authorization failure message: " + "x" * 1000
+    raised = error_of(Answer("UnauthorizedOperation", 403, message, "r-7"), LAUNCH, now=0.0)
+    assert raised.message.endswith("(UnauthorizedOperation: You are not authorized.; request id r-7)")
 
 
 @pytest.mark.parametrize("code", sorted(THROTTLES))
@@ -97,7 +158,7 @@ def test_throttling_asks_for_patience(code: str) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "kind"),
-    [(LAUNCH, CAPACITY), (Context("ec2:DeleteVolume", "us-east-1"), CONFIG)],
+    [(LAUNCH, REFUSED), (Context("ec2:DeleteVolume", "us-east-1"), CONFIG)],
     ids=["a-launch-elsewhere", "anything-else-nowhere"],
 )
 def test_what_is_not_supported_depends_on_what_was_asked(asked: Context, kind: FailureKind) -> None:

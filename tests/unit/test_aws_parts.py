@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from policies.model import CapacityType, Zone
+from policies.model import CapacityType, FailureKind, Scope, Zone
 from provisioners.aws.image import is_graviton, parameter_of
-from provisioners.aws.machine import machine_of, state_of
+from provisioners.aws.machine import machine_of, refusal_of, state_of
 from provisioners.aws.machines import client_token
+from provisioners.errors import Refusal
 from provisioners.machines import MachineOrder, MachineState
 
 ORDER = MachineOrder(
@@ -54,7 +55,12 @@ TAKEN = "EC2 took the spot instance back (Server.SpotInstanceTermination)"
             "EC2 took the spot instance back (Server.SpotInstanceShutdown)",
         ),
         ("terminated", "Client.InstanceInitiatedShutdown", MachineState.TERMINATED, "why"),
-        ("terminated", "Server.InternalError", MachineState.TERMINATED, "why"),
+        (
+            "terminated",
+            "Server.InternalError",
+            MachineState.TERMINATED,
+            "EC2 failed to start it; another zone is next (why)",
+        ),
         ("terminated", "", MachineState.TERMINATED, ""),
         ("hibernating", "", MachineState.FAILED, "it is hibernating, and its disk is still billed"),
     ],
@@ -64,6 +70,25 @@ def test_a_state(name: str, code: str, state: MachineState, message: str) -> Non
     if code:
         described["StateReason"] = {"Code": code, "Message": "why"}
     assert state_of(described) == (state, message)
+
+
+@pytest.mark.parametrize("name", ["shutting-down", "terminated"])
+@pytest.mark.parametrize(
+    ("code", "refusal"),
+    [
+        ("Server.InsufficientInstanceCapacity", Refusal(FailureKind.CAPACITY)),
+        ("Server.InternalError", Refusal(FailureKind.CAPACITY)),
+        ("Client.VolumeLimitExceeded", Refusal(FailureKind.QUOTA)),
+        ("Client.InvalidSnapshot.NotFound", Refusal(FailureKind.REFUSED, Scope.REGION)),
+        ("Client.InternalError", Refusal(FailureKind.REFUSED, Scope.REGION)),
+        ("Client.UserInitiatedShutdown", None),
+        ("Client.InstanceInitiatedShutdown", None),
+        ("Server.SpotInstanceTermination", None),
+    ],
+)
+def test_a_death_at_birth_means(name: str, code: str, refusal: Refusal | None) -> None:
+    described = {"State": {"Name": name}, "StateReason": {"Code": code, "Message": "why"}}
+    assert refusal_of(described, state_of(described)[0]) == refusal
 
 
 def test_a_description_becomes_the_machine_of_its_order() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from policies.model import CapacityType, FailureKind, Zone
+from policies.model import CapacityType, FailureKind, Scope, Zone
 from provisioners.azure.errors import NO_QUOTA_RETRY_S, QUOTA_RETRY_S, Failure, error_of, meaning
-from provisioners.errors import CapacityError, QuotaError, TransientError
+from provisioners.azure.outcomes import TABLE
+from provisioners.errors import CapacityError, QuotaError, RegionClosedError, TransientError
 
 CAPACITY, QUOTA, AUTH = FailureKind.CAPACITY, FailureKind.QUOTA, FailureKind.AUTH
-CONFIG, TRANSIENT = FailureKind.CONFIG, FailureKind.TRANSIENT
+CONFIG, TRANSIENT, REFUSED = FailureKind.CONFIG, FailureKind.TRANSIENT, FailureKind.REFUSED
 
 LOW_PRIORITY = (
     "Operation could not be completed as it results in exceeding approved LowPriorityCores quota. Additional details - "
@@ -21,55 +22,141 @@ FAMILY = LOW_PRIORITY.replace("LowPriorityCores", "standardNCASv3_T4Family Cores
 )
 REGIONAL = LOW_PRIORITY.replace("LowPriorityCores", "Total Regional Cores")
 TOO_MANY = "Cannot create more than 10 public IP addresses for this subscription in this region."
+POLICY = (
+    "Resource 'x' was disallowed by policy. Policy identifiers: "
+    '[{{"policyAssignment":{{"name":"{}","id":"/subscriptions/0"}}}}].'
+)
+ZONE = Zone("azure", "eastus", "eastus-1")
 CLOSED = "The size is not available for your current subscription. Reason: NotAvailableForSubscription"
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "message", "kind"),
-    [
-        pytest.param(
-            "SkuNotAvailable", 409, "not available in zone '1'", CAPACITY, id="no room, told at once"
-        ),
-        pytest.param("SkuNotAvailable", 409, CLOSED, QUOTA, id="a size that is closed to us"),
-        pytest.param("ZonalAllocationFailed", None, "", CAPACITY, id="no room, told later"),
-        pytest.param("AllocationFailed", 200, "", CAPACITY, id="an error with status 200"),
-        pytest.param("OverconstrainedAllocationRequest", None, "", CAPACITY, id="overconstrained"),
-        pytest.param(
-            "OverconstrainedZonalAllocationRequest", None, "", CAPACITY, id="overconstrained in a zone"
-        ),
-        pytest.param("OperationNotAllowed", 409, LOW_PRIORITY, QUOTA, id="spot cores"),
-        pytest.param("OperationNotAllowed", 409, FAMILY, QUOTA, id="cores of a family"),
-        pytest.param("OperationNotAllowed", 409, REGIONAL, QUOTA, id="cores of a region"),
-        pytest.param(
-            "OperationNotAllowed", 409, "The disk is attached.", CONFIG, id="not allowed, and no quota"
-        ),
-        pytest.param("QuotaExceeded", 409, "", QUOTA, id="quota by its code"),
-        pytest.param("PublicIPCountLimitReached", 400, TOO_MANY, QUOTA, id="addresses"),
-        pytest.param("AuthorizationFailed", 403, "", AUTH, id="a permission"),
-        pytest.param("InvalidAuthenticationToken", 401, "", AUTH, id="a bad token"),
-        pytest.param("", 401, "", AUTH, id="401 without a code"),
-        pytest.param("Forbidden", 403, "", AUTH, id="403 with an unknown code"),
-        pytest.param("CredentialUnavailable", None, "", AUTH, id="no credentials"),
-        pytest.param("SubscriptionNotFound", 404, "", AUTH, id="no such subscription"),
-        pytest.param("ReadOnlyDisabledSubscription", 409, "", AUTH, id="unpaid"),
-        pytest.param(
-            "MissingSubscriptionRegistration", 409, "", AUTH, id="a provider that is not registered"
-        ),
-        pytest.param("RequestDisallowedByPolicy", 403, "", AUTH, id="a policy"),
-        pytest.param("PlatformImageNotFound", 404, "", CONFIG, id="no such image"),
-        pytest.param("InvalidParameter", 400, "", CONFIG, id="a bad parameter"),
-        pytest.param("PropertyChangeNotAllowed", 409, "", CONFIG, id="another order of the same name"),
-        pytest.param("SomethingNew", 400, "", CONFIG, id="400 with an unknown code"),
-        pytest.param("TooManyRequests", 429, "", TRANSIENT, id="throttled"),
-        pytest.param("", 429, "", TRANSIENT, id="throttled without a code"),
-        pytest.param("Conflict", 409, "", TRANSIENT, id="busy"),
-        pytest.param("SomethingNew", 409, "", TRANSIENT, id="409 with an unknown code"),
-        pytest.param("SomethingNew", 500, "", TRANSIENT, id="500 with an unknown code"),
-        pytest.param("RetryableError", 409, "", TRANSIENT, id="retryable"),
-        pytest.param("NicReservedForAnotherVm", 400, "", TRANSIENT, id="a card that is still held"),
-        pytest.param("Unreachable", None, "", TRANSIENT, id="no answer"),
-    ],
-)
+CASES = [
+    pytest.param("SkuNotAvailable", 409, "not available in zone '1'", CAPACITY, id="no room, told at once"),
+    pytest.param("SkuNotAvailable", 409, CLOSED, QUOTA, id="a size that is closed to us"),
+    pytest.param("ZonalAllocationFailed", None, "", CAPACITY, id="no room, told later"),
+    pytest.param("AllocationFailed", 200, "", CAPACITY, id="an error with status 200"),
+    pytest.param("OverconstrainedAllocationRequest", None, "", CAPACITY, id="overconstrained"),
+    pytest.param("OverconstrainedZonalAllocationRequest", None, "", CAPACITY, id="overconstrained in a zone"),
+    pytest.param("OperationNotAllowed", 409, LOW_PRIORITY, QUOTA, id="spot cores"),
+    pytest.param("OperationNotAllowed", 409, FAMILY, QUOTA, id="cores of a family"),
+    pytest.param("OperationNotAllowed", 409, REGIONAL, QUOTA, id="cores of a region"),
+    pytest.param(
+        "OperationNotAllowed", 409, "The disk is attached.", REFUSED, id="not allowed, and no quota"
+    ),
+    pytest.param("QuotaExceeded", 409, "", QUOTA, id="quota by its code"),
+    pytest.param("PublicIPCountLimitReached", 400, TOO_MANY, QUOTA, id="addresses"),
+    pytest.param("AuthorizationFailed", 403, "", AUTH, id="a permission"),
+    pytest.param("InvalidAuthenticationToken", 401, "", AUTH, id="a bad token"),
+    pytest.param("", 401, "", AUTH, id="401 without a code"),
+    pytest.param("Forbidden", 403, "", AUTH, id="403 with an unknown code"),
+    pytest.param("CredentialUnavailable", None, "", AUTH, id="no credentials"),
+    pytest.param("SubscriptionNotFound", 404, "", AUTH, id="no such subscription"),
+    pytest.param("ReadOnlyDisabledSubscription", 409, "", AUTH, id="unpaid"),
+    pytest.param("MissingSubscriptionRegistration", 409, "", AUTH, id="a provider that is not registered"),
+    pytest.param("PropertyChangeNotAllowed", 409, "", CONFIG, id="another order of the same name"),
+    pytest.param("MarketplacePurchaseEligibilityFailed", 400, "", CONFIG, id="terms"),
+    pytest.param("InvalidParameter", 400, "Custom data in OSProfile must be Base64", CONFIG, id="user data"),
+    pytest.param(
+        "InvalidParameter", 400, "The specified disk size 8 GB is smaller than the image", CONFIG, id="small"
+    ),
+    pytest.param("TooManyRequests", 429, "", TRANSIENT, id="throttled"),
+    pytest.param("", 429, "", TRANSIENT, id="throttled without a code"),
+    pytest.param("Conflict", 409, "", TRANSIENT, id="busy"),
+    pytest.param("SomethingNew", 409, "", TRANSIENT, id="409 with an unknown code"),
+    pytest.param("SomethingNew", 500, "", TRANSIENT, id="500 with an unknown code"),
+    pytest.param("RetryableError", 409, "", TRANSIENT, id="retryable"),
+    pytest.param("NicReservedForAnotherVm", 400, "", TRANSIENT, id="a card that is still held"),
+    pytest.param("Unreachable", None, "", TRANSIENT, id="no answer"),
+    pytest.param("", None, "", TRANSIENT, id="nothing is known"),
+    pytest.param("SpotVMEvicted", 409, "", CAPACITY, id="evicted"),
+    pytest.param("SubscriptionQuotaReached", 400, "", QUOTA, id="a subscription's limit"),
+    pytest.param("ResourceGroupQuotaExceeded", 409, "", QUOTA, id="groups"),
+    pytest.param("SubnetIsFull", 400, "", QUOTA, id="a full subnet"),
+    pytest.param("NetworkInterfaceCountExceeded", 400, "", QUOTA, id="cards"),
+    pytest.param("ScopeLocked", 409, "", AUTH, id="a lock"),
+    pytest.param("SubscriptionRequestsThrottled", 429, "", TRANSIENT, id="the subscription is throttled"),
+    pytest.param("ReferencedResourceNotProvisioned", 409, "", TRANSIENT, id="not there yet"),
+    pytest.param("ResourceGroupBeingDeleted", 409, "", TRANSIENT, id="a group that goes"),
+    pytest.param("OSProvisioningTimedOut", 409, "", TRANSIENT, id="died"),
+]
+REFUSALS = {
+    "no such image": ("PlatformImageNotFound", 404, "", Scope.REGION),
+    "a retired size": (
+        "InvalidParameter",
+        400,
+        "The requested VM size X is not available in the current region.",
+        Scope.TYPE,
+    ),
+    "no spot": (
+        "OperationNotAllowed",
+        409,
+        "The specified size 'X' does not support Spot priority",
+        Scope.OFFER,
+    ),
+    "no spot at all": ("BadRequest", 400, "Azure Spot Virtual Machine is not supported", Scope.OFFER),
+    "generation": (
+        "BadRequest",
+        400,
+        "The selected VM size 'X' cannot boot Hypervisor Generation '2'",
+        Scope.TYPE,
+    ),
+    "confidential": (
+        "InvalidParameter",
+        400,
+        "The VM size 'X' requires securityType ConfidentialVM",
+        Scope.TYPE,
+    ),
+    "no zones": ("ResourceTypeNotSupportAvailabilityZones", 400, "", Scope.ZONE),
+    "no such zone": ("InvalidAvailabilityZone", 400, "", Scope.ZONE),
+    "no such region": ("NoRegisteredProviderFound", 400, "", Scope.REGION),
+    "cards of the size": (
+        "NetworkInterfaceCountExceeded",
+        400,
+        "exceeds the maximum allowed for the virtual machine size Standard_A2",
+        Scope.TYPE,
+    ),
+    "a key": ("DiskEncryptionSetNotFound", 404, "", Scope.REGION),
+    "sizes that a policy allows": (
+        "RequestDisallowedByPolicy",
+        403,
+        POLICY.format("Allowed VM size SKUs"),
+        Scope.TYPE,
+    ),
+    "a policy": ("RequestDisallowedByPolicy", 403, POLICY.format("Require a tag"), Scope.REGION),
+    "a bad parameter": ("InvalidParameter", 400, "", None),
+    "an unknown code": ("SomethingNew", 400, "", None),
+}
+
+
+@pytest.mark.parametrize(("code", "status", "message", "scope"), REFUSALS.values(), ids=REFUSALS.keys())
+def test_what_is_refused_there(code: str, status: int, message: str, scope: Scope | None) -> None:
+    raised = error_of(Failure(code, status, message, request_id="r-7"), 0.0, ZONE, CapacityType.SPOT)
+    assert (raised.kind, raised.scope) == (REFUSED, scope)
+    assert "{" not in raised.message.replace(message, "")
+    assert "request id r-7" in raised.message
+
+
+def test_a_location_policy_closes_the_region_and_is_named() -> None:
+    failure = Failure("RequestDisallowedByPolicy", 403, POLICY.format("Allowed locations"))
+    raised = error_of(failure, 0.0, ZONE)
+    assert isinstance(raised, RegionClosedError)
+    assert raised.region == "eastus"
+    assert "policy 'Allowed locations'" in raised.message
+    assert "clouds.azure.regions" in raised.message
+
+
+def test_every_row_has_a_source_and_a_case() -> None:
+    cases = [
+        *((one.values[0], one.values[2]) for one in CASES),
+        *((code, said) for code, _, said, _ in REFUSALS.values()),
+    ]
+    cases.append(("RequestDisallowedByPolicy", POLICY.format("Allowed locations")))
+    found = [TABLE.find(code, message, CapacityType.SPOT) for code, message in cases]
+    assert [(row.codes, row.pattern) for row in TABLE.rows if row not in found] == []
+    assert all(row.source for row in TABLE.rows)
+
+
+@pytest.mark.parametrize(("code", "status", "message", "kind"), CASES)
 def test_what_a_code_means(code: str, status: int | None, message: str, kind: FailureKind) -> None:
     means = meaning(code, status, message, CapacityType.SPOT)
     assert means.kind is kind

@@ -177,7 +177,7 @@ def learned(
             LaunchFailed(1, FailureKind.CONFIG), "", "the last one failed", id="a wrong order: wait"
         ),
         pytest.param(BootstrapFailed(1), "", "the last one failed", id="a setup that fails: wait"),
-        pytest.param(Preempted(1, lost=True), "launch e1", "", id="a machine that is lost: at once"),
+        pytest.param(Preempted(1, lost=True), "", "the last one failed", id="a machine that is lost: wait"),
     ],
 )
 def test_what_a_failure_teaches(event: Event, actions: str, note: str) -> None:

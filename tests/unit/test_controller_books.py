@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import sleep
 from typing import Any, ClassVar
@@ -12,8 +12,16 @@ import pytest
 from cryptography.fernet import Fernet
 
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
-from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Provisioner, Requirements
-from provisioners.errors import AuthError, ProvisionError, TransientError
+from provisioners.base import (
+    Candidate,
+    Instance,
+    InstanceState,
+    LaunchOrder,
+    Listing,
+    Provisioner,
+    Requirements,
+)
+from provisioners.errors import AuthError, ProvisionError, RegionClosedError, TransientError
 from provisioners.fake import FakeProvisioner
 from skyserve_cli.controller.books import OfferBook, SpecBook, all_offers
 from skyserve_cli.controller.orders import requirements_of, token_of
@@ -214,7 +222,10 @@ class Looking:
         self.woken = 0
         self.sightings: list[Sighting] = []
         provisioners: Callable[[str], Provisioner] = lambda name: self.clouds[name]  # noqa: E731
-        self.witness = ThreadWitness(provisioners, "me", self.clock, self._wake, dict.fromkeys(names, 0.005))
+        self.told: list[str] = []
+        self.witness = ThreadWitness(
+            provisioners, "me", self.clock, self._wake, dict.fromkeys(names, 0.005), tell=self.told.append
+        )
 
     def _wake(self) -> None:
         self.woken += 1
@@ -282,6 +293,40 @@ def test_what_keeps_a_cloud_from_being_listed_is_told_until_it_is_mended(
     sky.error = None
     eventually(lambda: looking.witness.trouble() == {})
     eventually(lambda: looking.woken == 3)  # the first listing, the trouble, its end
+
+
+class RegionalSky(Sky):
+    """One whose regions fail one by one."""
+
+    silent: Mapping[str, ProvisionError] = {}
+    closed: Mapping[str, str] = {}
+
+    def listing(self, owner: str) -> Listing:
+        return Listing(self.instances(owner), self.silent, self.closed)
+
+
+def test_a_silent_region_is_told_of_after_some_listings_and_hides_no_other(looking: Looking) -> None:
+    sky = looking.clouds["sky"] = RegionalSky()
+    sky.listed = [INSTANCE]
+    looking.witness.watch(frozenset({"sky"}))
+    looking.sees(lambda: bool(looking.sightings))
+    sky.silent = {"far": TransientError("no answer", cloud="sky")}
+    eventually(lambda: looking.witness.trouble() == {"sky/far": "no answer"})
+    looking.sees(lambda: looking.sightings[-1].silent == {"far"})
+    assert looking.sightings[-1].instances == (INSTANCE,)
+    sky.silent = {}
+    eventually(lambda: looking.witness.trouble() == {})
+
+
+def test_a_closed_region_is_told_of_once(looking: Looking) -> None:
+    sky = looking.clouds["sky"] = RegionalSky()
+    error = RegionClosedError("a policy forbids it", cloud="sky", region="far")
+    sky.silent, sky.closed = {"far": error}, {"far": error.message}
+    looking.witness.watch(frozenset({"sky"}))
+    looking.sees(lambda: len(looking.sightings) > 3)
+    assert looking.told == ["sky/far is left out: a policy forbids it"]
+    assert looking.sightings[-1].closed == {"far"}
+    assert looking.witness.trouble() == {"sky/far": "a policy forbids it"}
 
 
 def test_a_cloud_that_is_not_watched_any_more_is_not_asked(looking: Looking) -> None:

@@ -12,6 +12,9 @@ from policies.model import (
     Bootstrapped,
     CapacityType,
     Event,
+    FailureKind,
+    Goal,
+    LaunchFailed,
     Offer,
     Preempted,
     PreemptionNotice,
@@ -19,11 +22,15 @@ from policies.model import (
     Replica,
     ReplicaState,
     RunExited,
+    ScalingGoal,
+    Scope,
     Zone,
 )
 from provisioners.base import Instance, InstanceState
+from provisioners.errors import Refusal
+from skyserve_cli.controller.change import Change
 from skyserve_cli.controller.ports import Sighting
-from skyserve_cli.controller.sightings import events_of, orphans
+from skyserve_cli.controller.sightings import events_of, missing_from, orphans
 
 S, I = ReplicaState, InstanceState  # noqa: E741
 ZONE = Zone("c", "r", "z")
@@ -132,6 +139,29 @@ def test_preempted_or_lost(offer: Offer, instance: InstanceState | None, lost: b
     assert event.message
 
 
+@pytest.mark.parametrize("instance", [I.TERMINATED, I.STOPPING, I.BROKEN])
+@pytest.mark.parametrize("offer", [SPOT, ON_DEMAND], ids=["spot", "on demand"])
+@pytest.mark.parametrize("state", WITH_INSTANCE)
+def test_a_death_at_birth_is_a_refusal_and_a_later_one_is_not(
+    state: ReplicaState, offer: Offer, instance: InstanceState
+) -> None:
+    dead = an_instance(instance, message="no room", refusal=Refusal(FailureKind.CAPACITY, Scope.ZONE))
+    (event,) = seen(a_replica(state, offer=offer), dead)
+    if state in (S.PROVISIONING, S.STARTING):
+        assert event == LaunchFailed(1, FailureKind.CAPACITY, "no room", scope=Scope.ZONE)
+    else:
+        assert not isinstance(event, LaunchFailed)
+
+
+@pytest.mark.parametrize(("state", "lost"), [(S.STARTING, True), (S.READY, False)])
+def test_a_spot_instance_that_was_terminated_before_it_was_ready_is_lost(
+    state: ReplicaState, lost: bool
+) -> None:
+    (event,) = seen(a_replica(state), an_instance(I.TERMINATED))
+    assert isinstance(event, Preempted)
+    assert event.lost is lost
+
+
 def test_events_carry_what_the_cloud_said() -> None:
     assert seen(a_replica(S.PROVISIONING), an_instance(I.RUNNING)) == [Bootstrapped(1, "http://h:1")]
     failed = an_instance(I.SETUP_FAILED, message="setup: exit 1")
@@ -185,3 +215,15 @@ def test_a_suspect_that_is_seen_again_is_an_orphan() -> None:
 def test_a_suspect_that_is_owned_or_gone_is_cleared() -> None:
     found, suspects = orphans(Sighting("c", 2.0, LISTED[:1]), MINE, frozenset({"i-mine", "i-stray"}))
     assert (found, suspects) == ([], frozenset())
+
+
+@pytest.mark.parametrize(
+    ("silent", "missing"), [((), True), (("r",), False), (("z",), False), (("other",), True)]
+)
+def test_a_replica_is_missing_only_if_its_region_responded(silent: tuple[str, ...], missing: bool) -> None:
+    goal = Goal(1, ScalingGoal())
+    change = Change([a_replica(S.READY)], goal, 200.0)
+    sighting = Sighting("c", ASKED_AT, (), silent=frozenset(silent))
+    change.observe((), [sighting])
+    assert bool(change.events) is missing
+    assert missing_from(sighting, [a_replica(S.READY)]) is missing

@@ -9,10 +9,17 @@ from dataclasses import replace
 import pytest
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import Instance, InstanceState, LaunchOrder
-from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.errors import (
+    CapacityError,
+    InvalidRequestError,
+    ProvisionError,
+    RegionClosedError,
+    TransientError,
+)
 from provisioners.fleet import FleetProvisioner, HostReport, state_of
 from provisioners.machines import Machine, MachineState
+from provisioners.regions import CLOSED_S
 from tests.clouds.memory_machines import (
     CLOUD,
     ZONES,
@@ -268,3 +275,45 @@ def test_whenever_the_process_dies_or_an_answer_is_lost_nothing_is_left_and_noth
     insist(lambda: w.fleet.terminate(found))
     assert not w.machines.live()
     assert w.one().state is _S.TERMINATED
+
+
+def test_a_silent_region_is_named_and_what_was_there_is_not_forgotten(w: World) -> None:
+    w.fleet.launch(w.order(1))
+    w.fleet.launch(w.order(2, zone=ZONES[2]))
+    w.time += 100.0
+    w.fleet.listing("own")
+    w.machines.mute = {"eu"}
+    listing = w.fleet.listing("own")
+    assert [one.replica_id for one in listing.instances] == [1]
+    assert set(listing.silent) == {"eu"}
+    assert {one.replica_id for one in w.fleet.reported("own")} == {1, 2}
+    with pytest.raises(TransientError):
+        w.fleet.instances("own")
+    w.machines.mute = set()
+    assert {one.replica_id for one in w.fleet.listing("own").instances} == {1, 2}
+
+
+def test_a_gang_half_of_which_is_silent_is_not_broken(w: World) -> None:
+    w.fleet.launch(w.order(1, num_nodes=2))
+    w.time += 100.0
+    w.machines.mute = {"us"}
+    assert w.fleet.listing("own").instances == []
+    w.machines.mute = set()
+    assert w.one().state is not InstanceState.BROKEN
+
+
+def test_a_closed_region_is_left_out_of_offers_for_an_hour(w: World) -> None:
+    offers = [w.order(zone=zone).offer for zone in ZONES]
+    w.fleet = MemoryFleet(w.machines, w.hosts, order_of, lambda need: offers, w.now)
+    need = Requirements((Candidate(),))
+
+    def closed(call: str, token: str) -> None:
+        raise RegionClosedError("a policy forbids it", cloud="memory", region="us")
+
+    w.machines.before = closed
+    with pytest.raises(RegionClosedError):
+        w.fleet.launch(w.order())
+    assert [one.zone.region for one in w.fleet.offers(need)] == ["eu"]
+    assert w.fleet.listing("own").closed == {"us": "a policy forbids it"}
+    w.time += CLOSED_S
+    assert w.fleet.offers(need) == offers

@@ -150,7 +150,7 @@ def test_the_number_of_nodes_reaches_the_cloud() -> None:
 def test_a_lost_node_teaches_what_a_preemption_teaches(
     offer: Offer, preempt_at: float | None, counted: bool
 ) -> None:
-    replica = Replica(1, 1, offer, ReplicaState.READY, 0.0, 0.0, preempt_at=preempt_at)
+    replica = Replica(1, 1, offer, ReplicaState.READY, 0.0, 0.0, preempt_at=preempt_at, ready_at=0.0)
     learned = [
         blocks.learn({}, [event], {1: replica}, 100.0)
         for event in (NodeLost(1), Preempted(1, message="taken"))

@@ -2,9 +2,10 @@
 
 import pytest
 
-from policies.model import CapacityType, FailureKind, Zone
-from provisioners.errors import QuotaError, TransientError
-from provisioners.gcp.errors import QUOTA_RETRY_S, THROTTLED_RETRY_S, classify, error_of
+from policies.model import CapacityType, FailureKind, Scope, Zone
+from provisioners.errors import QuotaError, RegionClosedError, TransientError
+from provisioners.gcp.errors import QUOTA_RETRY_S, THROTTLED_RETRY_S, error_of, outcome_of
+from provisioners.gcp.outcomes import TABLE, spelled
 
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 ZONE = Zone("gcp", "us-central1", "us-central1-a")
@@ -31,6 +32,12 @@ NO_ACCELERATOR = (
     "The resource 'projects/p/zones/us-central1-a/acceleratorTypes/nvidia-tesla-t4' was not found"
 )
 NO_IMAGE = "The resource 'projects/p/global/images/family/nope' was not found"
+
+STANDARD = "Instance 'x' creation failed: The provisioning model STANDARD is not supported for machine type a3-highgpu-1g"
+FEATURES = "[pd-balanced, c4-standard-16] features are not compatible for creating instance."
+CUSTOM = "Invalid value for field 'x'. Subnetwork should be specified for custom subnetmode network"
+EXTERNAL_IP = "Constraint constraints/compute.vmExternalIpAccess violated for project 1. Add instance x to the constraint"
+CLOSED = "Location us-central1-a violates constraint constraints/gcp.resourceLocations on the resource projects/p/x."
 
 CASES = {
     # throttled
@@ -61,12 +68,86 @@ CASES = {
     "stock-out dressed as 503": ("backendError", 503, STOCK_OUT, SPOT, K.CAPACITY),
     "preempted while being made": ("UNSUPPORTED_OPERATION", 400, "Instance was preempted", SPOT, K.CAPACITY),
     "no address left": ("IP_SPACE_EXHAUSTED", 400, "IP space is exhausted", SPOT, K.CAPACITY),
-    "type not in this zone": ("invalid", 400, NO_TYPE, SPOT, K.CAPACITY),
-    "accelerator not in this zone": ("notFound", 404, NO_ACCELERATOR, SPOT, K.CAPACITY),
+    "stock-out by another name": ("GCE_STOCKOUT", 503, "x", SPOT, K.CAPACITY),
+    # refused there
+    "type not in this zone": ("invalid", 400, NO_TYPE, SPOT, K.REFUSED),
+    "accelerator not in this zone": ("notFound", 404, NO_ACCELERATOR, SPOT, K.REFUSED),
+    "no such zone": (
+        "invalid",
+        400,
+        "Invalid value for field 'zone': 'us-x-1'. Unknown zone.",
+        SPOT,
+        K.REFUSED,
+    ),
+    "zone not found": (
+        "notFound",
+        404,
+        "The resource 'projects/p/zones/asia-x1-a' was not found",
+        SPOT,
+        K.REFUSED,
+    ),
+    "location": (
+        "forbidden",
+        403,
+        "Location us-south1 not found or access is unauthorized.",
+        SPOT,
+        K.REFUSED,
+    ),
+    "not sold on demand": ("UNSUPPORTED_OPERATION", 400, STANDARD, ON_DEMAND, K.REFUSED),
+    "a disk that does not fit": ("UNSUPPORTED_OPERATION", 400, FEATURES, SPOT, K.REFUSED),
+    "a network in custom mode": ("invalid", 400, CUSTOM, SPOT, K.REFUSED),
+    "no address from outside": ("conditionNotMet", 412, EXTERNAL_IP, SPOT, K.REFUSED),
+    "no address, told later": ("CONDITION_NOT_MET", 412, EXTERNAL_IP, SPOT, K.REFUSED),
+    "OS Login": (
+        "conditionNotMet",
+        412,
+        "Constraint constraints/compute.requireOsLogin violated",
+        SPOT,
+        K.REFUSED,
+    ),
+    "Secure Boot": (
+        "conditionNotMet",
+        412,
+        "Constraint constraints/compute.requireShieldedVm violated",
+        SPOT,
+        K.REFUSED,
+    ),
+    "image projects": (
+        "conditionNotMet",
+        412,
+        "Constraint constraints/compute.trustedImageProjects violated",
+        SPOT,
+        K.REFUSED,
+    ),
+    "another constraint": (
+        "conditionNotMet",
+        412,
+        "Constraint constraints/compute.newOne violated",
+        SPOT,
+        K.REFUSED,
+    ),
+    "unsupported on demand": ("UNSUPPORTED_OPERATION", 400, "Operation not supported", ON_DEMAND, K.REFUSED),
+    "an unknown field": ("invalid", 400, "Invalid value for field 'x'", SPOT, K.REFUSED),
+    "no such network": (
+        "RESOURCE_NOT_FOUND",
+        404,
+        "The resource 'global/networks/x' was not found",
+        SPOT,
+        K.REFUSED,
+    ),
+    "unknown 412": ("brandNew", 412, "", SPOT, K.REFUSED),
+    "closed region": ("conditionNotMet", 412, CLOSED, SPOT, K.AUTH),
     # quota
     "403 quotaExceeded": ("quotaExceeded", 403, L4_QUOTA, SPOT, K.QUOTA),
     "operation quota": ("QUOTA_EXCEEDED", 403, L4_QUOTA, SPOT, K.QUOTA),
     "all regions": ("QUOTA_EXCEEDED", 403, ALL_GPUS, SPOT, K.QUOTA),
+    "rpc quota": (
+        "type.googleapis.com/google.rpc.QuotaFailure",
+        429,
+        "Quota limit 'X' exceeded",
+        SPOT,
+        K.QUOTA,
+    ),
     # auth
     "401": ("authError", 401, "Invalid Credentials", SPOT, K.AUTH),
     "401 without a reason": ("", 401, "Unauthorized", SPOT, K.AUTH),
@@ -74,19 +155,18 @@ CASES = {
     "operation permission": ("PERMISSIONS_ERROR", 403, NO_PERMISSION, SPOT, K.AUTH),
     "API not enabled": ("accessNotConfigured", 403, "Compute Engine API has not been used", SPOT, K.AUTH),
     "no billing": ("forbidden", 403, "The billing account for the owning project is disabled", SPOT, K.AUTH),
+    "no such project": ("notFound", 404, "The resource 'projects/p' was not found", SPOT, K.AUTH),
     # config
-    "unsupported on demand": ("UNSUPPORTED_OPERATION", 400, "Operation not supported", ON_DEMAND, K.CONFIG),
     "400 invalid": ("invalid", 400, "Invalid value for field 'resource.name': 'R_1'.", SPOT, K.CONFIG),
     "no such image": ("notFound", 404, NO_IMAGE, SPOT, K.CONFIG),
-    "no such network": (
-        "RESOURCE_NOT_FOUND",
-        404,
-        "The resource 'global/networks/x' was not found",
+    "a small disk": (
+        "invalid",
+        400,
+        "Requested disk size cannot be smaller than the image size",
         SPOT,
         K.CONFIG,
     ),
     "name taken": ("alreadyExists", 409, "The resource already exists", SPOT, K.CONFIG),
-    "unknown 412": ("brandNew", 412, "", SPOT, K.CONFIG),
 }
 
 
@@ -96,10 +176,41 @@ CASES = {
 def test_what_a_code_means(
     code: str, status: int, message: str, capacity_type: CapacityType, kind: FailureKind
 ) -> None:
-    assert classify(code, status, message, capacity_type)[0] is kind
+    assert outcome_of(code, status, message, capacity_type).kind is kind
     raised = error_of(code, status, message, capacity_type=capacity_type, zone=ZONE, now=0.0)
     assert (raised.kind, raised.cloud, raised.code, raised.zone) == (kind, "gcp", code, ZONE)
     assert "{" not in raised.message
+
+
+def test_every_row_has_a_source_and_a_case() -> None:
+    found = [TABLE.find(code, message, market) for code, _, message, market, _ in CASES.values()]
+    assert [(row.codes, row.pattern) for row in TABLE.rows if row not in found] == []
+    assert all(row.source for row in TABLE.rows)
+    assert spelled("GCE_STOCKOUT") in {name for row in TABLE.rows for name in row.names}
+
+
+def test_a_location_policy_closes_the_region() -> None:
+    raised = error_of("conditionNotMet", 412, CLOSED, zone=ZONE, now=0.0)
+    assert isinstance(raised, RegionClosedError)
+    assert raised.region == "us-central1"
+    assert "clouds.gcp.regions" in raised.message
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "message", "scope"),
+    [
+        pytest.param("conditionNotMet", 412, EXTERNAL_IP, Scope.CLOUD, id="a policy is the project's"),
+        pytest.param("QUOTA_EXCEEDED", 403, ALL_GPUS, Scope.CLOUD, id="a quota of all regions"),
+        pytest.param("QUOTA_EXCEEDED", 403, L4_QUOTA, None, id="a quota of a region"),
+        pytest.param(
+            "notFound", 404, "The resource 'projects/p/zones/x-a' was not found", Scope.ZONE, id="a zone"
+        ),
+        pytest.param("UNSUPPORTED_OPERATION", 400, FEATURES, Scope.TYPE, id="a machine type"),
+        pytest.param("UNSUPPORTED_OPERATION", 400, STANDARD, Scope.OFFER, id="a market"),
+    ],
+)
+def test_what_a_refusal_is_about(code: str, status: int, message: str, scope: Scope | None) -> None:
+    assert error_of(code, status, message, zone=ZONE, now=0.0).scope is scope
 
 
 @pytest.mark.parametrize(

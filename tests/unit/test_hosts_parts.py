@@ -19,6 +19,7 @@ import pytest
 from policies.model import CapacityType, Offer, Zone
 from provisioners.base import Candidate, LaunchOrder, Requirements
 from provisioners.bootstrap import Content, Node, missing_sources, steps_for, task_for
+from provisioners.bringup import patience
 from provisioners.host_agent import claims, notices
 from provisioners.host_agent.bundle import agent_bundle
 from provisioners.host_agent.log import log_window, pipe_of, pump, read_log
@@ -632,3 +633,19 @@ def test_a_container_gets_its_gpus_and_no_secret_on_its_command_line() -> None:
     assert "/data:/data" in command
     run = exec_command("skyserve-t", "/home/u/m/work", ["TOKEN"], "serve")
     assert run[run.index("--env") + 1] == "TOKEN"
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "count", "times"),
+    [
+        ("g6.xlarge", 1.0, 1.0),
+        ("g4dn.metal", 8.0, 2.0),
+        ("p5.48xlarge", 8.0, 2.0),
+        ("m7i.metal-24xl", 0.0, 2.0),
+    ],
+)
+def test_large_machines_and_metal_have_twice_the_time_to_boot(
+    instance_type: str, count: float, times: float
+) -> None:
+    zone = Zone("aws", "us-east-1", "use1-az1")
+    assert patience(Offer(zone, instance_type, "T4", count, CapacityType.SPOT, 1.0)) == times

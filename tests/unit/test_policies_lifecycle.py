@@ -65,7 +65,7 @@ CAUSES: dict[type, Event | Drain | Terminate] = {
 # Written out once more, by hand and by another order than the table's: for each cause, from where to where.
 EXPECTED = """
 Launched          REQUESTED>PROVISIONING TERMINATING>TERMINATING
-LaunchFailed      REQUESTED>GONE TERMINATING>GONE
+LaunchFailed      REQUESTED>GONE PROVISIONING>TERMINATING STARTING>TERMINATING TERMINATING>GONE
 Progressed        REQUESTED>REQUESTED PROVISIONING>PROVISIONING TERMINATING>TERMINATING
 Bootstrapped      PROVISIONING>STARTING TERMINATING>TERMINATING
 BootstrapFailed   PROVISIONING>TERMINATING TERMINATING>TERMINATING
@@ -204,6 +204,7 @@ def test_the_first_reason_to_end_is_kept() -> None:
         (FailureKind.CAPACITY, EndReason.CAPACITY),
         (FailureKind.QUOTA, EndReason.QUOTA),
         (FailureKind.AUTH, EndReason.AUTH),
+        (FailureKind.REFUSED, EndReason.REFUSED),
         (FailureKind.CONFIG, EndReason.CONFIG),
         (FailureKind.TRANSIENT, EndReason.CLOUD_ERROR),
     ],

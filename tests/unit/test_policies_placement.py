@@ -27,6 +27,7 @@ from policies.model import (
     Replica,
     ReplicaState,
     RunExited,
+    Scope,
     Zone,
 )
 from policies.placement import blocks, fleet
@@ -203,8 +204,70 @@ def test_a_block_is_for_the_capacity_type_it_was_met_in() -> None:
     assert [p.offer.capacity_type for p in decide(1, learn(NO_ROOM), offers=offers).launches] == [ON_DEMAND]
 
 
-def test_losing_an_on_demand_instance_teaches_nothing() -> None:
-    assert learn(Preempted(1, lost=True), before=replica(1, offer("c/a/a1", 1.0, ON_DEMAND))) == {}
+def test_losing_an_on_demand_instance_that_was_ready_teaches_nothing() -> None:
+    ready = replica(1, offer("c/a/a1", 1.0, ON_DEMAND), ready_at=1.0)
+    assert learn(Preempted(1, lost=True), before=ready) == {}
+
+
+@pytest.mark.parametrize(
+    "event", [Preempted(1, lost=True), NodeLost(1)], ids=["a machine", "a node of several"]
+)
+def test_losing_an_on_demand_instance_before_it_was_ready_blocks_as_a_refusal_does(event: Event) -> None:
+    where = offer("c/a/a1", 1.0, ON_DEMAND)
+    lost = learn(event, before=replica(1, where, S.PROVISIONING))
+    assert lost == learn(NO_ROOM, before=replica(1, where, S.REQUESTED))
+
+
+@pytest.mark.parametrize(
+    ("scope", "still_open"),
+    [
+        (None, ["a1-big", "a1-spot", "a2", "b1"]),
+        (Scope.OFFER, ["a1-big", "a1-spot", "a2", "b1"]),
+        (Scope.TYPE, ["a1-big", "b1"]),
+        (Scope.ZONE, ["a2", "b1"]),
+        (Scope.REGION, ["b1"]),
+        (Scope.CLOUD, []),
+    ],
+)
+def test_a_refusal_closes_what_it_is_about_for_an_hour(scope: Scope | None, still_open: list[str]) -> None:
+    a1 = offer("c/a/a1", 1.0, ON_DEMAND)
+    offers = {
+        "a1": a1,
+        "a1-big": replace(a1, instance_type="big"),
+        "a1-spot": replace(a1, capacity_type=CapacityType.SPOT),
+        "a2": offer("c/a/a2", 1.0, ON_DEMAND),
+        "b1": offer("c/b/b1", 1.0, ON_DEMAND),
+    }
+    memory = learn(LaunchFailed(1, FailureKind.REFUSED, scope=scope), before=replica(1, a1), now=0.0)
+    closed = memory["blocks"]
+
+    def open_at(now: float) -> list[str]:
+        found = blocks.open_offers(list(offers.values()), closed, now)
+        return [name for name, one in offers.items() if one in found]
+
+    assert open_at(3599.0) == still_open
+    assert open_at(3600.0) == list(offers)
+    again = learn(
+        LaunchFailed(1, FailureKind.REFUSED, scope=scope), memory=memory, before=replica(1, a1), now=3600.0
+    )
+    assert blocks.next_opening((a1,), again["blocks"], 3600.0) == 3600.0 + 7200.0
+    arrived = learn(ProbePassed(1), memory=again, before=replica(1, a1, S.STARTING), now=4000.0)
+    assert arrived == {}
+
+
+def test_a_denied_region_leaves_the_others_open() -> None:
+    a1, b1 = offer("c/a/a1", 1.0), offer("c/b/b1", 1.0)
+    memory = learn(LaunchFailed(1, FailureKind.AUTH, scope=Scope.REGION), before=replica(1, a1), now=0.0)
+    assert blocks.open_offers((a1, b1), memory["blocks"], 0.0) == [b1]
+    assert learn(Launched(1, "i-1"), memory=memory, before=replica(1, a1), now=1.0) == {}
+
+
+def test_a_quota_of_the_cloud_closes_all_its_regions() -> None:
+    a1, b1 = offer("c/a/a1", 1.0), offer("c/b/b1", 1.0)
+    memory = learn(
+        LaunchFailed(1, FailureKind.QUOTA, retry_at=90.0, scope=Scope.CLOUD), before=replica(1, a1)
+    )
+    assert blocks.open_offers((a1, b1), memory["blocks"], 89.0) == []
 
 
 def test_a_preemption_that_was_announced_counts_once() -> None:

@@ -182,6 +182,38 @@ def test_the_note_names_the_version_that_is_launched() -> None:
     assert a_plan(a_goal(1, version=2), (), memory, offers=()).notes == ("no offer fits version 1",)
 
 
+def test_a_version_is_given_up_when_every_offer_refused_it_and_not_before() -> None:
+    goal, memory = a_goal(1), Memory()
+    for number, offer in enumerate(OFFERS):
+        assert not rollout.has_failed(goal, memory.rollout)
+        asked = a_replica(1 + number, ReplicaState.REQUESTED, offer=offer)
+        event = LaunchFailed(asked.id, FailureKind.REFUSED, "not sold there")
+        seen = Observation(float(number), goal, (), OFFERS, events=(event,))
+        memory = learn(seen, {asked.id: asked}, memory, policies_for(goal))
+        decided = plan(seen, memory, policies_for(goal))
+        memory = decided.memory
+        launched = [action.offer for action in decided.actions if isinstance(action, Launch)]
+        assert all(one not in OFFERS[: number + 1] for one in launched)
+        assert bool(launched) == (number < len(OFFERS) - 1)
+    assert decided.notes == ("version 1 has failed: every machine on offer was refused; update the service",)
+    again = plan(replace(seen, events=()), memory, policies_for(goal))
+    assert (again.actions, again.notes, again.memory) == ((), decided.notes, memory)
+    update = plan(replace(seen, events=(), goal=a_goal(1, version=2)), memory, policies_for(goal))
+    assert [action.version for action in update.actions if isinstance(action, Launch)] == [2]
+
+
+def test_a_version_that_works_is_not_given_up_when_every_offer_refuses() -> None:
+    goal, memory = a_goal(1), Memory(rollout={"good": 1})
+    for number, offer in enumerate(OFFERS):
+        asked = a_replica(1 + number, ReplicaState.REQUESTED, offer=offer)
+        event = LaunchFailed(asked.id, FailureKind.REFUSED, "not sold there")
+        seen = Observation(0.0, goal, (), OFFERS, events=(event,))
+        memory = learn(seen, {asked.id: asked}, memory, policies_for(goal))
+    decided = plan(seen, memory, policies_for(goal))
+    assert not rollout.has_failed(goal, decided.memory.rollout)
+    assert decided.wake_at == 3600.0
+
+
 def test_learning_needs_events() -> None:
     memory = Memory(rollout={"good": 1})
     assert learn(Observation(NOW, a_goal(), (), ()), {}, memory, policies_for(a_goal())) is memory

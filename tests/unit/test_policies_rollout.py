@@ -58,6 +58,8 @@ def learn(
 
 
 FAILURE = BootstrapFailed(1, "exit 1")
+REFUSED = LaunchFailed(1, FailureKind.REFUSED, "not sold there")
+LOST = Preempted(1, lost=True, message="Client error on launch")
 HOPELESS = LaunchFailed(1, FailureKind.CONFIG, "no such image")
 
 
@@ -89,6 +91,10 @@ def test_the_wanted_version(memory: dict[str, Any], wanted: int, failed: bool) -
         pytest.param([FAILURE] * 3, V1_WORKS, True, id="three, and the old one works"),
         pytest.param([FAILURE] * 9, {"good": 2}, False, id="many, but it has worked before"),
         pytest.param([HOPELESS], {}, True, id="the cloud calls the order wrong"),
+        pytest.param([REFUSED] * 9, {}, False, id="refused in some places"),
+        pytest.param([LOST] * 2, {}, False, id="lost twice before it was ready"),
+        pytest.param([LOST] * 3, {}, True, id="lost three times before it was ready"),
+        pytest.param([Preempted(1)] * 9, {}, False, id="taken by the spot market"),
         pytest.param([HOPELESS], {"good": 2}, False, id="wrong, though it has worked before"),
         pytest.param([FAILURE, FAILURE, ProbePassed(1), FAILURE], {}, False, id="ready in between"),
         pytest.param([LaunchFailed(1, FailureKind.CAPACITY)] * 9, {}, False, id="no room"),

@@ -139,6 +139,7 @@ class World:
     boot_s: float = 40.0
     delete_s: float = 8.0
     evict_s: float = 2.0
+    mute: str = ""  # a region whose machines are in no list
     unseen_s: float = 0.0  # lists of the whole subscription are so late
     absent_s: float = 0.0  # and a machine that was just accepted is 404 for so long
     page_size: int = 3
@@ -309,6 +310,7 @@ class World:
             each
             for key, each in sorted(self.resources.items())
             if each.kind == kind
+            and not (kind == VM and self.mute and each.body["location"] == self.mute)
             and key.startswith(prefix + ("/" if group else ""))
             and self.clock.now() - each.since >= late
         ]

@@ -56,6 +56,8 @@ class Instances(Ground):
     # How the next insertions fail, once accepted: code, message, status.
     failing: list[tuple[str, str, int]] = field(default_factory=list)
     unreachable: set[str] = field(default_factory=set)
+    # How insertions are refused, by region: status, reason, message.
+    refusals: dict[str, tuple[int, str, str]] = field(default_factory=dict)
     on_launch: Callable[[MachineFacts], None] | None = None
     on_gone: Callable[[str, str], None] | None = None
     allocate_ip: Callable[[int], str] = lambda number: f"10.128.{number // 250}.{number % 250 + 2}"
@@ -97,6 +99,9 @@ class Instances(Ground):
         if known is not None and known[0] > self.clock.now() - _KEY_S:
             return known[1].view
         check_instance(self, zone, body)
+        refusal = self.refusals.get(zone.rpartition("-")[0])
+        if refusal is not None:
+            raise Refusal(*refusal)
         name = body["name"]
         if (zone, name) in self.instances:
             raise Refusal(409, "alreadyExists", f"The resource '{self._path(zone, name)}' already exists")
