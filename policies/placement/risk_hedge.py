@@ -20,8 +20,7 @@ the fleet costs, per hour,
 5.  mu, what an hour below N_tar is worth, is steered: mu = 0.1 * price_od * N_tar / (1 - target) * e^b, where b is by
     how much the error budget is overdrawn, in units of what the target allows in 72 hours, within +-2.5;
     and at least twice what N_tar replicas cost on demand.
-6.  Spot zones that cost more than `spot_price_cap` times the cheapest are left out (`thrift`). Where that leaves a single
-    zone, the next cheapest is added and weighed as any other: whether a second zone is worth its price is for (3) to say.
+6.  `spot_price_cap` does not leave zones out here: what a further zone is worth is for (3) to say.
 
 SpotHedge is the better choice where most of the replicas are nearly as good as all (the target counts the time in
 which all are ready, and without a hedge that is longest with all in the oldest zone), where the number of replicas must
@@ -38,7 +37,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.model import CapacityType, Event, Json, Offer, Replica, ReplicaState, Zone
 from policies.placement import blocks, fleet, reopening, risk_market, risk_search, thrift
@@ -85,7 +84,8 @@ class RiskHedge:
         memory = _budgeted(view, memory)
         if view.wanted == 0:
             return Decision(0, memory, ends=[End(replica.id, "none wanted") for replica in view.replicas])
-        view, beyond = _within_limits(view, memory)
+        # Without its other zones a fleet would come back from an outage in one zone.
+        view, beyond = _within_limits(replace(view, goal=replace(view.goal, spot_price_cap=math.inf)), memory)
         look = _Look(view, memory)
         asked = look.additions()[: max(0, view.limit)]
         too_many = [] if asked else look.surplus()

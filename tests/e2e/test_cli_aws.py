@@ -107,6 +107,7 @@ class Client:
                 self.failed.append(repr(error))
 
 
+@pytest.mark.timeout(240)
 def test_spot_instances_from_up_over_preemptions_and_a_dead_controller_to_down(
     serve: Serve, cloud: Cloud, tmp_path: Path
 ) -> None:

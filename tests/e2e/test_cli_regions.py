@@ -148,6 +148,7 @@ def pid_of_agent(vm: Vm) -> str:
     return vm.run("pgrep -f '[-]m lb ' || true").strip()
 
 
+@pytest.mark.timeout(240)
 def test_an_agent_in_another_region_from_up_over_every_loss_to_down(
     serve: Serve, cloud: Cloud, tmp_path: Path
 ) -> None:
@@ -236,6 +237,7 @@ class new_code:
             self._serve.environment["PYTHONPATH"] = self._before
 
 
+@pytest.mark.timeout(240)
 def test_only_the_controller_and_the_agents_can_open_a_replicas_port(
     serve: Serve, cloud: Cloud, tmp_path: Path
 ) -> None:

@@ -119,7 +119,7 @@ def test_what_the_policy_lacks_is_named(bench: AwsBench, action: str) -> None:
     bench.world.policy = without(POLICY, action)
     found = bench.fresh(regions=None).check(TRIALS, ["g6.xlarge"])
     said = [one.message for one in found if one.level is not Level.FINE]
-    assert any(action in sentence for sentence in [*said, *live(bench)])
+    assert any(action in sentence for sentence in said) or any(action in sentence for sentence in live(bench))
 
 
 def test_a_machine_without_our_tag_cannot_be_terminated(bench: AwsBench) -> None:

@@ -56,7 +56,7 @@ def test_zones_of_the_first_launch(
     assert set(asked(placer, offers)) == zones
 
 
-@pytest.mark.parametrize("placer", [HEDGE, RISK], ids=["SpotHedge", "RiskHedge"])
+@pytest.mark.parametrize("placer", [HEDGE], ids=["SpotHedge"])
 @pytest.mark.parametrize(
     ("offers", "refused", "zones"),
     [
