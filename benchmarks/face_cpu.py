@@ -1,12 +1,12 @@
-"""What the face costs: CPU seconds (user and system, the median of 5 runs, each a process of its own) of
+"""What commands cost: CPU time (user and system) and wall-clock time of each, the medians of 7 runs.
 
-    import skyserve_cli      beyond an interpreter that imports nothing
-    serve status             the whole process, with a running controller and a service
-    serve plan               after import: A100, L4 and H100 over the three clouds of the catalog
+    python -m benchmarks.face_cpu [-o json] [--before PYTHON]
 
-    python benchmarks/face_cpu.py [-o json]
+Each run is a process of its own, with a running controller and the service of examples/01-hello-engine. `--before` is the
+interpreter of an environment with another version of the product (its own checkout, its own `.venv/bin/python`): its
+runs alternate with those of this one, so that other load on the host meets both, and read the same controller.
 
-A home of its own is made and taken away. Nothing is asked of a cloud.
+The home is temporary, and no cloud is called but the local one.
 """
 
 from __future__ import annotations
@@ -18,71 +18,92 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-RUNS = 5
+RUNS = 7
 
-CLOUDS = "clouds: {local: {}, aws: {}, gcp: {}, azure: {subscription_id: x}}\n"
-SLEEPER = "service: {}\nresources: {infra: local}\nrun: exec python3 -m http.server $SKYSERVE_REPLICA_PORT\n"
-WISH = """
-service: {replica_policy: {min_replicas: 3, spot_placer: dynamic_fallback}}
-resources: {accelerators: {A100: 1, A100-80GB: 1, L4: 1, H100: 8}}
-run: serve
-"""
-PLAN_AFTER_IMPORT = """
-import sys, time
-from skyserve_cli import app
-from skyserve_cli.commands import plan
-began = time.process_time()
-code = app.run(["plan", sys.argv[1]])
-print(time.process_time() - began, file=sys.stderr)
-sys.exit(code)
-"""
+CONFIG = "clouds: {local: {}}\n"
+HELLO = ROOT / "examples/01-hello-engine/service.yaml"
+SERVICE = "hello"
+NOTHING = "(python -c pass)"
+COMMANDS: Mapping[str, Sequence[str]] = {
+    "--help": ["--help"],
+    "validate FILE": ["validate", str(HELLO)],
+    "plan FILE": ["plan", str(HELLO)],
+    "status": ["status"],
+    "status NAME --endpoint": ["status", SERVICE, "--endpoint"],
+    "logs NAME": ["logs", SERVICE, "--no-follow"],
+    "events": ["events"],
+    "report NAME": ["report", SERVICE],
+    "check": ["check"],
+}
 
 
-def cpu_s(command: list[str], environment: Mapping[str, str]) -> float:
-    """CPU seconds of a process and all that it waited for. Raises CalledProcessError if it fails."""
-    child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+class Cost(NamedTuple):
+    cpu_s: float
+    wall_s: float
+
+
+def cost(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> Cost:
+    """Of a process and all that it waited for. Raises CalledProcessError if it fails."""
+    began = time.perf_counter()
+    child = subprocess.Popen(
+        command, env=environment, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     _, status, used = os.wait4(child.pid, 0)
+    wall_s = time.perf_counter() - began
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode != 0:
         raise subprocess.CalledProcessError(child.returncode, command)
-    return used.ru_utime + used.ru_stime
+    return Cost(used.ru_utime + used.ru_stime, wall_s)
 
 
-def said_s(command: list[str], environment: Mapping[str, str]) -> float:
-    """The last line that it says, a number."""
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return float(done.stderr.splitlines()[-1])
+def medians(runs: Sequence[Cost]) -> Cost:
+    return Cost(statistics.median(r.cpu_s for r in runs), statistics.median(r.wall_s for r in runs))
 
 
-def median(measure: Callable[[], float]) -> float:
-    return statistics.median(measure() for _ in range(RUNS))
+def measured(
+    pythons: Mapping[str, str], environment: Mapping[str, str], folder: Path
+) -> dict[str, dict[str, Cost]]:
+    """The medians by command and by the name of the interpreter. The interpreters take turns within each round."""
+    found: dict[str, dict[str, Cost]] = {}
+    for title, words in {NOTHING: (), **COMMANDS}.items():
+        runs: dict[str, list[Cost]] = {name: [] for name in pythons}
+        for _ in range(RUNS):
+            for name, python in pythons.items():
+                command = [python, "-m", "skyserve_cli", *words] if words else [python, "-c", "pass"]
+                runs[name].append(cost(command, environment, folder))
+        found[title] = {name: medians(each) for name, each in runs.items()}
+    return found
 
 
 @contextmanager
 def a_home() -> Iterator[tuple[dict[str, str], Path]]:
-    """The environment of a home with a controller and one service up, and a file to plan with."""
-    with tempfile.TemporaryDirectory(prefix="face-") as folder:
-        home, wish, sleeper = Path(folder, "home"), Path(folder, "chat.yaml"), Path(folder, "web.yaml")
+    """The environment of a home with a controller and one service up, and a folder to run in: not a checkout, whose code
+    `python -m` would prefer to that of its environment."""
+    with tempfile.TemporaryDirectory(prefix="face-") as temporary:
+        folder = Path(temporary)
+        home = folder / "home"
         home.mkdir()
-        (home / "config.yaml").write_text("clouds: {local: {poll_seconds: 0.5}}\n")
-        wish.write_text(WISH)
-        sleeper.write_text(SLEEPER)
-        environment = {**os.environ, "SKYSERVE_HOME": str(home), "PYTHONPATH": str(ROOT)}
+        (home / "config.yaml").write_text(CONFIG)
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment |= {"SKYSERVE_HOME": str(home)}
         serve = [sys.executable, "-m", "skyserve_cli"]
         try:
             subprocess.run(
-                [*serve, "up", str(sleeper), "-y"], env=environment, check=True, capture_output=True
+                [*serve, "up", str(HELLO), "-y"], env=environment, cwd=folder, check=True, capture_output=True
             )
-            (home / "config.yaml").write_text(CLOUDS)
-            yield environment, wish
+            yield environment, folder
         finally:
             for words in (["down", "--all", "--purge", "-y"], ["controller", "stop"]):
-                subprocess.run([*serve, *words], env=environment, check=False, capture_output=True)
+                subprocess.run(
+                    [*serve, *words], env=environment, cwd=folder, check=False, capture_output=True
+                )
 
 
 def main() -> None:
@@ -90,23 +111,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
-    output = parser.parse_args().output
-    python = sys.executable
-    with a_home() as (environment, wish):
-        nothing = median(lambda: cpu_s([python, "-c", "pass"], environment))
-        found = {
-            "import skyserve_cli": median(lambda: cpu_s([python, "-c", "import skyserve_cli"], environment))
-            - nothing,
-            "serve status": median(lambda: cpu_s([python, "-m", "skyserve_cli", "status"], environment)),
-            "serve plan, after import": median(
-                lambda: said_s([python, "-c", PLAN_AFTER_IMPORT, str(wish)], environment)
-            ),
+    parser.add_argument("--before", metavar="PYTHON", help="the interpreter of an earlier version")
+    arguments = parser.parse_args()
+    pythons = ({"before": arguments.before} if arguments.before else {}) | {"now": sys.executable}
+    with a_home() as (environment, folder):
+        found = measured(pythons, environment, folder)
+    if arguments.output == "json":
+        shown = {
+            title: {name: each._asdict() for name, each in costs.items()} for title, costs in found.items()
         }
-    if output == "json":
-        print(json.dumps({what: round(used_s, 4) for what, used_s in found.items()}, indent=2))
+        print(json.dumps(shown, indent=2))
         return
-    for what, used_s in found.items():
-        print(f"{what:26} {used_s:6.3f} s of CPU")
+    heads = [f"{what} {name}" for what in ("CPU s", "wall s") for name in pythons]
+    print(f"{'command':24}" + "".join(f"{head:>15}" for head in heads))
+    for title, costs in found.items():
+        figures = [each[index] for index in (0, 1) for each in costs.values()]
+        print(f"{title:24}" + "".join(f"{figure:15.2f}" for figure in figures))
 
 
 if __name__ == "__main__":

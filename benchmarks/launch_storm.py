@@ -41,8 +41,9 @@ from skyserve_cli.controller.orders import order_of as order_of_replica
 from skyserve_cli.controller.ports import Call, CallKind
 from skyserve_cli.controller.runner import ThreadRunner
 from skyserve_cli.controller.witness import ThreadWitness
-from skyserve_cli.output import put_json, put_table, table
+from skyserve_cli.output import put_json
 from skyserve_cli.spec.model import ServiceSpec
+from skyserve_cli.tables import put_table, table
 from tests.clouds.api_limits import Limits
 from tests.clouds.aws.aws_world import AwsWorld
 from tests.clouds.azure.azure_harness import azure

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.fernet import Fernet
-
 #: The umask of the user, in octal, for what the controller starts on the user's behalf.
 USER_UMASK = "SKYSERVE_USER_UMASK"
 
@@ -148,7 +146,7 @@ class Home:
 
     def sealing_keys(self) -> tuple[bytes, ...]:
         """The key that seals, and while a rotation is under way those of before, which still open: one a line."""
-        return tuple(_secret_file(self.sealing_key_file, Fernet.generate_key).split())
+        return tuple(_secret_file(self.sealing_key_file, _new_sealing_key).split())
 
     def digest_key(self) -> bytes | None:
         """The key of digests of secrets, if it is not the one that seals: that of before the first rotation."""
@@ -194,6 +192,12 @@ def is_held(lock: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def _new_sealing_key() -> bytes:
+    from cryptography.fernet import Fernet  # commands that only read have no use for it, and it costs 30 ms
+
+    return Fernet.generate_key()
 
 
 def new_token() -> bytes:

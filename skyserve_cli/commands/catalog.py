@@ -20,18 +20,8 @@ from provisioners.catalog.store import save
 from provisioners.clock import unix_now
 from provisioners.errors import ProvisionError
 from skyserve_cli.commands.options import Format, Output, View, home
-from skyserve_cli.output import (
-    CommandFailed,
-    WrongUsage,
-    console,
-    plural,
-    put_json,
-    put_table,
-    say,
-    span,
-    table,
-    usd,
-)
+from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, span, usd
+from skyserve_cli.tables import console, put_table, table
 
 SHOWN = 40
 REFUSALS_SHOWN = 10

@@ -17,7 +17,8 @@ from provisioners.registry import PROVISIONERS
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Format, Output, View, home
 from skyserve_cli.config import ConfigError, load_config
-from skyserve_cli.output import CommandFailed, put, put_json, put_table, table
+from skyserve_cli.output import CommandFailed, put, put_json
+from skyserve_cli.tables import put_table, table
 
 #: Every cloud a user can enable, in the order of the table.
 RENTABLE = tuple(name for name in PROVISIONERS if name != "fake")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from policies.service_state import CLEANUP_TIMEOUT_S
-from skyserve_cli.commands import progress
+from skyserve_cli.commands import progress, sentences
 from skyserve_cli.commands.options import (
     NoWait,
     Timeout,
@@ -68,7 +68,7 @@ def down(
     if not chosen:
         say("no service is up")
         return
-    replicas = sum(len(progress.live_replicas(view)) for view in services if view["name"] in chosen)
+    replicas = sum(len(sentences.live_replicas(view)) for view in services if view["name"] in chosen)
     ask(f"Take down {', '.join(chosen)} with {plural(replicas, 'replica')}?", yes=yes)
     told = progress.last_event(client)
     for name in chosen:
@@ -184,7 +184,7 @@ def _left_over(view: View) -> str:
     lines = [
         f"  replica {replica['id']} in {place(replica)}, instance {replica['instance_id'] or 'unknown'}"
         + (f": {replica['message']}" if replica["message"] else "")
-        for replica in progress.live_replicas(view)
+        for replica in sentences.live_replicas(view)
     ]
     return (
         f"{view['name']} could not be deleted whole; the controller keeps trying. Still there:\n"

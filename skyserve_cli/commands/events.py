@@ -13,7 +13,7 @@ import typer
 
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Output, View, complete_service, controller, find
-from skyserve_cli.commands.progress import words
+from skyserve_cli.commands.sentences import words
 from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.output import date_time, printable, put
 

@@ -27,18 +27,8 @@ from skyserve_cli.controller.janitor import Janitor, Key, janitor_of
 from skyserve_cli.controller.opening import opened
 from skyserve_cli.controller.seal import seal_of
 from skyserve_cli.home import Home
-from skyserve_cli.output import (
-    CommandFailed,
-    Fitted,
-    WrongUsage,
-    plural,
-    put_json,
-    put_table,
-    say,
-    span,
-    table,
-    usd,
-)
+from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, span, usd
+from skyserve_cli.tables import Fitted, put_table, table
 
 GONE_PATIENCE_S = 300.0  # an instance that is asked to end takes a minute or two
 POLL_S = 3.0

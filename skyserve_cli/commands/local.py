@@ -13,7 +13,8 @@ from policies.model import CapacityType
 from provisioners.local import controls as local_controls
 from provisioners.local.store import LocalStore, Record
 from skyserve_cli.commands.options import Format, Output, home
-from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, put_table, say, table, usd
+from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, usd
+from skyserve_cli.tables import put_table, table
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}

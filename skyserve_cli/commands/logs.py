@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from skyserve_cli.commands import progress
+from skyserve_cli.commands import sentences
 from skyserve_cli.commands.log_streams import Growing
 from skyserve_cli.commands.options import View, complete_service, controller, find, home
 from skyserve_cli.controller.client import Client, ControllerDownError
@@ -119,7 +119,7 @@ def _previous(client: Client, name: str) -> int:
     if not ended:
         raise CommandFailed(f"no replica of {name} failed in the last hour and left a log")
     last = max(ended, key=lambda replica: (replica["ended_at"], replica["id"]))
-    say(progress.obituary(last["id"], last, last["end_reason"]))
+    say(sentences.obituary(last["id"], last, last["end_reason"]))
     return int(last["id"])
 
 
@@ -127,7 +127,7 @@ def _print_all(client: Client, view: View, node: int, *, follow: bool, tail: int
     """The logs of all live replicas, each line behind the id of its replica. Raises CommandFailed."""
     name = view["name"]
     growing = Growing(lambda log, offset: client.log(log, offset=offset), name, node)
-    if not progress.live_replicas(view):
+    if not sentences.live_replicas(view):
         raise CommandFailed(
             f"{name} has no live replica; `serve logs {name} --previous` prints the log of the last that failed"
         )
@@ -144,7 +144,7 @@ def _print_all(client: Client, view: View, node: int, *, follow: bool, tail: int
 
 
 def _ids(view: View) -> list[int]:
-    return [int(replica["id"]) for replica in progress.live_replicas(view)]
+    return [int(replica["id"]) for replica in sentences.live_replicas(view)]
 
 
 def _load_balancer(view: View, wanted: int | None) -> str:
@@ -191,7 +191,7 @@ def _has_ended(client: Client, what: str) -> bool:
     view = next((view for view in client.services() if view["name"] == name), None)
     if view is None or kind == "load_balancer":
         return view is None
-    live = (*progress.live_replicas(view), *view["load_balancers"])
+    live = (*sentences.live_replicas(view), *view["load_balancers"])
     return all(replica["id"] != int(ids[0]) for replica in live)
 
 

@@ -26,8 +26,9 @@ from skyserve_cli.commands.prices import candidates_table, insist_on_offers, pla
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.orders import requirements_of
 from skyserve_cli.controller.planning import first_plan, offer_view
-from skyserve_cli.output import WrongUsage, put, put_json, put_table, say
+from skyserve_cli.output import WrongUsage, put, put_json, say
 from skyserve_cli.spec import ServiceSpec
+from skyserve_cli.tables import put_table
 
 MOST_SHOWN = 10
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 import time
@@ -14,14 +13,15 @@ from rich.live import Live
 
 from skyserve_cli.commands.log_streams import LastLines
 from skyserve_cli.commands.options import View
+from skyserve_cli.commands.sentences import live_replicas, obituary, words
 from skyserve_cli.controller.client import Client, ControllerDownError, RefusedError
 from skyserve_cli.controller.clock import SystemClock
-from skyserve_cli.output import CommandFailed, Fitted, clock_time, console, place, say, span, table
+from skyserve_cli.output import CommandFailed, clock_time, place, say, span
 from skyserve_cli.state.values import AGENT_WORD
+from skyserve_cli.tables import Fitted, console, table
 
 POLL_S = 0.2
 LOG_LINES_SHOWN = 10
-ONLY_HERE = "only this machine can reach it; set service.load_balancer.host to 0.0.0.0 to open it"
 LOG_TRIES = 10
 _GIVES_UP = frozenset({"CONFIG", "SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT"})
 AWAY_PATIENCE_S = 30.0
@@ -130,15 +130,6 @@ def _last_words(client: Client, event: View) -> list[str]:
     return []
 
 
-def words(kind: str) -> str:
-    """``ProbePassed`` -> ``probe passed``"""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind).lower()
-
-
-def live_replicas(view: View) -> list[View]:
-    return [replica for replica in view["replicas"] if replica["state"] != "GONE"]
-
-
 def serves(view: View, replicas: int) -> bool:
     """Whether requests are answered: so many replicas are ready, and the load balancer knows them."""
     agents = [view["load_balancer"]] if view["load_balancer"] else wanted_agents(view)
@@ -166,12 +157,6 @@ def why_failed(client: Client, name: str, version: int) -> str:
         return reason  # nothing ever ran
     kept = f" (its end is kept in {last['kept_log']})" if last["kept_log"] else ""
     return f"{reason}\nwhole log: serve logs {name} {last['id']}{kept}"
-
-
-def obituary(replica_id: int, where: View, reason: str) -> str:
-    """How a replica ended, in one sentence. `where` has its place and its message."""
-    said = f", {where['message']}" if where["message"] else ""
-    return f"replica {replica_id} in {place(where)} ended: {reason}{said}"
 
 
 def log_tail(client: Client, what: str, lines: int) -> list[str]:

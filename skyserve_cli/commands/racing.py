@@ -11,11 +11,12 @@ from dataclasses import replace
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from skyserve_cli.controller.clock import SystemClock
-from skyserve_cli.output import CommandFailed, console, plural
+from skyserve_cli.output import CommandFailed, plural
 from skyserve_cli.sim import run as engine
 from skyserve_cli.sim import workers
 from skyserve_cli.sim.results import Run
 from skyserve_cli.sim.run import Job, Setting
+from skyserve_cli.tables import console
 
 BAR_AFTER_S = 2.0
 

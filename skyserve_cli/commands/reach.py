@@ -10,7 +10,7 @@ import typer
 from provisioners.local.store import LocalStore
 from provisioners.local.visit import Inside, NoProcessError, inside
 from provisioners.shell import Login
-from skyserve_cli.commands import progress
+from skyserve_cli.commands import sentences
 from skyserve_cli.commands.options import View, find, home
 from skyserve_cli.controller.client import Client
 from skyserve_cli.output import CommandFailed, WrongUsage
@@ -40,7 +40,7 @@ Place = OverSsh | Inside
 def live_ids(client: Client, name: str) -> list[int]:
     """The ids of the live replicas. Raises CommandFailed if there is none."""
     view: View = find(client.services(down=True), name)
-    ids = [int(replica["id"]) for replica in progress.live_replicas(view)]
+    ids = [int(replica["id"]) for replica in sentences.live_replicas(view)]
     if not ids:
         raise CommandFailed(f"{name} has no live replica")
     return ids

@@ -13,16 +13,7 @@ from skyserve_cli.commands import files, pictures, runs
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Env, EnvFile, Format, Output, Secret, SecretFile, Set
 from skyserve_cli.commands.racing import run_all
-from skyserve_cli.output import (
-    CommandFailed,
-    WrongUsage,
-    plural,
-    put,
-    put_json,
-    put_table,
-    say,
-    table,
-)
+from skyserve_cli.output import CommandFailed, WrongUsage, plural, put, put_json, say
 from skyserve_cli.sim.export import to_json
 from skyserve_cli.sim.results import Simulation
 from skyserve_cli.sim.run import POLICIES, Setting
@@ -30,6 +21,7 @@ from skyserve_cli.sim.summary import summarize
 from skyserve_cli.sim.trace import Trace, named, shipped
 from skyserve_cli.sim.wording import setting, table_cells, verdict
 from skyserve_cli.spec import ServiceSpec
+from skyserve_cli.tables import put_table, table
 
 
 def complete_policy(incomplete: str) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from skyserve_cli.commands import files, progress
+from skyserve_cli.commands import files, progress, sentences
 from skyserve_cli.commands.options import (
     Env,
     EnvFile,
@@ -24,8 +24,9 @@ from skyserve_cli.commands.options import (
 )
 from skyserve_cli.commands.prices import ask, insist_on_offers, listed_plan, plan_table, plan_total
 from skyserve_cli.controller.client import Client, ControllerDownError
-from skyserve_cli.output import CommandFailed, put, put_json, say, say_table
+from skyserve_cli.output import CommandFailed, put, put_json, say
 from skyserve_cli.spec import Loaded, spec_to_json
+from skyserve_cli.tables import say_table
 
 
 def up(
@@ -122,5 +123,5 @@ def _show(client: Client, name: str, output: Output) -> None:
         return
     say(f"{name} answers at:" if view["ready"] else f"{name} will answer at:")
     if view["endpoint_reach"] == "this_machine":
-        say(f"({progress.ONLY_HERE})")
+        say(f"({sentences.ONLY_HERE})")
     put(view["endpoint"])

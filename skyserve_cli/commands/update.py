@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from skyserve_cli.commands import files, progress
+from skyserve_cli.commands import files, progress, sentences
 from skyserve_cli.commands.options import (
     Env,
     EnvFile,
@@ -27,9 +27,10 @@ from skyserve_cli.commands.options import (
 )
 from skyserve_cli.commands.prices import ask, insist_on_offers, plan_table, spreading_cost
 from skyserve_cli.controller.client import Client
-from skyserve_cli.output import CommandFailed, plural, put, put_json, say, say_table, usd
+from skyserve_cli.output import CommandFailed, plural, put, put_json, say, usd
 from skyserve_cli.spec import ServiceSpec, spec_to_json
 from skyserve_cli.spec.problems import shown
+from skyserve_cli.tables import say_table
 
 
 def update(
@@ -127,7 +128,7 @@ def _wait(client: Client, spec: ServiceSpec, version: int, told: int, timeout_s:
             )
         if version in view["failed_versions"]:
             raise CommandFailed(_gave_up(client, view))
-        replicas = progress.live_replicas(view)
+        replicas = sentences.live_replicas(view)
         wanted_versions = {version, *view["same_versions"]}  # going back keeps what is left of that version
         old = [replica for replica in replicas if replica["version"] not in wanted_versions]
         return not old and len(replicas) == view["target"] and progress.serves(view, wanted)

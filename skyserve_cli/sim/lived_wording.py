@@ -5,7 +5,7 @@ from __future__ import annotations
 from skyserve_cli.output import date_time, plural, span, usd
 from skyserve_cli.sim.lived import Lived
 
-Table = tuple[list[str], list[list[str]]]  # columns, named as `output.table` wants them, and rows
+Table = tuple[list[str], list[list[str]]]  # columns, named as `tables.table` wants them, and rows
 
 KNOWN = "What was ready is what the controller knew"
 

@@ -91,7 +91,7 @@ with on demand reaches.</p>
 {frontier}
 <div class="wide">{levels}</div>"""
 
-Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # columns, named as `output.table` wants them, and rows
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # columns, named as `tables.table` wants them, and rows
 
 
 @dataclass(frozen=True, slots=True)

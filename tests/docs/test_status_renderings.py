@@ -20,7 +20,7 @@ from policies.model import (
     UpdateMode,
     Zone,
 )
-from skyserve_cli.commands.status import tables
+from skyserve_cli.commands.status_tables import tables
 from skyserve_cli.controller.lb_fleet import AgentView
 from skyserve_cli.controller.orders import goal_of
 from skyserve_cli.controller.view import last_failure, service_view

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from skyserve_cli.commands.status import tables
+from skyserve_cli.commands.status_tables import tables
 
 
 def replica(replica_id: int, kind: str, state: str = "READY", **more: Any) -> dict[str, Any]:

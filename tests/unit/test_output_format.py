@@ -6,7 +6,8 @@ import io
 
 import pytest
 
-from skyserve_cli.output import console, plural, printable, saving, span, table, usd
+from skyserve_cli.output import plural, printable, saving, span, usd
+from skyserve_cli.tables import console, table
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,166 @@
+"""The tables of `serve status`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.text import Text
+
+from skyserve_cli.commands.options import View
+from skyserve_cli.commands.sentences import ONLY_HERE, obituary
+from skyserve_cli.output import accelerators, place, plural, printable, span, usd
+from skyserve_cli.tables import Fitted, table
+
+#: The columns that a narrow terminal does not show, the first to go first. Ids, states and messages always stay.
+_LESS_OF_SERVICES = ("SAVED", "UPTIME", "$/H", "REPLICAS", "VERSION")
+_LESS_OF_REPLICAS = ("ACCELERATOR", "VERSION", "CAPACITY", "$/H", "AGE", "ZONE")
+_LESS_OF_AGENTS = ("CODE", "$/H", "AGE", "ZONE")
+
+
+def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Fitted | Text]:
+    """The services, a line for each thing worth knowing about one, and the replicas."""
+    replicas = [(view, replica) for view in services for replica in view["replicas"]]
+    shown: list[Fitted | Text] = [_service_table(services, now, wide=wide)]
+    shown += [Text(printable(f"{view['name']}: {note}")) for view in services for note in _notes(view)]
+    shown += [Text(printable(line)) for line in _reach(services)]
+    if replicas:
+        shown += [Text(), _replica_table(replicas, now, wide=wide)]
+    agents = [(view, agent) for view in services for agent in view["load_balancers"]]
+    if agents:
+        shown += [Text(), _agent_table(agents, now, wide=wide)]
+    return shown
+
+
+def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Fitted:
+    columns = ["SERVICE", "VERSION", "STATUS", "REPLICAS", "$/H", "SAVED", "UPTIME", "ENDPOINT"]
+    if wide:
+        columns += [
+            "SPOT",
+            "ON DEMAND",
+            "$ TOTAL",
+            "$ ON DEMAND",
+            "#REQ/S",
+            "#IN FLIGHT",
+            "#QUEUED",
+            "POLICY",
+        ]
+    rows = []
+    for view in services:
+        cost, load, rate = view["cost"], view["load"], view["load"]["requests_per_s"]
+        row = [
+            view["name"],
+            _version(view),
+            view["status"],
+            _size(view),
+            usd(cost["usd_per_hour"]),
+            _saved(cost["usd_per_hour"], cost["usd_per_hour_wanted_on_demand"]),
+            span(now - view["created_at"]),
+            view["endpoint"],
+        ]
+        if wide:
+            row += [
+                _ready(view, "spot"),
+                _ready(view, "on_demand"),
+                usd(cost["usd_total"]),
+                usd(cost["usd_on_demand_equivalent"]),
+                "-" if rate is None else f"{rate:.1f}",
+                str(load["in_flight"]),
+                str(load["queued"]),
+                view["load_balancing_policy"],
+            ]
+        rows.append(row)
+    return table(columns, rows, drop=() if wide else _LESS_OF_SERVICES, folds=False)
+
+
+def _version(view: View) -> str:
+    """The version that serves, and the newest one if that is another: ``5 (6 failed)``, ``5 (6 coming)``."""
+    newest, serving = view["version"], view["serving_version"]
+    if serving in (None, newest):
+        return str(newest)
+    return f"{serving} ({newest} {'failed' if newest in view['failed_versions'] else 'coming'})"
+
+
+def _size(view: View) -> str:
+    """Ready of wanted, and how many there are to be beyond that: ``2/2+1``."""
+    extra = view["target"] - view["wanted"]
+    return f"{view['ready']}/{view['wanted']}" + (f"+{extra}" if extra > 0 else "")
+
+
+def _ready(view: View, capacity_type: str) -> str:
+    """How many of that capacity type are ready, and how many are on their way: ``1 (2 coming)``."""
+    states = [r["state"] for r in view["replicas"] if r["capacity_type"] == capacity_type]
+    ready, coming = states.count("READY"), sum(state in _COMING for state in states)
+    return f"{ready}" + (f" ({coming} coming)" if coming else "")
+
+
+_COMING = frozenset({"REQUESTED", "PROVISIONING", "STARTING"})
+
+
+def _saved(paid: float, on_demand: float) -> str:
+    """Against as many replicas as are wanted, on demand; below zero where they would be cheaper."""
+    return f"{1 - paid / on_demand:.0%}" if paid and on_demand else "-"
+
+
+def _notes(view: View) -> Iterator[str]:
+    """What the controller has to say, and what stands in for spot."""
+    version = view["version"]
+    if view["notes"]:
+        yield view["notes"]
+    elif view["ready"] and version in view["failed_versions"]:
+        yield f"version {version} was given up; an earlier one serves"
+    failure = view["last_failure"]
+    if failure is not None:
+        yield obituary(failure["replica_id"], failure, failure["reason"])
+    stand_ins = sum(replica["stands_in"] and replica["state"] != "GONE" for replica in view["replicas"])
+    if stand_ins:
+        verb = "stands" if stand_ins == 1 else "stand"
+        yield f"{plural(stand_ins, 'on-demand replica')} {verb} in for spot; spot ready: {_ready(view, 'spot')}"
+
+
+def _reach(services: Sequence[View]) -> Iterator[str]:
+    """Which endpoints only this machine can reach, and what opens them."""
+    names = [view["name"] for view in services if view["endpoint_reach"] == "this_machine"]
+    if names:
+        yield f"{', '.join(names)}: {ONLY_HERE}"
+
+
+def _agent_table(agents: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Fitted:
+    columns = ["LOAD BALANCER", "STATE", "ZONE", "ENDPOINT", "CODE", "$/H", "AGE", "MESSAGE"]
+    rows = [
+        [
+            f"{view['name']}/{agent['id']}",
+            agent["state"],
+            place(agent),
+            agent["endpoint"] or "-",
+            (agent["agent_version"] or "-")
+            + ("" if agent["newest"] else " (old)" if agent["agent_version"] else ""),
+            usd(agent["price_usd_hour"]),
+            span(now - agent["created_at"]),
+            agent["message"],
+        ]
+        for view, agent in agents
+    ]
+    return table(columns, rows, drop=() if wide else _LESS_OF_AGENTS, folds=not wide)
+
+
+def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Fitted:
+    columns = ["REPLICA", "VERSION", "STATE", "ZONE", "CAPACITY", "ACCELERATOR", "$/H", "AGE"]
+    columns += ["ENDPOINT", "INSTANCE", "MESSAGE"] if wide else ["MESSAGE"]
+    rows = []
+    for view, replica in replicas:
+        row = [
+            f"{view['name']}/{replica['id']}",
+            str(replica["version"]),
+            replica["state"],
+            place(replica),
+            replica["capacity_type"],
+            accelerators(replica),
+            usd(replica["price_usd_hour"]),
+            span((replica["ended_at"] or now) - replica["created_at"]),
+        ]
+        if wide:
+            row += [replica["endpoint"] or "-", replica["instance_id"] or "-"]
+        ended = f"{replica['end_reason']} " if replica["end_reason"] else ""
+        why = replica["message"] or ("stands in for spot" if replica["stands_in"] else "")
+        rows.append([*row, f"{ended}{why}".strip()])
+    return table(columns, rows, drop=() if wide else _LESS_OF_REPLICAS, folds=not wide)

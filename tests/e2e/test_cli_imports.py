@@ -1,0 +1,77 @@
+"""Commands that only read a running controller import little: each module costs CPU in every call of a script or a prompt."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SLEEPER = "service: {}\nresources: {infra: local}\nrun: exec python3 -m http.server $SKYSERVE_REPLICA_PORT\n"
+LOADED = (
+    "import json, sys; from skyserve_cli.app import run; code = run(sys.argv[1:]);"
+    "print(); print(json.dumps([code, sorted(sys.modules)]))"
+)
+#: No command that reads the controller needs these.
+HEAVY = frozenset(
+    [
+        "aiohttp",
+        "alembic",
+        "asyncio",
+        "asyncssh",
+        "azure",
+        "boto3",
+        "cryptography",
+        "google",
+        "lb",
+        "numpy",
+        "paramiko",
+        "policies",
+        "prometheus_client",
+        "pydantic",
+        "scipy",
+        "skyserve_cli.clouds",
+        "skyserve_cli.engine",
+        "skyserve_cli.sim",
+        "skyserve_cli.spec",
+        "skyserve_cli.state",
+        "sqlalchemy",
+        "uvloop",
+        "yaml",
+    ]
+)
+WITHOUT_TABLES = HEAVY | {"rich"}
+
+
+def heavy(serve: Any, modules: frozenset[str], *arguments: str) -> list[str]:
+    """Which of `modules`, or of what is in them, this command imports. The command must succeed."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *arguments],
+        env=serve.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    code, loaded = json.loads(done.stdout.splitlines()[-1])
+    assert code == 0, done.stderr
+    inside = tuple(f"{name}." for name in modules)
+    return [name for name in loaded if name in modules or name.startswith(inside)]
+
+
+def test_commands_that_read_a_running_controller_import_nothing_heavy(serve: Any, tmp_path: Path) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text(SLEEPER)
+    serve.ok("up", file, "-y")
+    found = {
+        "status": heavy(serve, HEAVY, "status"),
+        "status -o wide": heavy(serve, HEAVY, "status", "web", "-o", "wide"),
+        "status -o json": heavy(serve, WITHOUT_TABLES, "status", "-o", "json"),
+        "status --endpoint": heavy(serve, WITHOUT_TABLES, "status", "web", "--endpoint"),
+        "logs": heavy(serve, WITHOUT_TABLES, "logs", "web", "--no-follow"),
+        "logs --load-balancer": heavy(serve, WITHOUT_TABLES, "logs", "web", "--load-balancer"),
+        "events": heavy(serve, WITHOUT_TABLES, "events"),
+        "events NAME": heavy(serve, WITHOUT_TABLES, "events", "web", "--since", "1h", "-o", "json"),
+    }
+    assert found == {command: [] for command in found}
