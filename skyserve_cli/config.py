@@ -103,6 +103,9 @@ class RentedConfig(CloudConfig):
 class AwsConfig(RentedConfig):
     profile: str | None = Field(default=None, description="of the AWS configuration files")
     vpc: str | None = Field(default=None, description="id or name of the network to use")
+    instance_profile: str | None = Field(
+        default=None, min_length=1, description="name or ARN of the instance profile of all machines"
+    )
 
 
 class GcpConfig(RentedConfig):
@@ -110,12 +113,23 @@ class GcpConfig(RentedConfig):
     network: str | None = Field(default=None, description="name of the one to use, instead of one of our own")
     endpoint: str | None = Field(default=None, description="another address of Google's APIs")
     billing_api_key: str | None = Field(default=None, description="for live spot prices", repr=False)
+    service_account: str | None = Field(
+        default=None,
+        pattern=r"^[^@\s]+@[^@\s]+$",
+        description="email address of the service account of all machines",
+    )
 
 
 class AzureConfig(RentedConfig):
     subscription_id: str = Field(description="`az account show --query id` prints it")
     subnets: dict[str, str] = Field(default={}, description="ids of your own, by region")
     arm_url: str | None = Field(default=None, description="of a cloud other than the public one")
+    identity: str | None = Field(
+        default=None,
+        pattern=r"(?i)^/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\.ManagedIdentity"
+        r"/userAssignedIdentities/[^/]+$",
+        description="id of the user-assigned identity of all machines",
+    )
 
 
 SECTIONS: Mapping[str, type[CloudConfig]] = MappingProxyType(

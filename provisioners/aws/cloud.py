@@ -18,6 +18,7 @@ class Section(rented.Section, Protocol):
 
     profile: str | None
     vpc: str | None
+    instance_profile: str | None
 
 
 class AwsProvisioner(rented.RentedProvisioner):
@@ -34,6 +35,7 @@ class AwsProvisioner(rented.RentedProvisioner):
             use_private_ip=section.use_private_ip,
             vpc=section.vpc,
             image=section.image,
+            instance_profile=section.instance_profile,
         )
         self._ec2 = AwsMachines(settings)
         super().__init__(self._ec2, section, catalog, secret, own=own)

@@ -83,6 +83,7 @@ class AwsSettings:
     use_private_ip: bool = False
     vpc: str | None = None
     image: str | None = None
+    instance_profile: str | None = None
 
 
 class AwsMachines:
@@ -243,6 +244,7 @@ class AwsMachines:
             subnet=subnet,
             groups=(),
             use_private_ip=self._settings.use_private_ip,
+            instance_profile=self._settings.instance_profile,
         )
 
     def _check_order(self, order: MachineOrder) -> None:
@@ -271,6 +273,7 @@ class AwsMachines:
             subnet=self._network.subnet(order.zone),
             groups=[self._network.group(order)],
             use_private_ip=self._settings.use_private_ip,
+            instance_profile=self._settings.instance_profile,
         )
         asked = Context("ec2:RunInstances", region, order.zone, order.instance_type, order.capacity_type)
         reply = self._api.ask(

@@ -20,6 +20,7 @@ def request_of(
     subnet: str,
     groups: Sequence[str],
     use_private_ip: bool,
+    instance_profile: str | None = None,
 ) -> dict[str, Any]:
     """The parameters of RunInstances for one machine, `token` being its client token."""
     interface: dict[str, Any] = {
@@ -54,6 +55,9 @@ def request_of(
         # A machine that no controller has visited for a long time shuts itself down.
         "InstanceInitiatedShutdownBehavior": "terminate",
     }
+    if instance_profile is not None:
+        by = "Arn" if instance_profile.startswith("arn:") else "Name"
+        params["IamInstanceProfile"] = {by: instance_profile}
     if key_name is not None:
         params["KeyName"] = key_name
     kinds = ["instance", "volume", "network-interface"]

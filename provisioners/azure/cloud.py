@@ -17,6 +17,7 @@ class Section(rented.Section, Protocol):
     subscription_id: str
     subnets: Mapping[str, str]
     arm_url: str | None
+    identity: str | None
 
 
 class AzureProvisioner(rented.RentedProvisioner):
@@ -33,5 +34,6 @@ class AzureProvisioner(rented.RentedProvisioner):
             use_private_ip=section.use_private_ip,
             subnet_ids=section.subnets,
             arm_url=section.arm_url,
+            identity=section.identity,
         )
         super().__init__(AzureMachines(settings), section, catalog, secret, own=own)

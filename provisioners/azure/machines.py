@@ -80,6 +80,7 @@ class AzureSettings:
     )
     cpu_image: str = "Canonical:ubuntu-24_04-lts:server:latest"
     arm_url: str | None = None
+    identity: str | None = None
     prices_url: str = "https://prices.azure.com/api/retail/prices"
     allocation_wait_s: float = 60.0
     forget_wait_s: float = 600.0
@@ -178,7 +179,9 @@ class AzureMachines:
     def _put(self, group: str, order: MachineOrder) -> None:
         settings = self._settings
         default = settings.cpu_image if order.accelerator is None else settings.gpu_image
-        body: Any = machine_body(order, self._networks.place(order), order.image or default)
+        body: Any = machine_body(
+            order, self._networks.place(order), order.image or default, self._settings.identity
+        )
         put = self._arm.compute.virtual_machines.begin_create_or_update
         self._arm.call(
             lambda: put(group, order.token, body, polling=False).result(), order.zone, order.capacity_type

@@ -126,7 +126,9 @@ def image_reference(image: str) -> dict[str, str]:
 # --- Bodies -----------------------------------------------------------------------------------------------------------
 
 
-def machine_body(order: MachineOrder, place: Place, image: str) -> dict[str, Any]:
+def machine_body(
+    order: MachineOrder, place: Place, image: str, identity: str | None = None
+) -> dict[str, Any]:
     """The machine with its card, address and disk in one PUT: whatever comes into being goes with it."""
     zone = zone_number(order.zone)
     properties: dict[str, Any] = {
@@ -145,6 +147,8 @@ def machine_body(order: MachineOrder, place: Place, image: str) -> dict[str, Any
             "billingProfile": {"maxPrice": -1},  # up to the on-demand price, and never evicted for the price
         }
     body: dict[str, Any] = {"location": order.zone.region, "tags": order.tags, "properties": properties}
+    if identity is not None:
+        body["identity"] = {"type": "UserAssigned", "userAssignedIdentities": {identity: {}}}
     return body if zone is None else {**body, "zones": [zone]}
 
 

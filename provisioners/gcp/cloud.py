@@ -17,6 +17,7 @@ class Section(rented.Section, Protocol):
     network: str | None
     endpoint: str | None
     billing_api_key: str | None
+    service_account: str | None
 
 
 class GcpProvisioner(rented.RentedProvisioner):
@@ -34,5 +35,6 @@ class GcpProvisioner(rented.RentedProvisioner):
             network=section.network,
             use_private_ip=section.use_private_ip,
             billing_api_key=section.billing_api_key,
+            service_account=section.service_account,
         )
         super().__init__(machines, section, catalog, secret, own=own)

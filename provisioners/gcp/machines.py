@@ -75,6 +75,7 @@ class GcpMachines:
         network: str | None = None,
         use_private_ip: bool = False,
         billing_api_key: str | None = None,
+        service_account: str | None = None,
         now: Callable[[], float] = unix_now,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -85,6 +86,7 @@ class GcpMachines:
         self.closed = ClosedRegions(now)
         self._public = not use_private_ip
         self._billing_api_key = billing_api_key
+        self._service_account = service_account
 
     def create(self, order: MachineOrder) -> Machine:
         history = self._history(order.zone, name_of(order.token))
@@ -178,7 +180,12 @@ class GcpMachines:
     def _insert(self, order: MachineOrder, failures: int) -> compute_v1.Operation:
         # Said before anything is made around it: an order that is wrong leaves nothing.
         draft = instance_of(
-            order, project=self._api.project, network="", network_tags=(), public=self._public
+            order,
+            project=self._api.project,
+            network="",
+            network_tags=(),
+            public=self._public,
+            service_account=self._service_account,
         )
         network, tags = self._network.ensure(order)
         draft.network_interfaces[0].network = network

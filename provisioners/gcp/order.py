@@ -153,12 +153,21 @@ def image_of(order: MachineOrder, project: str) -> str:
     return f"projects/{project}/global/images/{order.image}"
 
 
+_CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"  # IAM decides, not the scope
+
+
 def instance_of(
-    order: MachineOrder, *, project: str, network: str, network_tags: tuple[str, ...], public: bool
+    order: MachineOrder,
+    *,
+    project: str,
+    network: str,
+    network_tags: tuple[str, ...],
+    public: bool,
+    service_account: str | None = None,
 ) -> compute_v1.Instance:
     """What to ask Compute Engine for. InvalidRequestError if the order cannot be said there.
 
-    The machine has no service account: what runs on it speaks for nobody.
+    Without `service_account` (its email address) the machine has no identity in the cloud.
     """
     if not re.fullmatch(r"[a-z0-9-]*[a-z0-9]", order.token) or len(name_of(order.token)) > _MAX_LABEL:
         raise _wrong(order, f"token {order.token!r} cannot name an instance")
@@ -198,6 +207,10 @@ def instance_of(
         ),
         scheduling=_scheduling(is_spot, has_gpu),
     )
+    if service_account is not None:
+        instance.service_accounts = [
+            compute_v1.ServiceAccount(email=service_account, scopes=[_CLOUD_PLATFORM])
+        ]
     if accelerator is not None:
         instance.guest_accelerators = [
             compute_v1.AcceleratorConfig(
