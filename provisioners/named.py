@@ -10,19 +10,25 @@ and, if it is long, cut short: a machine shows that form. A name has at most 64 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from policies.model import CapacityType
+from provisioners.access import Access, Opening, openings
 from provisioners.machines import MachineOrder
 
 MAX_NAME = 64
 
 _MARKETS = {CapacityType.SPOT: "s", CapacityType.ON_DEMAND: "o"}
 _TYPES = {letter: market for market, letter in _MARKETS.items()}
-_NAME = re.compile(
-    r"(?P<token>(?P<head>[a-z0-9-]+)-(?P<replica>[0-9]+)(?:-[0-9a-f]{10})?(?:-n(?P<rank>[1-9][0-9]*))?)"
+_PARTS = (
+    r"(?P<token>(?P<head>[a-z0-9-]+)-(?P<replica>[0-9]+){digest}(?:-n(?P<rank>[1-9][0-9]*))?)"
     r"\.(?P<market>[so])(?P<nodes>[1-9][0-9]*)"
 )
+_WITH_DIGEST = re.compile(
+    _PARTS.replace("{digest}", "-[0-9a-f]{10}")
+)  # of digits alone it could be a replica's id
+_WITHOUT = re.compile(_PARTS.replace("{digest}", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ def name_of(order: MachineOrder) -> str:
 
 def parse(name: str, owner: str) -> Named | None:
     """None unless it is the name of a machine of that owner."""
-    found = _NAME.fullmatch(name)
+    found = _WITH_DIGEST.fullmatch(name) or _WITHOUT.fullmatch(name)
     if found is None or not found["head"].startswith(f"{owner}-"):
         return None
     return Named(
@@ -58,3 +64,13 @@ def parse(name: str, owner: str) -> Named | None:
         num_nodes=int(found["nodes"]),
         capacity_type=_TYPES[found["market"]],
     )
+
+
+def openings_of(
+    access: Access, named: Named, ports: Collection[int], public_ports: Collection[int]
+) -> frozenset[Opening]:
+    """`access.openings` for a machine whose name may have only the first part of its service. Of services that begin alike the
+    load balancers of all are let in."""
+    alike = [service for service in access.balancers if service.lower().startswith(named.service)]
+    balancers = frozenset[str]().union(*(access.balancers[service] for service in alike))
+    return openings(Access(access.sources, {named.service: balancers}), named.service, ports, public_ports)
