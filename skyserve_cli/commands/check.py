@@ -72,6 +72,19 @@ def check(output: Format = Output.TABLE, policy: Policy = None) -> None:
         raise CommandFailed(f"no cloud can be used; enable one in {here.config}")
 
 
+def _anything(name: str) -> Requirements:
+    """A need that any machine of the cloud meets. Ours have machines without accelerators."""
+    if name not in plugins.installed():
+        return ANYTHING
+    shapes = {each.shape for each in plugins.listings_of(plugins.plugin(name))}
+    candidates = [
+        Candidate(accelerator=shape.accelerator, accelerator_count=shape.accelerator_count, use_spot=use_spot)
+        for shape in sorted(shapes, key=lambda one: one.name)
+        for use_spot in (True, False)
+    ]
+    return Requirements((*ANYTHING.candidates, *candidates))
+
+
 def rentable() -> tuple[str, ...]:
     """Every cloud a user can enable, in the order of the table: ours, then plug-ins."""
     return (*(name for name in PROVISIONERS if name != "fake"), *plugins.installed())
@@ -101,7 +114,7 @@ def _ask(clouds: Clouds, name: str) -> View:
         cloud = clouds.get(name)
         if isinstance(cloud, FleetProvisioner):
             findings = cloud.check()
-        offers = cloud.offers(ANYTHING)
+        offers = cloud.offers(_anything(name))
     except (ProvisionError, ConfigError) as error:
         if name not in rentable():
             raise  # a slip in the configuration, not a cloud
