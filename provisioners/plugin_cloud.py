@@ -15,7 +15,7 @@ from provisioners.guard import guarded
 from provisioners.keys import Keys, user_data
 from provisioners.machines import Machine, MachineOrder
 from provisioners.own_address import OwnAddresses
-from provisioners.plugins import CloudPlugin, PluginError, Setup
+from provisioners.plugins import CloudPlugin, PluginError, Setup, in_its_markets
 from provisioners.rented import USER, RentedProvisioner, Section, login_of, within
 from provisioners.small import small_offers
 
@@ -67,7 +67,7 @@ def provisioner_of(
 
         def offers(self, need: Requirements) -> Sequence[Offer]:
             if need.role is not Role.LOAD_BALANCER:
-                return super().offers(need)
+                return super().offers(in_its_markets(plugin, need))
             zones = (row.zone for row in catalog.rows)
             return small_offers(need, self.name, zones, plugin.small) if plugin.small else []
 

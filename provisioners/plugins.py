@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from policies.model import CapacityType
+from provisioners.base import Requirements
 from provisioners.catalog.model import Catalog, Listing
 from provisioners.machines import Machines
 from provisioners.registry import PROVISIONERS
@@ -58,7 +60,7 @@ class CloudPlugin:
     `machines` makes the cloud's `Machines`; it calls nothing yet. `listings` are what the cloud has and what it costs, from the
     plug-in's own package: they are read to plan, so nothing is called there either. `section` is a subclass of
     `skyserve_cli.config.RentedConfig`, None for that one itself. `first_user` is who can log in on an image of a cloud that runs
-    no user data (docs/plugins.md); None: the cloud runs it. `small` are machine types for load balancers with USD per hour, the usual one
+    no user data (docs/plugins.md); None: the cloud runs it. `markets` are those that the cloud has. `small` are machine types for load balancers with USD per hour, the usual one
     first; without any there are no load balancers on this cloud. `route53_region` names the AWS region that is nearest.
     """
 
@@ -67,6 +69,7 @@ class CloudPlugin:
     listings: Callable[[], Iterable[Listing]] = _no_listings
     section: type[Any] | None = None
     first_user: str | None = None
+    markets: frozenset[CapacityType] = frozenset(CapacityType)
     small: Mapping[str, float] = field(default_factory=dict)
     route53_region: Callable[[str], str | None] = lambda region: None
     api_version: int = API_VERSION
@@ -125,3 +128,13 @@ def listings_of(found: CloudPlugin) -> tuple[Listing, ...]:
         if not isinstance(each, Listing) or each.shape.cloud != found.name:
             raise PluginError(f"the plug-in {found.name!r} lists {each!r}, which is no listing of its own")
     return listings
+
+
+def in_its_markets(found: CloudPlugin, need: Requirements) -> Requirements:
+    """The need without candidates of a market that the cloud does not have."""
+    kept = [
+        one
+        for one in need.candidates
+        if (CapacityType.SPOT if one.use_spot else CapacityType.ON_DEMAND) in found.markets
+    ]
+    return replace(need, candidates=tuple(kept))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from policies.model import Offer, Role, Zone
+from policies.model import CapacityType, Offer, Role, Zone
 from provisioners import offering, plugins
 from provisioners.base import Candidate, Provisioner, Requirements
 from provisioners.candidates import Account, Customer, in_order, offers_of
@@ -155,6 +155,8 @@ class Clouds:
         meant = self._meant(candidate)
         if meant and all(name in self._without_sdk for name in meant):
             return Nothing("cloud", str(self._without_sdk[meant[0]]))
+        if meant and candidate.use_spot and all(map(self._has_no_spot, meant)):
+            return Nothing("use_spot", f"{meant[0]} has no spot machines", "set use_spot: false")
         reasons = []
         for name in dict.fromkeys(self._kind(each) for each in meant):
             if name == _CATALOG:
@@ -175,6 +177,9 @@ class Clouds:
             return [candidate.cloud] if candidate.cloud in self.enabled else []
         return [name for name in self.enabled if name != "local"] or self.enabled
 
+    def _has_no_spot(self, name: str) -> bool:
+        return name in plugins.installed() and CapacityType.SPOT not in plugins.plugin(name).markets
+
     def _listed(self, name: str, need: Requirements) -> Sequence[Offer]:
         if self._kind(name) == _CATALOG:
             rented, regions = self._catalog().of(name), self._regions(name)
@@ -182,6 +187,8 @@ class Clouds:
             if need.role is Role.LOAD_BALANCER:
                 small = plugins.plugin(name).small if name in plugins.installed() else None
                 return small_offers(need, name, (row.zone for row in rented.rows), small)
+            if name in plugins.installed():
+                need = plugins.in_its_markets(plugins.plugin(name), need)
             return offers_of(need, rented)
         return pool.offers_of(self._pools(), need) if name == "ssh" else self.get(name).offers(need)
 
