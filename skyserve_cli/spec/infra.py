@@ -9,7 +9,7 @@ CLOUDS = ("local", "ssh", "aws", "gcp", "azure")
 # Clouds that SkyPilot knows and we do not: their files are understood, and answered in so many words.
 FOREIGN_CLOUDS = frozenset(
     {
-        *("kubernetes", "k8s", "slurm", "lambda", "runpod", "vast", "oci", "ibm", "scp", "vsphere", "cudo"),
+        *("kubernetes", "k8s", "slurm", "runpod", "vast", "oci", "ibm", "scp", "vsphere", "cudo"),
         *("fluidstack", "paperspace", "do", "nebius", "hyperbolic", "primeintellect", "seeweb", "shadeform"),
         *("mithril", "verda", "yotta"),
     }
