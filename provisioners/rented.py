@@ -29,7 +29,7 @@ from provisioners.first_login import FirstLogins
 from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import DEFAULT_PORT, SshHosts
 from provisioners.keys import DEAD_MAN_S, Keys, user_data
-from provisioners.machines import Machine, MachineOrder, Machines, Trial, machine_token
+from provisioners.machines import Machine, MachineOrder, Machines, Trial, image_in, machine_token
 from provisioners.own_address import OwnAddresses
 from provisioners.shell import Login
 from provisioners.small import small_offers
@@ -52,7 +52,7 @@ class Section(Protocol):
 
     regions: tuple[str, ...] | None
     use_private_ip: bool
-    image: str | None
+    image: str | dict[str, str] | None
     disk_gb: int | None
     sources: tuple[str, ...] | None
     labels: dict[str, str]
@@ -63,10 +63,10 @@ class Section(Protocol):
 @dataclass(frozen=True, slots=True)
 class Rent:
     """What the user has set for the machines of a cloud. `sources` are the CIDR blocks from which machines can be reached,
-    beside the load balancers; none: this host's own addresses are found out. `image` is the cloud's own name of one. A machine that no controller has visited for `dead_man_s` ends itself;
+    beside the load balancers; none: this host's own addresses are found out. `image` is the cloud's own name of one, or one for each region. A machine that no controller has visited for `dead_man_s` ends itself;
     0: never. With `tls` replicas are reached by TLS alone."""
 
-    image: str | None = None
+    image: str | Mapping[str, str] | None = None
     disk_gb: int | None = None
     sources: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -94,6 +94,8 @@ class RentedProvisioner(FleetProvisioner):
         now: Callable[[], float] = unix_now,
         first_login: FirstLogins | None = None,
     ) -> None:
+        if isinstance(section.image, Mapping):
+            within(catalog, tuple(section.image), machines.name, "image")
         if section.regions is not None:
             catalog = within(catalog, section.regions, machines.name)
         rent = Rent(
@@ -190,14 +192,15 @@ def offer(need: Requirements, catalog: Catalog, account: Account, prices: SpotPr
     return offers_of(need, catalog, account)
 
 
-def within(catalog: Catalog, regions: Sequence[str], cloud: str) -> Catalog:
-    """The catalog of these regions alone. ValueError for one that it does not know: nothing could be had there."""
+def within(catalog: Catalog, regions: Sequence[str], cloud: str, key: str = "regions") -> Catalog:
+    """The catalog of these regions alone. ValueError for one that it does not know: nothing could be had there; `key` of the
+    section has them."""
     known = {listing.region for listing in catalog.listings}
     for region in regions:
         if region not in known:
             close = difflib.get_close_matches(region, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f" (known: {', '.join(sorted(known))})"
-            raise ValueError(f"clouds.{cloud}.regions: {cloud} has no region {region!r}{hint}")
+            raise ValueError(f"clouds.{cloud}.{key}: {cloud} has no region {region!r}{hint}")
     return catalog.within(regions)
 
 
@@ -269,7 +272,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         user=USER,
         accelerator=order.offer.accelerator,
         accelerator_count=order.offer.accelerator_count,
-        image=order.machine_image or rent.image,
+        image=order.machine_image or image_in(rent.image, order.offer.zone.region),
         disk_gb=order.disk_gb or rent.disk_gb or DISK_GB,
         ports=() if is_public else (inner,),
         public_ports=(port,) if is_public else (),

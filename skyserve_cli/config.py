@@ -78,7 +78,9 @@ class RentedConfig(CloudConfig):
         default=None, min_length=1, description="the only ones to look at"
     )
     use_private_ip: bool = Field(default=False, description="machines are reached inside their network")
-    image: str | None = Field(default=None, description="the cloud's own name of the image to boot")
+    image: str | dict[str, str] | None = Field(
+        default=None, description="the cloud's own name of the image to boot, or one for each region"
+    )
     disk_gb: int | None = Field(default=None, ge=10, le=65536, description="of the boot disk")
     sources: tuple[str, ...] | None = Field(
         default=None,

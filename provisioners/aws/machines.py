@@ -82,7 +82,7 @@ class AwsSettings:
     profile: str | None = None
     use_private_ip: bool = False
     vpc: str | None = None
-    image: str | None = None
+    image: str | Mapping[str, str] | None = None
 
 
 class AwsMachines:

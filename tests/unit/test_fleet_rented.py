@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event
 
 import pytest
@@ -43,6 +43,15 @@ def an_order(**changes: str) -> LaunchOrder:
 
 def test_an_order_is_the_same_to_the_byte_whenever_it_is_made() -> None:
     assert order_of(an_order(), 1, SECRET, Rent()) == order_of(an_order(), 1, SECRET, Rent())
+
+
+def test_an_image_for_each_region_is_taken_by_region_and_gives_way_to_the_order() -> None:
+    region = OFFER.zone.region
+    assert order_of(an_order(), 0, SECRET, Rent(image={region: "ami-1", "else": "ami-2"})).image == "ami-1"
+    assert order_of(an_order(), 0, SECRET, Rent(image={"else": "ami-2"})).image is None
+    assert order_of(an_order(), 0, SECRET, Rent(image="ami-3")).image == "ami-3"
+    own = replace(an_order(), image="ami-4")
+    assert order_of(own, 0, SECRET, Rent(image={region: "ami-1"})).image == "ami-4"
 
 
 def test_the_machines_of_a_replica_have_tokens_and_host_keys_of_their_own() -> None:
