@@ -12,7 +12,7 @@ from provisioners.catalog.model import Catalog
 from provisioners.clock import unix_now
 from provisioners.first_login import FirstLogins
 from provisioners.guard import guarded
-from provisioners.keys import Keys, user_data
+from provisioners.keys import Keys, lease_of, user_data
 from provisioners.machines import Machine, MachineOrder
 from provisioners.own_address import OwnAddresses
 from provisioners.plugins import CloudPlugin, PluginError, Setup, in_its_markets
@@ -56,7 +56,8 @@ def provisioner_of(
             public_key=keys.login().public,
             user=USER,
         )
-        return user_data(order, keys.host(machine.token), 60 * section.dead_man_minutes)
+        lease_s = lease_of(60 * section.dead_man_minutes, machine.token)
+        return user_data(order, keys.host(machine.token), lease_s)
 
     first = None
     if plugin.first_user is not None:

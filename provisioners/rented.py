@@ -28,7 +28,7 @@ from provisioners.errors import ProvisionError, TransientError
 from provisioners.first_login import FirstLogins
 from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import DEFAULT_PORT, SshHosts
-from provisioners.keys import DEAD_MAN_S, Keys, user_data
+from provisioners.keys import DEAD_MAN_S, Keys, lease_of, user_data
 from provisioners.machines import Machine, MachineOrder, Machines, Trial, image_in, machine_token
 from provisioners.own_address import OwnAddresses
 from provisioners.shell import Login
@@ -280,7 +280,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         labels={**rent.labels, **order.labels},
         role=order.role,
     )
-    return replace(plain, user_data=user_data(plain, keys.host(token), rent.dead_man_s))
+    return replace(plain, user_data=user_data(plain, keys.host(token), lease_of(rent.dead_man_s, token)))
 
 
 class SpotPrices:
