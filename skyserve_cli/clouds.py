@@ -50,6 +50,7 @@ class Clouds:
     config: Config
     _made: dict[str, Provisioner] = field(default_factory=dict)
     _without_sdk: dict[str, MissingCloudSdkError] = field(default_factory=dict)
+    _merged: tuple[Catalog, Catalog] | None = None  # ours, and with the plug-ins'
     _names: Publisher | None = None
     _own: OwnAddresses | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -198,8 +199,10 @@ class Clouds:
     def _catalog(self) -> Catalog:
         """With what the plug-ins of enabled clouds list."""
         known = load(self.home.root)
-        listings = [each for name in self.enabled for each in self._listings(name)]
-        return Catalog((*known.listings, *listings)) if listings else known
+        if self._merged is None or self._merged[0] is not known:  # a catalog works out its indexes once
+            listings = [each for name in self.enabled for each in self._listings(name)]
+            self._merged = known, Catalog((*known.listings, *listings)) if listings else known
+        return self._merged[1]
 
     def _listings(self, name: str) -> Sequence[Listing]:
         """Of a plug-in. One that cannot be used has none, and shows where it is used."""
