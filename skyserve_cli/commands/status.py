@@ -77,7 +77,10 @@ def _warn(client: Client) -> None:
 
 
 def _services(client: Client, names: Sequence[str], everything: bool) -> list[View]:
-    services = client.services(down=everything, ended=everything)
+    return _named(client.services(down=everything, ended=everything), names)
+
+
+def _named(services: list[View], names: Sequence[str]) -> list[View]:
     return [find(services, name) for name in names] if names else services
 
 
@@ -109,16 +112,22 @@ def _watch(client: Client, names: Sequence[str], everything: bool, *, wide: bool
     from rich.console import Group
     from rich.live import Live
 
-    from skyserve_cli.commands.status_tables import tables
+    from skyserve_cli.commands.status_tables import ages, tables
     from skyserve_cli.tables import console
 
     clock = SystemClock()
     screen = console(sys.stdout)
+    services: list[View] = []
+    etag = ""
+    seen: tuple[str, ...] | None = None
     with Live(console=screen, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
-            services = _services(client, names, everything)
-            shown = (
-                Group(*tables(services, clock.now(), wide=wide)) if services else Group("no service is up")
-            )
-            live.update(shown, refresh=True)
+            changed, etag = client.services_since(etag, down=everything, ended=everything)
+            now = clock.now()
+            if changed is not None:
+                services = _named(changed, names)
+            if changed is not None or ages(services, now) != seen:
+                seen = ages(services, now)
+                shown = Group(*tables(services, now, wide=wide)) if services else Group("no service is up")
+                live.update(shown, refresh=True)
             time.sleep(REFRESH_S)

@@ -31,6 +31,16 @@ def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Fitted |
     return shown
 
 
+def ages(services: Sequence[View], now: float) -> tuple[str, ...]:
+    """What the tables show that changes with time alone."""
+    timed = [
+        part
+        for view in services
+        for part in (view, *view["load_balancers"], *(r for r in view["replicas"] if not r["ended_at"]))
+    ]
+    return tuple(span(now - part["created_at"]) for part in timed)
+
+
 def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Fitted:
     columns = ["SERVICE", "VERSION", "STATUS", "REPLICAS", "$/H", "SAVED", "UPTIME", "ENDPOINT"]
     if wide:

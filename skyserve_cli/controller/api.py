@@ -10,7 +10,7 @@ slow disk does not stop the probes on this event loop.
     POST /v1/services/NAME/replicas/ID/down
     GET  /v1/services/NAME/replicas/ID/access    ?node=    how to run commands there, with a private key
     GET  /v1/services/NAME/history    ?since= UNIX seconds   &most= replicas
-    POST /v1/plan                {"spec", "secrets"}
+    POST /v1/plan                {"spec", "secrets", "mode": of an update, null for that of the spec}
     GET  /v1/events              ?service= &after= &limit= &newest=1
     GET  /v1/logs/controller | /v1/logs/load_balancer/NAME | /v1/logs/replica/NAME/ID[/NODE]    ?offset= &max=
     POST /v1/tidy                {"services"} -> {"removed", "waiting", "problems"}
@@ -189,9 +189,11 @@ class Api:
 
     async def _plan(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        return web.json_response(
-            await asyncio.to_thread(self._office.plan, body["spec"], dict(body.get("secrets", {})))
+        mode = None if body.get("mode") is None else UpdateMode(body["mode"])
+        planned = await asyncio.to_thread(
+            self._office.plan, body["spec"], dict(body.get("secrets", {})), mode
         )
+        return web.json_response(planned)
 
     async def _events(self, request: web.Request) -> web.Response:
         query = request.query

@@ -58,9 +58,20 @@ class Client:
         return self._json("GET", "/v1/health")
 
     def services(self, *, down: bool = False, ended: bool = False) -> list[dict[str, Any]]:
-        flags = {name: "1" for name, wanted in (("all", down), ("ended", ended)) if wanted}
-        services: list[dict[str, Any]] = self._json("GET", "/v1/services", query=flags)["services"]
+        services: list[dict[str, Any]] = self._json("GET", "/v1/services", query=_flags(down, ended))[
+            "services"
+        ]
         return services
+
+    def services_since(
+        self, etag: str, *, down: bool = False, ended: bool = False
+    ) -> tuple[list[dict[str, Any]] | None, str]:
+        """The services and the ETag of this response; None in place of them if nothing changed since that ETag."""
+        headers = {"If-None-Match": etag} if etag else {}
+        content, got = self._call("GET", "/v1/services", query=_flags(down, ended), headers=headers)
+        if not content:  # 304
+            return None, etag
+        return json.loads(content)["services"], got.get("ETag", "")
 
     def put(self, name: str, spec: Mapping[str, Any], secrets: Mapping[str, str], mode: str | None) -> int:
         body = {"spec": spec, "secrets": dict(secrets), "mode": mode}
@@ -72,8 +83,11 @@ class Client:
     def kill(self, name: str, replica_id: int) -> None:
         self._json("POST", f"/v1/services/{name}/replicas/{replica_id}/down", {})
 
-    def plan(self, spec: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
-        return self._json("POST", "/v1/plan", {"spec": spec, "secrets": dict(secrets)})
+    def plan(
+        self, spec: Mapping[str, Any], secrets: Mapping[str, str], mode: str | None = None
+    ) -> dict[str, Any]:
+        """What an `up` would do, or an update in this `mode` (None: that of the spec); see `Office.plan`."""
+        return self._json("POST", "/v1/plan", {"spec": spec, "secrets": dict(secrets), "mode": mode})
 
     def events(
         self, service: str | None, *, after: int = 0, limit: int = 1000, newest: bool = False
@@ -191,10 +205,11 @@ class Client:
         body: object = None,
         query: Mapping[str, str] | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[bytes, http.client.HTTPMessage]:
         for _ in range(int(COMEBACK_TIMEOUT_S / POLL_S)):
             try:
-                return self._call_once(method, path, body, query, timeout_s)
+                return self._call_once(method, path, body, query, timeout_s, headers or {})
             except _NotReachedError:
                 if not is_held(self._home.keeper_lock):
                     break
@@ -202,13 +217,20 @@ class Client:
         raise ControllerDownError(ControllerDownError.__doc__)
 
     def _call_once(
-        self, method: str, path: str, body: object, query: Mapping[str, str] | None, timeout_s: float
+        self,
+        method: str,
+        path: str,
+        body: object,
+        query: Mapping[str, str] | None,
+        timeout_s: float,
+        more: Mapping[str, str],
     ) -> tuple[bytes, http.client.HTTPMessage]:
         target = urllib.parse.quote(path) + ("?" + urllib.parse.urlencode(query) if query else "")
         connection = _Connection(self._home.controller_socket, timeout_s)
         try:
             connection.connect()
             headers = {"Authorization": f"Bearer {self._home.token()}", "Content-Type": "application/json"}
+            headers.update(more)
             connection.request(method, target, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             content = answer.read()
@@ -223,6 +245,10 @@ class Client:
         if answer.status >= 400:
             raise RefusedError(answer.status, _reason(answer.status, content))
         return content, answer.headers
+
+
+def _flags(down: bool, ended: bool) -> dict[str, str]:
+    return {name: "1" for name, wanted in (("all", down), ("ended", ended)) if wanted}
 
 
 class _Connection(http.client.HTTPConnection):
