@@ -104,9 +104,13 @@ class Client:
         """What became of a service since then (UNIX seconds), at most since it was brought up."""
         return self._json("GET", f"/v1/services/{name}/history", query={"since": repr(since)})
 
-    def log(self, what: str, *, offset: int = 0) -> tuple[bytes, int]:
-        """`what` is "controller", "load_balancer/NAME" or "replica/NAME/ID[/NODE]". Answers bytes and the next offset."""
-        content, headers = self._call("GET", f"/v1/logs/{what}", query={"offset": str(offset)})
+    def log(self, what: str, *, offset: int = 0, since: float | None = None) -> tuple[bytes, int]:
+        """Bytes of a log and the next offset. `what` is "controller", "load_balancer/NAME" or "replica/NAME/ID[/NODE]". `since`
+        (UNIX seconds) is where to begin in the log of a replica, in place of the offset 0."""
+        query = {"offset": str(offset)}
+        if since is not None and offset == 0:
+            query["since"] = repr(since)
+        content, headers = self._call("GET", f"/v1/logs/{what}", query=query)
         return content, int(headers.get("X-Next-Offset", offset))
 
     def access(self, name: str, replica_id: int, *, node: int = 0) -> dict[str, Any]:

@@ -130,6 +130,8 @@ def test_an_update_keeps_replaces_or_gives_up_and_goes_on_serving(serve: Any, tm
     assert "version 4 was given up" in shown
     assert "only this machine can reach it" in shown
     assert serve.ok("logs", "small", "--previous").out == "out of luck\n"
+    assert serve.ok("logs", "small", "--previous", "--since", "1h").out == "out of luck\n"
+    assert serve.ok("logs", "small", "--previous", "--since", "2100-01-01").out == ""
     serving = [replica["id"] for replica in serve.view("small")["replicas"]]
     back = serve.ok("update", "small", write(tmp_path, ENGINE), "--env", "A=1", "-y", "--timeout", "60")
     assert back.out.strip() == url
