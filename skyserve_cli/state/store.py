@@ -413,10 +413,10 @@ class Store:
         with self._writing() as c:
             c.execute(t.changes.update().values(count=t.changes.c.count))
 
-    def tell(self, story: Story, *, now: float) -> None:
-        """A line of the story that is about no service."""
+    def tell(self, story: Story, *, now: float, service: str = "") -> None:
+        """A line of the story; without `service` it is about none."""
         with self._writing() as c:
-            self._tell(c, "", now, [story])
+            self._tell(c, service, now, [story])
 
     def move_instants(self, by_s: float, then: Callable[[], None] = lambda: None) -> None:
         """The host's clock was set: move what our clock has measured of live replicas, and what policies remember, by

@@ -1,10 +1,13 @@
-"""`serve logs --since`: lines by their time, of one replica and of all."""
+"""`serve logs --since`, and the command that `event_callback` names."""
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 RUN = """
   (for number in 1 2 3 4 5; do echo "at $(date +%s)"; sleep 1; done) &
@@ -38,3 +41,35 @@ def test_lines_are_found_by_their_time(serve: Any, tmp_path: Path) -> None:
     wrong = serve("logs", "small", "--since", "yesterday")
     assert (wrong.code, "--since takes a duration" in wrong.err) == (2, True)
     assert serve("logs", "--controller", "--since", "1h").code == 2
+
+
+def test_a_command_runs_for_each_event_also_after_the_controller_was_killed(
+    serve: Any, tmp_path: Path
+) -> None:
+    file, seen = tmp_path / "service.yaml", tmp_path / "seen"
+    file.write_text(
+        "name: small\nservice: {readiness_probe: /health}\nresources: {infra: local}\n"
+        "run: serve engine --speed 20 --port $SKYSERVE_REPLICA_PORT\n"
+        f"envs: {{SEEN: {seen}}}\n"
+        "event_callback: |\n"
+        '  [ "$SKYSERVE_EVENT" != ProbePassed ] || sleep 1\n'
+        '  echo "$TASK_NAME/$SKYSERVE_REPLICA_ID $SKYSERVE_EVENT_ID $JOB_STATUS ${AWS_SECRET_ACCESS_KEY-no key}" >> $SEEN\n'
+        '  [ "$SKYSERVE_EVENT" != scale ]\n'
+    )
+    serve.ok("up", file, "-y", env={"AWS_SECRET_ACCESS_KEY": "secret"})
+    psutil.Process(json.loads((serve.home / "controller.json").read_text())["pid"]).kill()
+    serve.ok("down", "small", "-y")
+
+    def told() -> list[str]:
+        return seen.read_text().splitlines()
+
+    serve.eventually(lambda: any("GONE" in line for line in told()))
+    lines = told()
+    assert any(line.startswith("small/1 ") and "READY" in line for line in lines)
+    assert all(line.endswith("no key") for line in lines)
+    every = [json.loads(line) for line in serve.ok("events", "small", "-o", "json").out.splitlines()]
+    silent = ("Progressed", "CallbackFailed")
+    assert {int(line.split()[1]) for line in lines} >= {e["seq"] for e in every if e["kind"] not in silent}
+    failures = [event["message"] for event in every if event["kind"] == "CallbackFailed"]
+    assert failures, every
+    assert "event_callback failed, for scale: exit code 1" in failures[0]
