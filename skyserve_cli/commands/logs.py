@@ -128,7 +128,7 @@ def _print_file(tail: int | None) -> None:
     path = home().controller_log
     if not path.exists():
         raise WrongUsage(f"no controller ever ran here: there is no {path}")
-    say(f"the controller is not running; from {path}:")
+    say(f"{sentences.CONTROLLER_DOWN}; from {path}:")
     content = path.read_bytes()
     _write(content if tail is None else _last_lines(content, tail))
 

@@ -167,9 +167,8 @@ def _wait(client: Client, spec: ServiceSpec, version: int, told: int, timeout_s:
 
 def _gave_up(client: Client, view: View) -> str:
     name, version = view["name"], view["version"]
-    older = "the version before goes on serving" if view["ready"] else "nothing is serving"
     return (
-        f"version {version} of {name} failed and was given up; {older}\n"
+        f"{name}: {sentences.version_given_up(version, serves=bool(view['ready']))}\n"
         f"{progress.why_failed(client, name, version)}\n"
-        f"mend the file and update again"
+        f"fix the file and update again"
     )
