@@ -25,6 +25,7 @@ from provisioners.catalog.model import Catalog, Row
 from provisioners.certificates import Authority
 from provisioners.clock import unix_now
 from provisioners.errors import ProvisionError, TransientError
+from provisioners.first_login import FirstLogins
 from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import DEFAULT_PORT, SshHosts
 from provisioners.keys import DEAD_MAN_S, Keys, user_data
@@ -76,7 +77,7 @@ class Rent:
 class RentedProvisioner(FleetProvisioner):
     """Of one cloud; its own module gives it its machines and its `name`. `catalog` has that cloud's rows, `secret` are
     the 32 bytes of the home from which all keys follow, `own` knows this host's addresses, `zone_ids` map the account's names
-    of zones to the catalog's.
+    of zones to the catalog's, `first_login` prepares machines of a cloud that runs no user data.
 
     Nothing is asked of the cloud before somebody calls. ValueError if the section names a region that is none.
     """
@@ -91,6 +92,7 @@ class RentedProvisioner(FleetProvisioner):
         own: OwnAddresses | None = None,
         zone_ids: Mapping[str, str] | None = None,
         now: Callable[[], float] = unix_now,
+        first_login: FirstLogins | None = None,
     ) -> None:
         if section.regions is not None:
             catalog = within(catalog, section.regions, machines.name)
@@ -122,6 +124,7 @@ class RentedProvisioner(FleetProvisioner):
                 now=now,
                 seen_from=self._own.saw,
                 front=lambda machine, order: front_of(machine, order, secret) if rent.tls else None,
+                first_login=first_login,
             ),
             lambda order, rank: order_of(order, rank, secret, rent),
             lambda need: offer(need, catalog, account, prices),

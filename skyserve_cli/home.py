@@ -112,6 +112,10 @@ class Home:
         """From where machines have seen this host come, and when."""
         return self.root / "own_addresses.json"
 
+    def first_logins(self, cloud: str) -> Path:
+        """The host keys that machines of a cloud without user data showed first."""
+        return self.root / "first_logins" / cloud
+
     @property
     def hosts_seen(self) -> Path:
         """What the user's own hosts were last seen to have."""
