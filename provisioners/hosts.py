@@ -122,6 +122,9 @@ class SshHosts:
         window = self._with_host(machine, lambda host: host.status(renew=False).log, (0, 0))
         return window if window[1] else (0, len(self._last_words(machine)))
 
+    def log_times(self, machine: Machine, after: float, offset: int, most: int) -> bytes:
+        return self._with_host(machine, lambda host: host.log_times(after, offset, most), b"")
+
     def _last_words(self, machine: Machine) -> bytes:
         """Of a step that failed where no log could be written."""
         with self._lock:

@@ -132,6 +132,11 @@ class Home:
         return self.root / "restored.json"
 
     @property
+    def callbacks(self) -> Path:
+        """JSON: up to which event the commands of `event_callback` have run."""
+        return self.root / "callbacks.json"
+
+    @property
     def last_words(self) -> Path:
         """The ends of the logs of replicas that failed."""
         return self.logs / "replicas"

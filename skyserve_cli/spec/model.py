@@ -263,6 +263,7 @@ class ServiceSpec:
     num_nodes: int = 1
     resources: tuple[ResourceChoice, ...] = (ResourceChoice(),)
     resources_ordered: bool = False
+    event_callback: str | None = None
 
     def replica_hash(self, content_digest: str = "") -> str:
         """Equal hashes mean that a running replica of one spec may serve the other.

@@ -318,7 +318,7 @@ def test_a_failing_setup_leaves_its_last_lines(
     for doing in ("waiting for ssh (1/", "running setup"):
         assert told.count(f"replica 1  {doing}") == 1, told
     sentence = "`setup` failed with exit code 3: no wheel for this platform"
-    assert told.count(f"bootstrap failed -> TERMINATING: {sentence}") == 3
+    assert told.count(f"setup failed -> TERMINATING: {sentence}") == 3
     assert "  | collecting\n  | no wheel for this platform\n" in told
     replicas = ground.replicas("setup")
     assert [(one["end_reason"], one["message"]) for one in replicas] == [("SETUP_FAILED", sentence)] * 3
@@ -340,7 +340,7 @@ def test_a_full_disk_is_named(ground: Ground, slow: dict[str, subprocess.Popen[s
     replicas = ground.replicas("full")
     assert [one["end_reason"] for one in replicas] == ["SETUP_FAILED"] * 3
     assert all(re.fullmatch(sentence, one["message"]) for one in replicas), replicas
-    assert len(re.findall(f"bootstrap failed -> TERMINATING: {sentence}", told)) == 3
+    assert len(re.findall(f"setup failed -> TERMINATING: {sentence}", told)) == 3
     assert re.search(r"replica \d  copying the work directory \S+weights \(\d/\d\)", told)
     assert ground.aws.live(skyserve_service="full") == []
     ground.down("full")
