@@ -31,6 +31,7 @@ from provisioners.aws.machines import AwsMachines, AwsSettings
 from provisioners.base import Candidate, Instance, LaunchOrder, Requirements
 from provisioners.candidates import offers_of
 from provisioners.catalog import packaged
+from provisioners.contract.hosts import MemoryHosts
 from provisioners.fleet import FleetProvisioner
 from provisioners.gcp.machines import GcpMachines
 from provisioners.machines import Machines
@@ -53,7 +54,6 @@ from tests.clouds.gcp.gcp_ground import PROJECT
 from tests.clouds.gcp.gcp_parts import RealClock
 from tests.clouds.gcp.gcp_server import serving
 from tests.clouds.gcp.gcp_world import World as GcpWorld
-from tests.clouds.memory_machines import MemoryHosts
 
 OWNER, SERVICE = "0a1b2c3d", "storm"
 SPEC = ServiceSpec(SERVICE, "run")

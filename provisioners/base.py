@@ -255,6 +255,11 @@ class LogSource(Protocol):
         reading before the first kept byte starts there."""
         ...
 
+    def log_times(self, instance: Instance, after: float, offset: int, most: int, node: int = 0) -> bytes:
+        """When the node's log was written: the first `most` marks later than `after` (UNIX seconds of its machine) and not
+        before `offset`, as in `host_agent.log_times`. Empty where there are none."""
+        ...
+
 
 @runtime_checkable
 class LoginSource(Protocol):

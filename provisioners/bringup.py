@@ -25,6 +25,7 @@ from provisioners.shell import (
 
 BOOT_TIMEOUT_S = 600.0
 _AGAIN_S = 1.0
+_REFUSED_AGAIN_S = 5.0  # at most: sshd 9.8 and later lock an address out for a while after each refused login
 _USUAL_BOOT_S = 90.0
 _TAIL_LINES = 20
 
@@ -112,7 +113,9 @@ class BringUp:
         total = 1 + len(self._steps)
         self._tell(Progress(1, total, "waiting for ssh"))
         begun, has_wondered = self._now(), False
+        refused_again_s = _AGAIN_S
         while True:
+            pause_s = _AGAIN_S
             try:
                 host = Host(self._connect(), self._folder)
             except (UnreachableError, LoginRefusedError, HostKeyError) as error:
@@ -121,6 +124,8 @@ class BringUp:
                     raise kind("ssh", error.message) from error
                 if self._now() >= until:
                     raise BringUpError("ssh", f"no login in time: {error.message}") from error
+                if isinstance(error, LoginRefusedError):
+                    pause_s, refused_again_s = refused_again_s, min(2 * refused_again_s, _REFUSED_AGAIN_S)
                 if self._now() - begun > _USUAL_BOOT_S and not has_wondered:
                     self._tell(Progress(1, total, f"still waiting for ssh: {error.message}"))
                     has_wondered = True
@@ -128,7 +133,7 @@ class BringUp:
                 self._is_booting = False
                 self._met(host)
                 return host
-            self._pause(_AGAIN_S)
+            self._pause(pause_s)
 
     def _prepare(self, host: Host) -> frozenset[str]:
         try:

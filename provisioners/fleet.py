@@ -83,6 +83,8 @@ class Hosts(Protocol):
 
     def log_window(self, machine: Machine) -> tuple[int, int]: ...
 
+    def log_times(self, machine: Machine, after: float, offset: int, most: int) -> bytes: ...
+
     def log_in(self, machine: Machine) -> Shell:
         """A connection of the caller's own. Raises ShellError or ProvisionError."""
         ...
@@ -257,6 +259,10 @@ class FleetProvisioner:
     def log_window(self, instance: Instance, node: int = 0) -> tuple[int, int]:
         machine = self._node(instance, node)
         return (0, 0) if machine is None else self._hosts.log_window(machine)
+
+    def log_times(self, instance: Instance, after: float, offset: int, most: int, node: int = 0) -> bytes:
+        machine = self._node(instance, node)
+        return b"" if machine is None else self._hosts.log_times(machine, after, offset, most)
 
     # --- LoginSource
 

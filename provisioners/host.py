@@ -149,6 +149,10 @@ class Host:
     def read_log(self, offset: int, max_bytes: int) -> bytes:
         return self._agent("log", str(offset), str(max_bytes)).out
 
+    def log_times(self, after: float, offset: int, most: int) -> bytes:
+        """Marks of the log; see `host_agent.log_times`."""
+        return self._agent("log-times", repr(after), str(offset), str(most)).out
+
     def ask(
         self,
         verb: str,

@@ -16,6 +16,7 @@ from provisioners.base import LaunchOrder
 from provisioners.bootstrap import Front, Node, steps_for
 from provisioners.bringup import BOOT_TIMEOUT_S, patience
 from provisioners.clock import unix_now
+from provisioners.first_login import FirstLogins
 from provisioners.fleet import HostReport, replica_token
 from provisioners.host import Host
 from provisioners.line import Line, connect_line
@@ -31,7 +32,7 @@ class SshHosts:
     """`login` says how to get into a machine. `is_booting`: machines are new, and need time to let us in. An idle machine
     reports every `heartbeat_s`; `poll_s` is the pause between two attempts, or two looks at a machine that cannot be
     followed. `dial` connects for bringing up, `dial_line` for following. `seen_from` is called with the address that a machine
-    sees us at, on any thread. `front` gives what TLS in front of the machine's replica needs, if there is to be any."""
+    sees us at, on any thread. `first_login` prepares machines that run no user data. `front` gives what TLS in front of the machine's replica needs, if there is to be any."""
 
     def __init__(
         self,
@@ -46,7 +47,9 @@ class SshHosts:
         dial_line: Callable[[Login], Awaitable[Line]] = connect_line,
         seen_from: Callable[[str], None] = lambda address: None,
         front: Callable[[Machine, LaunchOrder], Front | None] = lambda machine, order: None,
+        first_login: FirstLogins | None = None,
     ) -> None:
+        self._first_login = first_login
         self._front = front
         self._seen_from = seen_from
         self._login = login
@@ -74,7 +77,7 @@ class SshHosts:
                 node,
                 steps_for(order, node),
                 num_nodes=order.num_nodes,
-                connect=lambda: self._dial(self._login(machine)),
+                connect=lambda: self._connect(machine),
                 connect_line=lambda: self._dial_line(self._login(machine)),
                 is_booting=self._is_booting,
                 boot_timeout_s=self._boot_timeout_s * patience(order.offer),
@@ -108,6 +111,8 @@ class SshHosts:
                     self._prepared.pop(attendant.replica, None)
         if attendant is not None:
             attendant.leave()
+        if self._first_login is not None:
+            self._first_login.forget(token)
 
     def read_log(self, machine: Machine, offset: int, max_bytes: int) -> bytes:
         said = self._with_host(machine, lambda host: host.read_log(offset, max_bytes), b"")
@@ -116,6 +121,9 @@ class SshHosts:
     def log_window(self, machine: Machine) -> tuple[int, int]:
         window = self._with_host(machine, lambda host: host.status(renew=False).log, (0, 0))
         return window if window[1] else (0, len(self._last_words(machine)))
+
+    def log_times(self, machine: Machine, after: float, offset: int, most: int) -> bytes:
+        return self._with_host(machine, lambda host: host.log_times(after, offset, most), b"")
 
     def _last_words(self, machine: Machine) -> bytes:
         """Of a step that failed where no log could be written."""
@@ -142,6 +150,11 @@ class SshHosts:
         for other in others:
             other.look_again()
         return True
+
+    def _connect(self, machine: Machine) -> Shell:
+        if self._first_login is not None:
+            self._first_login.prepare(machine)
+        return self._dial(self._login(machine))
 
     def _with_host(self, machine: Machine, ask: Callable[[Host], T], otherwise: T) -> T:
         """Over the attendant's connection, or one of our own; a machine that does not answer has nothing to say."""

@@ -26,7 +26,7 @@ SECRET_BYTES = 32
 LEASE_FOLDER = "/var/lib/skyserve"
 LEASE_FILE = f"{LEASE_FOLDER}/lease"
 DEAD_MAN_S = 12 * 3600  # a night of a laptop on which the controller lives
-MAX_USER_DATA_BYTES = 2048  # clouds allow 16 kB and more; a machine needs a few lines
+MAX_USER_DATA_BYTES = 3072  # clouds allow 16 kB and more; a machine needs a few lines
 
 _KIND = b"ssh-ed25519"
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
@@ -70,6 +70,12 @@ def fingerprint(public: str) -> str:
     return "SHA256:" + b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
+def lease_of(lease_s: int, token: str) -> int:
+    """Up to a tenth more or less, by the machine's token, so that machines that nobody visits any more do not end together."""
+    share = hashlib.sha256(f"lease {token}".encode()).digest()[0] / 255.0
+    return round(lease_s * (0.9 + 0.2 * share))
+
+
 def user_data(order: MachineOrder, host_key: SshKey, lease_s: int = DEAD_MAN_S) -> str:
     """The script that a machine runs as root when it boots, the same on every cloud; less than 2 kB.
 
@@ -95,6 +101,8 @@ def user_data(order: MachineOrder, host_key: SshKey, lease_s: int = DEAD_MAN_S) 
 
 
 # The account gets the password "*" (nobody's) instead of "!" (locked): a sshd without PAM lets no locked account in.
+# Ubuntu upgrades itself in the first minutes of a machine, and later: that holds the lock of dpkg while `setup` installs
+# packages, and replaces the GPU driver's libraries under the loaded kernel module.
 # sshd reads its host keys when it starts. A signal (where there is no systemd) may come before it listens to signals, and
 # end it: whoever looks after it starts it again.
 _LOGIN = """\
@@ -113,7 +121,10 @@ cat >$k.new <<'E'
 E
 echo '{host_public}' >$k.pub; chmod 644 $k.pub; mv -f $k.new $k
 grep -qs "^HostKey $k" /etc/ssh/sshd_config || sed -i "1i HostKey $k" /etc/ssh/sshd_config
-if [ -d /run/systemd/system ]; then systemctl restart ssh 2>/dev/null || systemctl restart sshd
+if [ -d /etc/apt/apt.conf.d ]; then echo 'DPkg::Lock::Timeout "600";' >/etc/apt/apt.conf.d/99skyserve; fi
+if [ -d /run/systemd/system ]; then
+systemctl disable --now unattended-upgrades apt-daily.timer apt-daily-upgrade.timer 2>/dev/null
+systemctl restart ssh 2>/dev/null || systemctl restart sshd
 else kill -HUP $(cat /run/sshd.pid) 2>/dev/null; fi
 """
 

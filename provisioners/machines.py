@@ -258,6 +258,11 @@ class Machines(Protocol):
         ...
 
 
+def image_in(image: str | Mapping[str, str] | None, region: str) -> str | None:
+    """Of an image for all regions, or one for each, the region's; None: the cloud's default."""
+    return image.get(region) if isinstance(image, Mapping) else image
+
+
 def machine_token(token: str, rank: int) -> str:
     """Of the machine of that rank. The head's is the replica's own."""
     return token if rank == 0 else f"{token}-n{rank}"

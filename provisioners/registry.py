@@ -47,7 +47,7 @@ def provisioner_class(name: str, known: Mapping[str, str] = PROVISIONERS) -> typ
     except ImportError as error:
         if (error.name or "").partition(".")[0] in _OURS:
             raise  # a mistake of ours, which no installation mends
-        raise MissingSdkError(
-            f"the SDK of {name} is not installed: pip install 'skyserve[{name}]' ({error})", name=error.name
-        ) from error
+        wrong = "is not installed" if isinstance(error, ModuleNotFoundError) else "is too old, or too new"
+        install = f"pip install --upgrade 'skyserve[{name}]'"
+        raise MissingSdkError(f"the SDK of {name} {wrong}: {install} ({error})", name=error.name) from error
     return found

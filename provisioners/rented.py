@@ -25,10 +25,11 @@ from provisioners.catalog.model import Catalog, Row
 from provisioners.certificates import Authority
 from provisioners.clock import unix_now
 from provisioners.errors import ProvisionError, TransientError
+from provisioners.first_login import FirstLogins
 from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import DEFAULT_PORT, SshHosts
-from provisioners.keys import DEAD_MAN_S, Keys, user_data
-from provisioners.machines import Machine, MachineOrder, Machines, Trial, machine_token
+from provisioners.keys import DEAD_MAN_S, Keys, lease_of, user_data
+from provisioners.machines import Machine, MachineOrder, Machines, Trial, image_in, machine_token
 from provisioners.own_address import OwnAddresses
 from provisioners.shell import Login
 from provisioners.small import small_offers
@@ -51,7 +52,7 @@ class Section(Protocol):
 
     regions: tuple[str, ...] | None
     use_private_ip: bool
-    image: str | None
+    image: str | dict[str, str] | None
     disk_gb: int | None
     sources: tuple[str, ...] | None
     labels: dict[str, str]
@@ -62,10 +63,10 @@ class Section(Protocol):
 @dataclass(frozen=True, slots=True)
 class Rent:
     """What the user has set for the machines of a cloud. `sources` are the CIDR blocks from which machines can be reached,
-    beside the load balancers; none: this host's own addresses are found out. `image` is the cloud's own name of one. A machine that no controller has visited for `dead_man_s` ends itself;
+    beside the load balancers; none: this host's own addresses are found out. `image` is the cloud's own name of one, or one for each region. A machine that no controller has visited for `dead_man_s` ends itself;
     0: never. With `tls` replicas are reached by TLS alone."""
 
-    image: str | None = None
+    image: str | Mapping[str, str] | None = None
     disk_gb: int | None = None
     sources: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -76,7 +77,7 @@ class Rent:
 class RentedProvisioner(FleetProvisioner):
     """Of one cloud; its own module gives it its machines and its `name`. `catalog` has that cloud's rows, `secret` are
     the 32 bytes of the home from which all keys follow, `own` knows this host's addresses, `zone_ids` map the account's names
-    of zones to the catalog's.
+    of zones to the catalog's, `first_login` prepares machines of a cloud that runs no user data.
 
     Nothing is asked of the cloud before somebody calls. ValueError if the section names a region that is none.
     """
@@ -91,7 +92,10 @@ class RentedProvisioner(FleetProvisioner):
         own: OwnAddresses | None = None,
         zone_ids: Mapping[str, str] | None = None,
         now: Callable[[], float] = unix_now,
+        first_login: FirstLogins | None = None,
     ) -> None:
+        if isinstance(section.image, Mapping):
+            within(catalog, tuple(section.image), machines.name, "image")
         if section.regions is not None:
             catalog = within(catalog, section.regions, machines.name)
         rent = Rent(
@@ -122,6 +126,7 @@ class RentedProvisioner(FleetProvisioner):
                 now=now,
                 seen_from=self._own.saw,
                 front=lambda machine, order: front_of(machine, order, secret) if rent.tls else None,
+                first_login=first_login,
             ),
             lambda order, rank: order_of(order, rank, secret, rent),
             lambda need: offer(need, catalog, account, prices),
@@ -187,14 +192,15 @@ def offer(need: Requirements, catalog: Catalog, account: Account, prices: SpotPr
     return offers_of(need, catalog, account)
 
 
-def within(catalog: Catalog, regions: Sequence[str], cloud: str) -> Catalog:
-    """The catalog of these regions alone. ValueError for one that it does not know: nothing could be had there."""
+def within(catalog: Catalog, regions: Sequence[str], cloud: str, key: str = "regions") -> Catalog:
+    """The catalog of these regions alone. ValueError for one that it does not know: nothing could be had there; `key` of the
+    section has them."""
     known = {listing.region for listing in catalog.listings}
     for region in regions:
         if region not in known:
             close = difflib.get_close_matches(region, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f" (known: {', '.join(sorted(known))})"
-            raise ValueError(f"clouds.{cloud}.regions: {cloud} has no region {region!r}{hint}")
+            raise ValueError(f"clouds.{cloud}.{key}: {cloud} has no region {region!r}{hint}")
     return catalog.within(regions)
 
 
@@ -266,7 +272,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         user=USER,
         accelerator=order.offer.accelerator,
         accelerator_count=order.offer.accelerator_count,
-        image=order.machine_image or rent.image,
+        image=order.machine_image or image_in(rent.image, order.offer.zone.region),
         disk_gb=order.disk_gb or rent.disk_gb or DISK_GB,
         ports=() if is_public else (inner,),
         public_ports=(port,) if is_public else (),
@@ -274,7 +280,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         labels={**rent.labels, **order.labels},
         role=order.role,
     )
-    return replace(plain, user_data=user_data(plain, keys.host(token), rent.dead_man_s))
+    return replace(plain, user_data=user_data(plain, keys.host(token), lease_of(rent.dead_man_s, token)))
 
 
 class SpotPrices:

@@ -40,10 +40,12 @@ _USD_HOUR: Mapping[str, Mapping[str, float]] = MappingProxyType(
 )
 
 
-def small_offers(need: Requirements, cloud: str, zones: Iterable[Zone]) -> list[Offer]:
+def small_offers(
+    need: Requirements, cloud: str, zones: Iterable[Zone], prices: Mapping[str, float] | None = None
+) -> list[Offer]:
     """A machine for an agent in each of the zones that a candidate names, in the order of candidates and zones. A type
     that is not known here is offered for nothing: its cloud knows what it is."""
-    prices = _USD_HOUR.get(cloud, {})
+    prices = _USD_HOUR.get(cloud, {}) if prices is None else prices
     offers: list[Offer] = []
     for candidate in need.candidates:
         if candidate.cloud not in (None, cloud):

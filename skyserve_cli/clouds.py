@@ -10,20 +10,22 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from policies.model import Offer, Role, Zone
-from provisioners import offering
+from policies.model import CapacityType, Offer, Role, Zone
+from provisioners import offering, plugins
 from provisioners.base import Candidate, Provisioner, Requirements
 from provisioners.candidates import Account, Customer, in_order, offers_of
 from provisioners.candidates_why import Nothing, why_nothing
 from provisioners.catalog import Catalog, load
+from provisioners.catalog.model import Listing
 from provisioners.clock import unix_now
 from provisioners.errors import AuthError
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.own_address import OwnAddresses
-from provisioners.registry import MissingSdkError, UnknownCloudError, provisioner_class
+from provisioners.plugin_cloud import provisioner_of
+from provisioners.registry import PROVISIONERS, MissingSdkError, UnknownCloudError, provisioner_class
 from provisioners.small import small_offers
 from provisioners.ssh import pool
-from skyserve_cli.config import AwsConfig, Config, ConfigError, RentedConfig, SshConfig
+from skyserve_cli.config import AwsConfig, CloudConfig, Config, ConfigError, RentedConfig, SshConfig
 from skyserve_cli.home import Home
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ class CloudNotEnabledError(Exception):
 
 
 class MissingCloudSdkError(ConfigError, AuthError):
-    """A cloud is enabled and its SDK is not installed. Other clouds can be used."""
+    """A cloud is enabled and its SDK is not installed, or its plug-in cannot be used. Other clouds can be."""
 
 
 @dataclass(slots=True)
@@ -48,6 +50,7 @@ class Clouds:
     config: Config
     _made: dict[str, Provisioner] = field(default_factory=dict)
     _without_sdk: dict[str, MissingCloudSdkError] = field(default_factory=dict)
+    _merged: tuple[Catalog, Catalog] | None = None  # ours, and with the plug-ins'
     _names: Publisher | None = None
     _own: OwnAddresses | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -128,6 +131,10 @@ class Clouds:
 
     def name_region(self, cloud: str, region: str) -> str:
         """The region of Route 53 by which an agent in that one is found."""
+        if cloud in plugins.installed():
+            known = plugins.plugin(cloud).route53_region(region)
+            if known is not None:
+                return known
         nearest: str = import_module("provisioners.aws.names").nearest_region(cloud, region)
         return nearest
 
@@ -149,6 +156,8 @@ class Clouds:
         meant = self._meant(candidate)
         if meant and all(name in self._without_sdk for name in meant):
             return Nothing("cloud", str(self._without_sdk[meant[0]]))
+        if meant and candidate.use_spot and all(map(self._has_no_spot, meant)):
+            return Nothing("use_spot", f"{meant[0]} has no spot machines", "set use_spot: false")
         reasons = []
         for name in dict.fromkeys(self._kind(each) for each in meant):
             if name == _CATALOG:
@@ -169,12 +178,18 @@ class Clouds:
             return [candidate.cloud] if candidate.cloud in self.enabled else []
         return [name for name in self.enabled if name != "local"] or self.enabled
 
+    def _has_no_spot(self, name: str) -> bool:
+        return name in plugins.installed() and CapacityType.SPOT not in plugins.plugin(name).markets
+
     def _listed(self, name: str, need: Requirements) -> Sequence[Offer]:
         if self._kind(name) == _CATALOG:
             rented, regions = self._catalog().of(name), self._regions(name)
             rented = rented if regions is None else rented.within(regions)
             if need.role is Role.LOAD_BALANCER:
-                return small_offers(need, name, (row.zone for row in rented.rows))
+                small = plugins.plugin(name).small if name in plugins.installed() else None
+                return small_offers(need, name, (row.zone for row in rented.rows), small)
+            if name in plugins.installed():
+                need = plugins.in_its_markets(plugins.plugin(name), need)
             return offers_of(need, rented)
         return pool.offers_of(self._pools(), need) if name == "ssh" else self.get(name).offers(need)
 
@@ -182,7 +197,20 @@ class Clouds:
         return _CATALOG if name in self._catalog().clouds else name
 
     def _catalog(self) -> Catalog:
-        return load(self.home.root)
+        """With what the plug-ins of enabled clouds list."""
+        known = load(self.home.root)
+        if self._merged is None or self._merged[0] is not known:  # a catalog works out its indexes once
+            listings = [each for name in self.enabled for each in self._listings(name)]
+            self._merged = known, Catalog((*known.listings, *listings)) if listings else known
+        return self._merged[1]
+
+    def _listings(self, name: str) -> Sequence[Listing]:
+        """Of a plug-in. One that cannot be used has none, and shows where it is used."""
+        if name in PROVISIONERS or name not in plugins.installed():
+            return ()
+        with suppress(plugins.PluginError):
+            return plugins.listings_of(plugins.plugin(name))
+        return ()
 
     def _pools(self) -> pool.Pools:
         try:
@@ -225,6 +253,8 @@ class Clouds:
         what the cloud makes of its section."""
         section = self.config.clouds.get(name)
         try:
+            if name not in PROVISIONERS and name in plugins.installed():
+                return self._from_plugin(name, section)
             cloud = provisioner_class(name)
             if issubclass(cloud, LocalProvisioner):
                 return cloud(self.home.root)
@@ -238,7 +268,21 @@ class Clouds:
                     return build(section, catalog, secret, own=self._own_addresses())
                 case _:
                     return build()
-        except MissingSdkError as error:
+        except (MissingSdkError, plugins.PluginError) as error:
             raise MissingCloudSdkError(f"{self.home.config}: {error}", cloud=name) from error
         except (UnknownCloudError, ValueError) as error:
             raise ConfigError(f"{self.home.config}: {error}") from error
+
+    def _from_plugin(self, name: str, section: CloudConfig | None) -> Provisioner:
+        """Raises PluginError, and ValueError for what the plug-in makes of its section."""
+        found = plugins.plugin(name)
+        if not isinstance(section, RentedConfig):
+            raise plugins.PluginError(f"the plug-in {name!r}: its section is no RentedConfig")
+        return provisioner_of(
+            found,
+            section,
+            Catalog(plugins.listings_of(found)),
+            self.home.machine_secret(),
+            own=self._own_addresses(),
+            folder=self.home.first_logins(name),
+        )

@@ -12,7 +12,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from provisioners import plugins
 from provisioners.own_address import ADDRESS_URL
+from provisioners.registry import PROVISIONERS
 from skyserve_cli.spec.problems import did_you_mean, dotted
 
 _MAX_BYTES = 1 << 20
@@ -76,7 +78,9 @@ class RentedConfig(CloudConfig):
         default=None, min_length=1, description="the only ones to look at"
     )
     use_private_ip: bool = Field(default=False, description="machines are reached inside their network")
-    image: str | None = Field(default=None, description="the cloud's own name of the image to boot")
+    image: str | dict[str, str] | None = Field(
+        default=None, description="the cloud's own name of the image to boot, or one for each region"
+    )
     disk_gb: int | None = Field(default=None, ge=10, le=65536, description="of the boot disk")
     sources: tuple[str, ...] | None = Field(
         default=None,
@@ -137,6 +141,25 @@ SECTIONS: Mapping[str, type[CloudConfig]] = MappingProxyType(
 )
 
 
+class UnusableConfig(CloudConfig):
+    """The section of a plug-in that cannot be loaded: nothing is known of its settings. Using the cloud says why."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+def section_model(name: str) -> type[CloudConfig]:
+    """How the section of that cloud is read."""
+    if name in SECTIONS or name in PROVISIONERS or name not in plugins.installed():
+        return SECTIONS.get(name, CloudConfig)
+    try:
+        found = plugins.plugin(name).section
+    except plugins.PluginError:
+        return UnusableConfig
+    if found is None:
+        return RentedConfig
+    return found if isinstance(found, type) and issubclass(found, RentedConfig) else UnusableConfig
+
+
 class Config(_Strict):
     controller: ControllerConfig = ControllerConfig()
     load_balancer: LoadBalancerConfig = LoadBalancerConfig()
@@ -155,7 +178,7 @@ class Config(_Strict):
             raise ValueError("must be settings by the names of clouds")
         read, wrong = dict[str, CloudConfig](), list[InitErrorDetails]()
         for name, section in sections.items():
-            kind = SECTIONS.get(name, CloudConfig)
+            kind = section_model(str(name))
             try:
                 read[name] = kind.model_validate({} if section is None else section)
             except ValidationError as error:
@@ -211,7 +234,7 @@ def _model_above(where: tuple[int | str, ...]) -> type[BaseModel]:
     """The model that has, or lacks, the last key of the path."""
     match where:
         case ("clouds", str(name), _, *_):
-            return SECTIONS.get(name, CloudConfig)
+            return section_model(name)
         case ("controller", _, *_):
             return ControllerConfig
         case ("load_balancer", _, *_):

@@ -112,6 +112,10 @@ class Home:
         """From where machines have seen this host come, and when."""
         return self.root / "own_addresses.json"
 
+    def first_logins(self, cloud: str) -> Path:
+        """The host keys that machines of a cloud without user data showed first."""
+        return self.root / "first_logins" / cloud
+
     @property
     def hosts_seen(self) -> Path:
         """What the user's own hosts were last seen to have."""
@@ -126,6 +130,11 @@ class Home:
     def restored(self) -> Path:
         """JSON, from a restore until its machines are adopted: the first replica id that the backup did not know, by service."""
         return self.root / "restored.json"
+
+    @property
+    def callbacks(self) -> Path:
+        """JSON: up to which event the commands of `event_callback` have run."""
+        return self.root / "callbacks.json"
 
     @property
     def last_words(self) -> Path:

@@ -176,6 +176,9 @@ _QUOTAS: Mapping[str, tuple[Quota, Quota]] = MappingProxyType(
 )
 
 
+_OF_THEIR_OWN = frozenset({"dl", "hpc", "mac"})  # families that only begin like the standard ones
+
+
 def quota_of(instance_type: str, capacity_type: CapacityType) -> Quota | None:
     """Which quota an instance type counts against, None for families that are not known here."""
     series = re.match(r"([a-z]+)(\d*)", instance_type)
@@ -183,11 +186,10 @@ def quota_of(instance_type: str, capacity_type: CapacityType) -> Quota | None:
         return None
     letters, generation = series.groups()
     family = "g" if letters in ("g", "gr", "vt") else letters
-    if family == "p" and generation == "5":
-        family = "p5"
-    if family not in _QUOTAS:
+    is_spot = capacity_type is CapacityType.SPOT
+    if family == "p" and generation not in ("2", "3", "4") and is_spot:
+        family = f"p{generation}"  # each generation since has a spot quota of its own
+    if family not in _QUOTAS and letters not in _OF_THEIR_OWN:
         family = "standard" if letters[0] in "acdhimrtz" else ""
     pair = _QUOTAS.get(family)
-    if pair is None:
-        return None
-    return pair[1] if capacity_type is CapacityType.SPOT else pair[0]
+    return None if pair is None else pair[1 if is_spot else 0]

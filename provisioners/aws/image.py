@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from policies.model import Scope, Zone
 from provisioners.aws.api import AwsApi, RegionMemo
 from provisioners.aws.errors import CLOUD
 from provisioners.errors import InvalidRequestError, RefusedError
-from provisioners.machines import MachineOrder
+from provisioners.machines import MachineOrder, image_in
 
 # AWS's deep learning base image: Ubuntu 22.04 with NVIDIA's driver, Docker and its GPU runtime.
 _GPU = "/aws/service/deeplearning/ami/{arch}/base-{driver}-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
@@ -30,17 +31,16 @@ class AwsImages:
     """Thread-safe. A parameter is read once per process and region: a launch that is sent again after AWS has
     published a new image should still have the parameters it had."""
 
-    def __init__(self, api: AwsApi, memo: RegionMemo, default: str | None) -> None:
+    def __init__(self, api: AwsApi, memo: RegionMemo, default: str | Mapping[str, str] | None) -> None:
         self._api = api
         self._memo = memo
         self._default = default
 
     def of(self, order: MachineOrder) -> Image:
         """The order's image, the user's default, or the publisher's newest, in this order."""
-        wanted = (
-            order.image or self._default or parameter_of(order.instance_type, order.accelerator is not None)
-        )
         region = order.zone.region
+        usual = parameter_of(order.instance_type, order.accelerator is not None)
+        wanted = order.image or image_in(self._default, region) or usual
         found: Image = self._memo.get(region, ("image", wanted), partial(self._find, order.zone, wanted))
         return found
 

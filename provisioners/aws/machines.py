@@ -82,8 +82,8 @@ class AwsSettings:
     profile: str | None = None
     use_private_ip: bool = False
     vpc: str | None = None
-    image: str | None = None
     instance_profile: str | None = None
+    image: str | Mapping[str, str] | None = None
 
 
 class AwsMachines:
@@ -371,8 +371,8 @@ class AwsMachines:
                     self._unlistable.note(error)
                 elif silent is None:
                     raise
-                elif is_listing:
-                    self._silent.note(region, error)
+                elif is_listing and isinstance(error, TransientError):
+                    self._silent.note(region, error)  # others come at once, and may be over at any moment
                 return error
             if is_listing:
                 self._silent.responded(region)
@@ -382,6 +382,8 @@ class AwsMachines:
             responses = list(zip(regions, pool.map(response, regions), strict=True))
         errors = [(region, one) for region, one in responses if isinstance(one, ProvisionError)]
         if errors and len(errors) == len(responses):
+            for region in regions:  # it is our network, or the whole cloud: ask all of them again
+                self._silent.responded(region)
             raise errors[0][1]
         for region, error in errors:
             if silent is not None and (is_listing or not isinstance(error, RegionClosedError)):

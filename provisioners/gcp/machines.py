@@ -29,7 +29,6 @@ from provisioners.gcp.api import GcpApi, failure_of
 from provisioners.gcp.check import check_project
 from provisioners.gcp.errors import ALREADY_EXISTS, CLOUD
 from provisioners.gcp.leftovers import GcpLeftovers
-from provisioners.gcp.memory import GcpMemory, key_of
 from provisioners.gcp.network import GcpNetwork
 from provisioners.gcp.order import (
     accepted,
@@ -45,6 +44,7 @@ from provisioners.gcp.order import (
 from provisioners.gcp.prices import spot_prices
 from provisioners.machines import Finding, Leftover, Machine, MachineOrder, MachineState, Silent
 from provisioners.regions import ClosedRegions
+from provisioners.remembered import MachineMemory, key_of
 
 _INSERT_WAIT_S = 60.0  # stock-outs show within seconds; what takes longer is reported as pending
 _SHOW_S = 60.0  # until an instance whose insertion is done can be seen by everybody
@@ -82,7 +82,7 @@ class GcpMachines:
         self._api = GcpApi(project, credentials, endpoint, now=now, sleep=sleep)
         self._network = GcpNetwork(self._api, network)
         self._leftovers = GcpLeftovers(self._api)
-        self._memory = GcpMemory()
+        self._memory = MachineMemory()
         self.closed = ClosedRegions(now)
         self._public = not use_private_ip
         self._billing_api_key = billing_api_key

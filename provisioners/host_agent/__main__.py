@@ -29,6 +29,7 @@ from provisioners.host_agent.ending import stop
 from provisioners.host_agent.files import lock, write_text
 from provisioners.host_agent.follow import follow
 from provisioners.host_agent.log import append_log, pump, read_log
+from provisioners.host_agent.log_times import read_times
 from provisioners.host_agent.scripts import watch_script
 from provisioners.host_agent.status import status
 from provisioners.host_agent.visit import execute, interact
@@ -83,6 +84,8 @@ def main(words: list[str]) -> int:
         follow(folder, float(rest[0]), renew_lease)
     elif verb == "log":
         sys.stdout.buffer.write(read_log(folder, int(rest[0]), int(rest[1])))
+    elif verb == "log-times":
+        sys.stdout.buffer.write(read_times(folder, float(rest[0]), int(rest[1]), int(rest[2])))
     elif verb == "start":
         daemon.start(folder)
     elif verb == "go":

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from provisioners.host_agent.files import lock, uptime_s
 from provisioners.host_agent.lines import line_with_words
+from provisioners.host_agent.log_times import LogTimes
 
 SEGMENT_BYTES = 32 * 1024 * 1024  # two are kept: at least 32 MiB of log, at most 64
 LOCK = "log.lock"
@@ -36,13 +37,17 @@ def pump(folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
         return
     pipe = pipe_of(folder)
     offset, room, segment = log_window(folder)[1], 0, -1
+    times = LogTimes(folder)
     while True:
         data = os.read(pipe, 65536)
         while data:
             try:
                 if room == 0:
                     segment, room = next_segment(folder, offset, segment), segment_bytes
+                    times.begin(offset, segments(folder)[0][0])
+                times.mark(offset)
                 written = os.write(segment, data[:room])
+                times.wrote(offset, data[:written])
             except OSError:
                 break  # a full disk costs log lines, not the replica
             offset, room, data = offset + written, room - written, data[written:]
@@ -66,9 +71,14 @@ def append_log(folder: Path, data: bytes) -> None:
     """Before there is a pump: what the steps of bringing up print is the beginning of the log."""
     held = lock(folder / LOCK)
     if held is not None:
-        _, path = (segments(folder) or [(0, folder / f"log.{0:015d}")])[-1]
+        start, path = (segments(folder) or [(0, folder / f"log.{0:015d}")])[-1]
+        times = LogTimes(folder)
         with suppress(OSError), path.open("ab") as file:
+            offset = start + file.tell()
+            times.begin(start, 0)
+            times.mark(offset)
             file.write(data)
+        times.close()
         os.close(held)
 
 

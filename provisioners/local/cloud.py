@@ -17,6 +17,7 @@ from policies.model import CapacityType, Offer, Zone
 from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.clock import unix_now
 from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.host_agent.log_times import read_times
 from provisioners.local import net as local_net
 from provisioners.local import process as local_process
 from provisioners.local.config import CloudConfig, load_cloud
@@ -117,6 +118,9 @@ class LocalProvisioner:
     def log_window(self, instance: Instance, node: int = 0) -> tuple[int, int]:
         """The offsets between which the log can be read: old output is dropped beyond 64 MiB."""
         return log_window(self._store.folder(instance.token).at(node).path)
+
+    def log_times(self, instance: Instance, after: float, offset: int, most: int, node: int = 0) -> bytes:
+        return read_times(self._store.folder(instance.token).at(node).path, after, offset, most)
 
     def _check_capacity(self, order: LaunchOrder, cloud: CloudConfig) -> None:
         zone, capacity_type = order.offer.zone, order.offer.capacity_type

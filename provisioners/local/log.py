@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from provisioners.host_agent.lines import line_with_words
+from provisioners.host_agent.log_times import LogTimes
 
 SEGMENT_BYTES = 32 * 1024 * 1024  # two are kept: at least 32 MiB of log, at most 64
 
@@ -23,13 +24,16 @@ class LogWriter:
         self._offset = 0
         self._segment_end = 0
         self._fd = -1
+        self._times = LogTimes(folder)
         self._tail = b""
 
     def write(self, data: bytes) -> None:
         while data:
             if self._offset == self._segment_end:
                 self._next_segment()
+            self._times.mark(self._offset)
             written = os.write(self._fd, data[: self._segment_end - self._offset])
+            self._times.wrote(self._offset, data[:written])
             self._offset += written
             self._tail = (self._tail + data[:written])[-4096:]
             data = data[written:]
@@ -46,6 +50,7 @@ class LogWriter:
         path = self._folder / f"log.{self._offset:015d}"
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._segment_end = self._offset + self._segment_bytes
+        self._times.begin(self._offset, log_segments(self._folder)[0][0])
 
 
 def log_segments(folder: Path) -> list[tuple[int, Path]]:

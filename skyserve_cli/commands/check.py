@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from provisioners import permissions
+from provisioners import permissions, plugins
 from provisioners.base import Candidate, Requirements
 from provisioners.errors import ProvisionError
 from provisioners.fleet import FleetProvisioner
@@ -20,8 +20,6 @@ from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.output import CommandFailed, put, put_json
 from skyserve_cli.tables import put_table, table
 
-#: Every cloud a user can enable, in the order of the table.
-RENTABLE = tuple(name for name in PROVISIONERS if name != "fake")
 ANYTHING = Requirements((Candidate(use_spot=True), Candidate(use_spot=False)))
 
 
@@ -57,7 +55,7 @@ def check(output: Format = Output.TABLE, policy: Policy = None) -> None:
         ]
         rows += [
             (name, "not enabled", f"add `{name}:` under `clouds` in {here.config}")
-            for name in RENTABLE
+            for name in rentable()
             if name not in clouds.enabled
         ]
         put_table(table(("CLOUD", "STATUS", "ZONES"), rows))
@@ -72,6 +70,24 @@ def check(output: Format = Output.TABLE, policy: Policy = None) -> None:
             put_table(table(("CLOUD", "CHECKED", "LEVEL", "FOUND"), checked))
     if not any(cloud["usable"] for cloud in found):
         raise CommandFailed(f"no cloud can be used; enable one in {here.config}")
+
+
+def _anything(name: str) -> Requirements:
+    """A need that any machine of the cloud meets. Ours have machines without accelerators."""
+    if name not in plugins.installed():
+        return ANYTHING
+    shapes = {each.shape for each in plugins.listings_of(plugins.plugin(name))}
+    candidates = [
+        Candidate(accelerator=shape.accelerator, accelerator_count=shape.accelerator_count, use_spot=use_spot)
+        for shape in sorted(shapes, key=lambda one: one.name)
+        for use_spot in (True, False)
+    ]
+    return Requirements((*ANYTHING.candidates, *candidates))
+
+
+def rentable() -> tuple[str, ...]:
+    """Every cloud a user can enable, in the order of the table: ours, then plug-ins."""
+    return (*(name for name in PROVISIONERS if name != "fake"), *plugins.installed())
 
 
 def _shortly(cloud: View) -> str:
@@ -98,9 +114,9 @@ def _ask(clouds: Clouds, name: str) -> View:
         cloud = clouds.get(name)
         if isinstance(cloud, FleetProvisioner):
             findings = cloud.check()
-        offers = cloud.offers(ANYTHING)
+        offers = cloud.offers(_anything(name))
     except (ProvisionError, ConfigError) as error:
-        if name not in PROVISIONERS:
+        if name not in rentable():
             raise  # a slip in the configuration, not a cloud
         return {"cloud": name, "usable": False, "why": str(error), "zones": [], "findings": []}
     zones = sorted({f"{offer.zone.region}/{offer.zone.name}" for offer in offers})

@@ -15,6 +15,7 @@ import typer
 
 from skyserve_cli.commands.options import Format, Output, home
 from skyserve_cli.commands.options import controller as connect
+from skyserve_cli.commands.sentences import CONTROLLER_DOWN
 from skyserve_cli.controller.client import ControllerDownError
 from skyserve_cli.home import Home, is_held
 from skyserve_cli.output import CommandFailed, date_time, plural, put, put_json, say, span
@@ -50,7 +51,7 @@ def stop() -> None:
     try:
         pid = connect().stop()
     except ControllerDownError:
-        say("the controller is not running")
+        say(CONTROLLER_DOWN)
         return
     for _ in range(int(STOP_PATIENCE_S / POLL_S)):
         if not is_held(home().lock) and not is_held(home().keeper_lock):

@@ -22,6 +22,7 @@ from skyserve_cli.commands.options import (
     no_such_service,
 )
 from skyserve_cli.commands.prices import ask
+from skyserve_cli.commands.sentences import NO_SERVICE
 from skyserve_cli.controller.client import Client, ControllerDownError
 from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, place, plural, say
@@ -66,7 +67,7 @@ def down(
 
     chosen = _chosen(services, names or [], everything)
     if not chosen:
-        say("no service is up")
+        say(NO_SERVICE)
         return
     replicas = sum(len(sentences.live_replicas(view)) for view in services if view["name"] in chosen)
     ask(f"Take down {', '.join(chosen)} with {plural(replicas, 'replica')}?", yes=yes)

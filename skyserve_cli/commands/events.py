@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from skyserve_cli.commands.durations import seconds
+from skyserve_cli.commands.durations import instant
 from skyserve_cli.commands.options import Output, View, complete_service, controller, find
 from skyserve_cli.commands.sentences import words
 from skyserve_cli.controller.clock import SystemClock
@@ -40,14 +40,15 @@ def events(
         ),
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="DURATION", help="Old lines of the last 2h, say.")
+        str | None,
+        typer.Option("--since", metavar="WHEN", help="Old lines of the last 2h, say, or since 14:05."),
     ] = None,
     output: Annotated[
         Output, typer.Option("-o", "--output", help="json: an object per line.")
     ] = Output.TABLE,
 ) -> None:
     """Tell the story: what happened to services and replicas, and why."""
-    begin = 0.0 if since is None else SystemClock().now() - seconds("--since", since)
+    begin = 0.0 if since is None else instant("--since", since, SystemClock().now())
     if count is None:
         count = USUAL_LINES if since is None else MOST_LINES
     client = controller()

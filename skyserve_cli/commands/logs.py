@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 
 from skyserve_cli.commands import sentences
+from skyserve_cli.commands.durations import instant
 from skyserve_cli.commands.log_streams import Growing
 from skyserve_cli.commands.options import View, complete_service, controller, find, home
 from skyserve_cli.controller.client import Client, ControllerDownError
+from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, say
 
 POLL_S = 0.3
@@ -49,6 +51,14 @@ def logs(
         int | None,
         typer.Option("--tail", metavar="N", min=0, help="Only the last N lines (of each replica)."),
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="WHEN",
+            help="Only lines of the last 10m, say, or since 14:05 or 2026-11-23T14:05; of replicas.",
+        ),
+    ] = None,
 ) -> None:
     """Print the logs of replicas, of the load balancer, or of the controller.
 
@@ -58,6 +68,7 @@ def logs(
     \b
     serve logs chat
     serve logs chat 3 --tail 100 -f
+    serve logs chat --since 10m
     serve logs chat --previous
     """
     wanted = replica if replica_id is None else replica_id
@@ -69,6 +80,9 @@ def logs(
         raise WrongUsage("choose one: a replica, --load-balancer or --controller")
     if name is None and not of_controller:
         raise WrongUsage("name a service, or pass --controller")
+    begin = None if since is None else instant("--since", since, SystemClock().now())
+    if since is not None and of_controller:
+        raise WrongUsage("--since is for logs of replicas; the lines of the controller's log have their time")
     client = controller()
     if of_controller:
         what = "controller"
@@ -80,18 +94,25 @@ def logs(
         view = find(client.services(down=True), name)
         if of_load_balancer:
             what = _load_balancer(view, wanted)
+            if since is not None and not what.startswith("replica/"):
+                raise WrongUsage("--since is for logs on machines of their own; this load balancer has none")
         elif previous:
             what = f"replica/{name}/{_previous(client, name)}/{node}"
         elif wanted is None:
             with suppress(KeyboardInterrupt):
                 _print_all(
-                    client, view, node, follow=sys.stdout.isatty() if follow is None else follow, tail=tail
+                    client,
+                    view,
+                    node,
+                    follow=sys.stdout.isatty() if follow is None else follow,
+                    tail=tail,
+                    since=begin,
                 )
             return
         else:
             what = f"replica/{name}/{wanted}/{node}"
     with suppress(KeyboardInterrupt):
-        _print(client, what, follow=bool(follow), tail=tail)
+        _print(client, what, follow=bool(follow), tail=tail, since=begin)
 
 
 def _controller_is_down(client: Client) -> bool:
@@ -107,7 +128,7 @@ def _print_file(tail: int | None) -> None:
     path = home().controller_log
     if not path.exists():
         raise WrongUsage(f"no controller ever ran here: there is no {path}")
-    say(f"the controller is not running; from {path}:")
+    say(f"{sentences.CONTROLLER_DOWN}; from {path}:")
     content = path.read_bytes()
     _write(content if tail is None else _last_lines(content, tail))
 
@@ -123,10 +144,12 @@ def _previous(client: Client, name: str) -> int:
     return int(last["id"])
 
 
-def _print_all(client: Client, view: View, node: int, *, follow: bool, tail: int | None) -> None:
+def _print_all(
+    client: Client, view: View, node: int, *, follow: bool, tail: int | None, since: float | None
+) -> None:
     """The logs of all live replicas, each line behind the id of its replica. Raises CommandFailed."""
     name = view["name"]
-    growing = Growing(lambda log, offset: client.log(log, offset=offset), name, node)
+    growing = Growing(lambda log, offset: client.log(log, offset=offset, since=since), name, node)
     if not sentences.live_replicas(view):
         raise CommandFailed(
             f"{name} has no live replica; `serve logs {name} --previous` prints the log of the last that failed"
@@ -162,10 +185,10 @@ def _load_balancer(view: View, wanted: int | None) -> str:
     )
 
 
-def _print(client: Client, what: str, *, follow: bool, tail: int | None) -> None:
+def _print(client: Client, what: str, *, follow: bool, tail: int | None, since: float | None) -> None:
     offset, held = 0, b""
     while True:  # what there is
-        content, offset = client.log(what, offset=offset)
+        content, offset = client.log(what, offset=offset, since=since)
         if not content:
             break
         if tail is None:
@@ -175,7 +198,7 @@ def _print(client: Client, what: str, *, follow: bool, tail: int | None) -> None
     _write(held)
     while follow:  # what comes
         ended = _has_ended(client, what)
-        content, offset = client.log(what, offset=offset)
+        content, offset = client.log(what, offset=offset, since=since)
         _write(content)
         if not content:
             if ended:

@@ -13,7 +13,7 @@ from rich.live import Live
 
 from skyserve_cli.commands.log_streams import LastLines
 from skyserve_cli.commands.options import View
-from skyserve_cli.commands.sentences import live_replicas, obituary, words
+from skyserve_cli.commands.sentences import live_replicas, obituary, timed_out, words
 from skyserve_cli.controller.client import Client, ControllerDownError, RefusedError
 from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.output import CommandFailed, clock_time, place, say, span
@@ -75,9 +75,7 @@ def follow(
             if finished:
                 return
             if timeout_s is not None and clock.now() - began > timeout_s:
-                raise CommandFailed(
-                    f"gave up waiting after {span(timeout_s)}; it goes on without this command"
-                )
+                raise CommandFailed(timed_out(timeout_s))
             time.sleep(POLL_S)
 
 

@@ -1,18 +1,76 @@
-"""What several verbs print about events and replicas. Imports no Rich and no store, for verbs that only read."""
+"""The sentences of conditions that several verbs print: one condition, one sentence. Imports no Rich and no store, for verbs
+that only read.
+"""
 
 from __future__ import annotations
 
 import re
 
 from skyserve_cli.commands.options import View
-from skyserve_cli.output import place
+from skyserve_cli.output import place, plural, span
 
 ONLY_HERE = "only this machine can reach it; set service.load_balancer.host to 0.0.0.0 to open it"
 
 
+NO_SERVICE = "no service is up"
+CONTROLLER_DOWN = "the controller is not running"
+STANDS_IN = "stands in for spot"
+GIVEN_UP = "was given up"
+
+#: The kinds of events, in at most 16 characters. The words for an end are those of its reason: SETUP_FAILED, RUN_EXITED.
+EVENTS = {
+    "Launch": "launch",
+    "Launched": "launched",
+    "LaunchFailed": "launch failed",
+    "Progressed": "progressed",
+    "Bootstrapped": "setup done",
+    "BootstrapFailed": "setup failed",
+    "RunExited": "run exited",
+    "ProbePassed": "probe passed",
+    "ProbeFailed": "probe failed",
+    "GaveUp": "given up",
+    "PreemptionNotice": "preempt notice",
+    "Preempted": "preempted",
+    "NodeLost": "node lost",
+    "Drain": "drain",
+    "Drained": "drained",
+    "Terminate": "terminate",
+    "Terminated": "terminated",
+    "CallbackFailed": "callback failed",
+    "NotRemoved": "not removed",
+    "RegionClosed": "region closed",
+    "Removed": "removed",
+    "clock": "clock",
+    "error": "error",
+    "goal": "goal",
+    "network": "network",
+    "note": "note",
+    "scale": "scale",
+}
+
+
 def words(kind: str) -> str:
-    """``ProbePassed`` -> ``probe passed``"""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind).lower()
+    """``ProbePassed`` -> ``probe passed``; also of kinds that another release wrote."""
+    return EVENTS.get(kind) or re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind).lower()
+
+
+def version_given_up(version: int, *, serves: bool) -> str:
+    """A version that failed, and what serves instead."""
+    return f"version {version} {GIVEN_UP}; {'an earlier one serves' if serves else 'nothing is serving'}"
+
+
+def stand_ins(count: int) -> str:
+    """How many replicas are on demand because spot ones are missing."""
+    return f"{plural(count, 'on-demand replica')} {STANDS_IN if count == 1 else STANDS_IN.replace('stands', 'stand')}"
+
+
+def timed_out(seconds: float) -> str:
+    return f"timed out after {span(seconds)}; it goes on without this command"
+
+
+def end_of(reason: str, message: str) -> str:
+    """Why a replica ended: ``SETUP_FAILED, no weights in /models``"""
+    return f"{reason}, {message}" if message else reason
 
 
 def live_replicas(view: View) -> list[View]:
@@ -21,5 +79,4 @@ def live_replicas(view: View) -> list[View]:
 
 def obituary(replica_id: int, where: View, reason: str) -> str:
     """How a replica ended, in one sentence. `where` has its place and its message."""
-    said = f", {where['message']}" if where["message"] else ""
-    return f"replica {replica_id} in {place(where)} ended: {reason}{said}"
+    return f"replica {replica_id} in {place(where)} ended: {end_of(reason, where['message'])}"

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from skyserve_cli.commands.options import View, complete_service, controller, find, home, no_such_service
+from skyserve_cli.commands.sentences import NO_SERVICE
 from skyserve_cli.controller.client import Client, ControllerDownError
 from skyserve_cli.controller.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, put, put_json, say, span
@@ -59,7 +60,7 @@ def status(
     elif output is Shape.JSON:
         put_json(services)
     elif not services:
-        say("no service is up")
+        say(NO_SERVICE)
     else:
         _put(services, wide=output is Shape.WIDE)
 
@@ -77,7 +78,10 @@ def _warn(client: Client) -> None:
 
 
 def _services(client: Client, names: Sequence[str], everything: bool) -> list[View]:
-    services = client.services(down=everything, ended=everything)
+    return _named(client.services(down=everything, ended=everything), names)
+
+
+def _named(services: list[View], names: Sequence[str]) -> list[View]:
     return [find(services, name) for name in names] if names else services
 
 
@@ -93,7 +97,7 @@ def _only(services: Sequence[View], names: Sequence[str]) -> View:
     if len(services) == 1:
         return services[0]
     if not services:
-        raise no_such_service(names[0], ()) if names else CommandFailed("no service is up")
+        raise no_such_service(names[0], ()) if names else CommandFailed(NO_SERVICE)
     raise WrongUsage(f"--endpoint is for one service; name it ({', '.join(v['name'] for v in services)})")
 
 
@@ -109,16 +113,22 @@ def _watch(client: Client, names: Sequence[str], everything: bool, *, wide: bool
     from rich.console import Group
     from rich.live import Live
 
-    from skyserve_cli.commands.status_tables import tables
+    from skyserve_cli.commands.status_tables import ages, tables
     from skyserve_cli.tables import console
 
     clock = SystemClock()
     screen = console(sys.stdout)
+    services: list[View] = []
+    etag = ""
+    seen: tuple[str, ...] | None = None
     with Live(console=screen, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
-            services = _services(client, names, everything)
-            shown = (
-                Group(*tables(services, clock.now(), wide=wide)) if services else Group("no service is up")
-            )
-            live.update(shown, refresh=True)
+            changed, etag = client.services_since(etag, down=everything, ended=everything)
+            now = clock.now()
+            if changed is not None:
+                services = _named(changed, names)
+            if changed is not None or ages(services, now) != seen:
+                seen = ages(services, now)
+                shown = Group(*tables(services, now, wide=wide)) if services else Group(NO_SERVICE)
+                live.update(shown, refresh=True)
             time.sleep(REFRESH_S)

@@ -7,8 +7,15 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from skyserve_cli.commands.options import View
-from skyserve_cli.commands.sentences import ONLY_HERE, obituary
-from skyserve_cli.output import accelerators, place, plural, printable, span, usd
+from skyserve_cli.commands.sentences import (
+    ONLY_HERE,
+    STANDS_IN,
+    end_of,
+    obituary,
+    stand_ins,
+    version_given_up,
+)
+from skyserve_cli.output import accelerators, place, printable, span, usd
 from skyserve_cli.tables import Fitted, table
 
 #: The columns that a narrow terminal does not show, the first to go first. Ids, states and messages always stay.
@@ -29,6 +36,16 @@ def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Fitted |
     if agents:
         shown += [Text(), _agent_table(agents, now, wide=wide)]
     return shown
+
+
+def ages(services: Sequence[View], now: float) -> tuple[str, ...]:
+    """What the tables show that changes with time alone."""
+    timed = [
+        part
+        for view in services
+        for part in (view, *view["load_balancers"], *(r for r in view["replicas"] if not r["ended_at"]))
+    ]
+    return tuple(span(now - part["created_at"]) for part in timed)
 
 
 def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Fitted:
@@ -107,14 +124,13 @@ def _notes(view: View) -> Iterator[str]:
     if view["notes"]:
         yield view["notes"]
     elif view["ready"] and version in view["failed_versions"]:
-        yield f"version {version} was given up; an earlier one serves"
+        yield version_given_up(version, serves=True)
     failure = view["last_failure"]
     if failure is not None:
         yield obituary(failure["replica_id"], failure, failure["reason"])
-    stand_ins = sum(replica["stands_in"] and replica["state"] != "GONE" for replica in view["replicas"])
-    if stand_ins:
-        verb = "stands" if stand_ins == 1 else "stand"
-        yield f"{plural(stand_ins, 'on-demand replica')} {verb} in for spot; spot ready: {_ready(view, 'spot')}"
+    standing_in = sum(replica["stands_in"] and replica["state"] != "GONE" for replica in view["replicas"])
+    if standing_in:
+        yield f"{stand_ins(standing_in)}; spot ready: {_ready(view, 'spot')}"
 
 
 def _reach(services: Sequence[View]) -> Iterator[str]:
@@ -160,7 +176,6 @@ def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: b
         ]
         if wide:
             row += [replica["endpoint"] or "-", replica["instance_id"] or "-"]
-        ended = f"{replica['end_reason']} " if replica["end_reason"] else ""
-        why = replica["message"] or ("stands in for spot" if replica["stands_in"] else "")
-        rows.append([*row, f"{ended}{why}".strip()])
+        why = replica["message"] or (STANDS_IN if replica["stands_in"] else "")
+        rows.append([*row, end_of(replica["end_reason"], why) if replica["end_reason"] else why])
     return table(columns, rows, drop=() if wide else _LESS_OF_REPLICAS, folds=not wide)

@@ -27,7 +27,7 @@ from skyserve_cli.commands.options import (
 )
 from skyserve_cli.commands.prices import ask, insist_on_offers, plan_table, spreading_cost
 from skyserve_cli.controller.client import Client
-from skyserve_cli.output import CommandFailed, plural, put, put_json, say, usd
+from skyserve_cli.output import CommandFailed, plural, put, put_json, say, span, usd
 from skyserve_cli.spec import ServiceSpec, spec_to_json
 from skyserve_cli.spec.problems import shown
 from skyserve_cli.tables import say_table
@@ -65,9 +65,10 @@ def update(
     if running["status"] in ("SHUTTING_DOWN", "FAILED_CLEANUP"):
         raise CommandFailed(f"service {name} is going down and cannot be updated")
 
-    plan = client.plan(spec_to_json(spec), loaded.secret_values)
+    chosen = mode.value if mode else spec.update.mode
+    plan = client.plan(spec_to_json(spec), loaded.secret_values, chosen)
     insist_on_offers(plan, loaded)
-    kept, chosen = plan["keeps_replicas"], mode.value if mode else spec.update.mode
+    kept = plan["keeps_replicas"]
     if plan["nothing_changes"]:
         say(f"nothing changes: {name} stays at version {running['version']}")
         if output is Output.JSON:
@@ -85,6 +86,8 @@ def update(
     for end in plan["ends"]:
         say(f"replica {end['replica_id']} ends: {end['why']}")
     say(f"{name}: {plural(plan['replicas'], 'replica')} for ${usd(plan['usd_per_hour'])} per hour afterwards")
+    if plan["launches"] and plan["ends"]:
+        say(course_sentence(plan["update"]))
     if spread := spreading_cost(plan):
         say(spread)
     if dry_run:
@@ -108,6 +111,26 @@ def update(
 def _what_changes(running: View, kept: bool, mode: str) -> str:
     replicas = "its replicas are kept" if kept else f"its replicas are replaced ({mode.replace('_', '-')})"
     return f"{running['name']}: version {running['version']} -> {running['version'] + 1}, {replicas}"
+
+
+def course_sentence(update: View) -> str:
+    """What the mode means for this update: extra replicas, for how long, at what price."""
+    replicas, start_s = plural(update["extra_replicas"], "extra replica"), update["usual_start_s"]
+    how = (
+        "all new replicas start beside the old ones, then all requests move at once"
+        if update["mode"] == "blue_green"
+        else f"old replicas are replaced in {plural(update['steps'], 'step')}"
+    )
+    lasts = "while new replicas start"
+    if start_s is not None:
+        lasts = (
+            f"for about {span(start_s * update['steps'])}, if new replicas start as fast as those that run"
+        )
+    drain = span(update["drain_timeout_s"])
+    return (
+        f"{update['mode'].replace('_', '-')}: {how}; up to {replicas} (${usd(update['extra_usd_per_hour'])} per hour more) "
+        f"{lasts}; old replicas are paid for while they drain, up to {drain}"
+    )
 
 
 def _difference(change: View) -> str:
@@ -144,9 +167,8 @@ def _wait(client: Client, spec: ServiceSpec, version: int, told: int, timeout_s:
 
 def _gave_up(client: Client, view: View) -> str:
     name, version = view["name"], view["version"]
-    older = "the version before goes on serving" if view["ready"] else "nothing is serving"
     return (
-        f"version {version} of {name} failed and was given up; {older}\n"
+        f"{name}: {sentences.version_given_up(version, serves=bool(view['ready']))}\n"
         f"{progress.why_failed(client, name, version)}\n"
-        f"mend the file and update again"
+        f"fix the file and update again"
     )

@@ -10,9 +10,10 @@ slow disk does not stop the probes on this event loop.
     POST /v1/services/NAME/replicas/ID/down
     GET  /v1/services/NAME/replicas/ID/access    ?node=    how to run commands there, with a private key
     GET  /v1/services/NAME/history    ?since= UNIX seconds   &most= replicas
-    POST /v1/plan                {"spec", "secrets"}
+    POST /v1/plan                {"spec", "secrets", "mode": of an update, null for that of the spec}
     GET  /v1/events              ?service= &after= &limit= &newest=1
     GET  /v1/logs/controller | /v1/logs/load_balancer/NAME | /v1/logs/replica/NAME/ID[/NODE]    ?offset= &max=
+                                 ?since= UNIX seconds: from the first line of a replica written then, in place of offset
     POST /v1/tidy                {"services"} -> {"removed", "waiting", "problems"}
     GET  /v1/leaks/CLOUD
     POST /v1/leaks/CLOUD/remove  {"kind", "id", "region"} -> {"why": "" or why not, "passes"}
@@ -37,6 +38,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from policies.model import UpdateMode
 from provisioners.base import LogSource
+from provisioners.host_agent.log_times import offset_since
 from skyserve_cli.clouds import CloudNotEnabledError
 from skyserve_cli.config import ConfigError
 from skyserve_cli.controller.clock import SteadyClock
@@ -189,9 +191,11 @@ class Api:
 
     async def _plan(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        return web.json_response(
-            await asyncio.to_thread(self._office.plan, body["spec"], dict(body.get("secrets", {})))
+        mode = None if body.get("mode") is None else UpdateMode(body["mode"])
+        planned = await asyncio.to_thread(
+            self._office.plan, body["spec"], dict(body.get("secrets", {})), mode
         )
+        return web.json_response(planned)
 
     async def _events(self, request: web.Request) -> web.Response:
         query = request.query
@@ -221,11 +225,21 @@ class Api:
             first, end = await asyncio.to_thread(source.log_window, instance, node)
             if end:
                 return await _log_answer(
-                    request, lambda offset, most: source.read_log(instance, offset, most, node), first
+                    request,
+                    lambda offset, most: source.read_log(instance, offset, most, node),
+                    first,
+                    end,
+                    lambda after, most: source.log_times(instance, after, 0, most, node),
                 )
         if kept is not None:
             path, first = kept
-            return await _log_answer(request, lambda offset, most: _read(path, offset - first, most), first)
+            return await _log_answer(
+                request,
+                lambda offset, most: _read(path, offset - first, most),
+                first,
+                first + path.stat().st_size,
+                self._office.last_words.times(name, replica_id, node),
+            )
         if lives or instance is not None:
             return await _log_answer(request, lambda offset, most: b"")  # not yet, or never a word
         return _refuse(404, f"replica {replica_id} of {name} has no log that is still kept")
@@ -265,9 +279,19 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 
 async def _log_answer(
-    request: web.Request, read: Callable[[int, int], bytes], first_kept: int = 0
+    request: web.Request,
+    read: Callable[[int, int], bytes],
+    first_kept: int = 0,
+    end: int = 0,
+    times: Callable[[float, int], bytes] | None = None,
 ) -> web.Response:
-    offset = min(2**62, max(first_kept, int(request.query.get("offset", 0))))
+    """`times` reads marks of the log (see `host_agent.log_times`); a log without any is shown whole."""
+    asked = int(request.query.get("offset", 0))
+    if "since" in request.query and times is not None:
+        since = float(request.query["since"])
+        found = await asyncio.to_thread(offset_since, times, since)
+        asked = asked if found is None else end if found < 0 else found
+    offset = min(2**62, max(first_kept, asked))
     content = await asyncio.to_thread(read, offset, _most(request))
     return web.Response(body=content, headers={"X-Next-Offset": str(offset + len(content))})
 

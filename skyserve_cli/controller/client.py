@@ -58,9 +58,20 @@ class Client:
         return self._json("GET", "/v1/health")
 
     def services(self, *, down: bool = False, ended: bool = False) -> list[dict[str, Any]]:
-        flags = {name: "1" for name, wanted in (("all", down), ("ended", ended)) if wanted}
-        services: list[dict[str, Any]] = self._json("GET", "/v1/services", query=flags)["services"]
+        services: list[dict[str, Any]] = self._json("GET", "/v1/services", query=_flags(down, ended))[
+            "services"
+        ]
         return services
+
+    def services_since(
+        self, etag: str, *, down: bool = False, ended: bool = False
+    ) -> tuple[list[dict[str, Any]] | None, str]:
+        """The services and the ETag of this response; None in place of them if nothing changed since that ETag."""
+        headers = {"If-None-Match": etag} if etag else {}
+        content, got = self._call("GET", "/v1/services", query=_flags(down, ended), headers=headers)
+        if not content:  # 304
+            return None, etag
+        return json.loads(content)["services"], got.get("ETag", "")
 
     def put(self, name: str, spec: Mapping[str, Any], secrets: Mapping[str, str], mode: str | None) -> int:
         body = {"spec": spec, "secrets": dict(secrets), "mode": mode}
@@ -72,8 +83,11 @@ class Client:
     def kill(self, name: str, replica_id: int) -> None:
         self._json("POST", f"/v1/services/{name}/replicas/{replica_id}/down", {})
 
-    def plan(self, spec: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
-        return self._json("POST", "/v1/plan", {"spec": spec, "secrets": dict(secrets)})
+    def plan(
+        self, spec: Mapping[str, Any], secrets: Mapping[str, str], mode: str | None = None
+    ) -> dict[str, Any]:
+        """What an `up` would do, or an update in this `mode` (None: that of the spec); see `Office.plan`."""
+        return self._json("POST", "/v1/plan", {"spec": spec, "secrets": dict(secrets), "mode": mode})
 
     def events(
         self, service: str | None, *, after: int = 0, limit: int = 1000, newest: bool = False
@@ -90,9 +104,13 @@ class Client:
         """What became of a service since then (UNIX seconds), at most since it was brought up."""
         return self._json("GET", f"/v1/services/{name}/history", query={"since": repr(since)})
 
-    def log(self, what: str, *, offset: int = 0) -> tuple[bytes, int]:
-        """`what` is "controller", "load_balancer/NAME" or "replica/NAME/ID[/NODE]". Answers bytes and the next offset."""
-        content, headers = self._call("GET", f"/v1/logs/{what}", query={"offset": str(offset)})
+    def log(self, what: str, *, offset: int = 0, since: float | None = None) -> tuple[bytes, int]:
+        """Bytes of a log and the next offset. `what` is "controller", "load_balancer/NAME" or "replica/NAME/ID[/NODE]". `since`
+        (UNIX seconds) is where to begin in the log of a replica, in place of the offset 0."""
+        query = {"offset": str(offset)}
+        if since is not None and offset == 0:
+            query["since"] = repr(since)
+        content, headers = self._call("GET", f"/v1/logs/{what}", query=query)
         return content, int(headers.get("X-Next-Offset", offset))
 
     def access(self, name: str, replica_id: int, *, node: int = 0) -> dict[str, Any]:
@@ -191,10 +209,11 @@ class Client:
         body: object = None,
         query: Mapping[str, str] | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[bytes, http.client.HTTPMessage]:
         for _ in range(int(COMEBACK_TIMEOUT_S / POLL_S)):
             try:
-                return self._call_once(method, path, body, query, timeout_s)
+                return self._call_once(method, path, body, query, timeout_s, headers or {})
             except _NotReachedError:
                 if not is_held(self._home.keeper_lock):
                     break
@@ -202,13 +221,20 @@ class Client:
         raise ControllerDownError(ControllerDownError.__doc__)
 
     def _call_once(
-        self, method: str, path: str, body: object, query: Mapping[str, str] | None, timeout_s: float
+        self,
+        method: str,
+        path: str,
+        body: object,
+        query: Mapping[str, str] | None,
+        timeout_s: float,
+        more: Mapping[str, str],
     ) -> tuple[bytes, http.client.HTTPMessage]:
         target = urllib.parse.quote(path) + ("?" + urllib.parse.urlencode(query) if query else "")
         connection = _Connection(self._home.controller_socket, timeout_s)
         try:
             connection.connect()
             headers = {"Authorization": f"Bearer {self._home.token()}", "Content-Type": "application/json"}
+            headers.update(more)
             connection.request(method, target, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             content = answer.read()
@@ -223,6 +249,10 @@ class Client:
         if answer.status >= 400:
             raise RefusedError(answer.status, _reason(answer.status, content))
         return content, answer.headers
+
+
+def _flags(down: bool, ended: bool) -> dict[str, str]:
+    return {name: "1" for name, wanted in (("all", down), ("ended", ended)) if wanted}
 
 
 class _Connection(http.client.HTTPConnection):

@@ -38,6 +38,7 @@ from skyserve_cli.controller.adoption import Adoption, read_restored
 from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.attention import Attention
 from skyserve_cli.controller.books import OfferBook, SpecBook
+from skyserve_cli.controller.callbacks import Callbacks
 from skyserve_cli.controller.clock import JUMP_S, SteadyClock, SystemClock
 from skyserve_cli.controller.evidence import DaemonEvidence
 from skyserve_cli.controller.fingerprints import ForeignKeysError
@@ -334,7 +335,8 @@ async def run(home: Home) -> None:
     sweeper = Sweeper(office.janitor, swept, config.controller.sweep_minutes * 60.0)
     housekeeper = Housekeeper(store, clock, steady, home.backups, home.load_balancers)
     term = _Term(home, store, clock, lambda: loop.call_soon_threadsafe(stopping.set))
-    term.threads = (ticker, sweeper, housekeeper)
+    callbacks = Callbacks(store, specs, clock, home.callbacks)
+    term.threads = (ticker, sweeper, housekeeper, callbacks)
     lease_keeper = LeaseKeeper(leadership, term.begin, begin_again, ticker.turn)
     lease_keeper.start()
     api = Api(office, home.token(), home.controller_log, stopping.set)
@@ -345,6 +347,7 @@ async def run(home: Home) -> None:
     home.controller_address.unlink(missing_ok=True)
     home.controller_socket.unlink(missing_ok=True)
     await site.cleanup()
+    callbacks.stop()
     await asyncio.to_thread(ticker.stop)
     await asyncio.to_thread(housekeeper.stop)
     sweeper.stop()

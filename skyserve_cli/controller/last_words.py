@@ -1,22 +1,25 @@
 """The ends of the logs of replicas that failed, kept in the home: their machines are given back, and their logs with them.
 
 One file per node, NAME.REPLICA.NODE.OFFSET.log, whose offset is that of its first byte in the whole log: whoever reads a
-log while the machine is given back goes on in the file without a gap.
+log while the machine is given back goes on in the file without a gap. Beside it are the times of its lines (.times).
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from policies.model import EndReason, Replica
 from provisioners.base import Instance, LogSource, Provisioner
 from provisioners.errors import ProvisionError
+from provisioners.host_agent.log_times import marks_in
 
 log = logging.getLogger(__name__)
 
 KEPT_BYTES = 64 * 1024
 KEPT_FILES = 200
+MOST_MARKS = 10_000
 
 #: Ends whose cause the replica itself may have printed.
 TELLING = frozenset(
@@ -42,6 +45,8 @@ class LastWords:
                 if self.find(service, replica.id, node) is None:
                     offset, tail = _tail(cloud, instance, node)
                     if tail:
+                        marks = cloud.log_times(instance, float("-inf"), offset, MOST_MARKS, node)
+                        self._write(f"{service}.{replica.id}.{node}.{offset}.times", marks)
                         self._write(f"{service}.{replica.id}.{node}.{offset}.log", tail)
         except (ProvisionError, OSError) as error:
             log.warning("the log of %s replica %d is not kept: %s", service, replica.id, error)
@@ -51,6 +56,11 @@ class LastWords:
         found = next(self._folder.glob(f"{service}.{replica_id}.{node}.*.log"), None)
         return None if found is None else (found, int(found.name.split(".")[-2]))
 
+    def times(self, service: str, replica_id: int, node: int = 0) -> Callable[[float, int], bytes]:
+        """Reads the marks of the log that is kept; see `host_agent.log_times`."""
+        path = next(self._folder.glob(f"{service}.{replica_id}.{node}.*.times"), None)
+        return lambda after, most: b"" if path is None else marks_in(path, after, 0, most)
+
     def _write(self, name: str, tail: bytes) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = self._folder / f".{name}"
@@ -59,6 +69,7 @@ class LastWords:
         kept = sorted(self._folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
         for path in kept[:-KEPT_FILES]:
             path.unlink(missing_ok=True)
+            path.with_suffix(".times").unlink(missing_ok=True)
 
 
 def _tail(source: LogSource, instance: Instance, node: int) -> tuple[int, bytes]:

@@ -109,7 +109,7 @@ class AgentFolder:
                     stdout=out,
                     stderr=err,
                     start_new_session=True,
-                    env=_agent_environment(os.environ),
+                    env=agent_environment(os.environ),
                     pass_fds=(lock,),
                 )
         finally:
@@ -181,7 +181,7 @@ def agent_command(order: AgentOrder, token_file: Path, table_file: Path) -> list
     return command
 
 
-def _agent_environment(environ: Mapping[str, str]) -> dict[str, str]:
+def agent_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What an agent needs of our environment. It faces the Internet, so it is not given the keys of clouds and databases."""
     return {
         name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith(_PREFIXES)

@@ -161,11 +161,14 @@ class Office:
             raise NoSuchReplicaError(f"service {name} has no live replica {replica_id}") from None
         self._wake()
 
-    def plan(self, spec_json: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
+    def plan(
+        self, spec_json: Mapping[str, Any], secrets: Mapping[str, str], mode: UpdateMode | None = None
+    ) -> dict[str, Any]:
         """What would be launched where, and what it costs: on empty ground, or as an update if a service of that name is up.
 
         `keeps_replicas`: a service of that name is up, and its replicas may serve this spec as they are. `changes` are the
-        keys in which its spec differs, and `nothing_changes` says that an update would have no effect.
+        keys in which its spec differs, and `nothing_changes` says that an update would have no effect. `mode` None is that
+        of the spec.
         """
         spec = spec_from_json(dict(spec_json))
         offers = all_offers(self._clouds.all(), self._clouds.resolve(requirements_of(spec)))
@@ -177,8 +180,8 @@ class Office:
             planned = first_plan(spec, offers, self._clouds, now)
             return {**planned, "keeps_replicas": False, "changes": [], "nothing_changes": False}
         keeps = self._keeps_replicas(running, spec, secrets)
-        mode = spec.update.mode
-        planned = update_plan(spec, offers, self._clouds, now, running, keeps=keeps, mode=UpdateMode(mode))
+        mode = mode or UpdateMode(spec.update.mode)
+        planned = update_plan(spec, offers, self._clouds, now, running, keeps=keeps, mode=mode)
         changed = changes(spec_to_json(self._specs.get(running.name, running.version)), spec_to_json(spec))
         gave_up = running.version in running.memory.rollout.get("failed", ())
         same = keeps and not changed and not gave_up
@@ -190,7 +193,12 @@ class Office:
             now = self._clock.now()
             rows = self._store.services(down=down)
             spent = self._store.spent(now)
-        return [self._view(row, spent.get(row.name, Spent(0.0, 0.0)), ended, now) for row in rows]
+            names = [row.name for row in rows if ended or not is_well(row)]
+            gone = self._store.recently_ended(names, now - ENDED_SHOWN_FOR_S)
+        return [
+            self._view(row, spent.get(row.name, Spent(0.0, 0.0)), gone.get(row.name, ()), ended, now)
+            for row in rows
+        ]
 
     def changes(self) -> int:
         """How many times the database has changed."""
@@ -247,17 +255,10 @@ class Office:
             found = _by_id(cloud.instances(self._owner, name), replica.instance_id)
         return cloud, found, lives
 
-    def _view(self, row: ServiceRow, spent: Spent, ended: bool, now: float) -> dict[str, Any]:
+    def _view(
+        self, row: ServiceRow, spent: Spent, recently: Sequence[Replica], ended: bool, now: float
+    ) -> dict[str, Any]:
         spec = self._specs.get(row.name, row.version)
-        recently: list[Replica] = []
-        if ended or not is_well(row):
-            recently = [
-                r
-                for r in self._store.replicas(row.name)
-                if r.role is Role.REPLICA
-                and r.state is ReplicaState.GONE
-                and now - (r.ended_at or now) < ENDED_SHOWN_FOR_S
-            ]
         shown = (*row.replicas, *(recently if ended else ()))
         kept = {r.id: self.last_words.find(row.name, r.id) for r in shown if r.end_reason in TELLING}
         is_beside = self._fleet.view(row.name).alive

@@ -20,7 +20,7 @@ from skyserve_cli.controller.orders import (
     placement_of,
 )
 from skyserve_cli.controller.spreading import spreading
-from skyserve_cli.controller.update_plan import course
+from skyserve_cli.controller.update_plan import course, extra, usual_start_s
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import ServiceRow
 
@@ -36,7 +36,9 @@ def update_plan(
     mode: UpdateMode,
 ) -> dict[str, Any]:
     """As `first_plan`, of a new version of a running service: `launches` are those of the whole update, and `ends` the
-    replicas that it ends. `usd_per_hour` is the price when it is complete."""
+    replicas that it ends. `usd_per_hour` is the price when it is complete. `update` is what it needs meanwhile: in each of
+    `steps` it waits until replicas are ready, `usual_start_s` is how long the running ones took (null if none is ready).
+    """
     planned = first_plan(spec, offers, clouds, now)
     same = frozenset({running.version, *running.same_replicas}) if keeps else frozenset[int]()
     row = replace(running, version=running.version + 1, same_replicas=same, update_mode=mode)
@@ -44,6 +46,7 @@ def update_plan(
     memory = replace(running.memory, rollout={})
     made = course(goal_of(row, spec), running.replicas, offers, memory, now)
     ended = {each.replica_id for each in made.ends}
+    replicas, dollars = extra(made, [each.offer for each in running.replicas])
     kept = [each.offer for each in running.replicas if each.id not in ended]
     left = [*kept, *(each.offer for each in made.launches if each.replica_id not in ended)]
     return {
@@ -53,6 +56,14 @@ def update_plan(
         "ends": [{"replica_id": each.replica_id, "why": each.why} for each in made.ends],
         "notes": list(made.notes),
         "replicas": len(left),
+        "update": {
+            "mode": mode.value,
+            "steps": made.steps,
+            "extra_replicas": replicas,
+            "extra_usd_per_hour": round(dollars, 6),
+            "usual_start_s": usual_start_s(running.replicas),
+            "drain_timeout_s": spec.drain_timeout_s,
+        },
         "spreading": _spreading_view(made.launches, offers, spec),
         "usd_per_hour": round(sum(offer.price_usd_hour for offer in left), 6),
         "usd_per_hour_on_demand": round(sum(on_demand_price(offer) for offer in left), 6),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any, NamedTuple
 
 from policies.lifecycle import request
@@ -17,12 +18,16 @@ _HIDDEN = "load_balancer.api_keys"
 
 
 class Course(NamedTuple):
-    """The launches of an update and the replicas that it ends, each in order, with the last target."""
+    """The launches of an update and the replicas that it ends, each in order, with the last target. `steps` is how often
+    it waits for replicas to become ready, `most` are the replicas of its most expensive moment, draining ones left out."""
 
     launches: tuple[Launch, ...]
     ends: tuple[Drain | Terminate, ...]
     target: int
     notes: tuple[str, ...]
+    steps: int
+    most: tuple[Offer, ...]
+    left: tuple[Offer, ...]
 
 
 def course(
@@ -34,7 +39,8 @@ def course(
     ends: list[Drain | Terminate] = []
     policies = policies_for(goal)
     notes: tuple[str, ...] = ()
-    target = 0
+    target = steps = 0
+    most = [each.offer for each in live.values()]
     for _ in range(_MOST_TICKS):
         decided = plan(Observation(now, goal, tuple(live.values()), tuple(offers)), memory, policies)
         memory, target, notes = decided.memory, decided.target, notes or decided.notes
@@ -45,12 +51,32 @@ def course(
                 live[action.replica_id] = ready
             elif live.pop(action.replica_id, None) is not None:
                 ends.append(action)
+        steps += any(isinstance(action, Launch) for action in decided.actions)
+        most = max(most, [each.offer for each in live.values()], key=_price)
         starting = [each for each in live.values() if each.state in _STARTING]
         if not decided.actions and not starting:
             break
         for each in starting:
             live[each.id] = replace(each, state=ReplicaState.READY, ready_at=now)
-    return Course(tuple(launches), tuple(ends), target, notes)
+    left = tuple(each.offer for each in live.values())
+    return Course(tuple(launches), tuple(ends), target, notes, steps, tuple(most), left)
+
+
+def extra(made: Course, before: Sequence[Offer]) -> tuple[int, float]:
+    """How many replicas, and how many dollars per hour, the update needs at most beyond the larger of `before` and what
+    is left after it."""
+    after = made.left
+    dollars = _price(made.most) - max(_price(before), _price(after))
+    return max(0, len(made.most) - max(len(before), len(after))), max(0.0, dollars)
+
+
+def usual_start_s(replicas: Sequence[Replica]) -> float | None:
+    """The median time from launch to ready of replicas that became ready; None if there is none."""
+    return median(times) if (times := [r.ready_at - r.created_at for r in replicas if r.ready_at]) else None
+
+
+def _price(offers: Sequence[Offer]) -> float:
+    return sum(offer.price_usd_hour for offer in offers)
 
 
 _STARTING = (ReplicaState.REQUESTED, ReplicaState.PROVISIONING, ReplicaState.STARTING)

@@ -52,6 +52,7 @@ def build(
         num_nodes=file.num_nodes,
         resources=tuple(found.choices),
         resources_ordered=found.ordered,
+        event_callback=file.event_callback or None,
     )
 
 

@@ -2,17 +2,27 @@
 
 from dataclasses import dataclass, replace
 
+from provisioners import plugins
 from skyserve_cli.spec.problems import Problem, did_you_mean, shown
 
 CLOUDS = ("local", "ssh", "aws", "gcp", "azure")
 # Clouds that SkyPilot knows and we do not: their files are understood, and answered in so many words.
 FOREIGN_CLOUDS = frozenset(
     {
-        *("kubernetes", "k8s", "slurm", "lambda", "runpod", "vast", "oci", "ibm", "scp", "vsphere", "cudo"),
+        *("kubernetes", "k8s", "slurm", "runpod", "vast", "oci", "ibm", "scp", "vsphere", "cudo"),
         *("fluidstack", "paperspace", "do", "nebius", "hyperbolic", "primeintellect", "seeweb", "shadeform"),
         *("mithril", "verda", "yotta"),
     }
 )
+
+
+def known_clouds() -> tuple[str, ...]:
+    """Ours, then those of installed plug-ins."""
+    return (*CLOUDS, *plugins.installed())
+
+
+def is_cloud(name: str) -> bool:
+    return name in CLOUDS or name in plugins.installed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +56,17 @@ def parse_infra(text: str, path: str) -> Place | NoPlace:
 
 
 def cloud_refusal(cloud: str, written: str, path: str) -> NoPlace | None:
-    """None if `cloud` (lower case) is one of ours or ``*``."""
-    if cloud == "*" or cloud in CLOUDS:
+    """None if `cloud` (lower case) can be used here, or is ``*``."""
+    if cloud == "*" or is_cloud(cloud):
         return None
-    ours = ", ".join(CLOUDS)
+    ours = ", ".join(known_clouds())
     if cloud in FOREIGN_CLOUDS:
         message = f"this cloud is not supported yet (got {shown(written)}); we run on {ours}"
         return NoPlace(Problem(path, message, written), foreign=True)
     message = f"is not a cloud we know (got {shown(written)}); we run on {ours}"
-    return NoPlace(Problem(path, message, written, did_you_mean(cloud, (*CLOUDS, *sorted(FOREIGN_CLOUDS)))))
+    return NoPlace(
+        Problem(path, message, written, did_you_mean(cloud, (*known_clouds(), *sorted(FOREIGN_CLOUDS))))
+    )
 
 
 def narrowed(base: Place, cloud: str | None, region: str | None, zone: str | None) -> Place:

@@ -14,7 +14,7 @@ from lb.config.cors import Cors
 from lb.config.options import Access, Breaker, Continuation, Limits, MetricsOptions, Pushing, Retries, Session
 from policies.model import AcceleratorQps
 from policies.routing.registry import SERVICE_POLICY
-from skyserve_cli.spec.infra import CLOUDS
+from skyserve_cli.spec.infra import is_cloud
 from skyserve_cli.spec.references import substitute
 
 Pairs = tuple[tuple[str, str], ...]
@@ -229,8 +229,8 @@ class ResourceChoice:
         keys = [key for key, _ in self.images]
         if not keys or EVERYWHERE in keys:
             return [(self.cloud, self.region)]
-        of_clouds = [(key, self.region) for key in keys if key in CLOUDS and self.cloud in (None, key)]
-        regions = [key for key in keys if key not in CLOUDS and self.region in (None, key)]
+        of_clouds = [(key, self.region) for key in keys if is_cloud(key) and self.cloud in (None, key)]
+        regions = [key for key in keys if not is_cloud(key) and self.region in (None, key)]
         return [*of_clouds, *((self.cloud, region) for region in regions)]
 
 
@@ -263,6 +263,7 @@ class ServiceSpec:
     num_nodes: int = 1
     resources: tuple[ResourceChoice, ...] = (ResourceChoice(),)
     resources_ordered: bool = False
+    event_callback: str | None = None
 
     def replica_hash(self, content_digest: str = "") -> str:
         """Equal hashes mean that a running replica of one spec may serve the other.

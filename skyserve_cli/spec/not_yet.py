@@ -81,7 +81,6 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("volumes", "no volume is mounted"),
     NotYet("managed_secrets", "replicas do not get them; name them in secrets"),
     NotYet("config", _SKYPILOT_ONLY),
-    NotYet("event_callback", "no script is run; see `serve events`"),
     NotYet("inputs", _SKYPILOT_ONLY),
     NotYet("outputs", _SKYPILOT_ONLY),
     NotYet("api_server_access", _SKYPILOT_ONLY),

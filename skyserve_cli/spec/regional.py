@@ -7,13 +7,12 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from skyserve_cli.spec.fields import Port, not_bool, refuse
-from skyserve_cli.spec.infra import CLOUDS, cloud_refusal
+from skyserve_cli.spec.infra import cloud_refusal, known_clouds
 from skyserve_cli.spec.model import AgentPlace, DnsName, Pairs, RegionalAgents
 from skyserve_cli.spec.section import Section
 
 AT = "service.load_balancers"
 _ANY_CLOUD = "*"
-_CLOUDS = [cloud for cloud in CLOUDS if cloud != "local"]
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _LONGEST_NAME = 253
 
@@ -48,9 +47,10 @@ def _instance_types(value: object) -> Pairs:
         return ((_ANY_CLOUD, value),)
     if not isinstance(value, Mapping) or not all(isinstance(one, str) and one for one in value.values()):
         raise refuse("must be an instance type, or a mapping from cloud to instance type", value)
-    strange = next((cloud for cloud in value if cloud not in _CLOUDS), None)
+    clouds = [cloud for cloud in known_clouds() if cloud != "local"]
+    strange = next((cloud for cloud in value if cloud not in clouds), None)
     if strange is not None:
-        raise refuse(f"must be one of {', '.join(_CLOUDS)}", strange)
+        raise refuse(f"must be one of {', '.join(clouds)}", strange)
     return tuple((str(cloud), str(name)) for cloud, name in value.items())
 
 

@@ -295,7 +295,7 @@ class ServiceFile(Section):
     config: dict[str, Any] | None = None
     """SkyPilot's own configuration."""
     event_callback: Text | None = None
-    """Script SkyPilot runs when a task changes its state."""
+    """Command that the controller runs for each event of the service."""
     inputs: dict[str, Any] | None = None
     """SkyPilot's estimate of input data."""
     outputs: dict[str, Any] | None = None

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from policies.model import ReplicaState
+from policies.model import ReplicaState, Role
 from skyserve_cli.state import tables as t
 
 COUNT = sa.select(t.changes.c.count)
@@ -22,6 +22,33 @@ DRAW_OWNER = {
 SERVICES = sa.select(t.services).order_by(t.services.c.name)
 LIVE = sa.select(t.replicas).where(t.replicas.c.state != ReplicaState.GONE.value).order_by(t.replicas.c.id)
 KILLS = sa.select(t.kills)
+
+#: So many of each service's newest replicas are looked through for those that have ended.
+RECENT_REPLICAS = 200
+
+
+def _recently_ended() -> sa.Select[Any]:
+    newest = sa.func.row_number().over(partition_by=t.replicas.c.service, order_by=t.replicas.c.id.desc())
+    ranked = (
+        sa.select(t.replicas, newest.label("rank_"))
+        .where(t.replicas.c.service.in_(sa.bindparam("names", expanding=True)))
+        .subquery()
+    )
+    r = ranked.c
+    columns = [r[column.name] for column in t.replicas.columns]
+    return (
+        sa.select(*columns)
+        .where(
+            r.rank_ <= RECENT_REPLICAS,
+            r.state == ReplicaState.GONE.value,
+            r.role == Role.REPLICA.value,
+            r.ended_at > sa.bindparam("since"),
+        )
+        .order_by(r.service, r.id)
+    )
+
+
+RECENTLY_ENDED = _recently_ended()
 
 
 def _same_replicas() -> sa.Select[Any]:

@@ -13,7 +13,7 @@ import secrets as random_source
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -413,10 +413,10 @@ class Store:
         with self._writing() as c:
             c.execute(t.changes.update().values(count=t.changes.c.count))
 
-    def tell(self, story: Story, *, now: float) -> None:
-        """A line of the story that is about no service."""
+    def tell(self, story: Story, *, now: float, service: str = "") -> None:
+        """A line of the story; without `service` it is about none."""
         with self._writing() as c:
-            self._tell(c, "", now, [story])
+            self._tell(c, service, now, [story])
 
     def move_instants(self, by_s: float, then: Callable[[], None] = lambda: None) -> None:
         """The host's clock was set: move what our clock has measured of live replicas, and what policies remember, by
@@ -479,6 +479,17 @@ class Store:
         with self._reader.connect() as c:
             rows = c.execute(query.order_by(t.replicas.c.id.desc()).limit(limit)).all()
         return [replica_from_row(row) for row in reversed(rows)]
+
+    def recently_ended(self, names: Collection[str], since: float) -> dict[str, list[Replica]]:
+        """The replicas of these services that ended after `since`, oldest first, of each service's newest RECENT_REPLICAS.
+        One query, however many services there are."""
+        if not names:
+            return {}
+        found: dict[str, list[Replica]] = {}
+        with self._reader.connect() as c:
+            for row in c.execute(q.RECENTLY_ENDED, {"names": sorted(names), "since": since}):
+                found.setdefault(row.service, []).append(replica_from_row(row))
+        return found
 
     def spent(self, now: float) -> dict[str, Spent]:
         """What each service has cost so far."""

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from provisioners.contract.subject import Subject
 from tests.clouds.vms import vm_world
+from tests.contract.contract_lambda import LambdaSubject
 from tests.contract.contract_rented import AwsSubject, AzureSubject, GcpSubject
 from tests.contract.contract_ssh import Rack, SshSubject, rack_of
-from tests.contract.contract_subjects import FakeSubject, FleetSubject, LocalSubject, Subject
+from tests.contract.contract_subjects import FakeSubject, FleetSubject, LocalSubject
+
+pytest.register_assert_rewrite("provisioners.contract.suite", "provisioners.contract.troubles")
 
 SUBJECTS: dict[str, Callable[[Path], Subject]] = {
     "aws": AwsSubject,
@@ -19,6 +23,7 @@ SUBJECTS: dict[str, Callable[[Path], Subject]] = {
     "fake": FakeSubject,
     "fleet": FleetSubject,
     "gcp": GcpSubject,
+    "lambda": LambdaSubject,
     "local": LocalSubject,
 }
 

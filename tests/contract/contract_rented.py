@@ -4,8 +4,6 @@ against servers that are as strict as the clouds. Hosts are in memory."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -13,14 +11,12 @@ from typing import ClassVar
 import pytest
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import Candidate, InstanceState, LaunchOrder
-from provisioners.candidates import offers_of
+from provisioners.base import Candidate, LaunchOrder
 from provisioners.catalog import Catalog, packaged
-from provisioners.errors import TransientError
-from provisioners.fleet import FleetProvisioner, HostReport
+from provisioners.contract.machines import MachinesSubject
 from provisioners.machines import Machines, machine_token
 from provisioners.regions import LONGEST_SILENT_S
-from provisioners.rented import Rent, order_of, within
+from provisioners.rented import within
 from tests.clouds.aws.aws_bench import aws_bench
 from tests.clouds.azure.azure_harness import azure
 from tests.clouds.azure.azure_server import AzureServer
@@ -28,8 +24,6 @@ from tests.clouds.azure.azure_world import VM
 from tests.clouds.azure.azure_world import World as AzureWorld
 from tests.clouds.gcp.gcp_controller import controller
 from tests.clouds.gcp.gcp_parts import Fault
-from tests.clouds.memory_machines import MemoryHosts
-from tests.contract.contract_subjects import Subject
 
 
 @dataclass(frozen=True)
@@ -51,67 +45,14 @@ class SmallCatalog:
         return Catalog(tuple(one for one in kept if one.spot))
 
 
-class RentedSubject(Subject):
-    """Where nothing is said of accelerators, the subject's own is meant: only of machines with some do we know spot
-    prices."""
-
+class RentedSubject(MachinesSubject):
     catalog: ClassVar[SmallCatalog]
-    now: Callable[[], float]
-    sleep: Callable[[float], None]
 
     def __init__(self, _home: Path) -> None:
-        self.stack = ExitStack()
-        self.open()
-        self.cloud = self.restarted()
+        super().__init__()
 
-    @abstractmethod
-    def open(self) -> None:
-        """Make the world; set `now` and `sleep`."""
-
-    @abstractmethod
-    def machines(self) -> Machines:
-        """As after a restart: nothing is remembered."""
-
-    def restarted(self) -> FleetProvisioner:
-        catalog = self.catalog.read()
-        self.hosts = MemoryHosts(self.now)
-
-        class Fleet(FleetProvisioner):
-            name: ClassVar[str] = self.catalog.cloud
-
-        def accelerated(candidate: Candidate) -> Candidate:
-            return candidate if candidate.accelerator else replace(candidate, accelerator=self.accelerator)
-
-        return Fleet(
-            self.machines(),
-            self.hosts,
-            lambda order, rank: order_of(order, rank, bytes(32), Rent()),
-            lambda need: offers_of(
-                replace(need, candidates=tuple(map(accelerated, need.candidates))), catalog
-            ),
-            self.now,
-        )
-
-    def warn_node(self, token: str, rank: int) -> None:
-        """By the machine's own metadata service; hosts watch it."""
-        self.report_notice(token, rank)
-
-    def report_notice(self, token: str, rank: int) -> None:
-        report = HostReport(InstanceState.RUNNING, 8000, preempt_at=self.now() + 1e6)
-        self.hosts.tell(machine_token(token, rank), report)
-
-    def lose_answer(self, order: LaunchOrder) -> None:
-        self.cut_answers()
-        with pytest.raises(TransientError):
-            self.cloud.launch(order)
-        self.calm()
-
-    @abstractmethod
-    def cut_answers(self) -> None:
-        """Launches are done, and nobody hears of it, until `calm`."""
-
-    @abstractmethod
-    def calm(self) -> None: ...
+    def listed_types(self) -> Catalog:
+        return self.catalog.read()
 
     #: What the cloud says of launches that it refuses in a region: (HTTP status, code, message).
     refusals: ClassVar[tuple[tuple[int, str, str], ...]]
@@ -127,15 +68,6 @@ class RentedSubject(Subject):
     @abstractmethod
     def billed(self) -> int:
         """How many machines there really are."""
-
-    def know_us_again(self) -> None:
-        self.calm()
-
-    def pass_time(self) -> None:
-        self.sleep(10.0)
-
-    def close(self) -> None:
-        self.stack.close()
 
 
 class AwsSubject(RentedSubject):

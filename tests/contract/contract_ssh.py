@@ -16,6 +16,7 @@ import pytest
 
 from policies.model import CapacityType, Offer, Zone
 from provisioners.base import LaunchOrder, Requirements
+from provisioners.contract.subject import ON_DEMAND, Subject
 from provisioners.errors import TransientError
 from provisioners.line import Line, connect_line, line_loop
 from provisioners.machines import MachineOrder, machine_token
@@ -25,7 +26,6 @@ from provisioners.ssh.machines import SshMachines
 from provisioners.ssh.pool import load_pools
 from tests.clouds.vms.vm_bench import KEYS, until
 from tests.clouds.vms.vm_world import Vm, VmWorld
-from tests.contract.contract_subjects import ON_DEMAND, Subject
 
 GPUS = 8  # of each host
 OWNERS = ("owner-1", "owner-2")

@@ -285,7 +285,7 @@ def test_credentials_that_expire_are_told_of_and_nothing_is_lost(world: Ground) 
     world.up("expires", "--no-wait", resources={**SERVICE["resources"], "infra": f"aws/{EAST}"})
     world.serve.eventually(lambda: world.launched("expires"))
     world.aws.fail("*", "ExpiredToken", times=FOREVER, region=EAST)
-    sentence = r"aws cannot be listed: aws ec2:DescribeInstances in us-east-1: the credentials are not accepted; renew"
+    sentence = r"aws/us-east-1 cannot be listed: aws ec2:DescribeInstances in us-east-1: the credentials are not accepted; renew"
     world.serve.eventually(lambda: re.search(sentence, world.serve.view("expires")["notes"]))
     assert re.search(sentence, " ".join(world.serve.ok("status", "expires").out.split()))
     said = world.up("expired", "--timeout", "8", resources={**SERVICE["resources"], "infra": f"aws/{EAST}"})
@@ -301,11 +301,11 @@ def test_a_wrong_image_fails_the_version_at_once(world: Ground) -> None:
     said = world.up("image", resources={**SERVICE["resources"], "infra": f"aws/{EAST}"})
     assert said.code == 1
     assert "service image failed: replica 1 in aws/us-east-1/" in said.err
-    assert "ended: CONFIG, spot" in said.err
-    assert "check the `aws` section of config.yaml and the image (InvalidAMIID.NotFound" in said.err
+    assert "ended: REFUSED, spot" in said.err
+    assert "(InvalidAMIID.NotFound" in said.err
     view = world.serve.view("image", "--all")
     assert (view["status"], view["failed_versions"]) == ("FAILED", [1])
-    assert [one["end_reason"] for one in view["replicas"]] == ["CONFIG"]
+    assert [one["end_reason"] for one in view["replicas"]] == ["REFUSED"]
     asked = [one for one in world.aws.asked("RunInstances")[before:] if one.region == EAST]
     assert len(asked) == 2  # once more after looking for the image anew, and never again
 
@@ -318,7 +318,7 @@ def test_a_failing_setup_leaves_its_last_lines(
     for doing in ("waiting for ssh (1/", "running setup"):
         assert told.count(f"replica 1  {doing}") == 1, told
     sentence = "`setup` failed with exit code 3: no wheel for this platform"
-    assert told.count(f"bootstrap failed -> TERMINATING: {sentence}") == 3
+    assert told.count(f"setup failed -> TERMINATING: {sentence}") == 3
     assert "  | collecting\n  | no wheel for this platform\n" in told
     replicas = ground.replicas("setup")
     assert [(one["end_reason"], one["message"]) for one in replicas] == [("SETUP_FAILED", sentence)] * 3
@@ -340,7 +340,7 @@ def test_a_full_disk_is_named(ground: Ground, slow: dict[str, subprocess.Popen[s
     replicas = ground.replicas("full")
     assert [one["end_reason"] for one in replicas] == ["SETUP_FAILED"] * 3
     assert all(re.fullmatch(sentence, one["message"]) for one in replicas), replicas
-    assert len(re.findall(f"bootstrap failed -> TERMINATING: {sentence}", told)) == 3
+    assert len(re.findall(f"setup failed -> TERMINATING: {sentence}", told)) == 3
     assert re.search(r"replica \d  copying the work directory \S+weights \(\d/\d\)", told)
     assert ground.aws.live(skyserve_service="full") == []
     ground.down("full")

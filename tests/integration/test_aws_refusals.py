@@ -203,6 +203,32 @@ def test_a_region_that_is_down_is_not_waited_for_again_and_again(bench: AwsBench
     assert calls.count(1) > 20
 
 
+def test_after_an_outage_of_all_regions_the_next_listing_asks_all_of_them(bench: AwsBench) -> None:
+    machines = bench.fresh()
+    machine = machines.create(ORDER)
+    bench.world.fail("DescribeInstances", "InternalError", times=10_000)
+    for _ in range(5):
+        with pytest.raises(TransientError):
+            machines.machines("own", lambda region, error: None)
+        bench.time.sleep(10.0)
+    bench.world.calm()
+    assert [one.id for one in machines.machines("own", lambda region, error: None)] == [machine.id]
+
+
+def test_a_region_whose_credentials_are_good_again_is_listed_at_once(bench: AwsBench) -> None:
+    machines = bench.fresh()
+    machine = machines.create(ORDER)
+    bench.time.sleep(1000.0)  # what was launched a moment ago is listed without the cloud
+    silent: list[tuple[str, ProvisionError]] = []
+    bench.world.fail("*", "ExpiredToken", times=10_000, region=machine.zone.region)
+    for _ in range(5):
+        assert machines.machines("own", lambda *one: silent.append(one)) == []
+        bench.time.sleep(10.0)
+    assert [(region, type(error)) for region, error in silent] == [(machine.zone.region, AuthError)] * 5
+    bench.world.calm()
+    assert [one.id for one in machines.machines("own", lambda *one: None)] == [machine.id]
+
+
 def test_a_dead_network_is_transient(bench: AwsBench, monkeypatch: pytest.MonkeyPatch) -> None:
     machines = bench.fresh(regions=("us-east-1",))
     bench.world.cut("*", times=1000)

@@ -12,6 +12,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+import sqlalchemy as sa
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 from yarl import URL
 
@@ -20,8 +22,10 @@ from provisioners.base import Candidate, Requirements
 from provisioners.local.cloud import LocalProvisioner
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import Config, LoadBalancerConfig
+from skyserve_cli.controller import unix_socket
 from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.books import SpecBook
+from skyserve_cli.controller.client import Client
 from skyserve_cli.controller.last_words import LastWords
 from skyserve_cli.controller.lb_fleet import ProcessFleet
 from skyserve_cli.controller.lb_regional import RegionalFleet
@@ -73,7 +77,7 @@ class Controller:
         self.specs = SpecBook(self.store, seal)
         clouds = Clouds(home, Config(load_balancer=settings))
         loop = asyncio.get_running_loop()
-        office = Office(
+        self.office = Office(
             store=self.store,
             specs=self.specs,
             seal=seal,
@@ -90,8 +94,11 @@ class Controller:
             store_health=StoreHealth(0.0),
             load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
         )
-        self.server = TestServer(Api(office, TOKEN, home.controller_log, self._stop).app())
+        self.server = TestServer(self.api().app())
         self.session = aiohttp.ClientSession()
+
+    def api(self) -> Api:
+        return Api(self.office, TOKEN, self.home.controller_log, self._stop)
 
     def now(self) -> float:
         return self.time
@@ -401,6 +408,43 @@ async def test_what_is_down_or_ended_is_shown_when_asked_for(controller: Control
     assert service["replicas"] == []
 
 
+async def test_replicas_that_ended_cost_as_many_statements_for_many_services_as_for_one(
+    controller: Controller,
+) -> None:
+    asked: list[str] = []
+    sa.event.listen(controller.store._engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
+    counts = []
+    for number in range(1, 5):
+        assert (await controller.up(name=f"chat{number}"))[0] == 200
+        controller.office.services(down=True, ended=True)  # reads the spec of each new version once
+        asked.clear()
+        assert len(controller.office.services(down=True, ended=True)) == number
+        counts.append(len(asked))
+    assert len(set(counts)) == 1, counts
+    assert any("ended_at >" in statement for statement in asked)
+
+
+async def test_the_command_line_reads_the_services_again_only_if_they_changed(
+    controller: Controller,
+) -> None:
+    controller.home.token_file.write_text(TOKEN)
+    runner = web.AppRunner(controller.api().app())
+    await runner.setup()
+    listener = unix_socket.bound(controller.home.controller_socket)
+    await web.SockSite(runner, listener).start()
+    client = Client(controller.home)
+    await controller.up()
+    first, etag = await asyncio.to_thread(client.services_since, "")
+    assert first is not None
+    assert [view["name"] for view in first] == ["chat"]
+    assert await asyncio.to_thread(client.services_since, etag) == (None, etag)
+    await controller.call("POST", "/v1/services/chat/down")
+    changed, newer = await asyncio.to_thread(client.services_since, etag)
+    assert changed != first
+    assert newer != etag
+    await runner.cleanup()
+
+
 async def test_a_plan_says_where_and_for_how_much_and_leaves_nothing(controller: Controller) -> None:
     spec = spec_to_json(load_text(YAML).spec)
     status, answer = await controller.call("POST", "/v1/plan", {"spec": spec})
@@ -411,6 +455,19 @@ async def test_a_plan_says_where_and_for_how_much_and_leaves_nothing(controller:
     )
     assert controller.store.services(down=True) == []
     assert controller.woken == 0
+
+
+async def test_the_plan_of_an_update_is_in_the_mode_that_is_asked_for(controller: Controller) -> None:
+    await controller.up()
+    controller.has(a_replica(controller), a_replica(controller, 2))
+    spec = spec_to_json(load_text(YAML.replace("serve-it", "serve-that")).spec)
+    needs = {}
+    for mode in (None, "rolling", "blue_green"):
+        status, planned = await controller.call("POST", "/v1/plan", {"spec": spec, "mode": mode})
+        assert status == 200
+        needs[mode] = planned["update"]["mode"], planned["update"]["extra_replicas"]
+    assert needs == {None: ("rolling", 1), "rolling": ("rolling", 1), "blue_green": ("blue_green", 2)}
+    assert (await controller.call("POST", "/v1/plan", {"spec": spec, "mode": "sideways"}))[0] == 400
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from cryptography.fernet import Fernet
 from lb.config.schema import Readiness
 from policies.model import CapacityType, Event, Load, Memory, Offer, Replica, ReplicaState
 from provisioners.base import Instance, InstanceState, Requirements
+from provisioners.contract.hosts import MemoryHosts
 from provisioners.fleet import FleetProvisioner, HostReport
 from provisioners.machines import Machine, Silent
 from skyserve_cli.controller.books import SpecBook
@@ -26,7 +27,7 @@ from skyserve_cli.controller.witness import ThreadWitness
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import ReplicaPolicy, ResourceChoice, ServiceSpec
 from skyserve_cli.state.store import Store
-from tests.clouds.memory_machines import CLOUD, ZONES, MemoryHosts, MemoryMachines
+from tests.clouds.memory_machines import CLOUD, ZONES, MemoryMachines
 from tests.clouds.memory_machines import order_of as machine_order
 
 NEVER_S = 3600.0

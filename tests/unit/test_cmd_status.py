@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from skyserve_cli.commands.status_tables import tables
+from skyserve_cli.commands.status_tables import ages, tables
 
 
 def replica(replica_id: int, kind: str, state: str = "READY", **more: Any) -> dict[str, Any]:
@@ -185,3 +185,22 @@ def test_wide_shows_every_column_and_every_cell_on_any_terminal(width: int) -> N
     every = "".join("".join(lines).split())
     for whole in ("translation-of-documents/123", "i-0123456789abcdef0", "http://203.0.113.7:30001", MESSAGE):
         assert "".join(whole.split()) in every
+
+
+def test_ages_are_what_changes_with_time_alone() -> None:
+    """`--watch` draws again if they differ, so they must cover every cell that depends on the time."""
+    view = service(replica(1, "spot", created_at=30.5), replica(2, "spot", "GONE", ended_at=5.0))
+    for now in (59.0, 100.0, 100.2, 9000.0, 9001.0, 1e6):
+        for later in (now + 0.3, now + 0.7, now + 100.0):
+            same = ages([view], now) == ages([view], later)
+            assert same == (at(view, now) == at(view, later)), (now, later)
+    assert ages([], 59.0) == ()
+    assert len(ages([service(agents=[{"created_at": 0.0}])], 59.0)) == 2
+
+
+def at(view: dict[str, Any], now: float) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        for each in tables([view], now, wide=False):
+            console.print(each)
+    return capture.get()

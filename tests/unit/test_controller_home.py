@@ -234,6 +234,14 @@ def test_a_region_that_is_none_is_told_by_its_path(home: Home, name: str) -> Non
         Clouds(home, load_config(home.config)).get(name)
 
 
+def test_an_image_for_a_region_that_is_none_is_told_by_its_path(home: Home) -> None:
+    home.config.write_text("clouds: {aws: {image: {us-east-1: ami-1, us-esat-2: ami-2}}}\n")
+    with pytest.raises(
+        ConfigError, match=r"clouds\.aws\.image: aws has no region 'us-esat-2'; did you mean 'us-"
+    ):
+        Clouds(home, load_config(home.config)).get("aws")
+
+
 def test_a_cloud_nobody_knows_is_told_with_the_file(home: Home) -> None:
     home.config.write_text("clouds: {asure: {}}\n")
     with pytest.raises(ConfigError, match=r"config\.yaml: there is no cloud 'asure' .*did you mean 'azure'"):

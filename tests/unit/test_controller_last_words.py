@@ -11,6 +11,7 @@ import pytest
 from policies.model import CapacityType, EndReason, Offer, Replica, ReplicaState, Zone
 from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.errors import TransientError
+from provisioners.host_agent.log_times import offset_since
 from skyserve_cli.controller.last_words import KEPT_BYTES, KEPT_FILES, LastWords
 
 ZONE = Zone("sky", "r", "z")
@@ -34,6 +35,9 @@ class Sky:
 
     def read_log(self, instance: Instance, offset: int, max_bytes: int, node: int = 0) -> bytes:
         return self.nodes[node][max(offset, self.dropped) :][:max_bytes]
+
+    def log_times(self, instance: Instance, after: float, offset: int, most: int, node: int = 0) -> bytes:
+        return b"".join(b"%d.0 %d\n" % (at, at) for at in range(offset, len(self.nodes[node])) if at > after)
 
     def offers(self, need: Requirements) -> Sequence[Offer]:
         return []
@@ -110,5 +114,15 @@ def test_a_machine_that_cannot_be_asked_is_let_go_of(kept: LastWords, caplog: An
 def test_the_oldest_make_room(kept: LastWords, tmp_path: Path) -> None:
     for replica_id in range(KEPT_FILES + 3):
         kept.keep("chat", failed(replica_id=replica_id), INSTANCE, Sky(b"x"))
-    assert len(list((tmp_path / "replicas").iterdir())) == KEPT_FILES
+    assert len(list((tmp_path / "replicas").glob("*.log"))) == KEPT_FILES
+    assert len(list((tmp_path / "replicas").iterdir())) == 2 * KEPT_FILES
     assert read(kept, replica_id=KEPT_FILES + 2) == (0, b"x")
+
+
+def test_the_times_of_its_lines_are_kept_with_it(kept: LastWords) -> None:
+    kept.keep("chat", failed(), INSTANCE, Sky(b"0123456789", dropped=4))
+    times = kept.times("chat", 7)
+    assert offset_since(times, 6.0) == 6
+    assert offset_since(times, 0.0) == 4
+    assert offset_since(times, 99.0) == -1
+    assert offset_since(kept.times("chat", 8), 0.0) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyserve_cli.controller.lb_process import _agent_environment
+from skyserve_cli.controller.lb_process import agent_environment
 
 
 def test_an_agent_gets_no_keys_of_clouds_and_databases() -> None:
@@ -20,4 +20,4 @@ def test_an_agent_gets_no_keys_of_clouds_and_databases() -> None:
         "PYTHONPATH": "/x",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://o",
     }
-    assert _agent_environment({**secret, **needed}) == needed
+    assert agent_environment({**secret, **needed}) == needed

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from policies.model import Memory, Replica, ReplicaState, UpdateMode
+from skyserve_cli.commands.update import course_sentence
 from skyserve_cli.controller.orders import goal_of
 from skyserve_cli.controller.planning import _new_row
-from skyserve_cli.controller.update_plan import changes, course
+from skyserve_cli.controller.update_plan import changes, course, extra, usual_start_s
 from skyserve_cli.spec import load_text, spec_to_json
 from tests.unit.placement_world import ON_DEMAND, an_offer
 
@@ -58,3 +59,44 @@ def test_changes_are_by_path_and_show_no_digest() -> None:
     assert "load_balancer.api_keys[0].sha256" in [each["path"] for each in shown]
     assert "f00" not in str(shown)
     assert changes(after, after) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "surge", "wanted", "steps", "more", "dollars"),
+    [
+        pytest.param(UpdateMode.ROLLING, 1, 3, 3, 1, 1.0, id="one by one"),
+        pytest.param(UpdateMode.ROLLING, 2, 3, 2, 2, 2.0, id="two at once"),
+        pytest.param(UpdateMode.BLUE_GREEN, 1, 3, 1, 3, 3.0, id="a second fleet"),
+        pytest.param(UpdateMode.BLUE_GREEN, 1, 1, 1, 1, 1.0, id="a second, smaller fleet"),
+    ],
+)
+def test_what_an_update_needs_meanwhile(
+    mode: UpdateMode, surge: int, wanted: int, steps: int, more: int, dollars: float
+) -> None:
+    update = f"update: {{max_surge: {surge}}}"
+    spec = load_text(
+        f"service: {{replicas: {wanted}, {update}}}\nrun: serve\nresources: {{accelerators: L4}}"
+    ).spec
+    row = replace(_new_row(spec, 0.0), version=2, update_mode=mode)
+    running = replicas(3)
+    made = course(goal_of(row, spec), running, OFFERS, Memory(next_replica_id=4), 10_000.0)
+    assert (made.steps, extra(made, [each.offer for each in running])) == (steps, (more, dollars))
+    assert len(made.left) == wanted
+
+
+def test_the_usual_start_is_the_median_of_those_that_became_ready() -> None:
+    started = [replace(each, ready_at=at) for each, at in zip(replicas(3), (10.0, 90.0, 20.0), strict=True)]
+    assert usual_start_s(started) == 20.0
+    assert usual_start_s([replace(each, ready_at=None) for each in started]) is None
+
+
+def test_the_sentence_about_a_mode_has_its_cost_and_its_time() -> None:
+    update = {"mode": "rolling", "steps": 3, "extra_replicas": 1, "extra_usd_per_hour": 0.7,
+              "usual_start_s": 20.0, "drain_timeout_s": 120.0}  # fmt: skip
+    assert course_sentence(update) == (
+        "rolling: old replicas are replaced in 3 steps; up to 1 extra replica ($0.7000 per hour more) for about 1m, "
+        "if new replicas start as fast as those that run; old replicas are paid for while they drain, up to 2m"
+    )
+    first = course_sentence(update | {"mode": "blue_green", "usual_start_s": None})
+    assert first.startswith("blue-green: all new replicas start beside the old ones")
+    assert "while new replicas start" in first

@@ -10,6 +10,7 @@ import pytest
 
 from policies.model import CapacityType, Offer, Zone
 from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.contract.hosts import MemoryHosts
 from provisioners.errors import (
     CapacityError,
     InvalidRequestError,
@@ -24,7 +25,6 @@ from tests.clouds.memory_machines import (
     CLOUD,
     ZONES,
     KilledError,
-    MemoryHosts,
     MemoryMachines,
     Trouble,
     lost,

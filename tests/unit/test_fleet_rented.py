@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event
 
 import pytest
@@ -14,7 +14,7 @@ from provisioners.base import Candidate, LaunchOrder, Requirements
 from provisioners.candidates import Account
 from provisioners.catalog import packaged
 from provisioners.errors import AuthError
-from provisioners.keys import MAX_USER_DATA_BYTES, Keys
+from provisioners.keys import MAX_USER_DATA_BYTES, Keys, lease_of
 from provisioners.machines import Machine, MachineState, Silent
 from provisioners.rented import (
     PRICES_EVERY_S,
@@ -45,6 +45,15 @@ def test_an_order_is_the_same_to_the_byte_whenever_it_is_made() -> None:
     assert order_of(an_order(), 1, SECRET, Rent()) == order_of(an_order(), 1, SECRET, Rent())
 
 
+def test_an_image_for_each_region_is_taken_by_region_and_gives_way_to_the_order() -> None:
+    region = OFFER.zone.region
+    assert order_of(an_order(), 0, SECRET, Rent(image={region: "ami-1", "else": "ami-2"})).image == "ami-1"
+    assert order_of(an_order(), 0, SECRET, Rent(image={"else": "ami-2"})).image is None
+    assert order_of(an_order(), 0, SECRET, Rent(image="ami-3")).image == "ami-3"
+    own = replace(an_order(), image="ami-4")
+    assert order_of(own, 0, SECRET, Rent(image={region: "ami-1"})).image == "ami-4"
+
+
 def test_the_machines_of_a_replica_have_tokens_and_host_keys_of_their_own() -> None:
     head, other = (order_of(an_order(), rank, SECRET, Rent()) for rank in (0, 1))
     assert (head.token, other.token) == ("own-chat-1-abc", "own-chat-1-abc-n1")
@@ -55,7 +64,10 @@ def test_the_machines_of_a_replica_have_tokens_and_host_keys_of_their_own() -> N
 def test_the_dead_mans_switch_is_the_users() -> None:
     never, soon = (order_of(an_order(), 0, SECRET, Rent(dead_man_s=after_s)) for after_s in (0, 600))
     assert "shutdown" not in never.user_data
-    assert "[ $n -lt 30 ] || shutdown -h now" in soon.user_data
+    lease_s = lease_of(600, soon.token)
+    every_s = lease_s // 30
+    assert f"while sleep {every_s}; do" in soon.user_data
+    assert f"[ $n -lt {lease_s // every_s} ] || shutdown -h now" in soon.user_data
 
 
 def test_user_data_is_small_and_has_no_secret_but_the_machines_own_key() -> None:

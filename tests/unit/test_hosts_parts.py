@@ -19,15 +19,16 @@ import pytest
 from policies.model import CapacityType, Offer, Zone
 from provisioners.base import Candidate, LaunchOrder, Requirements
 from provisioners.bootstrap import Content, Node, missing_sources, steps_for, task_for
-from provisioners.bringup import patience
+from provisioners.bringup import BringUp, BringUpError, patience
 from provisioners.host_agent import claims, notices
 from provisioners.host_agent.bundle import agent_bundle
 from provisioners.host_agent.log import log_window, pipe_of, pump, read_log
 from provisioners.host_agent.notices import Answer
 from provisioners.host_agent.scripts import container_command, exec_command, obituary
-from provisioners.keys import DEAD_MAN_S, MAX_USER_DATA_BYTES, Keys, user_data
+from provisioners.keys import DEAD_MAN_S, MAX_USER_DATA_BYTES, Keys, lease_of, user_data
 from provisioners.machines import MAX_TOKEN, MachineOrder
 from provisioners.packing import PackingError, pack
+from provisioners.shell import HostKeyError, LoginRefusedError, Shell, UnreachableError
 from provisioners.ssh.pool import PoolError, load_pools, offers_of
 
 KEYS = Keys(bytes(range(32)), "owner-1")
@@ -108,6 +109,42 @@ def test_the_dead_mans_switch_counts(lease_s: int, every_s: int, missed: int) ->
     script = user_data(machine_order(), KEYS.host("t"), lease_s)
     assert f"while sleep {every_s}; do" in script
     assert f"[ $n -lt {missed} ]" in script
+
+
+def test_machines_of_a_fleet_do_not_end_together() -> None:
+    leases = {lease_of(43200, f"own-chat-{number}-0123456789") for number in range(200)}
+    assert min(leases) >= 0.9 * 43200
+    assert max(leases) <= 1.1 * 43200
+    assert len(leases) > 100
+    assert lease_of(43200, "t") == lease_of(43200, "t")
+    assert lease_of(0, "t") == 0
+
+
+def test_ubuntu_does_not_upgrade_itself_meanwhile() -> None:
+    script = user_data(machine_order(), KEYS.host("t"))
+    assert "systemctl disable --now unattended-upgrades apt-daily.timer apt-daily-upgrade.timer" in script
+    assert 'DPkg::Lock::Timeout "600";' in script
+
+
+def test_a_host_that_refuses_our_login_is_tried_less_and_less_often() -> None:
+    """sshd from 9.8 on locks an address out for seconds after each refused login."""
+    time, pauses = [0.0], list[float]()
+
+    def connect() -> Shell:
+        if len(pauses) < 4:
+            raise UnreachableError("no sshd yet")
+        if len(pauses) < 9:
+            raise LoginRefusedError("no key yet")
+        raise HostKeyError("the image's key")
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        time[0] += seconds
+
+    bring_up = BringUp(connect, "folder", (), now=lambda: time[0], pause=pause, boot_timeout_s=30.0)
+    with pytest.raises(BringUpError, match="no login in time"):
+        bring_up.drive()
+    assert pauses[:11] == [1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 4.0, 5.0, 5.0, 1.0, 1.0]
 
 
 def test_without_a_lease_no_machine_ends_itself() -> None:

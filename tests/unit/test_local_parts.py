@@ -29,7 +29,7 @@ from provisioners.local import process as local_process
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.local.log import LogWriter, log_window, read_log
 from provisioners.local.store import InstanceFolder
-from provisioners.registry import PROVISIONERS, UnknownCloudError, provisioner_class
+from provisioners.registry import PROVISIONERS, MissingSdkError, UnknownCloudError, provisioner_class
 
 # --- The log ------------------------------------------------------------------------------------------------
 
@@ -52,7 +52,7 @@ def test_only_the_newest_two_segments_are_kept_and_offsets_stay_true(tmp_path: P
     assert log_window(tmp_path) == (70, 90)
     assert read_log(tmp_path, 81, 100) == b"line 009\n"
     assert read_log(tmp_path, 0, 5) == b"7\nlin"  # what was dropped is skipped
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 20
+    assert sum(path.stat().st_size for path in tmp_path.glob("log.*")) <= 20
 
 
 @pytest.mark.parametrize(
@@ -273,3 +273,24 @@ def test_fake_capacity_counts_what_lives(world: FakeWorld) -> None:
         world.launch("chat-2")
     world.cloud.terminate(first)
     assert world.launch("chat-2").state is InstanceState.PENDING
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import a_module_that_is_nowhere", "is not installed: pip install --upgrade 'skyserve[sky]'"),
+        (
+            "from json import a_name_that_is_not_there",
+            "is too old, or too new: pip install --upgrade 'skyserve[sky]'",
+        ),
+    ],
+)
+def test_an_sdk_that_is_missing_and_one_that_does_not_fit_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
+) -> None:
+    name = f"sdk_of_a_test_{abs(hash(text))}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingSdkError) as caught:
+        provisioner_class("sky", {"sky": f"{name}:Cloud"})
+    assert why in str(caught.value)

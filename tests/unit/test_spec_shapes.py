@@ -486,7 +486,6 @@ def test_anchors_and_merges() -> None:
 
 
 NOT_ACTED_ON = {
-    "event_callback: x": "event_callback",
     "volumes: {/a: v}": "volumes",
     "config: {kubernetes: {}}": "config",
     "inputs: {a: 1}": "inputs",
@@ -515,6 +514,7 @@ def test_what_is_not_acted_on_is_said(text: str, path: str) -> None:
 
 
 ACTED_ON = {
+    "a command for events": "event_callback: echo x",
     "sizes on a cloud": "resources: {infra: aws, cpus: 4+, memory: 4x, disk_size: 100, instance_type: g6.xlarge}",
     "an image by cloud": "resources: {image_id: {aws: /ssm/name, gcp: project/family}}",
     "a container on a host": "resources: {infra: ssh, image_id: 'docker:vllm/vllm-openai'}",

@@ -211,9 +211,9 @@ WRONG = {
     "a cloud nobody knows": ("resources: {cloud: awss}", "resources.cloud", 'did you mean "aws"?'),
     "a cloud we do not have": ("resources: {infra: kubernetes}", "resources.infra", "not supported yet"),
     "only clouds we do not have": (
-        "resources: {any_of: [{infra: k8s/my/context}, {cloud: Lambda}]}",
+        "resources: {any_of: [{infra: k8s/my/context}, {cloud: RunPod}]}",
         "resources.any_of[1].cloud",
-        'not supported yet (got "Lambda")',
+        'not supported yet (got "RunPod")',
     ),
     "an infra with four parts": ("resources: {infra: aws/a/b/c}", "resources.infra", "cloud[/region[/zone]]"),
     "an infra with a hole": ("resources: {infra: aws//b}", "resources.infra", "cloud[/region[/zone]]"),

@@ -16,8 +16,19 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.exc import DBAPIError
 
-from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, UpdateMode, Zone
+from policies.model import (
+    CapacityType,
+    EndReason,
+    Memory,
+    Offer,
+    Replica,
+    ReplicaState,
+    Role,
+    UpdateMode,
+    Zone,
+)
 from skyserve_cli.state.codec import replica_from_row, replica_to_row
+from skyserve_cli.state.statements import RECENT_REPLICAS
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.tables import metadata
 from skyserve_cli.state.values import (
@@ -535,3 +546,35 @@ def test_what_is_kept_after_commits_is_what_would_be_read(store: Store) -> None:
     store.forget()
     assert kept == store.services()
     assert [replica.id for replica in kept[0].replicas] == [2]
+
+
+def test_ended_replicas_of_many_services_are_one_query(store: Store) -> None:
+    gone = {"state": S.GONE, "end_reason": EndReason.RUN_EXITED}
+    names = [f"s{number}" for number in range(5)]
+    for name in names:
+        put(store, name)
+        commit(
+            store,
+            a_replica(1, ended_at=100.0, **gone),
+            a_replica(2, ended_at=900.0, **gone),
+            a_replica(3),
+            a_replica(4, ended_at=901.0, role=Role.LOAD_BALANCER, **gone),
+            name=name,
+        )
+    asked: list[str] = []
+    sa.event.listen(store._engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
+    found = store.recently_ended(names[:4], since=500.0)
+    assert len([statement for statement in asked if "replicas" in statement]) == 1
+    assert [(name, replica.id) for name, each in found.items() for replica in each] == [
+        (name, 2) for name in names[:4]
+    ]
+    assert found["s0"] == [replica for replica in store.replicas("s0") if replica.id == 2]
+    assert store.recently_ended([], since=0.0) == {}
+
+
+def test_of_a_service_that_failed_often_only_the_newest_replicas_are_looked_through(store: Store) -> None:
+    put(store)
+    ended = [a_replica(n, S.GONE, ended_at=900.0) for n in range(1, RECENT_REPLICAS + 51)]
+    commit(store, *ended)
+    found = store.recently_ended(["chat"], since=0.0)["chat"]
+    assert [replica.id for replica in found] == [*range(51, RECENT_REPLICAS + 51)]

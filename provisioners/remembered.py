@@ -1,8 +1,8 @@
-"""The machines that were seen alive: Compute Engine forgets the labels of an instance with the instance.
+"""The machines that were seen alive, for clouds that forget a machine's tags, or the machine itself, as soon as it ends.
 
-A preempted machine is deleted, and all that tells of it is an operation with its name. Whose it was, and which replica,
-only we know; so what was made or listed here is remembered until its end was told for a while. A controller that starts
-anew remembers nothing, but finds out about whatever it asks for again.
+A preempted machine of Google's is deleted, and all that tells of it is an operation with its name; of one of Lambda's nothing is left.
+Whose it was, and which replica, only we know; so what was made or listed here is remembered until its end was told for a while. A
+controller that has just started remembers nothing, but finds out about whatever it asks for again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def key_of(zone: Zone, name: str) -> Key:
     return zone.name, name
 
 
-class GcpMemory:
+class MachineMemory:
     """Thread-safe. A machine is either alive here, or has ended at some time."""
 
     def __init__(self) -> None:

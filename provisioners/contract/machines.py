@@ -1,0 +1,113 @@
+"""A cloud that rents machines, under the contract: the fleet over the cloud's own `Machines`, with hosts in memory."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+
+from provisioners.base import Candidate, InstanceState, LaunchOrder
+from provisioners.candidates import offers_of
+from provisioners.catalog.model import Catalog
+from provisioners.contract.hosts import MemoryHosts
+from provisioners.contract.subject import Subject
+from provisioners.errors import TransientError
+from provisioners.fleet import FleetProvisioner, HostReport
+from provisioners.guard import guarded
+from provisioners.machines import Machines, machine_token
+from provisioners.plugins import CloudPlugin, Setup, listings_of
+from provisioners.rented import Rent, order_of
+
+
+class MachinesSubject(Subject):
+    """Where nothing is said of accelerators, the subject's own is meant: only of machines with some do we know spot
+    prices. `stack` closes what `open` has opened."""
+
+    now: Callable[[], float]
+    sleep: Callable[[float], None]
+
+    def __init__(self) -> None:
+        self.stack = ExitStack()
+        self.open()
+        self.cloud = self.restarted()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Make the world; set `now` and `sleep`."""
+
+    @abstractmethod
+    def machines(self) -> Machines:
+        """As after a restart: nothing is remembered."""
+
+    @abstractmethod
+    def listed_types(self) -> Catalog:
+        """What the cloud has, in a few zones."""
+
+    @abstractmethod
+    def cut_answers(self) -> None:
+        """Launches are done, and no response arrives, until `calm`."""
+
+    @abstractmethod
+    def calm(self) -> None:
+        """No trouble any more."""
+
+    def restarted(self) -> FleetProvisioner:
+        catalog, machines = self.listed_types(), self.machines()
+        self.hosts = MemoryHosts(self.now)
+
+        class Fleet(FleetProvisioner):
+            name: ClassVar[str] = machines.name
+
+        def accelerated(candidate: Candidate) -> Candidate:
+            return candidate if candidate.accelerator else replace(candidate, accelerator=self.accelerator)
+
+        return Fleet(
+            machines,
+            self.hosts,
+            lambda order, rank: order_of(order, rank, bytes(32), Rent()),
+            lambda need: offers_of(
+                replace(need, candidates=tuple(map(accelerated, need.candidates))), catalog
+            ),
+            self.now,
+        )
+
+    def warn_node(self, token: str, rank: int) -> None:
+        """By the machine's own metadata service; hosts watch it."""
+        self.report_notice(token, rank)
+
+    def report_notice(self, token: str, rank: int) -> None:
+        report = HostReport(InstanceState.RUNNING, 8000, preempt_at=self.now() + 1e6)
+        self.hosts.tell(machine_token(token, rank), report)
+
+    def lose_answer(self, order: LaunchOrder) -> None:
+        self.cut_answers()
+        with pytest.raises(TransientError):
+            self.cloud.launch(order)
+        self.calm()
+
+    def know_us_again(self) -> None:
+        self.calm()
+
+    def pass_time(self) -> None:
+        self.sleep(10.0)
+
+    def close(self) -> None:
+        self.stack.close()
+
+
+class PluginSubject(MachinesSubject):
+    """A plug-in. `open` sets `plugin` and `section` as well."""
+
+    plugin: CloudPlugin
+    section: object
+
+    def machines(self) -> Machines:
+        setup = Setup(self.section, self.listed_types(), self.now, self.sleep)
+        return guarded(self.plugin.machines(setup))
+
+    def listed_types(self) -> Catalog:
+        return Catalog(listings_of(self.plugin))

@@ -1,0 +1,1 @@
+"""Lambda's on-demand instances (https://docs.lambda.ai/api/cloud)."""

@@ -1,0 +1,75 @@
+"""A plug-in's cloud as a provisioner: its machines behind a guard, and all that is the same on every cloud."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from policies.model import Offer, Role
+from provisioners.base import Requirements
+from provisioners.catalog.model import Catalog
+from provisioners.clock import unix_now
+from provisioners.first_login import FirstLogins
+from provisioners.guard import guarded
+from provisioners.keys import Keys, lease_of, user_data
+from provisioners.machines import Machine, MachineOrder
+from provisioners.own_address import OwnAddresses
+from provisioners.plugins import CloudPlugin, PluginError, Setup, in_its_markets
+from provisioners.rented import USER, RentedProvisioner, Section, login_of, within
+from provisioners.small import small_offers
+
+
+def provisioner_of(
+    plugin: CloudPlugin,
+    section: Section,
+    catalog: Catalog,
+    secret: bytes,
+    *,
+    own: OwnAddresses | None = None,
+    folder: Path | None = None,
+    now: Callable[[], float] = unix_now,
+) -> RentedProvisioner:
+    """`folder` is where host keys of the first login are kept. Raises PluginError, and ValueError for a wrong section."""
+    if section.regions is not None:
+        catalog = within(catalog, section.regions, plugin.name)
+    try:
+        machines = guarded(plugin.machines(Setup(section, catalog, now, time.sleep)))
+    except ValueError:
+        raise  # what is wrong with the section
+    except Exception as error:
+        raise PluginError(f"the plug-in {plugin.name!r} failed: {type(error).__name__}: {error}") from error
+
+    def script(machine: Machine) -> str:
+        """What other clouds run as user data; it depends on keys and user alone."""
+        keys = Keys(secret, machine.owner)
+        order = MachineOrder(
+            token=machine.token,
+            owner=machine.owner,
+            service=machine.service,
+            replica_id=machine.replica_id,
+            rank=machine.rank,
+            num_nodes=machine.num_nodes,
+            zone=machine.zone,
+            instance_type=machine.instance_type,
+            capacity_type=machine.capacity_type,
+            public_key=keys.login().public,
+            user=USER,
+        )
+        lease_s = lease_of(60 * section.dead_man_minutes, machine.token)
+        return user_data(order, keys.host(machine.token), lease_s)
+
+    first = None
+    if plugin.first_user is not None:
+        first = FirstLogins(plugin.first_user, lambda machine: login_of(machine, secret), script, folder)
+
+    class PluginProvisioner(RentedProvisioner):
+        name = plugin.name
+
+        def offers(self, need: Requirements) -> Sequence[Offer]:
+            if need.role is not Role.LOAD_BALANCER:
+                return super().offers(in_its_markets(plugin, need))
+            zones = (row.zone for row in catalog.rows)
+            return small_offers(need, self.name, zones, plugin.small) if plugin.small else []
+
+    return PluginProvisioner(machines, section, catalog, secret, own=own, now=now, first_login=first)

@@ -1,0 +1,113 @@
+"""Machines without user data: real sshds with the host keys of their images, prepared over the first connection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from provisioners.first_login import FirstLogins, host_key_of
+from provisioners.keys import user_data
+from provisioners.machines import Machine
+from provisioners.shell import HostKeyError, LoginRefusedError, ShellError, UnreachableError, connect
+from tests.clouds.vms import vm_world
+from tests.clouds.vms.vm_bench import KEYS, boot, launch_order, login, machine_of, machine_order, until
+from tests.clouds.vms.vm_world import Vm, VmWorld
+
+pytestmark = pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not()))
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[VmWorld]:
+    with VmWorld() as one:
+        yield one
+
+
+def bare(world: VmWorld, name: str) -> Vm:
+    """As a cloud without user data makes it: our key lets root in, and the host key is the image's."""
+    return world.boot(name, logins={"root": KEYS.login().public})
+
+
+def first_logins(vm: Vm, folder: Path | None = None) -> FirstLogins:
+    def script(machine: Machine) -> str:
+        return user_data(machine_order(machine.token), KEYS.host(machine.token))
+
+    return FirstLogins("root", lambda machine: login(vm), script, folder)
+
+
+def prepared(logins: FirstLogins, machine: Machine) -> bool:
+    try:
+        logins.prepare(machine)
+    except (UnreachableError, LoginRefusedError, HostKeyError):
+        return False
+    return True
+
+
+def test_a_bare_machine_is_prepared_once_and_has_our_key_from_then_on(world: VmWorld, tmp_path: Path) -> None:
+    vm = bare(world, "bare-1")
+    machine = machine_of(vm, launch_order("bare-1"))
+    until(lambda: prepared(first_logins(vm, tmp_path), machine))
+    with connect(login(vm)) as shell:
+        assert shell.run("id -un").out == b"skyserve\n"
+    assert json.loads((tmp_path / "bare-1.json").read_text())["is_prepared"]
+    first_logins(vm, tmp_path).prepare(machine)  # another controller
+    logins = first_logins(vm)  # another home, which has the secret
+    logins.prepare(machine)
+
+
+def test_a_host_with_another_key_than_the_first_is_told_nothing(world: VmWorld, tmp_path: Path) -> None:
+    true, other = bare(world, "bare-3"), bare(world, "bare-4")
+    until(lambda: can_dial(true) and can_dial(other))
+    key = host_key_of(login(true))
+    (tmp_path / "bare-3.json").write_text(json.dumps({"host_key": key}))
+    moved = replace(login(true), address=other.address)
+
+    def script(machine: Machine) -> str:
+        raise AssertionError("nothing may be sent")
+
+    logins = FirstLogins("root", lambda machine: moved, script, tmp_path)
+    with pytest.raises(HostKeyError, match="shows another host key than the one we know"):
+        logins.prepare(machine_of(true, launch_order("bare-3")))
+
+
+def test_what_was_prepared_is_never_told_anything_again(world: VmWorld, tmp_path: Path) -> None:
+    vm = bare(world, "bare-5")
+    (tmp_path / "bare-5.json").write_text(json.dumps({"is_prepared": True}))
+    machine = machine_of(vm, launch_order("bare-5"))
+    first_logins(vm, tmp_path).prepare(machine)
+    until(lambda: can_dial(vm))
+    with pytest.raises((HostKeyError, LoginRefusedError)):
+        connect(login(vm))  # the usual login alone decides
+
+
+def test_a_machine_with_user_data_needs_none_of_it(world: VmWorld, tmp_path: Path) -> None:
+    vm = boot(world, "usual-1")
+    machine = machine_of(vm, launch_order("usual-1"))
+    until(lambda: can_log_in(vm))
+    logins = FirstLogins("root", lambda machine: login(vm), lambda machine: "exit 1", tmp_path)
+    logins.prepare(machine)
+
+
+def test_a_memory_that_cannot_be_read_is_an_error(world: VmWorld, tmp_path: Path) -> None:
+    (tmp_path / "bare-6.json").write_text("{")
+    vm = bare(world, "bare-6")
+    with pytest.raises(ShellError, match="cannot be read"):
+        first_logins(vm, tmp_path).prepare(machine_of(vm, launch_order("bare-6")))
+
+
+def can_dial(vm: Vm) -> bool:
+    try:
+        return bool(host_key_of(login(vm)))
+    except UnreachableError:
+        return False
+
+
+def can_log_in(vm: Vm) -> bool:
+    try:
+        connect(login(vm)).close()
+    except ShellError:
+        return False
+    return True
