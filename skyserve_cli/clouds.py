@@ -21,7 +21,6 @@ from provisioners.clock import unix_now
 from provisioners.errors import AuthError
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.own_address import OwnAddresses
-from provisioners.plugin_cloud import provisioner_of
 from provisioners.registry import PROVISIONERS, MissingSdkError, UnknownCloudError, provisioner_class
 from provisioners.small import small_offers
 from provisioners.ssh import pool
@@ -275,6 +274,8 @@ class Clouds:
 
     def _from_plugin(self, name: str, section: CloudConfig | None) -> Provisioner:
         """Raises PluginError, and ValueError for what the plug-in makes of its section."""
+        from provisioners.plugin_cloud import provisioner_of  # which loads SSH libraries, and plans need none
+
         found = plugins.plugin(name)
         if not isinstance(section, RentedConfig):
             raise plugins.PluginError(f"the plug-in {name!r}: its section is no RentedConfig")
