@@ -108,7 +108,7 @@ class AwsConfig(RentedConfig):
     profile: str | None = Field(default=None, description="of the AWS configuration files")
     vpc: str | None = Field(default=None, description="id or name of the network to use")
     instance_profile: str | None = Field(
-        default=None, min_length=1, description="name or ARN of the instance profile of all machines"
+        default=None, min_length=1, description="name or ARN of the instance profile of replicas"
     )
 
 
@@ -120,7 +120,7 @@ class GcpConfig(RentedConfig):
     service_account: str | None = Field(
         default=None,
         pattern=r"^[^@\s]+@[^@\s]+$",
-        description="email address of the service account of all machines",
+        description="email address of the service account of replicas",
     )
 
 
@@ -132,7 +132,7 @@ class AzureConfig(RentedConfig):
         default=None,
         pattern=r"(?i)^/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\.ManagedIdentity"
         r"/userAssignedIdentities/[^/]+$",
-        description="id of the user-assigned identity of all machines",
+        description="id of the user-assigned identity of replicas",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
-from policies.model import CapacityType
+from policies.model import CapacityType, Role
 from provisioners.aws.image import Image
 from provisioners.machines import MachineOrder, Trial
 
@@ -55,7 +55,7 @@ def request_of(
         # A machine that no controller has visited for a long time shuts itself down.
         "InstanceInitiatedShutdownBehavior": "terminate",
     }
-    if instance_profile is not None:
+    if instance_profile is not None and order.role is Role.REPLICA:
         by = "Arn" if instance_profile.startswith("arn:") else "Name"
         params["IamInstanceProfile"] = {by: instance_profile}
     if key_name is not None:

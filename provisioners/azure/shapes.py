@@ -20,7 +20,7 @@ from typing import Any
 
 from azure.mgmt.compute.models import InstanceViewStatus, SshPublicKeyResource, VirtualMachine
 
-from policies.model import CapacityType, FailureKind, Zone
+from policies.model import CapacityType, FailureKind, Role, Zone
 from provisioners.azure.errors import CLOUD, meaning
 from provisioners.errors import InvalidRequestError, Refusal
 from provisioners.machines import (
@@ -147,7 +147,7 @@ def machine_body(
             "billingProfile": {"maxPrice": -1},  # up to the on-demand price, and never evicted for the price
         }
     body: dict[str, Any] = {"location": order.zone.region, "tags": order.tags, "properties": properties}
-    if identity is not None:
+    if identity is not None and order.role is Role.REPLICA:
         body["identity"] = {"type": "UserAssigned", "userAssignedIdentities": {identity: {}}}
     return body if zone is None else {**body, "zones": [zone]}
 

@@ -15,7 +15,7 @@ from datetime import datetime
 
 from google.cloud import compute_v1
 
-from policies.model import CapacityType, Zone
+from policies.model import CapacityType, Role, Zone
 from provisioners.errors import InvalidRequestError
 from provisioners.gcp.errors import CLOUD
 from provisioners.machines import (
@@ -36,6 +36,7 @@ CPU_IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64
 GPU_DISK_GB = 200  # of a machine with accelerators, where nobody says: an image, an engine and its weights
 
 _MAX_LABEL = 63
+_CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"  # IAM decides, not the scope
 _OUR_TAGS = (OWNER_TAG, SERVICE_TAG, REPLICA_TAG, TOKEN_TAG, RANK_TAG, NODES_TAG, CAPACITY_TAG)
 _NAMESPACE = uuid.UUID("5f1b8f4e-43c5-5b0c-9f3e-6d2d8e1c7a90")
 
@@ -153,9 +154,6 @@ def image_of(order: MachineOrder, project: str) -> str:
     return f"projects/{project}/global/images/{order.image}"
 
 
-_CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"  # IAM decides, not the scope
-
-
 def instance_of(
     order: MachineOrder,
     *,
@@ -207,7 +205,7 @@ def instance_of(
         ),
         scheduling=_scheduling(is_spot, has_gpu),
     )
-    if service_account is not None:
+    if service_account is not None and order.role is Role.REPLICA:
         instance.service_accounts = [
             compute_v1.ServiceAccount(email=service_account, scopes=[_CLOUD_PLATFORM])
         ]

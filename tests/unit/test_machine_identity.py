@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google.cloud import compute_v1
 
-from policies.model import CapacityType, Zone
+from policies.model import CapacityType, Role, Zone
 from provisioners.aws.image import Image
 from provisioners.aws.order import request_of, trial_order
 from provisioners.azure.shapes import Place, machine_body
@@ -43,6 +43,26 @@ def test_an_aws_request_names_the_instance_profile(profile: str | None, sent: di
         instance_profile=profile,
     )
     assert request.get("IamInstanceProfile") == sent
+
+
+def test_load_balancers_have_no_identity() -> None:
+    trial = Trial(Zone("aws", "us-east-1", "use1-az1"), "g6.xlarge", CapacityType.SPOT, "L4")
+    order = replace(trial_order(trial), role=Role.LOAD_BALANCER, public_key="ssh-ed25519 AAAA test")
+    image, place = (
+        Image("ami-1", "/dev/sda1", 30),
+        Place("/subscriptions/s/subnets/m", "/subscriptions/s/nsg/m"),
+    )
+    request = request_of(
+        order, "t", image, key_name=None, subnet="s", groups=(), use_private_ip=False, instance_profile=ARN
+    )
+    assert "IamInstanceProfile" not in request
+    azure = replace(azure_order("chat-1"), role=Role.LOAD_BALANCER)
+    assert "identity" not in machine_body(azure, place, "Canonical:ubuntu-24_04-lts:server:latest", IDENTITY)
+    gcp = replace(order, zone=Zone("gcp", "us-central1", "us-central1-a"), instance_type="g2-standard-4")
+    instance = instance_of(
+        gcp, project="acme", network="", network_tags=(), public=True, service_account=ACCOUNT
+    )
+    assert not instance.service_accounts
 
 
 @pytest.mark.parametrize("account", [None, ACCOUNT])
