@@ -47,7 +47,9 @@ def provisioner_class(name: str, known: Mapping[str, str] = PROVISIONERS) -> typ
     except ImportError as error:
         if (error.name or "").partition(".")[0] in _OURS:
             raise  # a mistake of ours, which no installation mends
-        wrong = "is not installed" if isinstance(error, ModuleNotFoundError) else "is too old, or too new"
-        install = f"pip install --upgrade 'skyserve[{name}]'"
-        raise MissingSdkError(f"the SDK of {name} {wrong}: {install} ({error})", name=error.name) from error
+        if isinstance(error, ModuleNotFoundError):
+            what = f"is not installed: pip install 'skyserve[{name}]'"
+        else:
+            what = f"is too old, or too new: pip install --upgrade 'skyserve[{name}]'"
+        raise MissingSdkError(f"the SDK of {name} {what} ({error})", name=error.name) from error
     return found
