@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-_SCHEDULES = int(os.environ.get("SKYSERVE_SCHEDULES", "20"))
+_SCHEDULES = int(os.environ.get("SKYSERVE_SCHEDULES", "8"))
 _AT_ONCE = 10
 _IS_LONG = _SCHEDULES >= 200
 CALL_STEP = 1 if _IS_LONG else 3

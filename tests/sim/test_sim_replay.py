@@ -15,6 +15,7 @@ from skyserve_cli.sim.run import POLICIES, Job, Replay, Setting, simulate
 from skyserve_cli.sim.trace import Steps, Trace, ZoneTrace
 from skyserve_cli.spec.fields import SpotPlacer
 from skyserve_cli.spec.model import ReplicaPolicy, ServiceSpec
+from tests.clouds.schedules import only_long
 
 SHARED = Path(
     os.environ.get("SKYSERVE_TRACES", Path(__file__).resolve().parents[3] / "shared" / "traces"), "spot"
@@ -142,7 +143,7 @@ def test_another_seed_has_other_victims() -> None:
     ("policy", "availability", "cost"),
     [
         pytest.param("spothedge", 99.11, 53.6, id="spothedge"),
-        pytest.param("spothedge_literal", 98.98, 59.1, id="literal"),
+        pytest.param("spothedge_literal", 98.98, 59.1, id="literal", marks=only_long),  # a minute of CPU
         pytest.param("on_demand", 100.0, 100.0, id="on demand"),
     ],
 )
