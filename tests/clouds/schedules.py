@@ -1,11 +1,12 @@
 """How much trouble each cloud is put through: SKYSERVE_SCHEDULES random schedules, or few enough for every run of the
-tests: of crashes (`test_*_crashes`) and of refusals (`test_refusal_schedules`). With 200 or more of them, a controller that cleans up dies at each of its calls; else at every third."""
+tests: of crashes (`test_*_crashes`) and of refusals (`test_refusal_schedules`). With 200 or more of them, a controller that
+cleans up dies at each of its calls, else at every third, and what takes long (`only_long`) runs, too."""
 
 import os
 
 import pytest
 
-_SCHEDULES = int(os.environ.get("SKYSERVE_SCHEDULES", "8"))
+_SCHEDULES = int(os.environ.get("SKYSERVE_SCHEDULES", "6"))
 _AT_ONCE = 10
 _IS_LONG = _SCHEDULES >= 200
 CALL_STEP = 1 if _IS_LONG else 3

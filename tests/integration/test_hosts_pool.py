@@ -22,6 +22,7 @@ from provisioners.shell import connect
 from provisioners.ssh.machines import SshMachines
 from provisioners.ssh.memory import SeenClaims
 from provisioners.ssh.pool import Pools, load_pools
+from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import KEYS, launch_order, until
 from tests.clouds.vms.vm_world import Vm, VmWorld
@@ -214,6 +215,7 @@ def test_without_an_identity_file_there_is_no_login_at_all(rack: Rack) -> None:
         rack.machines().create(wish(1))
 
 
+@only_long  # half a minute of waiting; test_cli_host_failures has the same from outside
 def test_in_a_zone_of_several_hosts_the_next_one_takes_what_a_silent_one_cannot(rack: Rack) -> None:
     rack.vms["h1"].kill()
     seen = SeenClaims(rack.home / "seen")

@@ -24,6 +24,7 @@ async def test_no_request_is_lost_or_answered_twice() -> None:
     assert {case.manner for case, _ in report.cases} >= {Manner.LEAVES_WAITING, Manner.LEAVES_IN_ANSWER}
 
 
+@only_long
 async def test_memory_does_not_grow_with_the_streams_that_have_been() -> None:
     mix = Mix(fault=0.05, bad_client=0.0, streams=True, words=200, pace_s=0.0)
     few = await faults.run(faults.Plan(requests=100, seed=1, at_once=50, calm_s=60.0, mix=mix))
@@ -38,7 +39,7 @@ async def test_memory_does_not_grow_with_the_streams_that_have_been() -> None:
     [
         pytest.param("skyserve", "auto", id="our engine, by tokens", marks=only_long),
         pytest.param("vllm", "auto", id="vLLM's shapes, by tokens"),
-        pytest.param("sglang", "auto", id="SGLang's shapes"),
+        pytest.param("sglang", "auto", id="SGLang's shapes", marks=only_long),
         pytest.param("llamacpp", "text", id="llama.cpp's shapes, by text"),
         pytest.param("tgi", "text", id="TGI's shapes, by text", marks=only_long),
     ],
