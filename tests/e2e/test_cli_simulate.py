@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.clouds.schedules import only_long
+
 HELLO = Path("examples/01-hello-engine/service.yaml")
 SPOTHEDGE = [
     "--set",
@@ -141,7 +143,7 @@ def test_a_service_that_scales_is_simulated_under_requests(serve: Any, market: P
     assert "warning: hello scales with its requests" in still.err
 
 
-@pytest.mark.parametrize("suffix", ["html", "png"])
+@pytest.mark.parametrize("suffix", ["html", pytest.param("png", marks=only_long)])
 def test_a_report_is_written_beside_the_table(serve: Any, market: Path, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"out.{suffix}"
     said = serve.ok("simulate", "--trace", market, "--policy", "spothedge,on_demand", "--report", path)

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from provisioners.keys import Keys
+from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import until
 from tests.clouds.vms.vm_world import Vm, VmWorld
@@ -217,6 +218,7 @@ def test_prompts_cross_only_inside_tls_whoever_is_killed(
         assert b"I am h" not in heard
 
 
+@only_long
 def test_without_tls_if_the_configuration_says_so(serve: Serve, rack: dict[str, Vm], tmp_path: Path) -> None:
     config = yaml.safe_load((serve.home / "config.yaml").read_text())
     config["clouds"]["ssh"]["tls"] = False
