@@ -27,6 +27,7 @@ from provisioners.bootstrap import ROOT
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError, ProvisionError, RegionClosedError, TransientError
 from provisioners.gang import gang_of
+from provisioners.lease import Lease
 from provisioners.machines import (
     MAX_TOKEN,
     Finding,
@@ -51,13 +52,14 @@ CONSISTENT_AFTER_S = 60.0  # what a cloud has accepted for less than this may be
 class HostReport:
     """What is known of what runs on a machine. `state` is SETUP, RUNNING, SETUP_FAILED, RUN_EXITED, or BROKEN if it is
     not the machine that it was; `preempt_at` (UNIX seconds) stands while the machine's metadata service says that it will be taken. `port` is the one at
-    which the replica is reached, by TLS if `is_tls`."""
+    which the replica is reached, by TLS if `is_tls`. `lease` is the machine's, None if it has none or it is not known."""
 
     state: InstanceState
     port: int
     message: str = ""
     preempt_at: float | None = None
     is_tls: bool = False
+    lease: Lease | None = None
 
 
 class Hosts(Protocol):
@@ -369,6 +371,7 @@ class FleetProvisioner:
             preempt_at=min(notices, default=None),
             message=message,
             refusal=machine.refusal,
+            lease=None if report is None else report.lease,
         )
 
     def _gang(self, instance: Instance) -> tuple[Machine, ...]:

@@ -89,11 +89,12 @@ class RentedConfig(CloudConfig):
     )
     tls: bool = Field(default=True, description=_TLS)
     labels: dict[str, str] = Field(default={}, description="tags of all that is made")
-    dead_man_minutes: int = Field(
-        default=720,
+    dead_man_minutes: int | None = Field(
+        default=None,
         ge=0,
         le=43200,
-        description="a machine that no controller has visited for so long ends itself; 0: never",
+        description="a machine without a visit of a controller and without traffic for so long ends itself; 0: never; "
+        "by default 4320, and 720 until its replica was ready",
     )
 
     @field_validator("sources")
