@@ -123,6 +123,17 @@ class GcpConfig(RentedConfig):
         pattern=r"^[^@\s]+@[^@\s]+$",
         description="email address of the service account of replicas",
     )
+    dead_man_service_account: str | None = Field(
+        default=None,
+        pattern=r"^[^@\s]+@[^@\s]+$",
+        description="email address of the service account by which a machine deletes itself when its lease is over",
+    )
+
+
+_IDENTITY = (
+    r"(?i)^/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\.ManagedIdentity"
+    r"/userAssignedIdentities/[^/]+$"
+)
 
 
 class AzureConfig(RentedConfig):
@@ -131,9 +142,13 @@ class AzureConfig(RentedConfig):
     arm_url: str | None = Field(default=None, description="of a cloud other than the public one")
     identity: str | None = Field(
         default=None,
-        pattern=r"(?i)^/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\.ManagedIdentity"
-        r"/userAssignedIdentities/[^/]+$",
+        pattern=_IDENTITY,
         description="id of the user-assigned identity of replicas",
+    )
+    dead_man_identity: str | None = Field(
+        default=None,
+        pattern=_IDENTITY,
+        description="id of the user-assigned identity by which a machine deletes itself when its lease is over",
     )
 
 

@@ -76,6 +76,7 @@ class GcpMachines:
         use_private_ip: bool = False,
         billing_api_key: str | None = None,
         service_account: str | None = None,
+        dead_man_account: str | None = None,
         now: Callable[[], float] = unix_now,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -87,6 +88,7 @@ class GcpMachines:
         self._public = not use_private_ip
         self._billing_api_key = billing_api_key
         self._service_account = service_account
+        self._dead_man_account = dead_man_account
 
     def create(self, order: MachineOrder) -> Machine:
         history = self._history(order.zone, name_of(order.token))
@@ -186,6 +188,7 @@ class GcpMachines:
             network_tags=(),
             public=self._public,
             service_account=self._service_account,
+            dead_man_account=self._dead_man_account,
         )
         network, tags = self._network.ensure(order)
         draft.network_interfaces[0].network = network

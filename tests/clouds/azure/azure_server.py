@@ -97,7 +97,10 @@ class AzureServer:
     def answer(self, method: str, path: str, query: dict[str, str], body: Any, token: str) -> tuple[int, Any]:
         if path == "/api/retail/prices":
             return self._prices(query)
-        if token != f"Bearer {self.world.token}":
+        actions = self.world.actions if token == f"Bearer {self.world.token}" else None
+        if actions is None:
+            actions = self.world.identities.get(token.removeprefix("Bearer "))
+        if actions is None:
             raise Refusal(401, "InvalidAuthenticationToken", "The access token is invalid.")
         if not re.fullmatch(r"\d{4}-\d\d-\d\d(-preview)?", query.get("api-version", "")):
             raise Refusal(400, "MissingApiVersionParameter", "The api-version query parameter is required.")
@@ -108,12 +111,12 @@ class AzureServer:
             raise Refusal(404, "SubscriptionNotFound", f"The subscription of '{path}' could not be found.")
         rest = (match[2] or "").rstrip("/")
         with self.world.at_work():
-            self._authorize(method, path, rest, body)
+            self._authorize(method, path, rest, body, actions)
             return self._below(method, path, rest, query, body)
 
-    def _authorize(self, method: str, path: str, rest: str, body: Any) -> None:
+    def _authorize(self, method: str, path: str, rest: str, body: Any, actions: list[str]) -> None:
         world = self.world
-        granted = [{"actions": world.actions, "notActions": world.not_actions}]
+        granted = [{"actions": actions, "notActions": world.not_actions}]
         contained = world.types_below(path) if method == "DELETE" else ()
         needs = needs_of(method, rest, "publicIPAddressConfiguration" in json.dumps(body), sorted(contained))
         for action in missing_actions(granted, tuple(needs)):
