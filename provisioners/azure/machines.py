@@ -363,6 +363,9 @@ class AzureMachines:
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         return azure_tidy.shared(self._arm, owner)
 
+    def owners(self, silent: Silent | None = None) -> Sequence[str]:
+        return azure_tidy.owners(self._arm)
+
     def admit(self, owner: str, access: Access) -> None:
         self._networks.admit(owner, access)
 

@@ -168,6 +168,9 @@ class GcpMachines:
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         return self._network.shared(owner)
 
+    def owners(self, silent: Silent | None = None) -> Sequence[str]:
+        return sorted(self._leftovers.owners(silent) | self._network.owners())
+
     def admit(self, owner: str, access: Access) -> None:
         self._network.admit(owner, access)
 

@@ -191,6 +191,8 @@ class AzureServer:
         found = self.world.seen_in_lists(GROUP, None)
         if not wanted:
             return found
+        if match := re.fullmatch(r"tagName eq '([^']+)'", wanted):
+            return [each for each in found if match[1] in each.body.get("tags", {})]
         match = re.fullmatch(r"tagName eq '([^']+)' and tagValue eq '([^']+)'", wanted)
         if match is None:
             raise Refusal(400, "InvalidFilterInQueryString", wanted)
