@@ -25,6 +25,7 @@ from policies.model import Offer, Zone
 from provisioners.base import Instance, InstanceState, LaunchOrder, Listing, Requirements, is_silent
 from provisioners.bootstrap import ROOT
 from provisioners.clock import unix_now
+from provisioners.cloud_clock import ClockSource, CloudClock
 from provisioners.errors import InvalidRequestError, ProvisionError, RegionClosedError, TransientError
 from provisioners.gang import gang_of
 from provisioners.lease import Lease
@@ -124,6 +125,7 @@ class FleetProvisioner:
         self._order_of = order_of
         self._offer = offer
         self._now = now
+        self._clock = machines.cloud_clock if isinstance(machines, ClockSource) else CloudClock(now)
         self._orders: dict[str, LaunchOrder] = {}  # by the replica's token, while it lives and we know it
         self._launching: set[str] = set()
         self._seen: dict[str, tuple[Machine, ...]] = {}  # by the replica's token, as last listed
@@ -248,6 +250,10 @@ class FleetProvisioner:
             machines = [one for gang in self._seen.values() for one in gang if one.owner == owner]
         return frozenset(one.address for one in machines if one.address is not None and not one.state.is_gone)
 
+    def clock_warning(self) -> str:
+        """A sentence if the cloud's clock and ours differ by more than a few seconds; else ""."""
+        return self._clock.warning()
+
     def usd_hour(self, machine: Machine) -> float | None:
         """About what the machine costs; None where nobody knows."""
         return None
@@ -353,7 +359,8 @@ class FleetProvisioner:
         with self._lock:
             awaited = token in self._orders or token in self._launching
         state, message = state_of(machine, report, awaited)
-        notices = [at for at in (machine.preempt_at, report.preempt_at if report else None) if at is not None]
+        told = (machine.preempt_at, report.preempt_at if report else None)
+        notices = [self._clock.ours(at) for at in told if at is not None]
         endpoint = None
         if report is not None and machine.address is not None and state is InstanceState.RUNNING:
             host = f"[{machine.address}]" if ":" in machine.address else machine.address

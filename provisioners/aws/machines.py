@@ -107,6 +107,7 @@ class AwsMachines:
         self._network = AwsNetwork(self._api, self._memo, self._settings.vpc, self._settings.use_private_ip)
         self._images = AwsImages(self._api, self._memo, self._settings.image)
         self._launched: dict[str, tuple[float, Machine]] = {}
+        self.cloud_clock = self._api.clock
         self.closed = ClosedRegions(now)
         self._unlistable = ClosedRegions(now)  # of them, those that cannot be listed either
         self._silent = SilentRegions(now)

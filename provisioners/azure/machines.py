@@ -114,6 +114,7 @@ class AzureMachines:
             sleep=sleep,
             rng=rng if rng is not None else random.Random(),
         )
+        self.cloud_clock = self._arm.clock
         self.closed = ClosedRegions(now)
         self._networks = Networks(self._arm, settings.subnet_ids, settings.use_private_ip, now, sleep)
 

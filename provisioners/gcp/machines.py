@@ -84,6 +84,7 @@ class GcpMachines:
         self._network = GcpNetwork(self._api, network)
         self._leftovers = GcpLeftovers(self._api)
         self._memory = MachineMemory()
+        self.cloud_clock = self._api.clock
         self.closed = ClosedRegions(now)
         self._public = not use_private_ip
         self._billing_api_key = billing_api_key

@@ -161,6 +161,11 @@ def _tell_lease(store: Store, service: str, replica_id: int, sentence: str, now:
         store.tell(Story(leases.KIND, sentence, replica_id), now=now, service=service)
 
 
+def _tell_clock(store: Store, sentence: str, now: float) -> None:
+    with suppress(SQLAlchemyError, LeaseLostError):  # it is in the log, too
+        store.tell(Story("clock", sentence), now=now)
+
+
 def _tell_rules(store: Store, cloud: str, sentence: str, now: float) -> None:
     said = f"rules for the network cannot be set: {sentence}" if sentence else "rules for the network are set"
     with suppress(SQLAlchemyError, LeaseLostError):  # it is in the log, too
@@ -262,6 +267,7 @@ async def run(home: Home) -> None:
         woken.set,
         clouds.poll_s(),
         tell=lambda sentence: store.tell(Story("RegionClosed", sentence), now=clock.now()),
+        tell_clock=lambda sentence: _tell_clock(store, sentence, clock.now()),
         warn=lambda service, id_, sentence: _tell_lease(store, service, id_, sentence, clock.now()),
     )
     last_words = LastWords(home.last_words)

@@ -259,6 +259,10 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server_of: AzureServer
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        world = self.server_of.world
+        return super().date_time_string(world.clock.now() + world.clock_off_s)
+
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet."""
 

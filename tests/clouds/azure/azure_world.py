@@ -121,6 +121,7 @@ class World:
     clock: Clock = field(default_factory=Clock)
     subscription: str = "00000000-aaaa-bbbb-cccc-000000000005"
     token: str = "good-token"
+    clock_off_s: float = 0.0  # how far Azure's clock is ahead of the caller's
     identities: dict[str, list[str]] = field(default_factory=dict)  # of machines: what they may do, by token
 
     # Controls. Keys of `room`: (zone name or region, size, is_spot), room for so many more; no entry is any number. How a machine for which

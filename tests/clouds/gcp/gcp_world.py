@@ -28,6 +28,7 @@ class World(Instances):
     """What happens to a caller, and what tests do to machines. Every knob may be turned at any time."""
 
     dead_token: bool = False
+    clock_off_s: float = 0.0  # how far Google's clock is ahead of the caller's
     identities: dict[str, frozenset[str]] = field(default_factory=dict)  # of machines: permissions by token
     faults: list[Fault] = field(default_factory=list)
     # The controller dies at this call from now on (0 is the next): before it, or after its effect.
