@@ -145,6 +145,7 @@ else kill -HUP $(cat /run/sshd.pid) 2>/dev/null; fi
 _DEAD_MAN = """\
 cat >$d/deadman <<'E'
 cd {folder} || exit 1
+umask 022
 n=0 m=0 t=0
 [ ! -r count ] || read -r n m x <count
 while sleep {every_s}; do
