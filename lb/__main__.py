@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         help="share the limits of API keys with the agents of this host that name the same file (default: the port's "
         "with --reuse-port, else one beside the table file or the handover socket)",
     )
+    add("--traffic-file", type=Path, help="touch this file while requests are served, if its folder is there")
     add("--ready-file", type=Path, help="write the line of standard output here as well")
     add("--time-to-first-byte", type=_seconds, default=plain.time_to_first_byte_s, metavar="SECONDS")
     add("--idle-timeout", type=_seconds, default=plain.idle_timeout_s, metavar="SECONDS")
@@ -170,6 +171,7 @@ def _options(given: argparse.Namespace) -> ServerOptions:
         fast_path=not given.no_pump,
         handover_socket=given.handover_socket,
         limits_file=_limits_file(given),
+        traffic_file=given.traffic_file,
         targets_cafile=given.targets_cafile,
     )
 

@@ -21,6 +21,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import cache
 
 from provisioners.base import InstanceState
@@ -30,6 +31,7 @@ from provisioners.errors import ProvisionError
 from provisioners.fleet import HostReport
 from provisioners.host import Host, HostStatus, NoAgentError, agent_command, status_of
 from provisioners.host_agent.follow import SILENT_BEATS
+from provisioners.lease import Lease
 from provisioners.line import Line, LineCommands, Report, line_loop
 from provisioners.shell import HostKeyError, Shell, ShellError, UnreachableError
 
@@ -97,6 +99,9 @@ class Attendant:
         self._can_follow = True
         self._following: Future[None] | None = None
         self._lines: Report | None = None  # of the connection that there is
+        self._now = now
+        self._lease: Lease | None = None  # as the machine last reported it
+        self._visited_at = 0.0  # when it was last renewed
         self._bring_up = BringUp(
             connect,
             node.folder,
@@ -144,7 +149,8 @@ class Attendant:
                         self.last_words = error.tail.encode() if isinstance(error, BringUpError) else b""
                         self._fail(error.message)
                         return
-                except ShellError:
+                except ShellError as error:
+                    self._miss(f"ssh: {error.message}")
                     self._close()
                     self._can_follow = True  # as far as we know: it may have been too busy to start a program
                 self._pause(self._poll_s)
@@ -165,6 +171,7 @@ class Attendant:
         """Until the connection breaks, which raises."""
         while True:
             status = host.status()
+            self._visit(status)
             if not status.alive and status.state not in _FINAL:
                 host.start()
             if self._is_to_go(status):
@@ -204,7 +211,8 @@ class Attendant:
                     line = await self._connect_line()
             except HostKeyError:
                 raise
-            except (ShellError, ProvisionError):
+            except (ShellError, ProvisionError) as error:
+                self._miss(f"ssh: {error.message}")
                 await asyncio.sleep(next(delays))
                 continue
             try:
@@ -213,7 +221,8 @@ class Attendant:
                     await self._read(line, is_fresh)
                     is_fresh, delays = False, _delays(self._poll_s)
                     await asyncio.sleep(self._poll_s)  # its agent was ended, and is started again
-            except ShellError:
+            except ShellError as error:
+                self._miss(f"ssh: {error.message}")
                 if self._lines is not None and self._lines.has_spoken:
                     is_fresh, delays = False, _delays(self._poll_s)
             finally:
@@ -239,6 +248,7 @@ class Attendant:
                     if status.seen_from:
                         self._seen_from(status.seen_from)
                     lines.respond()
+                    self._visit(status)
                 if status is not None:
                     if is_first and not is_fresh and _has_restarted(status):
                         raise _NotUpError
@@ -268,6 +278,18 @@ class Attendant:
             self._lines.nudge()
 
     # --- both
+
+    def _visit(self, status: HostStatus) -> None:
+        """The machine's lease has just been renewed."""
+        self._visited_at = self._now()
+        if status.lease is not None:
+            self._lease = status.lease
+
+    def _miss(self, why: str) -> None:
+        """The machine cannot be visited. The report says since when."""
+        lease = self.report.lease
+        if lease is not None and lease.visited_at is None:
+            self.report = replace(self.report, lease=replace(lease, visited_at=self._visited_at, why=why))
 
     def _is_to_go(self, status: HostStatus) -> bool:
         if self._has_gone or not status.prepared:
@@ -299,7 +321,7 @@ class Attendant:
             self._had_front = port = status.front or self._had_front
             if not port:
                 state, message = InstanceState.SETUP, "starting TLS in front of the replica"
-        return HostReport(state, port, message, status.preempt_at, is_tls)
+        return HostReport(state, port, message, status.preempt_at, is_tls, self._lease)
 
     def _doing(self, status: HostStatus) -> str:
         if not status.prepared:

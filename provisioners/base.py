@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from policies.model import AcceleratorQps, CapacityType, Offer, Role, Zone
 from provisioners.errors import ProvisionError, Refusal
+from provisioners.lease import Lease
 
 if TYPE_CHECKING:
     from provisioners.shell import Login, Shell  # which loads an SSH library
@@ -134,7 +135,8 @@ class Instance:
 
     `preempt_at` (UNIX seconds) is set while a preemption notice stands, for whichever node. `endpoint` is the base
     URL on which the replica's port can be reached, once known. `message` is one sentence about a failed state. `refusal` says
-    that the cloud accepted the instance and then could not, or would not, start it: it counts as if refused at once.
+    that the cloud accepted the instance and then could not, or would not, start it: it counts as if refused at once. `lease` is that of
+    the machine that ends first.
     """
 
     id: str
@@ -149,6 +151,7 @@ class Instance:
     preempt_at: float | None = None
     message: str = ""
     refusal: Refusal | None = None
+    lease: Lease | None = None
 
 
 @dataclass(frozen=True, slots=True)

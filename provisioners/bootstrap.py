@@ -137,6 +137,7 @@ def task_for(order: LaunchOrder, node: Node) -> dict[str, Any]:
     return {
         "token": node.token,
         "owner": order.owner,
+        "role": order.role.value,
         "cloud": order.offer.zone.cloud,
         "num_nodes": order.num_nodes,
         "has_port": order.port is not None,

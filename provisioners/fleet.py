@@ -25,8 +25,10 @@ from policies.model import Offer, Zone
 from provisioners.base import Instance, InstanceState, LaunchOrder, Listing, Requirements, is_silent
 from provisioners.bootstrap import ROOT
 from provisioners.clock import unix_now
+from provisioners.cloud_clock import ClockSource, CloudClock
 from provisioners.errors import InvalidRequestError, ProvisionError, RegionClosedError, TransientError
 from provisioners.gang import gang_of
+from provisioners.lease import Lease
 from provisioners.machines import (
     MAX_TOKEN,
     Finding,
@@ -51,13 +53,14 @@ CONSISTENT_AFTER_S = 60.0  # what a cloud has accepted for less than this may be
 class HostReport:
     """What is known of what runs on a machine. `state` is SETUP, RUNNING, SETUP_FAILED, RUN_EXITED, or BROKEN if it is
     not the machine that it was; `preempt_at` (UNIX seconds) stands while the machine's metadata service says that it will be taken. `port` is the one at
-    which the replica is reached, by TLS if `is_tls`."""
+    which the replica is reached, by TLS if `is_tls`. `lease` is the machine's, None if it has none or it is not known."""
 
     state: InstanceState
     port: int
     message: str = ""
     preempt_at: float | None = None
     is_tls: bool = False
+    lease: Lease | None = None
 
 
 class Hosts(Protocol):
@@ -122,6 +125,7 @@ class FleetProvisioner:
         self._order_of = order_of
         self._offer = offer
         self._now = now
+        self._clock = machines.cloud_clock if isinstance(machines, ClockSource) else CloudClock(now)
         self._orders: dict[str, LaunchOrder] = {}  # by the replica's token, while it lives and we know it
         self._launching: set[str] = set()
         self._seen: dict[str, tuple[Machine, ...]] = {}  # by the replica's token, as last listed
@@ -246,6 +250,10 @@ class FleetProvisioner:
             machines = [one for gang in self._seen.values() for one in gang if one.owner == owner]
         return frozenset(one.address for one in machines if one.address is not None and not one.state.is_gone)
 
+    def clock_warning(self) -> str:
+        """A sentence if the cloud's clock and ours differ by more than a few seconds; else ""."""
+        return self._clock.warning()
+
     def usd_hour(self, machine: Machine) -> float | None:
         """About what the machine costs; None where nobody knows."""
         return None
@@ -351,7 +359,8 @@ class FleetProvisioner:
         with self._lock:
             awaited = token in self._orders or token in self._launching
         state, message = state_of(machine, report, awaited)
-        notices = [at for at in (machine.preempt_at, report.preempt_at if report else None) if at is not None]
+        told = (machine.preempt_at, report.preempt_at if report else None)
+        notices = [self._clock.ours(at) for at in told if at is not None]
         endpoint = None
         if report is not None and machine.address is not None and state is InstanceState.RUNNING:
             host = f"[{machine.address}]" if ":" in machine.address else machine.address
@@ -369,6 +378,7 @@ class FleetProvisioner:
             preempt_at=min(notices, default=None),
             message=message,
             refusal=machine.refusal,
+            lease=None if report is None else report.lease,
         )
 
     def _gang(self, instance: Instance) -> tuple[Machine, ...]:

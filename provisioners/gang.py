@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from provisioners.base import Instance, InstanceState
+from provisioners.lease import Lease
 
 _S = InstanceState
 
@@ -28,7 +29,7 @@ _FIRST_THAT_FITS = (_S.SETUP_FAILED, _S.RUN_EXITED, _S.UNATTENDED, _S.PENDING, _
 def gang_of(nodes: Sequence[Instance]) -> Instance:
     """The nodes of one replica (by rank, the head first) as the one instance they make.
 
-    It is the head with the state of the gang, the first refusal of any node, the earliest preemption notice that stands for any node, and the
+    It is the head with the state of the gang, the first refusal of any node, the lease that ends first, the earliest preemption notice that stands for any node, and the
     message of the first node that has one to give for this state, which it names.
     """
     head = nodes[0]
@@ -43,6 +44,7 @@ def gang_of(nodes: Sequence[Instance]) -> Instance:
         preempt_at=min(notices, default=None),
         message=_message(state, nodes),
         refusal=refusal,
+        lease=_first_to_end(nodes),
     )
 
 
@@ -62,6 +64,16 @@ def who_is_lost(ranks: Sequence[int], num_nodes: int) -> str:
     """The message of a broken gang."""
     nodes, are = ("node", "is") if len(ranks) == 1 else ("nodes", "are")
     return f"{nodes} {', '.join(map(str, ranks))} of {num_nodes} {are} gone"
+
+
+def _first_to_end(nodes: Sequence[Instance]) -> Lease | None:
+    """Of the leases of the nodes; one that is being renewed ends last."""
+    leases = [node.lease for node in nodes if node.lease is not None]
+    return min(
+        leases,
+        key=lambda one: one.lease_s + (float("inf") if one.visited_at is None else one.visited_at),
+        default=None,
+    )
 
 
 def _is_lost(state: InstanceState) -> bool:

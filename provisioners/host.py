@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from provisioners.base import InstanceState
 from provisioners.bootstrap import ROOT, Content, Step, Tree
 from provisioners.host_agent.bundle import agent_bundle
+from provisioners.lease import Lease
 from provisioners.packing import pack
 from provisioners.shell import CommandError, Commands, DiskFullError, Output, ShellError
 
@@ -31,7 +32,8 @@ class HostStatus:
     """What runs on a machine. `prepared`: `setup` is done (or there is none). `alive`: its daemon runs; one that died is
     started again by `Host.start`. Instants are UNIX seconds, `log` the offsets between which the log can be read.
     `port` is the one that a shared host has given to the replica, `seen_from` the address from which we are logged in, `front` the port of TLS in front of the
-    replica, 0 while nothing listens there, None if there is to be none."""
+    replica, 0 while nothing listens there, None if there is to be none. `lease` is that of the machine, None without a dead-man
+    switch."""
 
     state: InstanceState
     message: str = ""
@@ -44,6 +46,7 @@ class HostStatus:
     port: int | None = None
     seen_from: str = ""
     front: int | None = None
+    lease: Lease | None = None
 
 
 def status_of(raw: Mapping[str, Any]) -> HostStatus:
@@ -60,6 +63,7 @@ def status_of(raw: Mapping[str, Any]) -> HostStatus:
         port=raw["port"],
         seen_from=raw.get("seen_from", ""),
         front=raw.get("front"),
+        lease=None if not raw.get("lease") else Lease(raw["lease"]["lease_s"], raw["lease"]["most_s"]),
     )
 
 

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from provisioners.lease import FIRST_S, LEASE_S, Terms
 from provisioners.machines import MachineOrder
 
 SECRET_BYTES = 32
 LEASE_FOLDER = "/var/lib/skyserve"
-LEASE_FILE = f"{LEASE_FOLDER}/lease"
-DEAD_MAN_S = 12 * 3600  # a night of a laptop on which the controller lives
-MAX_USER_DATA_BYTES = 3072  # clouds allow 16 kB and more; a machine needs a few lines
+DEFAULT_TERMS = Terms(LEASE_S, FIRST_S)
+MAX_USER_DATA_BYTES = 6144  # clouds allow 16 kB and more; a machine needs a few lines
 
 _KIND = b"ssh-ed25519"
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
@@ -70,34 +70,46 @@ def fingerprint(public: str) -> str:
     return "SHA256:" + b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-def lease_of(lease_s: int, token: str) -> int:
-    """Up to a tenth more or less, by the machine's token, so that machines that nobody visits any more do not end together."""
-    share = hashlib.sha256(f"lease {token}".encode()).digest()[0] / 255.0
-    return round(lease_s * (0.9 + 0.2 * share))
-
-
-def user_data(order: MachineOrder, host_key: SshKey, lease_s: int = DEAD_MAN_S) -> str:
-    """The script that a machine runs as root when it boots, the same on every cloud; less than 2 kB.
+def user_data(
+    order: MachineOrder, host_key: SshKey, terms: Terms | None = DEFAULT_TERMS, ending: str = ""
+) -> str:
+    """The script that a machine runs as root when it boots, the same on every cloud; a few kB.
 
     It makes the user of the order, lets the order's key in, gives sshd the host key that we expect, and sets the
-    dead-man switch: a machine from which no lease was heard (`LEASE_FILE`; see `host_agent`) for `lease_s` seconds of
-    its running time shuts itself down, for then nobody pays attention to what it costs. The switch counts, and does
-    not look at the clock, which may be far off until the network has set it. Without a lease (0) there is no switch.
+    dead-man switch, which ends a machine whose lease is over (`lease`). The switch counts minutes, and reads what the
+    host agent leaves in `LEASE_FOLDER`: `lease` for a visit, `traffic` for traffic, `served` once the replica has responded. It
+    writes `count` for the agent. Without `terms` there is no switch.
+
+    `ending` is a program for python3 by which the machine has its cloud delete it, where a shutdown would leave something
+    that is billed. It is tried for ten minutes; then, and without it at once, the machine shuts down.
 
     It can be run any number of times: some clouds do so at every boot.
     """
     if not _USER.fullmatch(order.user):
         raise ValueError(f"{order.user!r} is no user name")
-    every_s = max(1, min(60, lease_s // 30))
     login = _LOGIN.format(
         user=order.user,
         public_key=shlex.quote(order.public_key.strip()),
         host_private=host_key.private.strip(),
         host_public=host_key.public,
     )
-    if lease_s == 0:
-        return login
-    return login + _DEAD_MAN.format(folder=LEASE_FOLDER, every_s=every_s, missed=max(2, lease_s // every_s))
+    return login if terms is None else login + _dead_man(terms, ending)
+
+
+def _dead_man(terms: Terms, ending: str) -> str:
+    every_s = max(1, min(60, min(terms.lease_s, terms.first_s) // 30))
+    switch = _DEAD_MAN.format(
+        folder=LEASE_FOLDER,
+        every_s=every_s,
+        lease=max(2, terms.lease_s // every_s),
+        first=max(2, terms.first_s // every_s),
+        most=max(2, terms.most_s // every_s),
+        tries=_DELETION_TRIES if ending else 0,
+    )
+    end = f"cat >$d/end.py <<'E'\n{ending.strip()}\nE\n" if ending else ""
+    return (
+        f"d={LEASE_FOLDER}; mkdir -p $d; chown $u $d\n{end}{switch}{_SWITCH_ON.format(folder=LEASE_FOLDER)}"
+    )
 
 
 # The account gets the password "*" (nobody's) instead of "!" (locked): a sshd without PAM lets no locked account in.
@@ -128,15 +140,28 @@ systemctl restart ssh 2>/dev/null || systemctl restart sshd
 else kill -HUP $(cat /run/sshd.pid) 2>/dev/null; fi
 """
 
+# n: periods since a visit or traffic, m: since a visit; both survive a reboot, which renews nothing. l: the lease that holds.
+# t: tries to have the machine deleted.
 _DEAD_MAN = """\
-d={folder}; mkdir -p $d; chown $u $d
 cat >$d/deadman <<'E'
-n=0
+cd {folder} || exit 1
+umask 022
+n=0 m=0 t=0
+[ ! -r count ] || read -r n m x <count
 while sleep {every_s}; do
-n=$((n+1)); [ -e {folder}/lease ] && rm -f {folder}/lease && n=0
-[ $n -lt {missed} ] || shutdown -h now
+n=$((n+1)) m=$((m+1)) l={first}
+[ ! -e traffic ] || {{ rm -f traffic; n=0; }}
+[ ! -e lease ] || {{ rm -f lease; n=0 m=0; }}
+[ ! -e served ] || l={lease}
+echo $n $m $l {most} {every_s} >count.new; mv -f count.new count
+[ $n -ge $l ] || [ $m -ge {most} ] || {{ t=0; continue; }}
+[ $t -ge {tries} ] || {{ t=$((t+1)); timeout 60 python3 end.py; continue; }}
+shutdown -h now
 done
 E
+"""
+
+_SWITCH_ON = """\
 if [ -d /run/systemd/system ]; then
 printf '[Service]\\nExecStart=/bin/sh {folder}/deadman\\nRestart=always\\n[Install]\\nWantedBy=multi-user.target\\n' \\
 >/etc/systemd/system/skyserve-deadman.service
@@ -144,6 +169,8 @@ systemctl enable --now skyserve-deadman
 else setsid sh $d/deadman >/dev/null 2>&1 </dev/null &
 fi
 """
+
+_DELETION_TRIES = 10
 
 
 def _derived(secret: bytes, purpose: str, comment: str) -> SshKey:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from policies.model import CapacityType, Role, Zone
 from provisioners.access import Access
@@ -261,6 +261,15 @@ class Machines(Protocol):
 def image_in(image: str | Mapping[str, str] | None, region: str) -> str | None:
     """Of an image for all regions, or one for each, the region's; None: the cloud's default."""
     return image.get(region) if isinstance(image, Mapping) else image
+
+
+@runtime_checkable
+class OwnerSource(Protocol):
+    """`Machines` of a cloud that can list whose things there are."""
+
+    def owners(self, silent: Silent | None = None) -> Sequence[str]:
+        """Every owner (`OWNER_TAG`) of anything there, by the tag's key alone, sorted; perhaps one of which nothing is left."""
+        ...
 
 
 def machine_token(token: str, rank: int) -> str:

@@ -12,7 +12,8 @@ from provisioners.catalog.model import Catalog
 from provisioners.clock import unix_now
 from provisioners.first_login import FirstLogins
 from provisioners.guard import guarded
-from provisioners.keys import Keys, lease_of, user_data
+from provisioners.keys import Keys, user_data
+from provisioners.lease import terms_of
 from provisioners.machines import Machine, MachineOrder
 from provisioners.own_address import OwnAddresses
 from provisioners.plugins import CloudPlugin, PluginError, Setup, in_its_markets
@@ -56,8 +57,8 @@ def provisioner_of(
             public_key=keys.login().public,
             user=USER,
         )
-        lease_s = lease_of(60 * section.dead_man_minutes, machine.token)
-        return user_data(order, keys.host(machine.token), lease_s)
+        terms = terms_of(section.dead_man_minutes, machine.token)
+        return user_data(order, keys.host(machine.token), terms)
 
     first = None
     if plugin.first_user is not None:

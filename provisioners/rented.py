@@ -28,7 +28,8 @@ from provisioners.errors import ProvisionError, TransientError
 from provisioners.first_login import FirstLogins
 from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import DEFAULT_PORT, SshHosts
-from provisioners.keys import DEAD_MAN_S, Keys, lease_of, user_data
+from provisioners.keys import Keys, user_data
+from provisioners.lease import shortest_s, terms_of
 from provisioners.machines import Machine, MachineOrder, Machines, Trial, image_in, machine_token
 from provisioners.own_address import OwnAddresses
 from provisioners.shell import Login
@@ -56,28 +57,30 @@ class Section(Protocol):
     disk_gb: int | None
     sources: tuple[str, ...] | None
     labels: dict[str, str]
-    dead_man_minutes: int
+    dead_man_minutes: int | None
     tls: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Rent:
     """What the user has set for the machines of a cloud. `sources` are the CIDR blocks from which machines can be reached,
-    beside the load balancers; none: this host's own addresses are found out. `image` is the cloud's own name of one, or one for each region. A machine that no controller has visited for `dead_man_s` ends itself;
-    0: never. With `tls` replicas are reached by TLS alone."""
+    beside the load balancers; none: this host's own addresses are found out. `image` is the cloud's own name of one, or one for each region. `dead_man_minutes` is the lease of
+    machines (`lease.terms_of`), `ending` the program by which one has its cloud delete it. With `tls` replicas are reached by TLS alone."""
 
     image: str | Mapping[str, str] | None = None
     disk_gb: int | None = None
     sources: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    dead_man_s: int = DEAD_MAN_S
+    dead_man_minutes: int | None = None
     tls: bool = False
+    ending: str = ""
 
 
 class RentedProvisioner(FleetProvisioner):
     """Of one cloud; its own module gives it its machines and its `name`. `catalog` has that cloud's rows, `secret` are
     the 32 bytes of the home from which all keys follow, `own` knows this host's addresses, `zone_ids` map the account's names
-    of zones to the catalog's, `first_login` prepares machines of a cloud that runs no user data.
+    of zones to the catalog's, `first_login` prepares machines of a cloud that runs no user data, `ending` is the
+    program by which a machine whose lease is over has the cloud delete it.
 
     Nothing is asked of the cloud before somebody calls. ValueError if the section names a region that is none.
     """
@@ -93,6 +96,7 @@ class RentedProvisioner(FleetProvisioner):
         zone_ids: Mapping[str, str] | None = None,
         now: Callable[[], float] = unix_now,
         first_login: FirstLogins | None = None,
+        ending: str = "",
     ) -> None:
         if isinstance(section.image, Mapping):
             within(catalog, tuple(section.image), machines.name, "image")
@@ -103,8 +107,9 @@ class RentedProvisioner(FleetProvisioner):
             disk_gb=section.disk_gb,
             sources=section.sources or (),
             labels=section.labels,
-            dead_man_s=60 * section.dead_man_minutes,
+            dead_man_minutes=section.dead_man_minutes,
             tls=section.tls,
+            ending=ending,
         )
         types = {row.shape.name for row in catalog.rows}
         prices = SpotPrices(machines, zones_of(catalog), now, types)
@@ -122,7 +127,7 @@ class RentedProvisioner(FleetProvisioner):
             machines,
             SshHosts(
                 lambda machine: login_of(machine, secret),
-                heartbeat_s=heartbeat_s(rent.dead_man_s),
+                heartbeat_s=heartbeat_s(shortest_s(rent.dead_man_minutes)),
                 now=now,
                 seen_from=self._own.saw,
                 front=lambda machine, order: front_of(machine, order, secret) if rent.tls else None,
@@ -247,9 +252,9 @@ def front_port(order: LaunchOrder) -> int:
     return FRONT_PORT if order.port != FRONT_PORT else FRONT_PORT + 1
 
 
-def heartbeat_s(dead_man_s: int) -> float:
+def heartbeat_s(lease_s: int) -> float:
     """How often a machine reports that ends itself without visits: several times before it would."""
-    return min(HEARTBEAT_S, dead_man_s / 4) if dead_man_s else HEARTBEAT_S
+    return min(HEARTBEAT_S, lease_s / 4) if lease_s else HEARTBEAT_S
 
 
 def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> MachineOrder:
@@ -280,7 +285,8 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         labels={**rent.labels, **order.labels},
         role=order.role,
     )
-    return replace(plain, user_data=user_data(plain, keys.host(token), lease_of(rent.dead_man_s, token)))
+    terms = terms_of(rent.dead_man_minutes, token, serves_at_once=is_public)
+    return replace(plain, user_data=user_data(plain, keys.host(token), terms, rent.ending))
 
 
 class SpotPrices:

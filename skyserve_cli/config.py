@@ -89,11 +89,12 @@ class RentedConfig(CloudConfig):
     )
     tls: bool = Field(default=True, description=_TLS)
     labels: dict[str, str] = Field(default={}, description="tags of all that is made")
-    dead_man_minutes: int = Field(
-        default=720,
+    dead_man_minutes: int | None = Field(
+        default=None,
         ge=0,
         le=43200,
-        description="a machine that no controller has visited for so long ends itself; 0: never",
+        description="a machine without a visit of a controller and without traffic for so long ends itself; 0: never; "
+        "by default 4320, and 720 until its replica was ready",
     )
 
     @field_validator("sources")
@@ -122,6 +123,17 @@ class GcpConfig(RentedConfig):
         pattern=r"^[^@\s]+@[^@\s]+$",
         description="email address of the service account of replicas",
     )
+    dead_man_service_account: str | None = Field(
+        default=None,
+        pattern=r"^[^@\s]+@[^@\s]+$",
+        description="email address of the service account by which a machine deletes itself when its lease is over",
+    )
+
+
+_IDENTITY = (
+    r"(?i)^/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\.ManagedIdentity"
+    r"/userAssignedIdentities/[^/]+$"
+)
 
 
 class AzureConfig(RentedConfig):
@@ -130,9 +142,13 @@ class AzureConfig(RentedConfig):
     arm_url: str | None = Field(default=None, description="of a cloud other than the public one")
     identity: str | None = Field(
         default=None,
-        pattern=r"(?i)^/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\.ManagedIdentity"
-        r"/userAssignedIdentities/[^/]+$",
+        pattern=_IDENTITY,
         description="id of the user-assigned identity of replicas",
+    )
+    dead_man_identity: str | None = Field(
+        default=None,
+        pattern=_IDENTITY,
+        description="id of the user-assigned identity by which a machine deletes itself when its lease is over",
     )
 
 

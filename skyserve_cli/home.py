@@ -137,6 +137,11 @@ class Home:
         return self.root / "callbacks.json"
 
     @property
+    def backup_hinted(self) -> Path:
+        """There once `serve up` has said that a copy of the home's keys is needed, or there is one."""
+        return self.root / "backup_hinted"
+
+    @property
     def last_words(self) -> Path:
         """The ends of the logs of replicas that failed."""
         return self.logs / "replicas"

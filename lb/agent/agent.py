@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from lb.agent.traffic_file import note_traffic
 from lb.config import file as config_file
 from lb.config.options import Listen
 from lb.config.schema import EarlierEpochError, RetiredError, Stats, Table
@@ -57,7 +58,9 @@ class Agent:
         fast_path: bool = True,
         limits: LimitStore | None = None,
         max_clients: int | None = None,
+        traffic_file: Path | None = None,
     ) -> None:
+        self._traffic_file = traffic_file
         self._region = region
         self._table_file = table_file
         self._clock = clock
@@ -128,6 +131,7 @@ class Agent:
             self._restarted("load poller", self.prober.run),
             self._restarted("model poller", self.model_poller.run),
             self._restarted("tidying", self._tidy),
+            self._restarted("noting traffic", self._note_traffic),
         )
 
     async def _restarted(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -143,6 +147,10 @@ class Agent:
         while True:
             await asyncio.sleep(1.0)
             self._fetcher.expire()
+
+    async def _note_traffic(self) -> None:
+        if self._traffic_file is not None:
+            await note_traffic(self._traffic_file, self.metrics.served, lambda: self.targets.in_flight)
 
     def _let_in(self) -> None:
         self.proxy.let_in_soon()

@@ -74,6 +74,7 @@ class ServerOptions:
     fast_path: bool = True
     handover_socket: Path | None = None
     limits_file: Path | None = None
+    traffic_file: Path | None = None
 
 
 async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
@@ -102,6 +103,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         fast_path=options.fast_path,
         max_clients=max_clients(raise_limit()),
         limits=_limits(options),
+        traffic_file=options.traffic_file,
     )
     loop.add_signal_handler(signal.SIGHUP, _reload, agent, options, tls)
     data = DataPort(

@@ -92,6 +92,10 @@ class Metrics:
             counts = self._keys.setdefault(self._key_slots[name], KeyCounts())
         return counts
 
+    def served(self) -> int:
+        """Responses to clients of 2xx and 3xx."""
+        return sum(counts.responses[2] + counts.responses[3] for counts in self._agents.values())
+
     def of(self, target: Labelled) -> TargetCounts:
         """The counts of the target's labels, shared by all targets that have them. Not for every request: keep
         it with the target until the table changes."""

@@ -36,6 +36,7 @@ from botocore.parsers import ResponseParserError
 
 from policies.model import FailureKind
 from provisioners.aws.errors import THROTTLES, Answer, Context, closed, error_of, meaning_of
+from provisioners.cloud_clock import CloudClock
 from provisioners.pacing import Pacer, Rate
 
 Reply = Mapping[str, Any]
@@ -117,6 +118,7 @@ class AwsApi:
         self._session = session
         self._clients: dict[tuple[str, str], Any] = {}
         self._pacer = Pacer(now, sleep)
+        self.clock = CloudClock(now)
         self._lock = Lock()
         self._sts_lock = Lock()
         self._sts_at: float | None = None
@@ -155,6 +157,7 @@ class AwsApi:
             self._pace(region, action)
             try:
                 reply: Reply = getattr(self._client(service, region), xform_name(action))(**(params or {}))
+                self.clock.heard(reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
                 return reply
             except _SDK_ERRORS as error:
                 answer = _answer(error)

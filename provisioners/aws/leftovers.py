@@ -55,6 +55,17 @@ def leftovers_in(api: AwsApi, region: str, owner: str, now: float) -> Iterator[L
         yield Leftover("spot-request", request_id, region, token, usd_month=0.0)
 
 
+def owners_in(api: AwsApi, region: str) -> list[str]:
+    """Whose instances, volumes, security groups and keys there are."""
+    tagged = {"Filters": [{"Name": "tag-key", "Values": [OWNER_TAG]}]}
+    reservations = api.pages(region, "DescribeInstances", "Reservations", tagged)
+    found: list[Reply] = [one for reservation in reservations for one in reservation["Instances"]]
+    found += api.pages(region, "DescribeVolumes", "Volumes", tagged)
+    found += api.pages(region, "DescribeSecurityGroups", "SecurityGroups", tagged)
+    found += api.ask(region, "DescribeKeyPairs", tagged).get("KeyPairs", ())
+    return sorted({owner for one in found if (owner := tags_of(one).get(OWNER_TAG))})
+
+
 def remove(api: AwsApi, leftover: Leftover) -> None:
     """Already gone is success. EC2 refuses to delete what is attached to an instance, so a wrong guess does no harm."""
     action, parameter, gone = _REMOVALS[leftover.kind]

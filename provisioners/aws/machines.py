@@ -32,7 +32,7 @@ from provisioners.aws.api import AwsApi, RegionMemo, Reply
 from provisioners.aws.check import findings
 from provisioners.aws.errors import CLOUD, Context
 from provisioners.aws.image import AwsImages
-from provisioners.aws.leftovers import leftovers_in, remove
+from provisioners.aws.leftovers import leftovers_in, owners_in, remove
 from provisioners.aws.machine import NOTICE_CODES, SPOT_NOTICE_S, forgotten, machine_of
 from provisioners.aws.network import AwsNetwork
 from provisioners.aws.order import client_token, request_of, trial_order
@@ -107,6 +107,7 @@ class AwsMachines:
         self._network = AwsNetwork(self._api, self._memo, self._settings.vpc, self._settings.use_private_ip)
         self._images = AwsImages(self._api, self._memo, self._settings.image)
         self._launched: dict[str, tuple[float, Machine]] = {}
+        self.cloud_clock = self._api.clock
         self.closed = ClosedRegions(now)
         self._unlistable = ClosedRegions(now)  # of them, those that cannot be listed either
         self._silent = SilentRegions(now)
@@ -193,6 +194,11 @@ class AwsMachines:
             return self._network.shared(owner, region)
 
         return list(self._in_regions(self._regions(), of, silent))
+
+    def owners(self, silent: Silent | None = None) -> Sequence[str]:
+        return sorted(
+            set(self._in_regions(self._regions(), lambda region: owners_in(self._api, region), silent))
+        )
 
     def admit(self, owner: str, access: Access) -> None:
         self._network.note(owner, access)

@@ -25,7 +25,7 @@ from azure.core.exceptions import (
     HttpResponseError,
     ResourceNotFoundError,
 )
-from azure.core.pipeline import PipelineRequest
+from azure.core.pipeline import PipelineRequest, PipelineResponse
 from azure.core.pipeline.policies import SansIOHTTPPolicy
 from azure.core.rest import HttpRequest, HttpResponse
 from azure.mgmt.compute import ComputeManagementClient
@@ -35,6 +35,7 @@ from azure.mgmt.resource.resources import ResourceManagementClient
 
 from policies.model import CapacityType, Zone
 from provisioners.azure.errors import Failure, error_of
+from provisioners.cloud_clock import CloudClock
 from provisioners.errors import ProvisionError, TransientError
 from provisioners.pacing import Pacer, Rate
 
@@ -52,6 +53,16 @@ _READS = Rate(burst=200, per_s=20)
 _CHANGES = Rate(burst=100, per_s=8)  # of PUT and DELETE each
 
 T = TypeVar("T")
+
+
+class _Listening(SansIOHTTPPolicy[Any, Any]):
+    """Takes the time from all responses."""
+
+    def __init__(self, clock: CloudClock) -> None:
+        self._clock = clock
+
+    def on_response(self, request: PipelineRequest[Any], response: PipelineResponse[Any, Any]) -> None:
+        self._clock.heard(response.http_response.headers.get("Date"))
 
 
 class _Paced(SansIOHTTPPolicy[Any, Any]):
@@ -87,12 +98,13 @@ class Arm:
         self._now = now
         self._sleep = sleep
         self._rng = rng
+        self.clock = CloudClock(now)
         options: dict[str, Any] = {
             "base_url": base_url,
             "retry_total": 0,
             "connection_timeout": _CONNECT_TIMEOUT_S,
             "read_timeout": _READ_TIMEOUT_S,
-            "per_call_policies": [_Paced(Pacer(now, sleep))],
+            "per_call_policies": [_Paced(Pacer(now, sleep)), _Listening(self.clock)],
         }
         if authentication_policy is not None:
             options["authentication_policy"] = authentication_policy

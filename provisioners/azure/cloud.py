@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
 from provisioners import rented
+from provisioners.azure.ending import ARM_URL, ending
 from provisioners.azure.machines import AzureMachines, AzureSettings
 from provisioners.catalog.model import Catalog
+from provisioners.machines import Finding, Level
 from provisioners.own_address import OwnAddresses
+
+_STAYS_BILLED = Finding(
+    "dead-man switch",
+    Level.NOTE,
+    "a machine whose lease is over is only switched off, and Azure bills it until it is deleted; "
+    "set clouds.azure.dead_man_identity (docs/leases.md)",
+)
 
 
 class Section(rented.Section, Protocol):
@@ -18,6 +27,7 @@ class Section(rented.Section, Protocol):
     subnets: Mapping[str, str]
     arm_url: str | None
     identity: str | None
+    dead_man_identity: str | None
 
 
 class AzureProvisioner(rented.RentedProvisioner):
@@ -35,5 +45,12 @@ class AzureProvisioner(rented.RentedProvisioner):
             subnet_ids=section.subnets,
             arm_url=section.arm_url,
             identity=section.identity,
+            dead_man_identity=section.dead_man_identity,
         )
-        super().__init__(AzureMachines(settings), section, catalog, secret, own=own)
+        self._is_billed_when_lost = section.dead_man_identity is None and section.dead_man_minutes != 0
+        program = "" if section.dead_man_identity is None else ending(section.arm_url or ARM_URL)
+        super().__init__(AzureMachines(settings), section, catalog, secret, own=own, ending=program)
+
+    def check(self) -> Sequence[Finding]:
+        found = super().check()
+        return [*found, _STAYS_BILLED] if self._is_billed_when_lost else found

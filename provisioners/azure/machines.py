@@ -81,6 +81,7 @@ class AzureSettings:
     cpu_image: str = "Canonical:ubuntu-24_04-lts:server:latest"
     arm_url: str | None = None
     identity: str | None = None
+    dead_man_identity: str | None = None
     prices_url: str = "https://prices.azure.com/api/retail/prices"
     allocation_wait_s: float = 60.0
     forget_wait_s: float = 600.0
@@ -113,6 +114,7 @@ class AzureMachines:
             sleep=sleep,
             rng=rng if rng is not None else random.Random(),
         )
+        self.cloud_clock = self._arm.clock
         self.closed = ClosedRegions(now)
         self._networks = Networks(self._arm, settings.subnet_ids, settings.use_private_ip, now, sleep)
 
@@ -180,7 +182,11 @@ class AzureMachines:
         settings = self._settings
         default = settings.cpu_image if order.accelerator is None else settings.gpu_image
         body: Any = machine_body(
-            order, self._networks.place(order), order.image or default, self._settings.identity
+            order,
+            self._networks.place(order),
+            order.image or default,
+            settings.identity,
+            settings.dead_man_identity,
         )
         put = self._arm.compute.virtual_machines.begin_create_or_update
         self._arm.call(
@@ -357,6 +363,9 @@ class AzureMachines:
 
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         return azure_tidy.shared(self._arm, owner)
+
+    def owners(self, silent: Silent | None = None) -> Sequence[str]:
+        return azure_tidy.owners(self._arm)
 
     def admit(self, owner: str, access: Access) -> None:
         self._networks.admit(owner, access)

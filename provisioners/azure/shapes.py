@@ -127,9 +127,16 @@ def image_reference(image: str) -> dict[str, str]:
 
 
 def machine_body(
-    order: MachineOrder, place: Place, image: str, identity: str | None = None
+    order: MachineOrder,
+    place: Place,
+    image: str,
+    identity: str | None = None,
+    dead_man_identity: str | None = None,
 ) -> dict[str, Any]:
-    """The machine with its card, address and disk in one PUT: whatever comes into being goes with it."""
+    """The machine with its card, address and disk in one PUT: whatever comes into being goes with it.
+
+    Replicas get `identity`, all other machines, and replicas without it, `dead_man_identity`: with two of them, the metadata
+    service would give a token only to those who name one."""
     zone = zone_number(order.zone)
     properties: dict[str, Any] = {
         "hardwareProfile": {"vmSize": order.instance_type},
@@ -147,7 +154,9 @@ def machine_body(
             "billingProfile": {"maxPrice": -1},  # up to the on-demand price, and never evicted for the price
         }
     body: dict[str, Any] = {"location": order.zone.region, "tags": order.tags, "properties": properties}
-    if identity is not None and order.role is Role.REPLICA:
+    if identity is None or order.role is not Role.REPLICA:
+        identity = dead_man_identity
+    if identity is not None:
         body["identity"] = {"type": "UserAssigned", "userAssignedIdentities": {identity: {}}}
     return body if zone is None else {**body, "zones": [zone]}
 

@@ -146,6 +146,13 @@ def shared(arm: Arm, owner: str) -> list[Leftover]:
     )
 
 
+def owners(arm: Arm) -> list[str]:
+    """Whose resource groups there are: all that is made for an owner is in one."""
+    listed = arm.call(lambda: list(arm.resources.resource_groups.list(filter=f"tagName eq '{OWNER_TAG}'")))
+    found = {(group.tags or {}).get(OWNER_TAG, "") for group in listed}
+    return sorted(found - {""})
+
+
 def _delete_group(arm: Arm, group: str) -> None:
     arm.find(lambda: arm.resources.resource_groups.begin_delete(group, polling=False).result())
 

@@ -29,6 +29,7 @@ from google.cloud import compute_v1
 
 from policies.model import CapacityType, Zone
 from provisioners.clock import unix_now
+from provisioners.cloud_clock import CloudClock
 from provisioners.errors import AuthError, ProvisionError, TransientError
 from provisioners.gcp.errors import CLOUD, RETRY_S, error_of
 from provisioners.machines import Silent
@@ -77,6 +78,7 @@ class GcpApi:
         self.now = now
         self._sleep = sleep
         self._pacer = Pacer(now, sleep)
+        self.clock = CloudClock(now)
 
     @property
     def project(self) -> str:
@@ -91,8 +93,17 @@ class GcpApi:
             if found is None:
                 options = {"api_endpoint": self._endpoint} if self._endpoint else {}
                 found = kind(credentials=credentials, client_options=options)
+                self._listen(found)
                 self._clients[kind] = found  # type: ignore[index]
             return found  # type: ignore[no-any-return]
+
+    def _listen(self, client: Any) -> None:
+        """Take the time from all responses to the client. The SDK has no public hook; without this one there is no offset."""
+        session = getattr(getattr(client, "transport", None), "_session", None)
+        if session is not None:
+            session.hooks["response"].append(
+                lambda response, *_, **__: self.clock.heard(response.headers.get("Date"))
+            )
 
     def call(
         self,

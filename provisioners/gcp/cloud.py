@@ -6,6 +6,7 @@ from typing import ClassVar, Protocol
 
 from provisioners import rented
 from provisioners.catalog.model import Catalog
+from provisioners.gcp.ending import COMPUTE_URL, ending
 from provisioners.gcp.machines import GcpMachines
 from provisioners.own_address import OwnAddresses
 
@@ -18,6 +19,7 @@ class Section(rented.Section, Protocol):
     endpoint: str | None
     billing_api_key: str | None
     service_account: str | None
+    dead_man_service_account: str | None
 
 
 class GcpProvisioner(rented.RentedProvisioner):
@@ -36,5 +38,9 @@ class GcpProvisioner(rented.RentedProvisioner):
             use_private_ip=section.use_private_ip,
             billing_api_key=section.billing_api_key,
             service_account=section.service_account,
+            dead_man_account=section.dead_man_service_account,
         )
-        super().__init__(machines, section, catalog, secret, own=own)
+        program = ""
+        if section.dead_man_service_account is not None:
+            program = ending(section.endpoint or COMPUTE_URL)
+        super().__init__(machines, section, catalog, secret, own=own, ending=program)

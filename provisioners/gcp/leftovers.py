@@ -14,7 +14,7 @@ from provisioners.errors import InvalidRequestError
 from provisioners.gcp.api import GcpApi
 from provisioners.gcp.errors import CLOUD
 from provisioners.gcp.order import decode_label, last, owned, unix_s
-from provisioners.machines import TOKEN_TAG, Leftover, Silent
+from provisioners.machines import OWNER_TAG, TOKEN_TAG, Leftover, Silent
 
 _GRACE_S = 120.0
 
@@ -65,6 +65,18 @@ class GcpLeftovers:
                         )
                     )
         return found
+
+    def owners(self, silent: Silent | None = None) -> set[str]:
+        """Whose instances and disks there are, by their labels."""
+        api, tagged = self._api, f"labels.{OWNER_TAG}:*"
+        instances = compute_v1.AggregatedListInstancesRequest(project=api.project, filter=tagged)
+        disks = compute_v1.AggregatedListDisksRequest(project=api.project, filter=tagged)
+        found: list[str] = []
+        listed = api.listed(api.client(compute_v1.InstancesClient).aggregated_list, instances, silent=silent)
+        found += [one.labels.get(OWNER_TAG, "") for _, held in listed for one in held.instances]
+        listed = api.listed(api.client(compute_v1.DisksClient).aggregated_list, disks, silent=silent)
+        found += [one.labels.get(OWNER_TAG, "") for _, held in listed for one in held.disks]
+        return {decode_label(label) for label in found if label}
 
     def remove(self, leftover: Leftover) -> None:
         """Ask for its end; already gone is success."""

@@ -76,6 +76,7 @@ class GcpMachines:
         use_private_ip: bool = False,
         billing_api_key: str | None = None,
         service_account: str | None = None,
+        dead_man_account: str | None = None,
         now: Callable[[], float] = unix_now,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -83,10 +84,12 @@ class GcpMachines:
         self._network = GcpNetwork(self._api, network)
         self._leftovers = GcpLeftovers(self._api)
         self._memory = MachineMemory()
+        self.cloud_clock = self._api.clock
         self.closed = ClosedRegions(now)
         self._public = not use_private_ip
         self._billing_api_key = billing_api_key
         self._service_account = service_account
+        self._dead_man_account = dead_man_account
 
     def create(self, order: MachineOrder) -> Machine:
         history = self._history(order.zone, name_of(order.token))
@@ -166,6 +169,9 @@ class GcpMachines:
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
         return self._network.shared(owner)
 
+    def owners(self, silent: Silent | None = None) -> Sequence[str]:
+        return sorted(self._leftovers.owners(silent) | self._network.owners())
+
     def admit(self, owner: str, access: Access) -> None:
         self._network.admit(owner, access)
 
@@ -186,6 +192,7 @@ class GcpMachines:
             network_tags=(),
             public=self._public,
             service_account=self._service_account,
+            dead_man_account=self._dead_man_account,
         )
         network, tags = self._network.ensure(order)
         draft.network_interfaces[0].network = network

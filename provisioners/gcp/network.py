@@ -112,6 +112,15 @@ class GcpNetwork:
                 found.append(Leftover("network", name, "global", usd_month=0.0))
         return found
 
+    def owners(self) -> set[str]:
+        """Whose rules there are, by their descriptions."""
+        request = compute_v1.ListFirewallsRequest(project=self._api.project)
+        listed = self._api.listed(self._api.client(compute_v1.FirewallsClient).list, request)
+        told = (rule.description.partition(";")[0] for rule in listed)
+        start = _description("")
+        owners = {whose.removeprefix(start) for whose in told if whose.startswith(start)}
+        return {owner for owner in owners if owner}
+
     def _rules(self, owner: str) -> list[str]:
         return [rule.name for rule in self._listed(owner)]
 

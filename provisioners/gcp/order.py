@@ -1,8 +1,7 @@
 """Between our orders and Compute Engine's instances: names, labels, machine shapes, images. Pure.
 
-*Spot* machines are deleted by their preemption, so that nothing of them is billed. *On-demand* machines get no
-`maxRunDuration` as a dead man's switch: it is fixed at birth and cannot be renewed, so it would take healthy machines
-too. None is restarted by the cloud: a failed machine is replaced, and a start-up script runs at every boot, which so
+*Spot* machines are deleted by their preemption, so that nothing of them is billed. A machine whose lease is
+over deletes itself (`ending`), if there is a service account for that. None is restarted by the cloud: a failed machine is replaced, and a start-up script runs at every boot, which so
 is the first one.
 """
 
@@ -37,6 +36,7 @@ GPU_DISK_GB = 200  # of a machine with accelerators, where nobody says: an image
 
 _MAX_LABEL = 63
 _CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"  # IAM decides, not the scope
+_COMPUTE = "https://www.googleapis.com/auth/compute"
 _OUR_TAGS = (OWNER_TAG, SERVICE_TAG, REPLICA_TAG, TOKEN_TAG, RANK_TAG, NODES_TAG, CAPACITY_TAG)
 _NAMESPACE = uuid.UUID("5f1b8f4e-43c5-5b0c-9f3e-6d2d8e1c7a90")
 
@@ -162,10 +162,12 @@ def instance_of(
     network_tags: tuple[str, ...],
     public: bool,
     service_account: str | None = None,
+    dead_man_account: str | None = None,
 ) -> compute_v1.Instance:
     """What to ask Compute Engine for. InvalidRequestError if the order cannot be said there.
 
-    Without `service_account` (its email address) the machine has no identity in the cloud.
+    Replicas get the identity `service_account` (its email address), all other machines, and replicas without it,
+    `dead_man_account`, for Compute Engine alone. An instance has one at most.
     """
     if not re.fullmatch(r"[a-z0-9-]*[a-z0-9]", order.token) or len(name_of(order.token)) > _MAX_LABEL:
         raise _wrong(order, f"token {order.token!r} cannot name an instance")
@@ -209,6 +211,8 @@ def instance_of(
         instance.service_accounts = [
             compute_v1.ServiceAccount(email=service_account, scopes=[_CLOUD_PLATFORM])
         ]
+    elif dead_man_account is not None:
+        instance.service_accounts = [compute_v1.ServiceAccount(email=dead_man_account, scopes=[_COMPUTE])]
     if accelerator is not None:
         instance.guest_accelerators = [
             compute_v1.AcceleratorConfig(

@@ -24,7 +24,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from provisioners.host_agent import claims, daemon, front
+from provisioners.host_agent import claims, daemon, front, lease
 from provisioners.host_agent.ending import stop
 from provisioners.host_agent.files import lock, write_text
 from provisioners.host_agent.follow import follow
@@ -34,13 +34,7 @@ from provisioners.host_agent.scripts import watch_script
 from provisioners.host_agent.status import status
 from provisioners.host_agent.visit import execute, interact
 
-_LEASE = Path("/var/lib/skyserve/lease")  # what the dead-man switch of the user data looks at
 _TAKE_OVER_S = 10.0
-
-
-def renew_lease() -> None:
-    with suppress(OSError):  # a machine without a dead-man switch
-        _LEASE.touch()
 
 
 def step(folder: Path, name: str, program: list[str]) -> int:
@@ -78,10 +72,10 @@ def main(words: list[str]) -> int:
     verb, folder, rest = words[0], Path(words[1]).resolve(), words[2:]
     if verb == "status":
         if "--renew" in rest:
-            renew_lease()
+            lease.visit()
         print(json.dumps(status(folder)))
     elif verb == "follow":
-        follow(folder, float(rest[0]), renew_lease)
+        follow(folder, float(rest[0]), lease.visit)
     elif verb == "log":
         sys.stdout.buffer.write(read_log(folder, int(rest[0]), int(rest[1])))
     elif verb == "log-times":

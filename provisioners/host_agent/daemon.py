@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from provisioners.host_agent.files import is_locked, lock, read_json
+from provisioners.host_agent import lease
+from provisioners.host_agent.files import is_locked, lock, read_json, uptime_s
 from provisioners.host_agent.front import LOCK as FRONT_LOCK
 from provisioners.host_agent.log import LOCK as LOG_LOCK
 from provisioners.host_agent.log import pipe_of
@@ -45,7 +46,13 @@ def live(folder: Path) -> None:
     (folder / "work").mkdir(exist_ok=True)
     pipe_of(folder)  # kept open: scripts outlive a pump that was killed
     threading.Thread(target=watch, args=(folder, order["cloud"]), daemon=True).start()
+    port, peers, looked_at = connected_port(order), lease.peers_of(order), float("-inf")
     while not ((folder / "stop").exists() or is_released(order)):
+        if uptime_s() - looked_at >= lease.NOTE_EVERY_S:
+            looked_at = uptime_s()
+            has_lease = lease.FOLDER.is_dir() and (port is not None or bool(peers))
+            if has_lease and lease.is_connected(port, peers):
+                lease.traffic()
         if not is_locked(folder / LOG_LOCK):
             _spawn(folder, "pump")
         if order.get("front") and not is_locked(folder / FRONT_LOCK):
@@ -54,6 +61,15 @@ def live(folder: Path) -> None:
         if due is not None and not is_watched(folder, due):
             _spawn(folder, "script", due)
         time.sleep(_LOOK_EVERY_S)
+
+
+def connected_port(order: dict[str, Any]) -> int | None:
+    """The port whose connections count as traffic; None where TLS in front of it sees more, or nothing is served."""
+    is_head = order["env"].get("SKYPILOT_NODE_RANK", "0") == "0"
+    if order.get("front") or not is_head or order.get("role") == "load_balancer":
+        return None
+    value = order["env"].get("SKYSERVE_REPLICA_PORT", "")
+    return int(value) if value.isdigit() else None
 
 
 def next_script(folder: Path, order: dict[str, Any]) -> str | None:

@@ -4,6 +4,8 @@ The certificate and its key are in `front.pem`, which the controller brings. The
 that comes in, and it is made first: where the server does not listen the client's connection is reset before the handshake, as
 it would be without us. Bytes are passed on as they come, in both directions, and a side that does not read stops the other
 one. When either side ends, so does the other, after what was sent has been delivered: TLS has no half-open connections here.
+
+What passes also says whether the replica is of use (`Watch`), which renews the lease of the machine.
 """
 
 from __future__ import annotations
@@ -15,10 +17,14 @@ import socket
 import ssl
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from provisioners.host_agent.files import lock, read_json, write_text
+from provisioners.host_agent import lease
+from provisioners.host_agent.files import lock, read_json, uptime_s, write_text
 from provisioners.host_agent.scripts import claimed_port
+
+if TYPE_CHECKING:  # Python 3.8 cannot evaluate these
+    from collections.abc import Callable
 
 LOCK = "front.lock"
 CERTIFICATE = "front.pem"
@@ -29,6 +35,8 @@ HANDSHAKE_S = 10.0
 CONNECT_S = 10.0
 _HIGH_WATER = 128 * 1024  # bytes that may wait for a slow reader, on each side
 _BACKLOG = 1024
+_HEAD_BYTES = 4096  # of a request, in which the user agent is looked for
+_OUR_AGENTS = (b"\r\nuser-agent: skyserve\r\n", b"\r\nuser-agent: skyserve-lb\r\n")
 _FIRST_PORT, _PORTS = (
     31_000,
     1_768,
@@ -109,6 +117,8 @@ async def _join(client: socket.socket, context: ssl.SSLContext, to: int) -> None
     _keep_alive(client)
     outer, inner = _Side(), _Side()
     outer.other, inner.other = inner, outer
+    watch = Watch()
+    outer.seen, inner.seen = watch.request, watch.response
     try:
         await asyncio.wait_for(loop.create_connection(lambda: inner, "127.0.0.1", to), CONNECT_S)
     except (OSError, asyncio.TimeoutError):  # noqa: UP041 (not the same before 3.11)
@@ -132,6 +142,7 @@ class _Side(asyncio.Protocol):
     says before that waits."""
 
     other: _Side
+    seen: Callable[[bytes], None]  # what came, before it is passed on
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -148,6 +159,7 @@ class _Side(asyncio.Protocol):
             self.end()
 
     def data_received(self, data: bytes) -> None:
+        self.seen(data)
         self.other.send(data)
 
     def send(self, data: bytes) -> None:
@@ -185,6 +197,47 @@ class _Side(asyncio.Protocol):
                 self._transport.abort()
             else:
                 self._transport.close()
+
+
+class Watch:
+    """Whether one connection is of use, from the first bytes of what passes: a request head and a response head come at the
+    beginning of a segment, nearly always. A response is successful with a status of 2xx or 3xx, or 101; our own probes and
+    polls, which name us as their user agent, are no traffic, but they show that the replica responds. What is not HTTP
+    counts once the server has sent anything."""
+
+    noted_at = float("-inf")  # by any connection of this process
+
+    def __init__(
+        self,
+        traffic: Callable[[], None] = lease.traffic,
+        served: Callable[[], None] = lease.served,
+        now: Callable[[], float] = uptime_s,
+    ) -> None:
+        self._traffic = traffic
+        self._served = served
+        self._now = now
+        self._is_ours = False
+        self._is_success = True  # of a stream whose beginning was no response head
+        self._has_served = False
+
+    def request(self, data: bytes) -> None:
+        line, _, fields = data[:_HEAD_BYTES].partition(b"\r\n")
+        if line.endswith((b" HTTP/1.1", b" HTTP/1.0")):
+            self._is_ours = any(agent in b"\r\n" + fields.lower() for agent in _OUR_AGENTS)
+
+    def response(self, data: bytes) -> None:
+        if data.startswith(b"HTTP/1."):
+            self._is_success = data[9:10] in (b"2", b"3") or data[9:12] == b"101"
+        if not self._is_success:
+            return
+        now = self._now()
+        if self._is_ours:
+            if not self._has_served:
+                self._has_served = True
+                self._served()
+        elif now - Watch.noted_at >= lease.NOTE_EVERY_S:
+            Watch.noted_at = now
+            self._traffic()
 
 
 def _keep_alive(sock: socket.socket) -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from provisioners.host_agent import daemon
+from provisioners.host_agent import daemon, lease
 from provisioners.host_agent.files import is_locked, read_json
 from provisioners.host_agent.front import LOCK as FRONT_LOCK
 from provisioners.host_agent.front import port_of
@@ -50,7 +50,13 @@ def describe(folder: Path, observed: dict[str, Any]) -> dict[str, Any]:
     script = _ENDED.get(observed["state"])
     message = obituary(folder, script) if script else ""
     seen_from = os.environ.get("SSH_CLIENT", "").partition(" ")[0]  # sshd sets it for each session
-    return {**observed, "message": message, "log": list(log_window(folder)), "seen_from": seen_from}
+    return {
+        **observed,
+        "message": message,
+        "log": list(log_window(folder)),
+        "seen_from": seen_from,
+        "lease": lease.terms(),
+    }
 
 
 def state_of(folder: Path, order: dict[str, Any] | None) -> str:

@@ -6,10 +6,18 @@ from collections.abc import Mapping
 from importlib.resources import files
 from types import MappingProxyType
 
-FILES: Mapping[str, str] = MappingProxyType({"aws": "aws.json", "gcp": "gcp.yaml", "azure": "azure.json"})
+FILES: Mapping[str, str] = MappingProxyType(
+    {
+        "aws": "aws.json",
+        "gcp": "gcp.yaml",
+        "azure": "azure.json",
+        "gcp-machine": "gcp-machine.yaml",
+        "azure-machine": "azure-machine.json",
+    }
+)
 
 
 def text_of(cloud: str) -> str:
-    """The file of a cloud: an IAM policy (aws), a custom role for `gcloud iam roles create` (gcp) or for `az role
+    """The file of a cloud, or (CLOUD-machine) of the identity by which a machine deletes itself: an IAM policy (aws), a custom role for `gcloud iam roles create` (gcp) or for `az role
     definition create` (azure). KeyError for a cloud that has none."""
     return (files(__package__) / FILES[cloud]).read_text(encoding="utf-8")

@@ -154,6 +154,7 @@ def backup(
     with _sentences("cannot be written"):
         passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
         content = write_backup(here, file.absolute(), passphrase, SystemClock().now())
+    here.backup_hinted.touch(mode=0o600)
     say(f"wrote {file}: {content}, {file.stat().st_size:,} bytes")
     if passphrase is None:
         say("it is not sealed; keep it where only you can read it, or use --passphrase-file")

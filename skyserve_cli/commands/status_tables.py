@@ -15,7 +15,7 @@ from skyserve_cli.commands.sentences import (
     stand_ins,
     version_given_up,
 )
-from skyserve_cli.output import accelerators, place, printable, span, usd
+from skyserve_cli.output import accelerators, date_time, place, printable, span, usd
 from skyserve_cli.tables import Fitted, table
 
 #: The columns that a narrow terminal does not show, the first to go first. Ids, states and messages always stay.
@@ -152,11 +152,23 @@ def _agent_table(agents: Sequence[tuple[View, View]], now: float, *, wide: bool)
             + ("" if agent["newest"] else " (old)" if agent["agent_version"] else ""),
             usd(agent["price_usd_hour"]),
             span(now - agent["created_at"]),
-            agent["message"],
+            _with_lease(agent, now),
         ]
         for view, agent in agents
     ]
     return table(columns, rows, drop=() if wide else _LESS_OF_AGENTS, folds=not wide)
+
+
+def _with_lease(machine: View, now: float) -> str:
+    """The message, and how long the machine goes on if nobody can visit it."""
+    message = str(machine["message"])
+    lease = machine.get("lease")  # a controller of an earlier release sends none
+    if not lease or lease["ends_at"] is None or machine["ended_at"]:
+        return message
+    left, most = span(lease["ends_at"] - now), span(lease["ends_at_with_traffic"] - now)
+    since = date_time(lease["visited_at"])
+    told = f"lease: {left} left, {most} with traffic ({lease['why']}; last visit {since})"
+    return f"{message}; {told}" if message else told
 
 
 def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Fitted:
@@ -176,6 +188,6 @@ def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: b
         ]
         if wide:
             row += [replica["endpoint"] or "-", replica["instance_id"] or "-"]
-        why = replica["message"] or (STANDS_IN if replica["stands_in"] else "")
+        why = _with_lease(replica, now) or (STANDS_IN if replica["stands_in"] else "")
         rows.append([*row, end_of(replica["end_reason"], why) if replica["end_reason"] else why])
     return table(columns, rows, drop=() if wide else _LESS_OF_REPLICAS, folds=not wide)

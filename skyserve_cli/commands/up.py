@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated
 
 import typer
@@ -21,12 +22,16 @@ from skyserve_cli.commands.options import (
     View,
     Yes,
     controller,
+    home,
 )
 from skyserve_cli.commands.prices import ask, insist_on_offers, listed_plan, plan_table, plan_total
 from skyserve_cli.controller.client import Client, ControllerDownError
+from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed, put, put_json, say
 from skyserve_cli.spec import Loaded, spec_to_json
 from skyserve_cli.tables import say_table
+
+_NOT_RENTED = frozenset({"local", "ssh"})
 
 
 def up(
@@ -74,9 +79,22 @@ def up(
     ask(f"Bring {name} up?", yes=yes)
     told = progress.last_event(client)
     client.put(name, spec_to_json(loaded.spec), loaded.secret_values, None)
+    hint_at_backup(home(), {launch["cloud"] for launch in plan["launches"]})
     if not no_wait:
         _wait(client, loaded, told, timeout)
     _show(client, name, output)
+
+
+def hint_at_backup(here: Home, clouds: Collection[str]) -> None:
+    """At the first service on machines that are rented say that nothing but this home can log in to them."""
+    if here.backup_hinted.exists() or set(clouds) <= _NOT_RENTED:
+        return
+    here.create()
+    here.backup_hinted.touch(mode=0o600)
+    say(
+        f"machines that are rented can only be found and logged in to with the keys in {here.root}; keep a sealed copy on "
+        "another host:\n  serve controller backup FILE --passphrase-file PASSPHRASE"
+    )
 
 
 def _insist_on_new(client: Client, name: str) -> None:

@@ -33,7 +33,7 @@ from provisioners.base import Gated, Instance, Provisioner, Requirements
 from provisioners.certificates import Authority
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
-from skyserve_cli.controller import fingerprints, unix_socket
+from skyserve_cli.controller import fingerprints, leases, unix_socket
 from skyserve_cli.controller.adoption import Adoption, read_restored
 from skyserve_cli.controller.api import Api
 from skyserve_cli.controller.attention import Attention
@@ -155,6 +155,17 @@ def _tell_jump(store: Store, jump_s: float, now: float) -> None:
     store.tell(Story("clock", f"clock jumped by {jump_s:+.0f} s"), now=now)
 
 
+def _tell_lease(store: Store, service: str, replica_id: int, sentence: str, now: float) -> None:
+    log.warning("%s/%d: %s", service, replica_id, sentence)
+    with suppress(SQLAlchemyError, LeaseLostError):  # it is in the log, too
+        store.tell(Story(leases.KIND, sentence, replica_id), now=now, service=service)
+
+
+def _tell_clock(store: Store, sentence: str, now: float) -> None:
+    with suppress(SQLAlchemyError, LeaseLostError):  # it is in the log, too
+        store.tell(Story("clock", sentence), now=now)
+
+
 def _tell_rules(store: Store, cloud: str, sentence: str, now: float) -> None:
     said = f"rules for the network cannot be set: {sentence}" if sentence else "rules for the network are set"
     with suppress(SQLAlchemyError, LeaseLostError):  # it is in the log, too
@@ -256,6 +267,8 @@ async def run(home: Home) -> None:
         woken.set,
         clouds.poll_s(),
         tell=lambda sentence: store.tell(Story("RegionClosed", sentence), now=clock.now()),
+        tell_clock=lambda sentence: _tell_clock(store, sentence, clock.now()),
+        warn=lambda service, id_, sentence: _tell_lease(store, service, id_, sentence, clock.now()),
     )
     last_words = LastWords(home.last_words)
 
@@ -323,6 +336,7 @@ async def run(home: Home) -> None:
         owner=owner,
         wake=woken.set,
         sighted=witness.last,
+        leases=witness.leases,
         last_words=last_words,
         store_health=reconciler.store_health,
         load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # orders are made of names that stand here, also by who never
 PREPARE_TIMEOUT_S = 900.0
 _TRANSFER_TIMEOUT_S = 300.0
 TOKEN_VARIABLE = "SKYSERVE_LB_TOKEN"  # noqa: S105 (a name, not a token)
+TRAFFIC_FILE = "/var/lib/skyserve/traffic"  # of the dead-man switch, on machines that have one
 _TLS = ("tls-cert.pem", "tls-key.pem")
 
 # The machine's own Python if it can import all that is needed; else one of our own, with the libraries that are pinned.
@@ -92,6 +93,7 @@ def arguments_of(service: str, region: str, port: int, has_tls: bool) -> tuple[s
     """How the agent is started; nothing in it is a secret. Of the loopback it takes any port for its admin."""
     arguments: tuple[str, ...] = ("--service", service, "--region", region)
     arguments += ("--host", "0.0.0.0", "--port", str(port), "--admin-host", "127.0.0.1", "--admin-port", "0")  # noqa: S104
+    arguments += ("--traffic-file", TRAFFIC_FILE)
     return (*arguments, "--tls-certfile", _TLS[0], "--tls-keyfile", _TLS[1]) if has_tls else arguments
 
 

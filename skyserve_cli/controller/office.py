@@ -13,6 +13,7 @@ from typing import Any
 from policies.model import EndReason, Replica, ReplicaState, Role, UpdateMode
 from provisioners.base import Instance, Provisioner
 from provisioners.bootstrap import is_url
+from provisioners.lease import Lease
 from skyserve_cli import __version__
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.controller.books import SpecBook, all_offers
@@ -70,6 +71,7 @@ class Office:
         owner: str,
         wake: Callable[[], None],
         sighted: Callable[[str], Sequence[Instance]],
+        leases: Callable[[str], Mapping[str, Lease]] = lambda cloud: {},
         last_words: LastWords,
         load_balancer_log: Callable[[str], Path],
         store_health: StoreHealth,
@@ -87,6 +89,7 @@ class Office:
         self._owner = owner
         self._wake = wake
         self._sighted = sighted
+        self._leases = leases
         self.last_words = last_words
         self._started_at = clock.now()
         self._choosing = threading.Lock()
@@ -280,6 +283,7 @@ class Office:
             },
             now=now,
             failure=last_failure(row, recently),
+            leases={cloud: self._leases(cloud) for cloud in {r.zone.cloud for r in row.attempts}},
             logs={replica_id: str(found[0]) for replica_id, found in kept.items() if found is not None},
         )
         troubles = [self._fleet.view(row.name).trouble if is_beside else "", self._names.trouble(row.name)]

@@ -9,14 +9,17 @@ from urllib.parse import urlsplit
 
 from policies.model import CapacityType, EndReason, Goal, Load, PlacementGoal, Replica, ReplicaState
 from policies.service_state import service_state
+from provisioners.lease import Lease
 from skyserve_cli.controller.front_address import reach_of
 from skyserve_cli.controller.lb_fleet import AgentView
 from skyserve_cli.controller.lb_regional import RegionalView
+from skyserve_cli.controller.leases import lease_view
 from skyserve_cli.controller.orders import on_demand_price
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import History, ServiceRow, Spent
 
 _NOTHING: Mapping[int, str] = MappingProxyType({})
+_NO_LEASES: Mapping[str, Mapping[str, Lease]] = MappingProxyType({})
 
 #: Ends that nobody wished for and that say what is to be mended. Preemptions are the business.
 FAILURES = frozenset(
@@ -51,10 +54,11 @@ def service_view(
     now: float,
     failure: Replica | None = None,
     logs: Mapping[int, str] = _NOTHING,
+    leases: Mapping[str, Mapping[str, Lease]] = _NO_LEASES,
 ) -> dict[str, Any]:
     """One service. Instants are UNIX seconds, money is US dollars; `ended` replicas are listed after the live.
     `failure` is the last replica that failed, while that matters; `logs` are the files of the home that have the end of a
-    replica's log. `num_nodes` are the nodes of a replica by its version. `beside` is the load balancer agent beside the
+    replica's log, `leases` those of machines by cloud and instance. `num_nodes` are the nodes of a replica by its version. `beside` is the load balancer agent beside the
     controller, if there is to be one, `agents` are those on machines of their own by id. Of the hourly costs, `_on_demand` is that of the same
     replicas on demand, and `_wanted_on_demand` that of as many as are wanted."""
     endpoints = endpoints_of(row, spec, host, is_beside=beside is not None)
@@ -90,7 +94,9 @@ def service_view(
             "ready_targets": beside.ready_targets,
             "restarts": beside.restarts,
         },
-        "load_balancers": [_agent_view(agent, spec, agents[agent.id]) for agent in row.balancers],
+        "load_balancers": [
+            _agent_view(agent, spec, agents[agent.id], _lease_of(agent, leases)) for agent in row.balancers
+        ],
         "load_balancers_wanted": 0 if row.down else spec.regional.count * len(spec.regional.places),
         "load": {"requests_per_s": rate, "in_flight": load.in_flight, "queued": load.queued},
         "cost": {
@@ -106,6 +112,7 @@ def service_view(
         "replicas": [
             {
                 **replica_view(r, num_nodes[r.version]),
+                "lease": lease_view(_lease_of(r, leases)),
                 "stands_in": r.id in stand_ins,
                 "kept_log": logs.get(r.id),
             }
@@ -165,10 +172,16 @@ def failure_view(replica: Replica) -> dict[str, Any]:
     }
 
 
-def _agent_view(agent: Replica, spec: ServiceSpec, seen: RegionalView) -> dict[str, Any]:
+def _lease_of(replica: Replica, leases: Mapping[str, Mapping[str, Lease]]) -> Lease | None:
+    of_cloud = leases.get(replica.zone.cloud, {})
+    return None if replica.instance_id is None else of_cloud.get(replica.instance_id)
+
+
+def _agent_view(agent: Replica, spec: ServiceSpec, seen: RegionalView, lease: Lease | None) -> dict[str, Any]:
     """A load balancer agent on a machine of its own. `version` is of its code; `newest`: it is the one that we have."""
     return {
         **replica_view(agent),
+        "lease": lease_view(lease),
         "endpoint": None if agent.endpoint is None else _with_scheme(agent.endpoint, spec),
         "alive": agent.state is ReplicaState.READY,
         "synced": seen.synced,

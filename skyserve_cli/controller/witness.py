@@ -11,7 +11,10 @@ from collections.abc import Callable, Mapping
 
 from provisioners.base import Instance, Listing, Provisioner, RegionalSource, ReportSource
 from provisioners.errors import AuthError, ProvisionError, TransientError
+from provisioners.fleet import FleetProvisioner
+from provisioners.lease import Lease
 from skyserve_cli.controller.clock import Clock
+from skyserve_cli.controller.leases import LeaseWatch, Warn
 from skyserve_cli.controller.ports import Sighting
 from skyserve_cli.controller.sightings import same_objects
 
@@ -25,7 +28,8 @@ BURST_S = 0.05  # reports of many machines that come so close together are read 
 
 class ThreadWitness:
     """The daemon's witness. `poll_s` by cloud; the tick is woken only when a listing differs from the last. `tell` takes a
-    sentence for the event log."""
+    sentence for the event log, `warn` one about a replica, `tell_clock` one about
+    a cloud's clock."""
 
     def __init__(
         self,
@@ -35,6 +39,8 @@ class ThreadWitness:
         wake: Callable[[], None],
         poll_s: Mapping[str, float],
         tell: Callable[[str], None] = lambda sentence: None,
+        warn: Warn = lambda service, replica_id, sentence: None,
+        tell_clock: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._provisioners = provisioners
         self._owner = owner
@@ -42,6 +48,10 @@ class ThreadWitness:
         self._wake = wake
         self._poll_s = poll_s
         self._tell = tell
+        self._warn = warn
+        self._tell_clock = tell_clock
+        self._off: set[str] = set()  # clouds whose clocks are not ours
+        self._leases: dict[str, LeaseWatch] = {}
         self._silent: dict[tuple[str, str], int] = {}  # by cloud and place: listings in a row without it
         self._closed: set[tuple[str, str]] = set()  # what was told of
         self._seen: queue.SimpleQueue[Sighting] = queue.SimpleQueue()
@@ -57,6 +67,7 @@ class ThreadWitness:
         self._watched = clouds
         for cloud in clouds - self._threads.keys():
             self._reports[cloud] = threading.Event()
+            self._leases[cloud] = LeaseWatch(self._warn)
             thread = threading.Thread(target=self._look, args=(cloud,), daemon=True, name=f"witness-{cloud}")
             self._threads[cloud] = thread
             thread.start()
@@ -70,6 +81,11 @@ class ThreadWitness:
     def last(self, cloud: str) -> tuple[Instance, ...]:
         """What the last listing of the cloud showed; nothing before the first. Safe from any thread."""
         return self._last.get(cloud, ())
+
+    def leases(self, cloud: str) -> Mapping[str, Lease]:
+        """Of the instances of the last listing, by id. Safe from any thread."""
+        watch = self._leases.get(cloud)
+        return {} if watch is None else watch.by_id
 
     def trouble(self) -> Mapping[str, str]:
         """Why clouds cannot be listed, by cloud."""
@@ -115,6 +131,8 @@ class ThreadWitness:
                     silent, closed = frozenset(listing.silent), frozenset(listing.closed)
                     self._seen.put(Sighting(cloud, asked_at, instances, silent=silent, closed=closed))
                     is_news = self._note_regions(cloud, listing)
+                    self._note_clock(cloud, provisioner)
+                    is_news |= self._leases[cloud].look(instances, self._clock.now())
                     is_news |= self._trouble.pop(cloud, None) is not None
                     if is_news or instances != self._last.get(cloud):
                         self._last[cloud] = instances
@@ -143,6 +161,14 @@ class ThreadWitness:
             del self._silent[key]
             self._trouble.pop("/".join(key), None)
         return bool(back)
+
+    def _note_clock(self, cloud: str, provisioner: Provisioner) -> None:
+        """Tell once of a cloud whose clock is not ours, and again after it has been right."""
+        warning = provisioner.clock_warning() if isinstance(provisioner, FleetProvisioner) else ""
+        if warning and cloud not in self._off:
+            log.warning("%s: %s", cloud, warning)
+            self._tell_clock(f"{cloud}: {warning}")
+        (self._off.add if warning else self._off.discard)(cloud)
 
     def _await_next_listing(self, cloud: str) -> None:
         """Read what machines report meanwhile."""

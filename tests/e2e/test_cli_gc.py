@@ -137,6 +137,40 @@ def test_a_cloud_that_is_not_enabled_is_refused(serve: Serve, account: Account) 
     assert serve.ok("gc", "--cloud", "aws").err.strip() == "nothing is left over"
 
 
+def test_what_other_homes_have_is_shown_and_only_that_of_a_named_home_is_removed(
+    serve: Serve, account: Account
+) -> None:
+    """Without their keys or database, by the tag alone."""
+    own, lost = account.lose_instance(), {account.lose_instance("lost"), account.lose_volume("lost")}
+    found = serve.ok("gc", "--any-owner", "--dry-run", "-o", "json").json()["found"]
+    assert {one["owner"] for one in found} == {"them", "lost"}
+    assert lost <= {one["id"] for one in found}
+    assert own not in {one["id"] for one in found}
+    shown = serve.ok("gc", "--any-owner", "--dry-run")
+    assert "home lost, services chat" in shown.err
+
+    refused = serve("gc", "--any-owner", "-y")
+    assert (refused.code, "needs --owner ID" in refused.err) == (2, True)
+    assert serve("gc", "--owner", "lost").code == 2
+    assert serve("gc", "--any-owner").code == 2  # nobody is here to confirm
+    assert lost <= {*account.world.live(), *account.world.belongings("us-east-1")}
+
+    removed = serve.ok("gc", "--any-owner", "--owner", "lost", "-y", "-o", "json").json()["removed"]
+    assert lost <= {one["id"] for one in removed}
+    assert {one["owner"] for one in removed} == {"lost"}
+    assert account.world.live(skyserve_owner="lost") == []
+    assert own in account.world.live()
+    assert serve.ok("gc", "--any-owner", "--owner", "lost").err.strip() == "other homes have nothing here"
+
+
+def test_a_region_whose_homes_cannot_be_listed_is_named(serve: Serve, account: Account) -> None:
+    account.world.fail("DescribeVolumes", "UnauthorizedOperation", times=99, region="us-west-2")
+    said = serve("gc", "--any-owner", "--dry-run", "-o", "json")
+    assert said.code == 1
+    assert {one["region"] for one in said.json()["unlisted"]} == {"us-west-2"}
+    assert {one["owner"] for one in said.json()["found"]} == {"them"}
+
+
 def _events(serve: Serve) -> list[dict[str, Any]]:
     serve.ok("controller", "start")
     lines = serve.ok("events", "-o", "json").out.splitlines()

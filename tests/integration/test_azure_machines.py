@@ -739,3 +739,10 @@ def test_check_names_what_is_missing(cloud: AzureMachines, world: World) -> None
 def test_check_tells_of_a_dead_subscription(cloud: AzureMachines, world: World) -> None:
     world.subscription_state = "Disabled"
     assert findings(cloud) == {"credentials": "subscription 'Test' is disabled"}
+
+
+def test_whose_things_there_are_is_known_by_the_tags_key(cloud: AzureMachines) -> None:
+    assert cloud.owners() == []
+    cloud.create(order())
+    cloud.create(order("other-7", owner="owner-2"))
+    assert cloud.owners() == [OWNER, "owner-2"]

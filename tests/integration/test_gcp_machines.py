@@ -660,3 +660,12 @@ def test_the_make_believe_cloud_also_runs_in_real_time() -> None:
         machine = gcp.machines.create(ORDER)
         assert [facts.private_ip for facts in booted] == [machine.private_address]
         assert gcp.listed()[ORDER.token].state is S.RUNNING
+
+
+def test_whose_things_there_are_is_known_by_the_labels_key(gcp: Controller) -> None:
+    assert gcp.machines.owners() == []
+    gcp.create(ORDER)
+    gcp.create(order_of("ffffffff-chat-1-0123456789", owner="Some One"))
+    gcp.world.make_disk(ZONE.name, "alone", {"skyserve-owner": "third"}, [])
+    gcp.world.make_disk(ZONE.name, "theirs", {"team": "blue"}, [])
+    assert gcp.another().owners() == sorted([OWNER, "Some One", "third"])

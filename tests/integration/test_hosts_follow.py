@@ -89,8 +89,8 @@ Follow = Callable[..., Followed]
 def follow(world: VmWorld) -> Iterator[Follow]:
     made: list[Followed] = []
 
-    def start(name: str, **how: Any) -> Followed:
-        vm = boot(world, name)
+    def start(name: str, lease_s: int = 1800, **how: Any) -> Followed:
+        vm = boot(world, name, lease_s=lease_s)
         dialled: list[str] = []
 
         async def dial_line(to: Login) -> Line:
@@ -259,6 +259,22 @@ def test_a_machine_that_falls_silent_is_connected_to_again(follow: Follow) -> No
     assert (one.report().state, one.report().preempt_at) == (InstanceState.RUNNING, None)
     one.vm.thaw()
     until(lambda: one.report().preempt_at == at, "the notice")
+
+
+def test_a_machine_that_cannot_be_visited_says_since_when_and_why(follow: Follow) -> None:
+    """Its state stays what it was, and nobody would know that its lease runs out."""
+    one = follow("leased", lease_s=60)
+    lease = until(lambda: one.report().lease, "the lease")
+    assert (lease.lease_s, lease.visited_at, lease.why) == (60.0, None, "")
+    begun = unix_now()
+    one.vm.freeze()
+    lease = until(lambda: (found := one.report().lease) and found.visited_at and found, "the silence")
+    one.vm.thaw()
+    assert one.report().state is InstanceState.RUNNING
+    assert begun - 2 * BEAT_S <= lease.visited_at <= unix_now()
+    assert lease.why.startswith("ssh: leased: ")
+    assert 0.0 < lease.left_s(unix_now()) < 60.0
+    until(lambda: (found := one.report().lease) and found.visited_at is None, "the next visit")
 
 
 def test_an_agent_that_stands_still_is_noticed_though_its_machine_is_well(follow: Follow) -> None:

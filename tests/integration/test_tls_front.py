@@ -23,6 +23,7 @@ from lb.core.failures import described
 from lb.engines.http_get import HttpGetter
 from lb.http.upstream import Pools
 from provisioners.certificates import Authority
+from provisioners.host_agent import front as front_module
 from provisioners.host_agent.bundle import agent_bundle
 from provisioners.host_agent.files import is_locked
 from provisioners.host_agent.front import CERTIFICATE, LOCK, port_of
@@ -252,6 +253,47 @@ async def test_the_controllers_probes(tmp_path: Path) -> None:
             outcome = await line.probe(order)
             line.close()
             assert outcome.trouble is None if trouble is None else trouble in str(outcome.trouble)
+
+
+async def test_only_requests_of_clients_are_traffic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the controller and load balancers really send shows that the replica responds, and renews nothing."""
+    notes: list[str] = []
+
+    class Noted(front_module.Watch):
+        def __init__(self) -> None:
+            super().__init__(lambda: notes.append("traffic"), lambda: notes.append("served"))
+
+    monkeypatch.setattr(front_module, "Watch", Noted)
+    monkeypatch.setattr(Noted, "noted_at", float("-inf"))
+    (tmp_path / CERTIFICATE).write_bytes(AUTHORITY.of_machine(TOKEN))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(str(tmp_path / CERTIFICATE))
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.load_verify_locations(cadata=AUTHORITY.certificate)
+    url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+    async with engine(http) as port:
+        accepting = asyncio.create_task(front_module.accept(listener, server, port))
+        line = ReplicaLine(client)
+        await line.probe(ProbeOrder("chat", 1, url, Probe(), None, tls_name=TOKEN))
+        line.close()
+        assert notes == ["served"]
+        pools = Pools()
+        pools.trust(base64.b64encode(AUTHORITY.certificate).decode())
+        getter = HttpGetter(pools, asyncio.get_running_loop().time)
+        target = Target("1", url, tls_name=TOKEN, health_path="/health")
+        await getter.fetch(target, "/metrics", 5.0)
+        assert notes == ["served", "served"]
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", listener.getsockname()[1], ssl=client, server_hostname=TOKEN
+        )
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nUser-Agent: openai\r\n\r\n")
+        await reader.readuntil(b"ok")
+        assert notes == ["served", "served", "traffic"]
+        writer.close()
+        accepting.cancel()
+    listener.close()
 
 
 async def test_a_front_that_is_killed_comes_back_at_its_port(tmp_path: Path) -> None:

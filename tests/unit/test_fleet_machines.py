@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from email.utils import formatdate
 
 import pytest
 
 from policies.model import CapacityType, Offer, Zone
 from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.cloud_clock import CloudClock
 from provisioners.contract.hosts import MemoryHosts
 from provisioners.errors import (
     CapacityError,
@@ -174,6 +176,33 @@ def test_the_earliest_notice_stands(w: World) -> None:
     w.hosts.told["own-chat-1"] = HostReport(_S.RUNNING, 8080, preempt_at=2000.0)
     w.machines.kept["own-chat-1"].preempt_at = 1900.0
     assert w.one().preempt_at == 1900.0
+
+
+class MachinesWithClock(MemoryMachines):
+    """Whose cloud tells the time."""
+
+    cloud_clock: CloudClock
+
+
+def test_notices_are_by_our_clock() -> None:
+    """Those of the cloud, and those of the machine, which has the cloud's."""
+    w = World()
+    w.machines = MachinesWithClock(w.now)
+    w.machines.cloud_clock = CloudClock(w.now)
+    w.restarted()
+    w.fleet.launch(w.order())
+    w.time += 100
+    w.machines.cloud_clock.heard(formatdate(w.now() + 60.0, usegmt=True))
+    w.machines.kept["own-chat-1"].preempt_at = 1900.0
+    told = w.one().preempt_at
+    assert told == pytest.approx(1840.0, abs=1.0)
+    w.hosts.told["own-chat-1"] = HostReport(_S.RUNNING, 8080, preempt_at=1800.0)
+    assert w.one().preempt_at == pytest.approx(1740.0, abs=1.0)
+    assert "60 s behind" in w.fleet.clock_warning()
+
+
+def test_without_a_cloud_that_tells_the_time_there_is_no_warning(w: World) -> None:
+    assert w.fleet.clock_warning() == ""
 
 
 def test_reports_are_read_without_a_call_to_the_cloud(w: World) -> None:

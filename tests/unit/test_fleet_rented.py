@@ -14,7 +14,8 @@ from provisioners.base import Candidate, LaunchOrder, Requirements
 from provisioners.candidates import Account
 from provisioners.catalog import packaged
 from provisioners.errors import AuthError
-from provisioners.keys import MAX_USER_DATA_BYTES, Keys, lease_of
+from provisioners.keys import MAX_USER_DATA_BYTES, Keys
+from provisioners.lease import terms_of
 from provisioners.machines import Machine, MachineState, Silent
 from provisioners.rented import (
     PRICES_EVERY_S,
@@ -62,12 +63,13 @@ def test_the_machines_of_a_replica_have_tokens_and_host_keys_of_their_own() -> N
 
 
 def test_the_dead_mans_switch_is_the_users() -> None:
-    never, soon = (order_of(an_order(), 0, SECRET, Rent(dead_man_s=after_s)) for after_s in (0, 600))
+    never, soon = (order_of(an_order(), 0, SECRET, Rent(dead_man_minutes=after)) for after in (0, 10))
     assert "shutdown" not in never.user_data
-    lease_s = lease_of(600, soon.token)
-    every_s = lease_s // 30
+    terms = terms_of(10, soon.token)
+    assert terms is not None
+    every_s = terms.lease_s // 30
     assert f"while sleep {every_s}; do" in soon.user_data
-    assert f"[ $n -lt {lease_s // every_s} ] || shutdown -h now" in soon.user_data
+    assert f"l={terms.lease_s // every_s}\n" in soon.user_data
 
 
 def test_user_data_is_small_and_has_no_secret_but_the_machines_own_key() -> None:
@@ -226,12 +228,12 @@ def test_a_region_that_is_none_is_told_with_what_may_be_meant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dead_man_s", "every_s"),
+    ("lease_s", "every_s"),
     [
         pytest.param(43_200, 60.0, id="a minute"),
         pytest.param(0, 60.0, id="a minute without a dead-man switch"),
         pytest.param(60, 15.0, id="more often than the machine needs visits"),
     ],
 )
-def test_machines_report_often_enough_to_live(dead_man_s: int, every_s: float) -> None:
-    assert heartbeat_s(dead_man_s) == every_s
+def test_machines_report_often_enough_to_live(lease_s: int, every_s: float) -> None:
+    assert heartbeat_s(lease_s) == every_s

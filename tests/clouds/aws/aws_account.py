@@ -16,6 +16,8 @@ os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # 1300 of them, at
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import InstanceState, StateReason
 
+from tests.clouds.meter import ADDRESS_USD_HOUR, DISK_USD_HOUR, MACHINE_USD_HOUR
+
 ACCOUNT = "123456789012"
 GPU_IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 PLAIN_IMAGE = "/aws/service/canonical/ubuntu/server/22.04/stable/current/amd64/hvm/ebs-gp2/ami-id"
@@ -115,6 +117,29 @@ class AwsAccount:
     def stop_instance(self, instance_id: str) -> None:
         with self.lock:
             self._lives[instance_id].instance.stop()
+
+    def shut_down(self, instance_id: str) -> None:
+        """The machine shuts down from inside: what becomes of it, its order says."""
+        with self.lock:
+            behaviour = self._lives[instance_id].instance.instance_initiated_shutdown_behavior
+        if behaviour == "terminate":
+            code = "Client.InstanceInitiatedShutdown"
+            self.end(instance_id, code, f"{code}: Instance initiated shutdown")
+        else:
+            self.stop_instance(instance_id)
+
+    def usd_hour(self) -> float:
+        """What is billed now: instances while they run, and volumes as long as they exist."""
+        with self.lock:
+            self._age()
+            running = [
+                life for life in self._lives.values() if life.instance._state.name in ("pending", "running")
+            ]
+            volumes = sum(
+                len(self._backend(region).volumes)
+                for region in {life.region for life in self._lives.values()}
+            )
+            return len(running) * (MACHINE_USD_HOUR + ADDRESS_USD_HOUR) + volumes * DISK_USD_HOUR
 
     def live(self, **tags: str) -> list[str]:
         """The truth: ids of instances that are billed, of those that carry the tags (a hyphen is an underscore here)."""

@@ -56,6 +56,7 @@ class AwsWorld(StrictEc2):
     calls: list[Call] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)  # of our own: a world with any is broken
     url: str = ""
+    clock_off_s: float = 0.0  # how far EC2's clock is ahead of the caller's
     _faults: list[Fault] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -65,7 +66,8 @@ class AwsWorld(StrictEc2):
     def running(self) -> Iterator[AwsWorld]:
         """Serve on a free port of loopback, from nothing."""
         self.open()
-        server = make_server("127.0.0.1", 0, self._serve, threaded=True, request_handler=_Quiet)
+        handler = type("Handler", (_Quiet,), {"unix_now": lambda _: self.now() + self.clock_off_s})
+        server = make_server("127.0.0.1", 0, self._serve, threaded=True, request_handler=handler)
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
         self.url = f"http://127.0.0.1:{server.server_port}"
@@ -167,7 +169,13 @@ class AwsWorld(StrictEc2):
 
 
 class _Quiet(WSGIRequestHandler):
-    """Says nothing of every request, nor of connections that we cut on purpose."""
+    """Says nothing of every request, nor of connections that we cut on purpose. Tells the world's time."""
+
+    def unix_now(self) -> float:
+        raise NotImplementedError
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(self.unix_now())
 
     def log(self, type: str, message: str, *args: Any) -> None:
         if type == "error" and "ConnectionAborted" not in message % args:

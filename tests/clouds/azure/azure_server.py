@@ -97,7 +97,10 @@ class AzureServer:
     def answer(self, method: str, path: str, query: dict[str, str], body: Any, token: str) -> tuple[int, Any]:
         if path == "/api/retail/prices":
             return self._prices(query)
-        if token != f"Bearer {self.world.token}":
+        actions = self.world.actions if token == f"Bearer {self.world.token}" else None
+        if actions is None:
+            actions = self.world.identities.get(token.removeprefix("Bearer "))
+        if actions is None:
             raise Refusal(401, "InvalidAuthenticationToken", "The access token is invalid.")
         if not re.fullmatch(r"\d{4}-\d\d-\d\d(-preview)?", query.get("api-version", "")):
             raise Refusal(400, "MissingApiVersionParameter", "The api-version query parameter is required.")
@@ -108,12 +111,12 @@ class AzureServer:
             raise Refusal(404, "SubscriptionNotFound", f"The subscription of '{path}' could not be found.")
         rest = (match[2] or "").rstrip("/")
         with self.world.at_work():
-            self._authorize(method, path, rest, body)
+            self._authorize(method, path, rest, body, actions)
             return self._below(method, path, rest, query, body)
 
-    def _authorize(self, method: str, path: str, rest: str, body: Any) -> None:
+    def _authorize(self, method: str, path: str, rest: str, body: Any, actions: list[str]) -> None:
         world = self.world
-        granted = [{"actions": world.actions, "notActions": world.not_actions}]
+        granted = [{"actions": actions, "notActions": world.not_actions}]
         contained = world.types_below(path) if method == "DELETE" else ()
         needs = needs_of(method, rest, "publicIPAddressConfiguration" in json.dumps(body), sorted(contained))
         for action in missing_actions(granted, tuple(needs)):
@@ -188,6 +191,8 @@ class AzureServer:
         found = self.world.seen_in_lists(GROUP, None)
         if not wanted:
             return found
+        if match := re.fullmatch(r"tagName eq '([^']+)'", wanted):
+            return [each for each in found if match[1] in each.body.get("tags", {})]
         match = re.fullmatch(r"tagName eq '([^']+)' and tagValue eq '([^']+)'", wanted)
         if match is None:
             raise Refusal(400, "InvalidFilterInQueryString", wanted)
@@ -253,6 +258,10 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = 65536  # head and body in one segment
     disable_nagle_algorithm = True
     server_of: AzureServer
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        world = self.server_of.world
+        return super().date_time_string(world.clock.now() + world.clock_off_s)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.clouds.azure.azure_contract import request_problems
+from tests.clouds.meter import ADDRESS_USD_HOUR, DISK_USD_HOUR, MACHINE_USD_HOUR
 
 VM = "microsoft.compute/virtualmachines"
 KEY = "microsoft.compute/sshpublickeys"
@@ -120,6 +121,8 @@ class World:
     clock: Clock = field(default_factory=Clock)
     subscription: str = "00000000-aaaa-bbbb-cccc-000000000005"
     token: str = "good-token"
+    clock_off_s: float = 0.0  # how far Azure's clock is ahead of the caller's
+    identities: dict[str, list[str]] = field(default_factory=dict)  # of machines: what they may do, by token
 
     # Controls. Keys of `room`: (zone name or region, size, is_spot), room for so many more; no entry is any number. How a machine for which
     # there is no room fails: at once, or after it was accepted, as "Failed" or by vanishing.
@@ -169,6 +172,15 @@ class World:
     def parts(self) -> list[str]:
         """Everything that costs money or is in the way: machines, cards, addresses and disks."""
         return sorted(name for kind in (VM, NIC, IP, DISK) for name in self.alive(kind))
+
+    def usd_hour(self) -> float:
+        """What is billed now. A machine that was switched off from inside ("stopped") costs what a running one does, one that is
+        deallocated only its disk and address ("States and billing status of Azure Virtual Machines")."""
+        with self.at_work():
+            powers = [each.power for each in self.resources.values() if each.kind == VM]
+        machines = sum(power in ("running", "stopping", "stopped") for power in powers)
+        parts = len(self.alive(DISK)) * DISK_USD_HOUR + len(self.alive(IP)) * ADDRESS_USD_HOUR
+        return machines * MACHINE_USD_HOUR + parts
 
     def pass_time(self, seconds: float) -> None:
         self.clock.sleep(seconds)

@@ -123,11 +123,14 @@ def not_found(path: str) -> Refusal:
 
 
 def kept(items: Iterable[Mapping[str, Any]], expression: str) -> list[Mapping[str, Any]]:
-    """Those that the filter lets through. Two forms are understood: `labels.KEY="VALUE"` and `targetLink:SUBSTRING`."""
+    """Those that the filter lets through. Three forms are understood: `labels.KEY="VALUE"`,
+    `labels.KEY:*` and `targetLink:SUBSTRING`."""
     if not expression:
         return list(items)
     if label := re.fullmatch(r'labels\.([a-z][a-z0-9_-]*)="([a-z0-9_-]*)"', expression):
         return [item for item in items if item.get("labels", {}).get(label[1]) == label[2]]
+    if label := re.fullmatch(r"labels\.([a-z][a-z0-9_-]*):\*", expression):
+        return [item for item in items if label[1] in item.get("labels", {})]
     if target := re.fullmatch(r"targetLink:([a-z0-9/-]+)", expression):
         return [item for item in items if target[1] in item["targetLink"]]
     raise Refusal(

@@ -42,6 +42,9 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(self.world.clock.now() + self.world.clock_off_s)
+
     def log_message(self, format: str, *args: object) -> None:
         pass  # the world keeps its own log
 

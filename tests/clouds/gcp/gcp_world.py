@@ -18,6 +18,7 @@ from tests.clouds.gcp.gcp_ground import PROJECT
 from tests.clouds.gcp.gcp_instances import Instances
 from tests.clouds.gcp.gcp_parts import Fault, Refusal, not_found
 from tests.clouds.gcp.gcp_permissions import needs_of
+from tests.clouds.meter import ADDRESS_USD_HOUR, DISK_USD_HOUR, MACHINE_USD_HOUR
 
 _WAIT_S = 120.0  # the longest answer of a `wait`
 
@@ -27,6 +28,8 @@ class World(Instances):
     """What happens to a caller, and what tests do to machines. Every knob may be turned at any time."""
 
     dead_token: bool = False
+    clock_off_s: float = 0.0  # how far Google's clock is ahead of the caller's
+    identities: dict[str, frozenset[str]] = field(default_factory=dict)  # of machines: permissions by token
     faults: list[Fault] = field(default_factory=list)
     # The controller dies at this call from now on (0 is the next): before it, or after its effect.
     crash: tuple[int, bool] | None = None
@@ -68,6 +71,21 @@ class World(Instances):
         with self._lock:
             self._settle()
             self.instances[zone, name]["status"] = "TERMINATED"
+
+    def usd_hour(self) -> float:
+        """What is billed now: instances while they run, disks and addresses as long as they exist. An instance that has
+        stopped gives its ephemeral address back, and keeps its disk ("VM instance lifecycle")."""
+        with self._lock:
+            self._settle()
+            running = [
+                one for one in self.instances.values() if one["status"] in ("RUNNING", "STAGING", "STOPPING")
+            ]
+            public = [one for one in running if one["networkInterfaces"][0].get("accessConfigs")]
+            return (
+                len(running) * MACHINE_USD_HOUR
+                + len(public) * ADDRESS_USD_HOUR
+                + len(self.disks) * DISK_USD_HOUR
+            )
 
     def advance(self, seconds: float) -> None:
         self.clock.sleep(seconds)
@@ -113,8 +131,11 @@ class World(Instances):
             raise Refusal(401, "authError", "Request had invalid authentication credentials.")
         if call.path.get("project", PROJECT) != PROJECT:
             raise not_found(f"projects/{call.path['project']}")
+        token = headers.get("Authorization", "").removeprefix("Bearer ")
         for permission in needs_of(call.id, call.body):
-            if not self.allows(permission):
+            if not (
+                permission in self.identities[token] if token in self.identities else self.allows(permission)
+            ):
                 raise Refusal(
                     403, "forbidden", f"Required '{permission}' permission for 'projects/{PROJECT}'"
                 )

@@ -13,6 +13,7 @@ from provisioners.bringup import BringUp, Progress
 from provisioners.clock import unix_now
 from provisioners.host import Host
 from provisioners.keys import Keys, user_data
+from provisioners.lease import Terms
 from provisioners.machines import Machine, MachineOrder, MachineState, machine_token
 from provisioners.shell import Login, connect
 from tests.clouds.vms.vm_world import Vm, VmWorld
@@ -93,7 +94,7 @@ def boot(
     gpus: int = 0,
 ) -> Vm:
     """A machine as a cloud makes it of an order."""
-    data = user_data(machine_order(token), KEYS.host(token), lease_s)
+    data = user_data(machine_order(token), KEYS.host(token), Terms(lease_s, lease_s))
     return world.boot(token, user_data=data, cloud=cloud, boot_s=boot_s, disk_mb=disk_mb, gpus=gpus)
 
 

@@ -1,0 +1,130 @@
+"""`serve gc --any-owner`: what other homes have made in these accounts, found by the key of our tag alone.
+
+For the home that is lost with its keys and its database: nothing there can be logged in to, but all of it can be deleted.
+Whether another home still uses what it has is not known here, so each is named, with its services and ages, and `-y` alone
+removes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from provisioners.errors import ProvisionError
+from provisioners.fleet import FleetProvisioner
+from provisioners.machines import OwnerSource
+from skyserve_cli.clouds import Clouds
+from skyserve_cli.commands.options import Output, View
+from skyserve_cli.commands.prices import ask
+from skyserve_cli.commands.removal import cost, remove_all, stray_table, where
+from skyserve_cli.config import load_config
+from skyserve_cli.controller.clock import SystemClock
+from skyserve_cli.controller.janitor import Janitor
+from skyserve_cli.controller.leaks import Known
+from skyserve_cli.controller.opening import opened
+from skyserve_cli.home import Home
+from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say
+from skyserve_cli.tables import put_table
+
+_NOTHING = Known(frozenset(), frozenset())
+
+
+class _Owned:
+    """The hands for the things of one other home."""
+
+    def __init__(self, janitor: Janitor) -> None:
+        self._janitor = janitor
+
+    def look(self, cloud: str) -> View:
+        return self._janitor.look(cloud).view()
+
+    def remove(self, stray: View) -> View:
+        key = stray["cloud"], stray["kind"], stray["id"], stray["region"]
+        return self._janitor.remove(key).view()
+
+    def forget(self, cloud: str) -> Sequence[str]:
+        return self._janitor.forget(cloud)
+
+
+def gc(
+    here: Home, names: Sequence[str], owners: Sequence[str], *, dry_run: bool, yes: bool, output: Output
+) -> None:
+    """List what other homes have in these clouds, and remove it once that is confirmed."""
+    if yes and not owners and not dry_run:
+        raise WrongUsage(
+            "-y with --any-owner needs --owner ID: homes that are in use look the same from here"
+        )
+    clouds = Clouds(here, load_config(here.config))
+    own, unlisted = _own(here), list[View]()
+    hands = dict[str, _Owned]()
+    found = dict[str, list[View]]()
+    for owner, cloud in _owners(clouds, names, unlisted):
+        if owner == own or (owners and owner not in owners):
+            continue
+        hand = hands.setdefault(owner, _owned(clouds, owner))
+        look = hand.look(cloud)
+        unlisted += look["unlisted"]
+        if look["strays"]:
+            found.setdefault(owner, []).extend(look["strays"])
+    _show(found, unlisted, output)
+    removed, failed = list[View](), list[View]()
+    for owner, strays in found.items() if not dry_run else ():
+        ask(f"Remove {plural(len(strays), 'thing')}{cost(strays)} of home {owner}?", yes=yes)
+        done, left = remove_all(hands[owner], strays)
+        removed += [{**one, "owner": owner} for one in done]
+        failed += [{**one, "owner": owner} for one in left]
+    if output is Output.JSON:
+        told = [{**one, "owner": owner} for owner, strays in found.items() for one in strays]
+        put_json({"found": told, "unlisted": unlisted, "removed": removed, "failed": failed})
+    if failed:
+        raise CommandFailed(f"{plural(len(failed), 'thing')} could not be removed; see above")
+    if unlisted:
+        raise CommandFailed("not everything could be listed; see above")
+
+
+def _owners(clouds: Clouds, names: Sequence[str], unlisted: list[View]) -> Iterator[tuple[str, str]]:
+    """(owner, cloud) of everything that carries our tag."""
+    for cloud in names:
+        provisioner = clouds.get(cloud)
+        if not isinstance(provisioner, FleetProvisioner):
+            continue
+        if not isinstance(provisioner.machines, OwnerSource):
+            say(f"{cloud} cannot list the things of other homes")
+            continue
+
+        def silent(region: str, error: ProvisionError, cloud: str = cloud) -> None:
+            unlisted.append({"cloud": cloud, "region": region, "why": error.message})
+
+        try:
+            found = provisioner.machines.owners(silent)
+        except ProvisionError as error:
+            silent("", error)
+            continue
+        for owner in found:
+            yield owner, cloud
+
+
+def _owned(clouds: Clouds, owner: str) -> _Owned:
+    return _Owned(Janitor(clouds.get, owner, lambda: _NOTHING, SystemClock(), lambda story: None))
+
+
+def _own(here: Home) -> str:
+    """The owner of this home; "" if it has none yet."""
+    if not here.root.exists():
+        return ""
+    store = opened(here)
+    try:
+        return store.owner()
+    finally:
+        store.close()
+
+
+def _show(found: Mapping[str, Sequence[View]], unlisted: Sequence[View], output: Output) -> None:
+    if output is Output.TABLE:
+        for owner, strays in found.items():
+            services = sorted({one["service"] for one in strays if one["service"]})
+            say(f"home {owner}" + (f", services {', '.join(services)}" if services else ""))
+            put_table(stray_table(strays, SystemClock().now()))
+        if not found and not unlisted:
+            say("other homes have nothing here")
+    for region in unlisted:
+        say(f"{where(region)} cannot be listed: {region['why']}")
