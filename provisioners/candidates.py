@@ -18,25 +18,27 @@ from typing import Protocol, runtime_checkable
 from policies.model import AcceleratorQps, CapacityType, Offer, Zone
 from policies.work import usd_of_work
 from provisioners.base import Candidate, Requirements
-from provisioners.catalog.model import Catalog, Row
+from provisioners.catalog.model import Catalog, Row, Shape
 from provisioners.catalog.names import canonical
 from provisioners.machines import SpotPrice
 
 _SAME_COUNT = 0.005  # a third of an accelerator is written 0.333 or 0.33
 
 Test = Callable[[Row], bool]
+Reason = Callable[[Shape, Zone, CapacityType], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
     """What an account knows better than the catalog.
 
-    `spot_price` is asked for a shape's name and a zone; None leaves the catalog's price. `usable` says no to shapes in zones where the account cannot have them. `zone_ids` maps names
-    that are the account's own (``us-east-1a``) to those of the catalog (``use1-az4``).
+    `spot_price` takes a shape's name and a zone; None leaves the catalog's price. `reason` says why the account cannot have a
+    shape in a zone and market ("" if it can, as far as is known). `zone_ids` maps names that are the account's own
+    (``us-east-1a``) to those of the catalog (``use1-az4``).
     """
 
     spot_price: SpotPrice | None = None
-    usable: Callable[[str, Zone], bool] | None = None
+    reason: Reason | None = None
     zone_ids: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -48,6 +50,15 @@ class Customer(Protocol):
     """A provisioner that knows its account."""
 
     account: Account
+
+
+@runtime_checkable
+class Stocked(Protocol):
+    """A provisioner whose offers come from a catalog, which may change while it is used."""
+
+    def restock(self, catalog: Catalog, reason: Reason | None = None) -> None:
+        """Offer from another catalog of the same cloud from now on; `reason` as in `Account`."""
+        ...
 
 
 def offers_of(
@@ -131,12 +142,16 @@ def tests_of(candidate: Candidate, account: Account) -> Iterator[tuple[str, Test
         # Zone 1 of Azure's eastus is `1` in Azure's own words; ours have the region before it.
         named = account.zone_ids.get(zone, zone)
         yield "zone", lambda row: row.zone.name in (named, f"{row.zone.region}-{named}")
-    may = account.usable
-    if may is not None:
-        yield "usable", lambda row: may(row.shape.name, row.zone)
+    reason = account.reason
+    if reason is not None:
+        yield "usable", lambda row: not reason(row.shape, row.zone, market_of(candidate))
     most = candidate.max_hourly_cost
     if most is not None:
         yield "max_hourly_cost", lambda row: price_of(row, candidate, account) <= most
+
+
+def market_of(candidate: Candidate) -> CapacityType:
+    return CapacityType.SPOT if candidate.use_spot else CapacityType.ON_DEMAND
 
 
 def given(wish: str | None) -> str | None:
@@ -160,7 +175,7 @@ def _offers(candidate: Candidate, catalog: Catalog, account: Account, num_nodes:
             instance_type=row.shape.name,
             accelerator=row.shape.accelerator,
             accelerator_count=row.shape.accelerator_count,
-            capacity_type=CapacityType.SPOT if candidate.use_spot else CapacityType.ON_DEMAND,
+            capacity_type=market_of(candidate),
             price_usd_hour=round(price * num_nodes, 6),
             on_demand_usd_hour=round(row.on_demand.usd_hour * num_nodes, 6),
             choice=candidate.choice,

@@ -8,11 +8,12 @@ from types import MappingProxyType
 
 from policies.model import Zone
 from provisioners.base import Candidate
-from provisioners.candidates import ANY_ACCOUNT, Account, given, price_of, tests_of
+from provisioners.candidates import ANY_ACCOUNT, Account, given, market_of, price_of, tests_of
 from provisioners.catalog.model import Catalog, Row
 from provisioners.catalog.names import canonical, close_to
 
 _SHOWN = 8  # names of a list; more are not read
+_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,18 @@ def _no_zone(case: _Case) -> _Sentence:
 
 
 def _not_usable(case: _Case) -> _Sentence:
-    return f"this account cannot have {case.what} in any of the zones that were asked for", None
+    reason, market = case.account.reason, market_of(case.candidate)
+    why = (reason(row.shape, row.zone, market) for row in case.left) if reason is not None else ()
+    known = _names(sentence or None for sentence in why)
+    # A quota can be raised, and what a cloud does not offer cannot be changed.
+    known.sort(key=lambda sentence: "does not offer" in sentence)
+    more = f", and {len(known) - _REASONS} more" if len(known) > _REASONS else ""
+    sold = market.value.replace("_", "-")
+    sentence = f"this account cannot have {case.what} as {sold} in the zones that were asked for"
+    return (
+        f"{sentence}: {'; '.join(known[:_REASONS])}{more}" if known else sentence,
+        "once that has changed, `serve catalog discover` finds it",
+    )
 
 
 def _too_dear(case: _Case) -> _Sentence:

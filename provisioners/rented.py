@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from provisioners.access import Access, block_of
 from provisioners.attendant import HEARTBEAT_S
 from provisioners.base import Instance, LaunchOrder, Requirements
 from provisioners.bootstrap import Front
-from provisioners.candidates import Account, offers_of
+from provisioners.candidates import Account, Reason, offers_of
 from provisioners.catalog.model import Catalog, Row
 from provisioners.certificates import Authority
 from provisioners.clock import unix_now
@@ -100,6 +100,7 @@ class RentedProvisioner(FleetProvisioner):
     ) -> None:
         if isinstance(section.image, Mapping):
             within(catalog, tuple(section.image), machines.name, "image")
+        self._regions = section.regions
         if section.regions is not None:
             catalog = within(catalog, section.regions, machines.name)
         rent = Rent(
@@ -111,9 +112,8 @@ class RentedProvisioner(FleetProvisioner):
             tls=section.tls,
             ending=ending,
         )
-        types = {row.shape.name for row in catalog.rows}
-        prices = SpotPrices(machines, zones_of(catalog), now, types)
-        account = self.account = Account(spot_price=prices, zone_ids=zone_ids or {})
+        prices = self._prices = SpotPrices(machines, zones_of(catalog), now, types_of(catalog))
+        self.account = Account(spot_price=prices, zone_ids=zone_ids or {})
         self._catalog = catalog
         self._sources = rent.sources
         self._use_private_ip = section.use_private_ip
@@ -134,9 +134,15 @@ class RentedProvisioner(FleetProvisioner):
                 first_login=first_login,
             ),
             lambda order, rank: order_of(order, rank, secret, rent),
-            lambda need: offer(need, catalog, account, prices),
+            lambda need: offer(need, self._catalog, self.account, prices),
             now,
         )
+
+    def restock(self, catalog: Catalog, reason: Reason | None = None) -> None:
+        """Offer from another catalog of this cloud from now on, without what the account cannot have."""
+        self._catalog = catalog if self._regions is None else catalog.within(self._regions)
+        self._prices.cover(zones_of(self._catalog), types_of(self._catalog))
+        self.account = replace(self.account, reason=reason)
 
     def launch(self, order: LaunchOrder) -> Instance:
         with self._admission:
@@ -205,13 +211,19 @@ def within(catalog: Catalog, regions: Sequence[str], cloud: str, key: str = "reg
         if region not in known:
             close = difflib.get_close_matches(region, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f" (known: {', '.join(sorted(known))})"
-            raise ValueError(f"clouds.{cloud}.{key}: {cloud} has no region {region!r}{hint}")
+            more = f"; a region that exists is added by `serve catalog discover --cloud {cloud}`"
+            raise ValueError(f"clouds.{cloud}.{key}: {cloud} has no region {region!r}{hint}{more}")
     return catalog.within(regions)
 
 
 def zones_of(catalog: Catalog) -> list[Zone]:
     """Every zone of the catalog, in order."""
     return sorted({row.zone for row in catalog.rows})
+
+
+def types_of(catalog: Catalog) -> set[str]:
+    """The names of its instance types."""
+    return {row.shape.name for row in catalog.rows}
 
 
 def cheapest_trials(rows: Iterable[Row]) -> list[Trial]:
@@ -301,12 +313,9 @@ class SpotPrices:
         machines: Machines,
         zones: Iterable[Zone],
         now: Callable[[], float],
-        instance_types: Collection[str] = (),
+        instance_types: Iterable[str] = (),
     ) -> None:
         self._machines = machines
-        self._region_of = {zone.name: zone.region for zone in zones}
-        self._regions = sorted(set(self._region_of.values()))
-        self._instance_types = instance_types
         self._now = now
         self._known: Mapping[
             str, tuple[float, Mapping[tuple[str, str], float]]
@@ -314,6 +323,13 @@ class SpotPrices:
         self._requested_at = float("-inf")
         self._in_flight = False
         self._lock = threading.Lock()
+        self.cover(zones, instance_types)
+
+    def cover(self, zones: Iterable[Zone], instance_types: Iterable[str]) -> None:
+        """Request the prices of other zones and types from now on."""
+        self._region_of = {zone.name: zone.region for zone in zones}
+        self._regions = sorted(set(self._region_of.values()))
+        self._instance_types = frozenset(instance_types)
 
     @property
     def cloud(self) -> str:

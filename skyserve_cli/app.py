@@ -64,7 +64,7 @@ EXIT_CODES: Mapping[str, int] = MappingProxyType(
         "provisioners.registry.UnknownCloudError": 2,
         "provisioners.errors.InvalidRequestError": 2,
         "provisioners.errors.ProvisionError": 1,
-        "provisioners.catalog.model.CatalogError": 1,
+        "provisioners.catalog.model.CatalogError": 2,
         "skyserve_cli.clouds.CloudNotEnabledError": 1,
         "skyserve_cli.controller.client.RefusedError": 1,
         "skyserve_cli.controller.opening.CannotOpenError": 1,

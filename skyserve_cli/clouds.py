@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, cast
 from policies.model import CapacityType, Offer, Role, Zone
 from provisioners import offering, plugins
 from provisioners.base import Candidate, Provisioner, Requirements
-from provisioners.candidates import Account, Customer, in_order, offers_of
+from provisioners.candidates import Account, Customer, Reason, Stocked, in_order, offers_of
 from provisioners.candidates_why import Nothing, why_nothing
-from provisioners.catalog import Catalog, load
+from provisioners.catalog import Catalog, CatalogError, Stock, load, stock
+from provisioners.catalog.discovered import Discoverer, Discovery, Progress, reasons, shapes_of
 from provisioners.catalog.model import Listing
 from provisioners.clock import unix_now
 from provisioners.errors import AuthError
@@ -30,6 +32,8 @@ from skyserve_cli.home import Home
 if TYPE_CHECKING:
     from skyserve_cli.controller.names import Publisher
 
+_log = logging.getLogger(__name__)
+_LOOK_EVERY_S = 10.0  # for what `serve catalog refresh` and `discover` have written meanwhile
 _CATALOG = "the catalog"  # stands for every cloud that it has
 
 
@@ -53,6 +57,8 @@ class Clouds:
     _names: Publisher | None = None
     _own: OwnAddresses | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _stock: Stock | None = None  # that the provisioners have
+    _looked_at: float = float("-inf")
 
     @property
     def enabled(self) -> tuple[str, ...]:
@@ -68,6 +74,8 @@ class Clouds:
                     self._without_sdk[name] = error
                     raise
                 self._without_sdk.pop(name, None)
+                self._stock, self._looked_at = None, float("-inf")
+            self._restock()
             return self._made[name]
 
     def all(self) -> list[Provisioner]:
@@ -137,6 +145,19 @@ class Clouds:
         nearest: str = import_module("provisioners.aws.names").nearest_region(cloud, region)
         return nearest
 
+    def discover(self, name: str, progress: Progress) -> Discovery:
+        """What the account of an enabled cloud can have. Raises ConfigError, also for a cloud that cannot tell, and
+        ProvisionError. Regions of the configuration need not be in the catalog."""
+        section = self.config.clouds.get(name)
+        if name not in PROVISIONERS or not isinstance(section, RentedConfig):
+            raise ConfigError(f"{name} does not list what an account can have")
+        try:
+            provisioner_class(name)  # which says what to install
+        except MissingSdkError as error:
+            raise MissingCloudSdkError(str(error), cloud=name) from error
+        machines: Discoverer = import_module(f"provisioners.{name}.cloud").machines_of(section)
+        return machines.discover(shapes_of(load(self.home.root), name), progress)
+
     def listed(self, need: Requirements) -> tuple[Offer, ...]:
         """The offers best first, as the catalog and our own files have them. Nobody is asked: no credentials are needed
         and no SDK is loaded, and what spot machines cost at this moment is not known. Raises CloudNotEnabledError."""
@@ -189,7 +210,7 @@ class Clouds:
                 return small_offers(need, name, (row.zone for row in rented.rows), small)
             if name in plugins.installed():
                 need = plugins.in_its_markets(plugins.plugin(name), need)
-            return offers_of(need, rented)
+            return offers_of(need, rented, Account(reason=self._reason()))
         return pool.offers_of(self._pools(), need) if name == "ssh" else self.get(name).offers(need)
 
     def _kind(self, name: str) -> str:
@@ -238,7 +259,27 @@ class Clouds:
             return None if ask is None else ask(instance_type, zone)
 
         zone_ids = {mine: zone for one in made.values() for mine, zone in one.zone_ids.items()}
-        return Account(spot_price=spot_price, zone_ids=zone_ids)
+        return Account(spot_price=spot_price, zone_ids=zone_ids, reason=self._reason())
+
+    def _reason(self) -> Reason:
+        return reasons(stock(self.home.root).discoveries, unix_now())
+
+    def _restock(self) -> None:
+        """Give provisioners what was refreshed or discovered since they were made. With the lock held."""
+        now = unix_now()
+        if now - self._looked_at < _LOOK_EVERY_S:
+            return
+        self._looked_at = now
+        try:
+            found = stock(self.home.root)
+        except CatalogError as error:
+            _log.warning("the catalog stays as it was: %s", error)
+            return
+        if found is not self._stock:
+            self._stock = found
+            for name, made in self._made.items():
+                if isinstance(made, Stocked) and name not in plugins.installed():
+                    made.restock(found.catalog.of(name), reasons(found.discoveries, now))
 
     def _own_addresses(self) -> OwnAddresses:
         """One for all clouds. With the lock held."""

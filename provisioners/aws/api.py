@@ -181,12 +181,12 @@ class AwsApi:
         return {} if reply is None else reply
 
     def pages(
-        self, region: str, action: str, items: str, params: Mapping[str, Any], **how: Any
+        self, region: str, action: str, items: str, params: Mapping[str, Any], page: int = _PAGE, **how: Any
     ) -> Iterator[Any]:
         """The items of a list, all pages of it; a page that cannot be had is an error, never the end."""
         token: Mapping[str, str] = {}
         while True:
-            reply = self.ask(region, action, {**params, "MaxResults": _PAGE, **token}, **how)
+            reply = self.ask(region, action, {**params, "MaxResults": page, **token}, **how)
             yield from reply.get(items, ())
             if not reply.get("NextToken"):
                 return

@@ -29,18 +29,23 @@ class AwsProvisioner(rented.RentedProvisioner):
     def __init__(
         self, section: Section, catalog: Catalog, secret: bytes, own: OwnAddresses | None = None
     ) -> None:
-        settings = AwsSettings(
-            regions=section.regions,
-            profile=section.profile,
-            use_private_ip=section.use_private_ip,
-            vpc=section.vpc,
-            image=section.image,
-            instance_profile=section.instance_profile,
-        )
-        self._ec2 = AwsMachines(settings)
+        self._ec2 = machines_of(section)
         super().__init__(self._ec2, section, catalog, secret, own=own)
 
     def check(self) -> Sequence[Finding]:
         """Launches of the cheapest machine with an accelerator are tried in each region, spot and on demand."""
         types = {row.shape.name for row in self._catalog.rows if row.shape.accelerator is not None}
         return self._ec2.check(cheapest_trials(self._catalog.rows), types)
+
+
+def machines_of(section: Section) -> AwsMachines:
+    """EC2 as the section describes it."""
+    settings = AwsSettings(
+        regions=section.regions,
+        profile=section.profile,
+        use_private_ip=section.use_private_ip,
+        vpc=section.vpc,
+        image=section.image,
+        instance_profile=section.instance_profile,
+    )
+    return AwsMachines(settings)

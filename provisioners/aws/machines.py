@@ -30,6 +30,7 @@ from policies.model import Scope
 from provisioners.access import Access
 from provisioners.aws.api import AwsApi, RegionMemo, Reply
 from provisioners.aws.check import findings
+from provisioners.aws.discover import offerings_in
 from provisioners.aws.errors import CLOUD, Context
 from provisioners.aws.image import AwsImages
 from provisioners.aws.leftovers import leftovers_in, owners_in, remove
@@ -37,6 +38,8 @@ from provisioners.aws.machine import NOTICE_CODES, SPOT_NOTICE_S, forgotten, mac
 from provisioners.aws.network import AwsNetwork
 from provisioners.aws.order import client_token, request_of, trial_order
 from provisioners.aws.prices import spot_prices_of
+from provisioners.catalog.discovered import Discovery, Offering, Progress
+from provisioners.catalog.model import Shape
 from provisioners.clock import unix_now
 from provisioners.errors import (
     InvalidRequestError,
@@ -199,6 +202,21 @@ class AwsMachines:
         return sorted(
             set(self._in_regions(self._regions(), lambda region: owners_in(self._api, region), silent))
         )
+
+    def discover(self, known: Sequence[Shape], progress: Progress) -> Discovery:
+        regions, notes, failed = self._regions(), list[str](), dict[str, ProvisionError]()
+        plain = [shape.name for shape in known if shape.accelerator is None]
+        listed: list[str] = []
+
+        def of(region: str) -> list[Offering]:
+            found = list(offerings_in(self._api, region, plain, notes))
+            listed.append(region)
+            progress(len(listed), len(regions), region)
+            return found
+
+        offerings = tuple(self._in_regions(regions, of, failed.__setitem__))
+        notes += [f"{region}: {error}" for region, error in sorted(failed.items())]
+        return Discovery(CLOUD, self._now(), tuple(sorted(listed)), offerings, tuple(notes))
 
     def admit(self, owner: str, access: Access) -> None:
         self._network.note(owner, access)

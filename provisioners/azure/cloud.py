@@ -38,19 +38,24 @@ class AzureProvisioner(rented.RentedProvisioner):
     def __init__(
         self, section: Section, catalog: Catalog, secret: bytes, own: OwnAddresses | None = None
     ) -> None:
-        settings = AzureSettings(
-            section.subscription_id,
-            regions=section.regions or (),
-            use_private_ip=section.use_private_ip,
-            subnet_ids=section.subnets,
-            arm_url=section.arm_url,
-            identity=section.identity,
-            dead_man_identity=section.dead_man_identity,
-        )
         self._is_billed_when_lost = section.dead_man_identity is None and section.dead_man_minutes != 0
         program = "" if section.dead_man_identity is None else ending(section.arm_url or ARM_URL)
-        super().__init__(AzureMachines(settings), section, catalog, secret, own=own, ending=program)
+        super().__init__(machines_of(section), section, catalog, secret, own=own, ending=program)
 
     def check(self) -> Sequence[Finding]:
         found = super().check()
         return [*found, _STAYS_BILLED] if self._is_billed_when_lost else found
+
+
+def machines_of(section: Section) -> AzureMachines:
+    """Azure as the section describes it."""
+    settings = AzureSettings(
+        section.subscription_id,
+        regions=section.regions or (),
+        use_private_ip=section.use_private_ip,
+        subnet_ids=section.subnets,
+        arm_url=section.arm_url,
+        identity=section.identity,
+        dead_man_identity=section.dead_man_identity,
+    )
+    return AzureMachines(settings)

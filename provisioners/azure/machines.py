@@ -34,6 +34,7 @@ from provisioners.access import Access
 from provisioners.azure import check as azure_check
 from provisioners.azure import tidy as azure_tidy
 from provisioners.azure.client import Arm
+from provisioners.azure.discover import discover
 from provisioners.azure.errors import CLOUD, Failure, error_of
 from provisioners.azure.network import Networks
 from provisioners.azure.prices import region_spot_prices
@@ -51,6 +52,8 @@ from provisioners.azure.shapes import (
     record_body,
     statuses_of,
 )
+from provisioners.catalog.discovered import Discovery, Progress
+from provisioners.catalog.model import Shape
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
 from provisioners.machines import OWNER_TAG, Finding, Leftover, Machine, MachineOrder, MachineState, Silent
@@ -366,6 +369,9 @@ class AzureMachines:
 
     def owners(self, silent: Silent | None = None) -> Sequence[str]:
         return azure_tidy.owners(self._arm)
+
+    def discover(self, known: Sequence[Shape], progress: Progress) -> Discovery:
+        return discover(self._arm, self._settings.regions, known, self._now(), progress)
 
     def admit(self, owner: str, access: Access) -> None:
         self._networks.admit(owner, access)

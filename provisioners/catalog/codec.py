@@ -26,7 +26,7 @@ def decode(text: str | bytes, file: str) -> list[Listing]:
         document = json.loads(text)
         cloud = str(document["cloud"])
         origins = [_origin(*entry) for entry in document["origins"]]
-        shapes = {name: _shape(cloud, name, *facts) for name, facts in document["types"].items()}
+        shapes = {name: shape_of(cloud, name, *facts) for name, facts in document["types"].items()}
         return [
             Listing(
                 shapes[name],
@@ -60,7 +60,7 @@ def encode(cloud: str, listings: Iterable[Listing]) -> str:
             ",\n".join(f"  {json.dumps([o.source, _day(o.as_of), o.quality.value])}" for o in index),
             ' ],\n "types": {',
             ",\n".join(
-                f"  {json.dumps(name)}: {json.dumps(_facts(shape))}" for name, shape in shapes.items()
+                f"  {json.dumps(name)}: {json.dumps(facts_of(shape))}" for name, shape in shapes.items()
             ),
             ' },\n "prices": {',
             ",\n".join(f"  {json.dumps(name)}: {{\n" + ",\n".join(lines[name]) + "\n  }" for name in shapes),
@@ -75,9 +75,10 @@ def _origin(source: str, as_of: str | None, quality: str) -> Origin:
     return Origin(source, seconds, Quality(quality))
 
 
-def _shape(
+def shape_of(
     cloud: str, name: str, accelerator: str | None, count: float, vcpus: float, memory_gib: float
 ) -> Shape:
+    """Of a type's entry in a file."""
     return Shape(cloud, name, accelerator, float(count), float(vcpus), float(memory_gib))
 
 
@@ -97,6 +98,7 @@ def _day(as_of: float | None) -> str | None:
     return datetime.fromtimestamp(as_of, UTC).isoformat(timespec="seconds").removesuffix("T00:00:00+00:00")
 
 
-def _facts(shape: Shape) -> list[Any]:
+def facts_of(shape: Shape) -> list[Any]:
+    """A type's entry in a file."""
     numbers = (shape.accelerator_count, shape.vcpus, shape.memory_gib)
     return [shape.accelerator, *(int(n) if n == int(n) else n for n in numbers)]

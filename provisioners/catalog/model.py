@@ -21,6 +21,9 @@ class Quality(str, Enum):
     EXACT = "exact"  # as the source lists it
     DERIVED = "derived"  # computed from listed prices by a ratio that holds for the cloud
     APPROXIMATE = "approximate"  # a guess of the right size
+    ESTIMATED = (
+        "estimated"  # of a machine that no source has a price of: worked out from others, and rather too high
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,11 @@ def _refusal(listing: Listing, known: Price | None, usd_hour: float, most: float
     if usd_hour > most:
         why = f"spot for {usd_hour:g} USD per hour is above on-demand ({most:g})"
         return Refusal(name, region, why, can_be_accepted=False)
-    if known is not None and not known.usd_hour / JUMP <= usd_hour <= known.usd_hour * JUMP:
+    is_estimate = known is not None and known.origin.quality is Quality.ESTIMATED
+    if (
+        known is not None
+        and not is_estimate
+        and not known.usd_hour / JUMP <= usd_hour <= known.usd_hour * JUMP
+    ):
         return Refusal(name, region, f"{usd_hour:g} USD per hour, and was {known.usd_hour:g}")
     return None

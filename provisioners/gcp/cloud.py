@@ -31,16 +31,20 @@ class GcpProvisioner(rented.RentedProvisioner):
     def __init__(
         self, section: Section, catalog: Catalog, secret: bytes, own: OwnAddresses | None = None
     ) -> None:
-        machines = GcpMachines(
-            section.project,
-            endpoint=section.endpoint,
-            network=section.network,
-            use_private_ip=section.use_private_ip,
-            billing_api_key=section.billing_api_key,
-            service_account=section.service_account,
-            dead_man_account=section.dead_man_service_account,
-        )
         program = ""
         if section.dead_man_service_account is not None:
             program = ending(section.endpoint or COMPUTE_URL)
-        super().__init__(machines, section, catalog, secret, own=own, ending=program)
+        super().__init__(machines_of(section), section, catalog, secret, own=own, ending=program)
+
+
+def machines_of(section: Section) -> GcpMachines:
+    """Compute Engine as the section describes it."""
+    return GcpMachines(
+        section.project,
+        endpoint=section.endpoint,
+        network=section.network,
+        use_private_ip=section.use_private_ip,
+        billing_api_key=section.billing_api_key,
+        service_account=section.service_account,
+        dead_man_account=section.dead_man_service_account,
+    )

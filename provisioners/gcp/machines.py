@@ -23,10 +23,13 @@ from google.cloud import compute_v1
 from policies.model import Zone
 from provisioners.access import Access
 from provisioners.base import is_silent
+from provisioners.catalog.discovered import Discovery, Progress
+from provisioners.catalog.model import Shape
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
 from provisioners.gcp.api import GcpApi, failure_of
 from provisioners.gcp.check import check_project
+from provisioners.gcp.discover import discover
 from provisioners.gcp.errors import ALREADY_EXISTS, CLOUD
 from provisioners.gcp.leftovers import GcpLeftovers
 from provisioners.gcp.network import GcpNetwork
@@ -171,6 +174,9 @@ class GcpMachines:
 
     def owners(self, silent: Silent | None = None) -> Sequence[str]:
         return sorted(self._leftovers.owners(silent) | self._network.owners())
+
+    def discover(self, known: Sequence[Shape], progress: Progress) -> Discovery:
+        return discover(self._api, known, progress)
 
     def admit(self, owner: str, access: Access) -> None:
         self._network.admit(owner, access)

@@ -48,15 +48,15 @@ PartPrices = Mapping[tuple[Part, str], float]  # by part and region
 def spot_prices(api: GcpApi, key: str, regions: Sequence[str]) -> dict[tuple[str, str], float]:
     """USD per hour by (machine type, zone) of everything with accelerators; n1 as `n1-standard-8+1xnvidia-tesla-t4`."""
     prices = part_prices(_skus(api, key))
-    zones = _machine_types(api)
-    guests = _guest_accelerators(api)
+    zones = machine_types(api)
+    guests = guest_accelerators(api)
     found: dict[tuple[str, str], float] = {}
     for zone, types in zones.items():
         region = zone_of(zone).region
         if region not in regions:
             continue
         for machine in types:
-            for name, accelerators in _shapes(machine, guests.get(zone, {})):
+            for name, accelerators in shapes_of(machine, guests.get(zone, {})):
                 price = _price(machine, accelerators, region, prices)
                 if price is not None:
                     found[name, zone] = price
@@ -119,7 +119,7 @@ def _price(
     return round(sum(price * amount for price, amount in costs if price is not None), 6)
 
 
-def _shapes(
+def shapes_of(
     machine: compute_v1.MachineType, guests: Mapping[str, int]
 ) -> Iterator[tuple[str, tuple[str, int]]]:
     """(name, (accelerator, how many)) of what can be made of a machine type in a zone."""
@@ -145,17 +145,17 @@ def _skus(api: GcpApi, key: str) -> Iterator[Mapping[str, Any]]:
             return
 
 
-def _machine_types(api: GcpApi) -> dict[str, list[compute_v1.MachineType]]:
-    """By zone, those that have accelerators or take some."""
+def machine_types(api: GcpApi) -> dict[str, list[compute_v1.MachineType]]:
+    """By zone."""
     request = compute_v1.AggregatedListMachineTypesRequest(project=api.project)
     scopes = api.listed(api.client(compute_v1.MachineTypesClient).aggregated_list, request)
     found: dict[str, list[compute_v1.MachineType]] = defaultdict(list)  # a zone may be on several pages
     for scope, held in scopes:
-        found[last(scope)] += [x for x in held.machine_types if x.accelerators or x.name.startswith("n1-")]
+        found[last(scope)] += held.machine_types
     return found
 
 
-def _guest_accelerators(api: GcpApi) -> dict[str, dict[str, int]]:
+def guest_accelerators(api: GcpApi) -> dict[str, dict[str, int]]:
     """By zone, what n1 machines can be given, and how many of it at most."""
     request = compute_v1.AggregatedListAcceleratorTypesRequest(project=api.project)
     scopes = api.listed(api.client(compute_v1.AcceleratorTypesClient).aggregated_list, request)

@@ -11,7 +11,9 @@ from typing import Annotated
 import typer
 
 from policies.model import CapacityType
-from provisioners.catalog import Catalog, Price, Row, load, packaged
+from provisioners.candidates import Reason
+from provisioners.catalog import Catalog, Price, Row, load, packaged, stock
+from provisioners.catalog.discovered import reasons
 from provisioners.catalog.fetch import Sources
 from provisioners.catalog.names import canonical, close_to
 from provisioners.catalog.refresh import JUMP, PRICE_APIS, Progress, Refreshed
@@ -19,6 +21,7 @@ from provisioners.catalog.refresh import refresh as ask_anew
 from provisioners.catalog.store import save
 from provisioners.clock import unix_now
 from provisioners.errors import ProvisionError
+from skyserve_cli.commands.catalog_discover import discover
 from skyserve_cli.commands.options import Format, Output, View, home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, span, usd
 from skyserve_cli.tables import console, put_table, table
@@ -43,6 +46,8 @@ def complete_region(incomplete: str) -> list[str]:
     regions = sorted({row.zone.region for row in packaged().rows})
     return [name for name in regions if name.startswith(incomplete.lower())]
 
+
+app.command()(discover)
 
 Cloud = Annotated[
     str | None, typer.Option("--cloud", help="Of this cloud only.", autocompletion=complete_cloud)
@@ -79,19 +84,21 @@ def catalog(
 ) -> None:
     """List what machines the clouds have, where, and what they cost.
 
-    Cheapest first. Nothing is asked over the network: prices are those that came with the product, or those of the last
-    `serve catalog refresh`; their age and quality (exact, derived, approximate) are shown. With -o json all rows, with
-    their sources.
+    Cheapest first. Nothing is requested over the network: prices are those that came with the product, those of the last
+    `serve catalog refresh`, and your own of catalog/extra.json; their age and quality (exact, derived, approximate, estimated) are
+    shown. With -o json all rows, with their sources and, after `serve catalog discover`, why your account cannot have one.
     """
     if context.invoked_subcommand is not None:
         return
-    known = load(home().root)
+    held = stock(home().root)
+    known = held.catalog
     kind = None if spot is None else CapacityType.SPOT if spot else CapacityType.ON_DEMAND
     found = sorted(_fitting(known, accelerator, cloud, region, kind), key=lambda row: _rank(row, kind))
     most = (SHOWN if output is Output.TABLE else 0) if limit is None else limit
     rows, now = found[: most or None], unix_now()
     if output is Output.JSON:
-        put_json([_view(row, now) for row in rows])
+        reason = reasons(held.discoveries, now)
+        put_json([_view(row, now, reason) for row in rows])
         return
     columns = (
         "CLOUD",
@@ -223,7 +230,7 @@ def _line(row: Row, kind: CapacityType | None, now: float) -> tuple[str, ...]:
     )
 
 
-def _view(row: Row, now: float) -> View:
+def _view(row: Row, now: float, reason: Reason) -> View:
     shape = row.shape
     return {
         "cloud": shape.cloud,
@@ -236,6 +243,7 @@ def _view(row: Row, now: float) -> View:
         "memory_gib": shape.memory_gib,
         "on_demand": _price_view(row.on_demand, now),
         "spot": None if row.spot is None else _price_view(row.spot, now),
+        "closed": {market.value: why for market in CapacityType if (why := reason(shape, row.zone, market))},
     }
 
 

@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.clouds.gcp.gcp_ground import PROJECT
+from tests.clouds.gcp.gcp_parts import RealClock
+from tests.clouds.gcp.gcp_server import serving
+from tests.clouds.gcp.gcp_world import World as GcpWorld
 from tests.clouds.price_apis import PriceWorld, meter, price_world
 
 
@@ -113,7 +117,7 @@ def test_a_broken_file_is_named(serve: Any) -> None:
     (serve.home / "catalog").mkdir()
     (serve.home / "catalog" / "aws.json").write_text("{")
     said = serve("catalog")
-    assert said.code == 1
+    assert said.code == 2
     assert "aws.json is no catalog" in said.err
     assert "Traceback" not in said.err
 
@@ -147,3 +151,27 @@ def test_listing_loads_no_clouds_sdk(tmp_path: Path) -> None:
     loaded = {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
     assert "provisioners" in loaded
     assert loaded & {"boto3", "botocore", "google", "azure", "sqlalchemy", "aiohttp"} == set()
+
+
+def test_what_an_account_can_have_is_found_kept_and_heeded(serve: Any) -> None:
+    """A region that the catalog lacks, and a quota of nothing."""
+    world = GcpWorld(clock=RealClock(), zones=("us-central1-a", "mars-west1-a"))
+    world.quotas["us-central1", "NVIDIA_L4_GPUS"] = 0.0
+    with serving(world) as url:
+        section = {"project": PROJECT, "endpoint": url, "regions": ["us-central1", "mars-west1"]}
+        (serve.home / "config.yaml").write_text(json.dumps({"clouds": {"gcp": section}}))
+        (found,) = serve.ok("catalog", "discover", "-o", "json").json()
+    assert found["regions"] == ["mars-west1", "us-central1"]
+    why = "the quota NVIDIA_L4_GPUS is 0 in us-central1, and g2-standard-4 has 1"
+    assert why in found["closed"]
+    rows = serve.ok("catalog", "--accelerator", "L4", "--region", "mars-west1", "-o", "json").json()
+    assert {row["on_demand"]["quality"] for row in rows} == {"estimated"}
+    closed = serve.ok("catalog", "--accelerator", "L4", "--region", "us-central1", "-o", "json").json()
+    assert all("on_demand" in row["closed"] for row in closed)
+    file = serve.home / "one.yaml"
+    file.write_text(
+        "resources: {accelerators: L4, infra: gcp/us-central1}\nservice: {readiness_probe: /}\nrun: x\n"
+    )
+    nothing = serve("plan", str(file))
+    assert nothing.code != 0
+    assert why in " ".join(nothing.err.split())

@@ -287,7 +287,7 @@ def test_scripts_run_in_a_container_where_an_image_is_asked_for(world: VmWorld) 
 
 
 def test_fewer_gpus_than_asked_for_is_a_sentence(world: VmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("provisioners.bootstrap._DRIVER_S", 0.5)
+    monkeypatch.setattr("provisioners.bootstrap._DRIVER_S", 5.0)
     vm = boot(world, "fewer", gpus=1)
     with pytest.raises(BringUpError) as caught:
         bring_up(vm, launch_order("fewer", accelerator="L4", count=4))

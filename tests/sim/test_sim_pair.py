@@ -11,7 +11,7 @@ from skyserve_cli.sim.torture import HOSTILE, run_seed
 from skyserve_cli.state import store
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_every_invariant_holds_through_a_life_with_two_controllers(seed: int) -> None:
     outcome = run_seed(seed, life=PairLife)
     assert outcome.launches > 0
@@ -29,10 +29,12 @@ def test_without_the_fence_an_invariant_breaks(monkeypatch: pytest.MonkeyPatch) 
         """Whatever the epoch is."""
 
     monkeypatch.setattr(store, "verify", verify)
-    broken = 0
-    for seed in range(8):
-        try:
-            run_seed(seed, life=PairLife)
-        except InvariantError:
-            broken += 1
-    assert broken
+    assert any(breaks(seed) for seed in range(8))
+
+
+def breaks(seed: int) -> bool:
+    try:
+        run_seed(seed, life=PairLife)
+    except InvariantError:
+        return True
+    return False

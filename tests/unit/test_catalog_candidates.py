@@ -191,7 +191,11 @@ def test_the_limit_is_held_against_live_prices() -> None:
 
 
 def test_what_the_account_cannot_have_is_not_offered() -> None:
-    account = Account(usable=lambda name, zone: (name, zone.name) != ("g6.xlarge", "use1-az1"))
+    account = Account(
+        reason=lambda shape, zone, market: (
+            "closed" if (shape.name, zone.name) == ("g6.xlarge", "use1-az1") else ""
+        )
+    )
     offers = _offers(Candidate(accelerator="L4", zone="use1-az1"), account=account)
     assert _told(offers) == [("use1-az1", "g6.4xlarge", 1.3)]
 
@@ -231,10 +235,11 @@ def test_why_there_is_nothing(candidate: Candidate, field: str, sentence: str) -
 
 
 def test_an_account_that_may_have_nothing_is_told_so() -> None:
-    account = Account(usable=lambda name, zone: False)
+    account = Account(reason=lambda shape, zone, market: "the quota is 0")
     found = why_nothing(Candidate(accelerator="L4"), CATALOG, account)
     assert found is not None
-    assert (found.field, found.hint) == ("usable", None)
+    assert found.field == "usable"
+    assert found.message.endswith("in the zones that were asked for: the quota is 0")
 
 
 def test_an_empty_catalog_is_the_reason_itself() -> None:
@@ -257,7 +262,7 @@ def test_every_offer_of_the_packaged_catalog_is_as_asked(accelerator: str, use_s
 def test_three_clouds_are_looked_through_by_index() -> None:
     """What it costs is the number of rows looked at, not the time of a busy machine: those of the accelerators only."""
     seen = []
-    account = Account(usable=lambda name, zone: seen.append(zone) is None)
+    account = Account(reason=lambda shape, zone, market: seen.append(zone) or "")
     need = Requirements(tuple(Candidate(accelerator=name, use_spot=True) for name in ("A100", "L4", "H100")))
     offers = offers_of(need, packaged(), account)
     assert {offer.zone.cloud for offer in offers} == {"aws", "gcp", "azure"}

@@ -332,7 +332,7 @@ def survives(text: str, **options: object) -> None:
     assert len(str(refusal).splitlines()) == len(refusal.problems)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_is_a_spec_or_a_spec_error(text: str) -> None:
     survives(text)
@@ -357,7 +357,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(KEYS, TREES, max_size=8))
 def test_any_tree_is_a_spec_or_a_spec_error(tree: dict[str, object]) -> None:
     survives(yaml.safe_dump(tree, allow_unicode=True))
@@ -371,7 +371,7 @@ def places(tree: object, way: tuple[str | int, ...] = ()) -> list[tuple[str | in
     return [way, *(place for key, inner in items for place in places(inner, (*way, key)))]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(places(REFERENCE)[1:]), TREES)
 def test_the_reference_with_anything_anywhere_is_a_spec_or_a_spec_error(
     place: tuple[str | int, ...], junk
@@ -384,7 +384,7 @@ def test_the_reference_with_anything_anywhere_is_a_spec_or_a_spec_error(
     survives(yaml.safe_dump(tree, allow_unicode=True))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=40))
 def test_any_override_is_taken_or_refused(override: str) -> None:
     survives(SMALL, set_overrides=[override, f"replicas={override}", f"{override}=1"])

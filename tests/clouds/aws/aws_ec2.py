@@ -12,6 +12,7 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache, partial
 from ipaddress import ip_network
 from typing import Any
@@ -277,6 +278,38 @@ class StrictEc2(AwsAccount):
                 "NoSuchResourceException", "The request failed because the specified quota does not exist."
             )
         return answered_json({"Quota": {"QuotaCode": call.params["QuotaCode"], "Value": float(vcpus)}})
+
+    def _do_ListServiceQuotas(self, call: Call, environ: dict[str, Any]) -> Response:
+        if not 1 <= int(call.params.get("MaxResults", 100)) <= 100:
+            raise Refusal("IllegalArgumentException", "MaxResults must be between 1 and 100")
+        quotas = sorted(
+            (code, vcpus) for (region, code), vcpus in self.quota_vcpus.items() if region == call.region
+        )
+        start = int(call.params.get("NextToken", 0))
+        end = start + min(int(call.params.get("MaxResults", 100)), self.page_size)
+        page = [{"QuotaCode": code, "Value": float(vcpus)} for code, vcpus in quotas[start:end]]
+        return answered_json({"Quotas": page, **({"NextToken": str(end)} if end < len(quotas) else {})})
+
+    def _do_DescribeInstanceTypes(self, call: Call, environ: dict[str, Any]) -> Response:
+        if not 5 <= int(call.params.get("MaxResults", 100)) <= 100:
+            raise Refusal("InvalidParameterValue", "Value for parameter maxResults must be between 5 and 100")
+        return self._forward(call, environ)
+
+    def _do_DescribeInstanceTypeOfferings(self, call: Call, environ: dict[str, Any]) -> Response:
+        """moto knows no wildcards in the filter."""
+        if call.params.get("LocationType") != "availability-zone-id":
+            return self._forward(call, environ)
+        wanted = call.filters()["instance-type"]
+        offered = [
+            {"instanceType": kind, "locationType": "availability-zone-id", "location": zone}
+            for kind, zones in sorted(_offered(call.region).items())
+            if any(fnmatchcase(kind, pattern) for pattern in wanted)
+            for zone in sorted(zones)
+        ]
+        start = int(call.params.get("NextToken", 0))
+        end = start + min(int(call.params.get("MaxResults", 1000)), self.page_size)
+        more = str(end) if end < len(offered) else ""
+        return answered_list(call.action, "instanceTypeOfferingSet", offered[start:end], more)
 
     def _address(self, call: Call) -> str:
         """A private address that no machine of any region has had: they may all be on one bridge."""

@@ -119,10 +119,13 @@ def answered_json(document: Mapping[str, Any]) -> Response:
     return Response(json.dumps(document), 200, content_type="application/x-amz-json-1.1")
 
 
-def answered_list(action: str, name: str, items: Iterable[Mapping[str, Any]]) -> Response:
+def answered_list(
+    action: str, name: str, items: Iterable[Mapping[str, Any]], next_token: str = ""
+) -> Response:
     """An EC2 list: each item a mapping of element names to text, a mapping, or a list of mappings."""
     inner = "".join(f"<item>{_xml(item)}</item>" for item in items)
-    text = f'<{action}Response xmlns="{XMLNS}"><requestId>r-1</requestId><{name}>{inner}</{name}></{action}Response>'
+    more = f"<nextToken>{next_token}</nextToken>" if next_token else ""
+    text = f'<{action}Response xmlns="{XMLNS}"><requestId>r-1</requestId><{name}>{inner}</{name}>{more}</{action}Response>'
     return Response(text, 200, content_type="text/xml")
 
 

@@ -66,10 +66,9 @@ def azure(
     return AzureMachines(
         AzureSettings(
             world.subscription,
-            regions=("eastus",),
             arm_url=server.url,
             prices_url=f"{server.url}/api/retail/prices",
-            **settings,
+            **{"regions": ("eastus",), **settings},
         ),
         credential=StaticCredential(),
         authentication_policy=PlainToken(lambda: token or "good-token", killer or Killer()),

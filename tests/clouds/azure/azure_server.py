@@ -22,7 +22,7 @@ from provisioners.azure.check import missing_actions
 from tests.clouds.api_limits import Limits
 from tests.clouds.azure.azure_contract import TYPES, answer_problems
 from tests.clouds.azure.azure_permissions import needs_of
-from tests.clouds.azure.azure_world import GROUP, SIZES, VM, Body, Refusal, World
+from tests.clouds.azure.azure_world import GROUP, REGIONS, SIZES, VM, Body, Refusal, World
 
 _QUERY = {"api-version", "$filter", "$expand", "$skiptoken", "statusOnly", "forceDeletion"}
 
@@ -149,7 +149,7 @@ class AzureServer:
         if match := re.fullmatch("/providers/Microsoft.Compute/locations/([^/]+)/usages", rest, re.I):
             return 200, {"value": self._usages(match[1])}
         if re.fullmatch("/providers/Microsoft.Compute/skus", rest, re.I):
-            return self._page(path, query, self._skus(query["$filter"]))
+            return self._page(path, query, self._skus(query.get("$filter", "")))
         match = re.fullmatch(r"(?:/resourcegroups/([^/]+))?/providers/([^/]+/[^/]+)(/[^/]+)?", rest, re.I)
         kind = "" if match is None else match[2].lower()
         if match is None or kind not in TYPES:
@@ -219,18 +219,36 @@ class AzureServer:
         ]
 
     def _skus(self, wanted: str) -> list[Body]:
-        region = wanted.removeprefix("location eq '").removesuffix("'")
-        closed = {"type": "Location", "values": [region], "reasonCode": "NotAvailableForSubscription"}
-        return [
-            {
-                "resourceType": "virtualMachines",
-                "name": name,
-                "family": size.family,
-                "locations": [region],
-                "restrictions": [closed] if name in self.world.closed_sizes else [],
-            }
-            for name, size in SIZES.items()
-        ]
+        if wanted and not re.fullmatch("location eq '[a-z0-9]+'", wanted):
+            raise Refusal(400, "InvalidFilter", f"no such filter: {wanted}")
+        regions = re.findall("'([^']+)'", wanted) or list(REGIONS)
+        return [self._sku(name, region) for region in regions for name in SIZES]
+
+    def _sku(self, name: str, region: str) -> Body:
+        size, zones = SIZES[name], REGIONS[region]
+        info = {"locations": [region]}
+        restrictions = []
+        if name in self.world.closed_sizes:
+            restrictions.append({"type": "Location", "values": [region], "restrictionInfo": info})
+        elif shut := self.world.closed_zones.get((region, name)):
+            restrictions.append(
+                {"type": "Zone", "values": [region], "restrictionInfo": {**info, "zones": list(shut)}}
+            )
+        facts = {
+            "vCPUs": str(size.cores),
+            "MemoryGB": str(size.memory_gb),
+            "LowPriorityCapable": str(size.spot),
+            **({"GPUs": str(size.gpus)} if size.gpus else {}),
+        }
+        return {
+            "resourceType": "virtualMachines",
+            "name": name,
+            "family": size.family,
+            "locations": [region],
+            "locationInfo": [{"location": region, "zones": list(zones)}],
+            "capabilities": [{"name": key, "value": value} for key, value in facts.items()],
+            "restrictions": [{**one, "reasonCode": "NotAvailableForSubscription"} for one in restrictions],
+        }
 
     def _prices(self, query: dict[str, str]) -> tuple[int, Any]:
         match = re.search(r"armRegionName eq '([^']+)'", query.get("$filter", ""))

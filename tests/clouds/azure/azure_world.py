@@ -63,6 +63,12 @@ class Refusal(Exception):
 class Size:
     cores: int
     family: str
+    memory_gb: int = 8
+    gpus: int = 0
+    spot: bool = True
+    memory_gb: int = 8
+    gpus: int = 0
+    spot: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +112,8 @@ class Resource:
 
 
 SIZES = {
-    "Standard_NC4as_T4_v3": Size(4, "standardNCASv3_T4Family"),
-    "Standard_NC24ads_A100_v4": Size(24, "StandardNCADSA100v4Family"),
+    "Standard_NC4as_T4_v3": Size(4, "standardNCASv3_T4Family", 28, 1),
+    "Standard_NC24ads_A100_v4": Size(24, "StandardNCADSA100v4Family", 220, 1),
     "Standard_D2s_v5": Size(2, "standardDSv5Family"),
 }
 REGIONS = {"eastus": ("1", "2", "3"), "westeurope": ("1", "2", "3"), "northcentralus": ()}
@@ -136,6 +142,7 @@ class World:
     registered: bool = True
     subscription_state: str = "Enabled"
     closed_sizes: set[str] = field(default_factory=set)
+    closed_zones: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)  # by region and size
     prices: list[Body] = field(default_factory=list)
     settle_s: float = 1.0
     allocate_s: float = 5.0
