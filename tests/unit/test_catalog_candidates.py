@@ -9,6 +9,7 @@ from provisioners.base import Candidate, Requirements
 from provisioners.candidates import ANY_ACCOUNT, Account, offers_of
 from provisioners.candidates_why import why_nothing
 from provisioners.catalog import Catalog, Listing, Origin, Price, Quality, Shape, packaged
+from provisioners.rented import cheapest_trials
 
 ORIGIN = Origin("a list", 0.0, Quality.EXACT)
 
@@ -210,6 +211,8 @@ def test_what_is_sold_by_reservation_is_offered_as_spot_alone(
     catalog = Catalog((_listing(shape, "us-central1", 10.98, us_central1_a=3.35),))
     candidate = Candidate(accelerator="H100", use_spot=use_spot)
     assert _told(offers_of(Requirements((candidate,)), catalog)) == told
+    trials = [trial.capacity_type for trial in cheapest_trials(catalog.rows)]
+    assert trials == [CapacityType.SPOT], "`serve check` tries no launch that no service makes"
     found = why_nothing(candidate, catalog)
     assert str(found) == (
         "None"
