@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from provisioners.base import LaunchOrder
+from provisioners.catalog.names import Vendor, vendor
 
 ROOT = ".skyserve"  # below the home of the user we log in as
 PORT_VARIABLE = "SKYSERVE_REPLICA_PORT"
@@ -24,7 +25,15 @@ PORT_VARIABLE = "SKYSERVE_REPLICA_PORT"
 _QUICK_S = 60.0
 _DRIVER_S = 300.0  # a driver may still be loading when ssh answers
 _TRANSFER_S = 3600.0
-_NOT_NVIDIA = ("tpu", "mi", "gaudi", "trainium", "inferentia")
+_AMD_DEVICES = ("/dev/kfd", "/dev/dri")  # what a container needs to see AMD's GPUs
+_COUNTED_BY = {
+    Vendor.NVIDIA: ("nvidia-smi", "nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l"),
+    # The driver's list of nodes: those that are processors have the id 0.
+    Vendor.AMD: (
+        "the driver",
+        "cat /sys/class/kfd/kfd/topology/nodes/*/gpu_id 2>/dev/null | grep -cvx 0",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +98,9 @@ def steps_for(order: LaunchOrder, node: Node) -> tuple[Step, ...]:
 
 
 def _steps(order: LaunchOrder, node: Node) -> Iterator[Step]:
-    gpus = gpu_count(order)
-    if gpus:
-        yield _check_gpus(str(order.offer.accelerator), gpus)
+    for maker in _COUNTED_BY:
+        if gpus := gpu_count(order, maker):
+            yield _check_gpus(str(order.offer.accelerator), gpus, maker)
     if order.workdir is not None:
         yield Step(
             "workdir",
@@ -126,10 +135,10 @@ def _steps(order: LaunchOrder, node: Node) -> Iterator[Step]:
     yield Step("start", "starting the agent", 'exec python3 "$AGENT" start .', always=True)
 
 
-def gpu_count(order: LaunchOrder) -> int:
-    """NVIDIA GPUs that a machine must show; a part of one counts as one."""
-    name = (order.offer.accelerator or "").lower()
-    return 0 if not name or name.startswith(_NOT_NVIDIA) else math.ceil(order.offer.accelerator_count)
+def gpu_count(order: LaunchOrder, maker: Vendor = Vendor.NVIDIA) -> int:
+    """GPUs of this maker that a machine must show; a part of one counts as one."""
+    name = order.offer.accelerator
+    return 0 if not name or vendor(name) is not maker else math.ceil(order.offer.accelerator_count)
 
 
 def task_for(order: LaunchOrder, node: Node) -> dict[str, Any]:
@@ -149,6 +158,7 @@ def task_for(order: LaunchOrder, node: Node) -> dict[str, Any]:
         "claim_path": f"~/{ROOT}/claims/{node.token}.json",
         "image": node.image,
         "gpus": gpu_count(order),
+        "devices": list(_AMD_DEVICES) if gpu_count(order, Vendor.AMD) else [],
         "mounts": [target for target in order.file_mounts if PurePosixPath(target).is_absolute()],
     }
 
@@ -205,13 +215,14 @@ def is_url(source: str) -> bool:
     return "://" in source
 
 
-def _check_gpus(accelerator: str, count: int) -> Step:
+def _check_gpus(accelerator: str, count: int, maker: Vendor) -> Step:
+    program, command = _COUNTED_BY[maker]
     return Step(
         "gpus",
         f"checking for {count} {accelerator}",
-        "n=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l)\n"
+        f"n=$({command})\n"
         f'[ "$n" -ge {count} ] || {{ echo "{count} {accelerator} {"was" if count == 1 else "were"} asked for and '
-        'nvidia-smi sees $n" >&2; exit 1; }',
+        f'{program} sees $n" >&2; exit 1; }}',
         _DRIVER_S,
         retry_every_s=5.0,
     )

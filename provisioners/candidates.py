@@ -7,6 +7,7 @@ left nothing. Pure, and quick: a few milliseconds for three clouds.
 ``L4:4`` is one machine with four. *One offer per zone and candidate*, the cheapest shape that fits: placement leaves a
 zone that refused an accelerator alone for all machines with as many, so that a dearer one would never be asked for. A candidate without accelerator
 and without instance type means machines without accelerators. Where no spot price is known, the one on demand stands for it.
+What a cloud does not sell on demand is offered as spot alone.
 """
 
 from __future__ import annotations
@@ -136,6 +137,8 @@ def tests_of(candidate: Candidate, account: Account) -> Iterator[tuple[str, Test
         yield "cpus", lambda row: cpus(row.shape.vcpus, row)
     if (memory := _size(candidate.memory)) is not None:
         yield "memory", lambda row: memory(row.shape.memory_gib, row)
+    if not candidate.use_spot:
+        yield "on_demand", lambda row: not row.shape.no_on_demand
     if region is not None:
         yield "region", lambda row: row.zone.region == region
     if zone is not None:

@@ -10,7 +10,7 @@ from policies.model import Zone
 from provisioners.base import Candidate
 from provisioners.candidates import ANY_ACCOUNT, Account, given, market_of, price_of, tests_of
 from provisioners.catalog.model import Catalog, Row
-from provisioners.catalog.names import canonical, close_to
+from provisioners.catalog.names import canonical, close_to, sister_of
 
 _SHOWN = 8  # names of a list; more are not read
 _REASONS = 3
@@ -94,8 +94,13 @@ def _no_accelerator(case: _Case) -> _Sentence:
     if elsewhere:
         where = _listed(_names(row.zone.cloud for row in elsewhere))
         return f"{case.clouds} has no {canonical(wanted)}", f"the catalog has it on {where}"
+    message = f"the catalog has no accelerator {wanted!r}"
+    sister = sister_of(wanted)
+    if sister is not None and sister in case.catalog.by_accelerator:
+        where = _listed(_names(row.zone.cloud for row in case.catalog.by_accelerator[sister]))
+        return message, f"{sister} is the card nearest to it, on {where}"
     hint = _meant(wanted, case.catalog.accelerators) or f"it has {_listed(case.catalog.accelerators)}"
-    return f"the catalog has no accelerator {wanted!r}", hint
+    return message, hint
 
 
 def _no_count(case: _Case) -> _Sentence:
@@ -112,6 +117,11 @@ def _no_cpus(case: _Case) -> _Sentence:
 def _no_memory(case: _Case) -> _Sentence:
     sizes = _numbers(row.shape.memory_gib for row in case.left)
     return f"{case.what} does not come with {case.candidate.memory} GB of memory", f"it comes with {sizes}"
+
+
+def _not_on_demand(case: _Case) -> _Sentence:
+    types = _listed(_names(row.shape.name for row in case.left))
+    return f"{case.what} is not sold on demand, but as spot or by reservation ({types})", "set use_spot: true"
 
 
 def _no_region(case: _Case) -> _Sentence:
@@ -165,6 +175,7 @@ _SENTENCES: Mapping[str, Callable[[_Case], _Sentence]] = MappingProxyType(
         "accelerator_count": _no_count,
         "cpus": _no_cpus,
         "memory": _no_memory,
+        "on_demand": _not_on_demand,
         "region": _no_region,
         "zone": _no_zone,
         "usable": _not_usable,

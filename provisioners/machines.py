@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Protocol, runtime_checkable
 
-from policies.model import CapacityType, Role, Zone
+from policies.model import CapacityType, Role, Scope, Zone
 from provisioners.access import Access
-from provisioners.errors import ProvisionError, Refusal
+from provisioners.catalog.image_family import ImageFamily, image_family
+from provisioners.errors import ProvisionError, Refusal, RefusedError
 from provisioners.regions import ClosedRegions
 
 OWNER_TAG = "skyserve-owner"
@@ -261,6 +262,26 @@ class Machines(Protocol):
 def image_in(image: str | Mapping[str, str] | None, region: str) -> str | None:
     """Of an image for all regions, or one for each, the region's; None: the cloud's default."""
     return image.get(region) if isinstance(image, Mapping) else image
+
+
+def default_image(
+    order: MachineOrder, images: Mapping[ImageFamily, str], accelerator: str | None = None
+) -> str:
+    """The image of `images`, a cloud's own, that fits the order's machine type. `accelerator` is what the type has, if the
+    order does not say so. RefusedError if none fits: the machine would boot without working accelerators, or not at all."""
+    cloud = order.zone.cloud
+    machine_type = order.instance_type.partition("+")[0]
+    family = image_family(cloud, machine_type, order.accelerator or accelerator)
+    if family not in images:
+        raise RefusedError(
+            f"{order.instance_type} needs an image of the family {family.value!r}, and {cloud} has no default one here: "
+            f"name an image in the service file or in clouds.{cloud}.image",
+            cloud=cloud,
+            code="NoDefaultImage",
+            zone=order.zone,
+            scope=Scope.TYPE,
+        )
+    return images[family]
 
 
 @runtime_checkable

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from policies.model import Scope, Zone
 from provisioners.aws.api import AwsApi, RegionMemo
 from provisioners.aws.errors import CLOUD
+from provisioners.catalog.image_family import ImageFamily
 from provisioners.errors import InvalidRequestError, RefusedError
-from provisioners.machines import MachineOrder, image_in
+from provisioners.machines import MachineOrder, default_image, image_in
 
 # AWS's deep learning base image: Ubuntu 22.04 with NVIDIA's driver, Docker and its GPU runtime.
 _GPU = "/aws/service/deeplearning/ami/{arch}/base-{driver}-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 _PLAIN = "/aws/service/canonical/ubuntu/server/22.04/stable/current/{arch}/hvm/ebs-gp2/ami-id"
-_BEFORE_TURING = ("g3", "p2", "p3")  # NVIDIA's open kernel modules start with Turing
+
+#: The SSM parameter of the image of each family.
+IMAGES: Mapping[ImageFamily, str] = MappingProxyType(
+    {
+        ImageFamily.PLAIN: _PLAIN.format(arch="amd64"),
+        ImageFamily.PLAIN_ARM64: _PLAIN.format(arch="arm64"),
+        ImageFamily.CUDA: _GPU.format(arch="x86_64", driver="oss"),
+        ImageFamily.CUDA_ARM64: _GPU.format(arch="arm64", driver="oss"),
+        ImageFamily.CUDA_LEGACY: _GPU.format(arch="x86_64", driver="proprietary"),
+    }
+)
 
 
 class Image(NamedTuple):
@@ -39,8 +50,7 @@ class AwsImages:
     def of(self, order: MachineOrder) -> Image:
         """The order's image, the user's default, or the publisher's newest, in this order."""
         region = order.zone.region
-        usual = parameter_of(order.instance_type, order.accelerator is not None)
-        wanted = order.image or image_in(self._default, region) or usual
+        wanted = order.image or image_in(self._default, region) or default_image(order, IMAGES)
         found: Image = self._memo.get(region, ("image", wanted), partial(self._find, order.zone, wanted))
         return found
 
@@ -71,17 +81,3 @@ class AwsImages:
             for mapping in described.get("BlockDeviceMappings", ())
         }
         return Image(image_id, root, int(sizes.get(root) or 0))
-
-
-def parameter_of(instance_type: str, has_accelerator: bool) -> str:
-    """The SSM parameter of the image that fits an instance type."""
-    is_arm = is_graviton(instance_type)
-    if not has_accelerator:
-        return _PLAIN.format(arch="arm64" if is_arm else "amd64")
-    driver = "proprietary" if instance_type.startswith(_BEFORE_TURING) else "oss"
-    return _GPU.format(arch="arm64" if is_arm else "x86_64", driver=driver)
-
-
-def is_graviton(instance_type: str) -> bool:
-    """Whether its processor is an Arm: AWS marks those by a g after the generation (m7g, c7gn, g5g; not g5)."""
-    return re.match(r"(a1|[a-z]+\d+g[a-z]*)\.", instance_type) is not None

@@ -26,6 +26,7 @@ _GPUS: Sequence[tuple[str, str]] = (
     (r"NC\d+adi?s_H100_v5", "H100"),
     (r"ND\d+isr_H100_v5", "H100"),
     (r"ND\d+isr_H200_v5", "H200"),
+    (r"ND\d+isr_MI300X_v5", "MI300X"),
 )
 _SPOT_CORES = "lowprioritycores"
 

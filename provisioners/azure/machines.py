@@ -40,6 +40,7 @@ from provisioners.azure.network import Networks
 from provisioners.azure.prices import region_spot_prices
 from provisioners.azure.shapes import (
     ENDED_TAG,
+    IMAGES,
     Addresses,
     failure_of,
     group_name,
@@ -56,7 +57,16 @@ from provisioners.catalog.discovered import Discovery, Progress
 from provisioners.catalog.model import Shape
 from provisioners.clock import unix_now
 from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
-from provisioners.machines import OWNER_TAG, Finding, Leftover, Machine, MachineOrder, MachineState, Silent
+from provisioners.machines import (
+    OWNER_TAG,
+    Finding,
+    Leftover,
+    Machine,
+    MachineOrder,
+    MachineState,
+    Silent,
+    default_image,
+)
 from provisioners.regions import ClosedRegions
 
 _POLL_S = 3.0
@@ -72,16 +82,12 @@ _NETWORK_IS_GONE = frozenset(
 class AzureSettings:
     """`subnet_ids` (by region) are the user's own subnets; elsewhere a network is set up. With `use_private_ip` no
     machine has a public address, and we reach it from inside. `arm_url` None is the public cloud. `regions` are those
-    that `check` looks at. Images: publisher:offer:sku:version, or a resource id."""
+    that `check` looks at."""
 
     subscription_id: str
     regions: tuple[str, ...] = ()
     use_private_ip: bool = False
     subnet_ids: Mapping[str, str] = field(default_factory=dict)
-    gpu_image: str = (
-        "microsoft-dsvm:ubuntu-hpc:2204:latest"  # NVIDIA's driver, CUDA and container toolkit are in
-    )
-    cpu_image: str = "Canonical:ubuntu-24_04-lts:server:latest"
     arm_url: str | None = None
     identity: str | None = None
     dead_man_identity: str | None = None
@@ -183,11 +189,10 @@ class AzureMachines:
 
     def _put(self, group: str, order: MachineOrder) -> None:
         settings = self._settings
-        default = settings.cpu_image if order.accelerator is None else settings.gpu_image
         body: Any = machine_body(
             order,
             self._networks.place(order),
-            order.image or default,
+            order.image or default_image(order, IMAGES),
             settings.identity,
             settings.dead_man_identity,
         )

@@ -16,12 +16,14 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from azure.mgmt.compute.models import InstanceViewStatus, SshPublicKeyResource, VirtualMachine
 
 from policies.model import CapacityType, FailureKind, Role, Zone
 from provisioners.azure.errors import CLOUD, meaning
+from provisioners.catalog.image_family import ImageFamily
 from provisioners.errors import InvalidRequestError, Refusal
 from provisioners.machines import (
     CAPACITY_TAG,
@@ -42,6 +44,16 @@ ENDED_TAG = "skyserve-ended"  # MachineState of a dead machine
 ENDED_AT_TAG = "skyserve-ended-at"  # UNIX seconds
 
 NIC_SUFFIX, ADDRESS_SUFFIX, DISK_SUFFIX = "-nic", "-ip", "-os"
+
+#: publisher:offer:sku:version. The images for HPC have the driver, CUDA or ROCm, and Docker.
+IMAGES: Mapping[ImageFamily, str] = MappingProxyType(
+    {
+        ImageFamily.PLAIN: "Canonical:ubuntu-24_04-lts:server:latest",
+        ImageFamily.PLAIN_ARM64: "Canonical:ubuntu-24_04-lts:server-arm64:latest",
+        ImageFamily.CUDA: "microsoft-dsvm:ubuntu-hpc:2204:latest",
+        ImageFamily.ROCM: "microsoft-dsvm:ubuntu-hpc:2204-rocm:latest",
+    }
+)
 
 # Which version of the network provider makes the card and the address that a machine is ordered with.
 _NETWORK_API_VERSION = "2022-11-01"

@@ -5,8 +5,9 @@
      "types":   {"g6.12xlarge": ["L4", 4, 48, 192], "m5.large": [null, 0, 2, 8], ...},
      "prices":  {"g6.12xlarge": {"us-east-1": [[4.6016, 0], {"use1-az1": [2.0968, 1], "use1-az5": null}]}}}
 
-A type is accelerator, its count, virtual CPUs, memory in GiB. A price is USD per hour and the index of its origin; a
-region has the one on demand, and the spot price of each zone where the type is to be had, null where it is not known.
+A type is accelerator, its count, virtual CPUs, memory in GiB, and "no_on_demand" where the cloud sells it on demand by
+reservation only. A price is USD per hour and the index of its origin; a region has the one on demand, and the spot price
+of each zone where the type is to be had, null where it is not known.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from provisioners.catalog.model import CatalogError, Listing, Origin, Price, Quality, Shape
+
+_NO_ON_DEMAND = "no_on_demand"
 
 
 def decode(text: str | bytes, file: str) -> list[Listing]:
@@ -76,10 +79,12 @@ def _origin(source: str, as_of: str | None, quality: str) -> Origin:
 
 
 def shape_of(
-    cloud: str, name: str, accelerator: str | None, count: float, vcpus: float, memory_gib: float
+    cloud: str, name: str, accelerator: str | None, count: float, vcpus: float, memory_gib: float, *flags: str
 ) -> Shape:
     """Of a type's entry in a file."""
-    return Shape(cloud, name, accelerator, float(count), float(vcpus), float(memory_gib))
+    if flags not in ((), (_NO_ON_DEMAND,)):
+        raise ValueError(f"{name} has {flags}, where only {_NO_ON_DEMAND!r} is known")
+    return Shape(cloud, name, accelerator, float(count), float(vcpus), float(memory_gib), bool(flags))
 
 
 def _price(origins: list[Origin], usd_hour: float, origin: int) -> Price:
@@ -101,4 +106,5 @@ def _day(as_of: float | None) -> str | None:
 def facts_of(shape: Shape) -> list[Any]:
     """A type's entry in a file."""
     numbers = (shape.accelerator_count, shape.vcpus, shape.memory_gib)
-    return [shape.accelerator, *(int(n) if n == int(n) else n for n in numbers)]
+    flags = [_NO_ON_DEMAND] if shape.no_on_demand else []
+    return [shape.accelerator, *(int(n) if n == int(n) else n for n in numbers), *flags]

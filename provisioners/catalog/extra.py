@@ -118,7 +118,8 @@ def _shape(row: Extra, known: Shape | None) -> Shape:
         raise CatalogError(
             f"{row.where}.{missing}: is needed, since the catalog does not know {row.instance_type}"
         )
-    return Shape(row.cloud, row.instance_type, accelerator, count, vcpus, memory)
+    is_reserved = known is not None and known.no_on_demand and row.on_demand is None
+    return Shape(row.cloud, row.instance_type, accelerator, count, vcpus, memory, is_reserved)
 
 
 def _number(value: Any, where: str) -> float | None:

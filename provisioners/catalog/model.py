@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from policies.model import CapacityType, Zone
+from provisioners.catalog.image_family import ImageFamily, image_family
 
 
 class CatalogError(Exception):
@@ -45,7 +46,8 @@ class Origin:
 @dataclass(frozen=True, slots=True)
 class Shape:
     """An instance type. GCP attaches accelerators to machines of a general kind; each combination is a shape of its own,
-    called ``n1-standard-4+1xnvidia-tesla-t4``."""
+    called ``n1-standard-4+1xnvidia-tesla-t4``. With `no_on_demand` the cloud sells it as spot, and otherwise by
+    reservation only: its price on demand is known, and it is never offered for it."""
 
     cloud: str
     name: str
@@ -53,6 +55,12 @@ class Shape:
     accelerator_count: float
     vcpus: float
     memory_gib: float
+    no_on_demand: bool = False
+
+    @property
+    def image_family(self) -> ImageFamily:
+        """What an image must have to boot with working accelerators."""
+        return image_family(self.cloud, self.machine_type, self.accelerator)
 
     @property
     def machine_type(self) -> str:
@@ -90,7 +98,8 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A listing in one of its zones: what can be launched. `spot` is None where its price is not known."""
+    """A listing in one of its zones: what can be launched. `spot` is None where its price is not known, and `on_demand`
+    is known also where the type is not sold on demand."""
 
     shape: Shape
     zone: Zone
@@ -98,7 +107,10 @@ class Row:
     spot: Price | None
 
     def price(self, capacity_type: CapacityType) -> Price | None:
-        return self.spot if capacity_type is CapacityType.SPOT else self.on_demand
+        """None where it is not known, and where the type is not sold so."""
+        if capacity_type is CapacityType.SPOT:
+            return self.spot
+        return None if self.shape.no_on_demand else self.on_demand
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ import re
 import uuid
 from collections.abc import Mapping
 from datetime import datetime
+from types import MappingProxyType
 
 from google.cloud import compute_v1
 
 from policies.model import CapacityType, Role, Zone
+from provisioners.catalog.image_family import ImageFamily
 from provisioners.errors import InvalidRequestError
 from provisioners.gcp.errors import CLOUD
 from provisioners.machines import (
@@ -28,10 +30,21 @@ from provisioners.machines import (
     Machine,
     MachineOrder,
     MachineState,
+    default_image,
 )
 
 GPU_IMAGE = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2404-nvidia-580"
 CPU_IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
+IMAGES: Mapping[ImageFamily, str] = MappingProxyType(
+    {
+        ImageFamily.PLAIN: CPU_IMAGE,
+        ImageFamily.PLAIN_ARM64: "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-arm64",
+        ImageFamily.CUDA: GPU_IMAGE,
+        ImageFamily.CUDA_LEGACY: GPU_IMAGE,  # driver 580 is the last one that knows Volta and older
+        ImageFamily.CUDA_ARM64: "projects/ubuntu-os-accelerator-images/global/images/family/"
+        "ubuntu-accelerator-2404-arm64-with-nvidia-580",
+    }
+)
 GPU_DISK_GB = 200  # of a machine with accelerators, where nobody says: an image, an engine and its weights
 
 _MAX_LABEL = 63
@@ -145,7 +158,7 @@ def image_of(order: MachineOrder, project: str) -> str:
     """`projects/…/images/…` as it is, `PROJECT/FAMILY` the newest of a family, a bare name one of our own project."""
     if order.image is None:
         has_gpu = shape_of(order)[1] is not None or _BUILT_IN.match(order.instance_type) is not None
-        return GPU_IMAGE if has_gpu else CPU_IMAGE
+        return default_image(order, IMAGES, "a GPU" if has_gpu else None)
     if "/images/" in order.image:
         return order.image[order.image.index("projects/") :] if "projects/" in order.image else order.image
     owner, slash, family = order.image.partition("/")

@@ -120,6 +120,8 @@ def container_command(folder: Path, order: dict[str, Any], env: dict[str, str]) 
     if order["gpus"]:
         chosen = env.get("CUDA_VISIBLE_DEVICES")
         command += ["--gpus", f'"device={chosen}"' if chosen else "all"]
+    for device in order.get("devices", ()):
+        command += ["--device", device]
     for path in [str(folder / "work"), *order["mounts"]]:
         command += ["--volume", f"{path}:{path}"]
     return [*command, order["image"], "infinity"]

@@ -206,7 +206,8 @@ def _no_such(what: str, word: str, known: Iterable[str]) -> WrongUsage:
 def _price(row: Row, kind: CapacityType | None) -> Price:
     """The price that a row is listed by: of the market that was asked for, else the lower."""
     chosen = row.price(kind) if kind is not None else None
-    return chosen or min(filter(None, (row.spot, row.on_demand)), key=lambda price: price.usd_hour)
+    known = [price for price in map(row.price, CapacityType) if price is not None]
+    return chosen or min(known, key=lambda price: price.usd_hour, default=row.on_demand)
 
 
 def _rank(row: Row, kind: CapacityType | None) -> tuple[float, object, str]:
@@ -224,7 +225,7 @@ def _line(row: Row, kind: CapacityType | None, now: float) -> tuple[str, ...]:
         f"{shape.vcpus:g}",
         f"{shape.memory_gib:g}",
         "-" if row.spot is None else usd(row.spot.usd_hour),
-        usd(row.on_demand.usd_hour),
+        "-" if shape.no_on_demand else usd(row.on_demand.usd_hour),
         "undated" if age_s is None else span(age_s).partition(" ")[0],
         origin.quality.value,
     )
@@ -241,6 +242,8 @@ def _view(row: Row, now: float, reason: Reason) -> View:
         "accelerator_count": shape.accelerator_count,
         "vcpus": shape.vcpus,
         "memory_gib": shape.memory_gib,
+        "image_family": shape.image_family.value,
+        "sold_on_demand": not shape.no_on_demand,
         "on_demand": _price_view(row.on_demand, now),
         "spot": None if row.spot is None else _price_view(row.spot, now),
         "closed": {market.value: why for market in CapacityType if (why := reason(shape, row.zone, market))},

@@ -10,6 +10,7 @@ from policies.balancers import decide as decide_agents
 from policies.model import Launch, Memory, Observation, Offer, UpdateMode
 from policies.plan import plan
 from policies.registry import policies_for
+from provisioners.small import small_types
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.controller.choices import candidates_of
 from skyserve_cli.controller.orders import (
@@ -121,6 +122,12 @@ def insist_on_regions(spec: ServiceSpec, clouds: Clouds) -> None:
         if place.cloud not in clouds.enabled:
             enabled = ", ".join(clouds.enabled) or "none"
             raise CloudNotEnabledError(f"{at}: {place.cloud} is not enabled here (enabled: {enabled})")
+        wanted, known = spec.regional.instance_type(place.cloud), small_types(place.cloud)
+        if wanted is not None and known and wanted not in known:
+            raise CloudNotEnabledError(
+                f"service.load_balancers.instance_type: the price of {wanted} on {place.cloud} is not known; "
+                f"take one of {', '.join(known)}"
+            )
         if not clouds.listed(agent_requirements_of(replace(spec.regional, places=(place,)))):
             raise CloudNotEnabledError(f"{at}: {place.cloud} offers no machine for a load balancer there")
 

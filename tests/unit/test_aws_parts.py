@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from policies.model import CapacityType, FailureKind, Scope, Zone
-from provisioners.aws.image import is_graviton, parameter_of
 from provisioners.aws.machine import machine_of, refusal_of, state_of
 from provisioners.aws.machines import client_token
 from provisioners.errors import Refusal
@@ -148,40 +147,6 @@ def test_a_client_token_is_of_the_attempt(change: dict[str, Any], is_same: bool)
     assert client_token(ORDER, 1) != token
     assert len(token) <= 64
     assert token.isascii()
-
-
-@pytest.mark.parametrize(
-    ("instance_type", "is_arm"),
-    [
-        ("g5.xlarge", False),
-        ("g5g.xlarge", True),
-        ("g4dn.xlarge", False),
-        ("g6e.xlarge", False),
-        ("m7g.large", True),
-        ("c7gn.large", True),
-        ("t3.micro", False),
-        ("t4g.micro", True),
-        ("a1.large", True),
-        ("p4de.24xlarge", False),
-    ],
-)
-def test_arm_is_told_by_the_name(instance_type: str, is_arm: bool) -> None:
-    assert is_graviton(instance_type) is is_arm
-    assert ("arm64" in parameter_of(instance_type, False)) is is_arm
-
-
-@pytest.mark.parametrize(
-    ("instance_type", "has_accelerator", "part"),
-    [
-        ("g6.xlarge", True, "/x86_64/base-oss-nvidia-driver"),
-        ("p3.2xlarge", True, "/x86_64/base-proprietary-nvidia-driver"),
-        ("g5g.xlarge", True, "/arm64/base-oss-nvidia-driver"),
-        ("t3.micro", False, "/canonical/ubuntu/server/22.04"),
-    ],
-    ids=["turing-and-later", "volta", "arm", "no-gpu"],
-)
-def test_the_image_fits_the_type(instance_type: str, has_accelerator: bool, part: str) -> None:
-    assert part in parameter_of(instance_type, has_accelerator)
 
 
 def test_the_sdk_is_not_loaded_before_the_cloud_is_used() -> None:

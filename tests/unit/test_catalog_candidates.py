@@ -9,6 +9,7 @@ from provisioners.base import Candidate, Requirements
 from provisioners.candidates import ANY_ACCOUNT, Account, offers_of
 from provisioners.candidates_why import why_nothing
 from provisioners.catalog import Catalog, Listing, Origin, Price, Quality, Shape, packaged
+from provisioners.rented import cheapest_trials
 
 ORIGIN = Origin("a list", 0.0, Quality.EXACT)
 
@@ -198,6 +199,37 @@ def test_what_the_account_cannot_have_is_not_offered() -> None:
     )
     offers = _offers(Candidate(accelerator="L4", zone="use1-az1"), account=account)
     assert _told(offers) == [("use1-az1", "g6.4xlarge", 1.3)]
+
+
+@pytest.mark.parametrize(
+    ("use_spot", "told"),
+    [
+        pytest.param(True, [("us-central1-a", "a3-highgpu-1g", 3.35)], id="as spot"),
+        pytest.param(False, [], id="never on demand, though its price is known"),
+    ],
+)
+def test_what_is_sold_by_reservation_is_offered_as_spot_alone(
+    use_spot: bool, told: list[tuple[str, str, float]]
+) -> None:
+    shape = Shape("gcp", "a3-highgpu-1g", "H100", 1, 26, 234, no_on_demand=True)
+    catalog = Catalog((_listing(shape, "us-central1", 10.98, us_central1_a=3.35),))
+    candidate = Candidate(accelerator="H100", use_spot=use_spot)
+    assert _told(offers_of(Requirements((candidate,)), catalog)) == told
+    trials = [trial.capacity_type for trial in cheapest_trials(catalog.rows)]
+    assert trials == [CapacityType.SPOT], "`serve check` tries no launch that no service makes"
+    found = why_nothing(candidate, catalog)
+    assert str(found) == (
+        "None"
+        if use_spot
+        else "H100:1 is not sold on demand, but as spot or by reservation (a3-highgpu-1g); set use_spot: true"
+    )
+
+
+def test_a_card_of_another_name_is_pointed_out() -> None:
+    catalog = Catalog(tuple(one for one in CATALOG.listings if one.shape.accelerator != "A10"))
+    assert str(why_nothing(Candidate(accelerator="A10"), catalog)) == (
+        "the catalog has no accelerator 'A10'; A10G is the card nearest to it, on aws"
+    )
 
 
 def test_the_accounts_own_names_of_zones_are_understood() -> None:

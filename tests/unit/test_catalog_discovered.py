@@ -187,7 +187,8 @@ ROW = {
 
 def test_a_row_of_ones_own_adds_a_type(tmp_path: Path) -> None:
     extra(tmp_path, ROW)
-    (row,) = load(tmp_path).by_accelerator["B300"]
+    (row,) = load(tmp_path).by_instance_type["p9.48xlarge"]
+    assert row.shape.accelerator == "B300"
     assert (row.shape.name, row.zone.name, row.on_demand.usd_hour) == ("p9.48xlarge", "use2-az1", 120.5)
     assert row.spot is not None
     assert (row.spot.usd_hour, row.spot.origin.source) == (50.0, "catalog/extra.json")

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType
+from provisioners.base import Candidate, Requirements
+from provisioners.candidates import offers_of
 from provisioners.catalog import Catalog, CatalogError, Listing, Origin, Price, Quality, Shape, load, packaged
 from provisioners.catalog.codec import decode, encode
 from provisioners.catalog.names import ACCELERATORS, canonical, close_to
@@ -57,9 +59,53 @@ def test_an_agent_finds_a_small_machine_wherever_a_replica_does(cloud: str) -> N
     assert {row.zone.region for row in rows} == small
 
 
-@pytest.mark.parametrize("accelerator", ["T4", "L4", "A100", "A100-80GB", "H100", "V100", "A10G", "L40S"])
-def test_the_usual_accelerators_are_there(accelerator: str) -> None:
-    assert packaged().by_accelerator[accelerator]
+@pytest.mark.parametrize(
+    ("accelerator", "count", "clouds", "regions"),
+    [
+        ("T4", 1, "aws azure gcp", 40),
+        ("L4", 1, "aws gcp", 30),
+        ("A10G", 1, "aws", 9),
+        ("L40S", 1, "aws", 12),
+        ("A100", 1, "gcp", 10),
+        ("A100", 8, "aws azure gcp", 20),
+        ("A100-80GB", 1, "azure gcp", 20),
+        ("H100", 1, "aws azure gcp", 40),
+        ("H100", 8, "aws azure gcp", 40),
+        ("H100-MEGA", 8, "gcp", 10),
+        ("H200", 8, "aws azure gcp", 30),
+        ("B200", 8, "aws gcp", 15),
+        ("B300", 8, "aws", 4),
+        ("RTX-PRO-6000", 1, "aws", 9),
+        ("MI300X", 8, "azure", 2),
+        ("V100", 1, "gcp", 1),
+    ],
+)
+def test_what_people_ask_for_has_prices_that_say_where_they_are_from(
+    accelerator: str, count: int, clouds: str, regions: int
+) -> None:
+    need = Requirements((Candidate(accelerator=accelerator, accelerator_count=count, use_spot=True),))
+    offers = offers_of(need, packaged())
+    assert {offer.zone.cloud for offer in offers} == set(clouds.split())
+    assert len({(offer.zone.cloud, offer.zone.region) for offer in offers}) >= regions
+    assert all(offer.price_usd_hour > 0 for offer in offers)
+    rows = [row for row in packaged().by_accelerator[accelerator] if row.shape.accelerator_count == count]
+    assert all(row.spot is None or row.spot.origin.as_of is not None for row in rows), (
+        "no spot without a date"
+    )
+    assert all(row.on_demand.origin.source for row in rows)
+
+
+def test_what_a_cloud_sells_by_reservation_alone_is_known() -> None:
+    types = {row.shape.name for row in packaged().rows if row.shape.no_on_demand}
+    assert types == {
+        "a3-highgpu-1g",
+        "a3-highgpu-2g",
+        "a3-highgpu-4g",
+        "a3-ultragpu-8g",
+        "a4-highgpu-8g",
+        "p5e.48xlarge",
+    }
+    assert all(row.price(CapacityType.ON_DEMAND) is None for row in packaged().rows if row.shape.no_on_demand)
 
 
 def test_machines_of_one_accelerator_cost_about_the_same_per_accelerator() -> None:
@@ -98,6 +144,10 @@ def test_machines_of_one_accelerator_cost_about_the_same_per_accelerator() -> No
             id="an origin that is not listed",
         ),
         pytest.param(
+            '{"cloud": "aws", "origins": [], "types": {"m": [null, 0, 2, 8, "no_spot"]}, "prices": {}}',
+            id="a flag that is not known",
+        ),
+        pytest.param(
             '{"cloud": "aws", "origins": [["x", null, "exact"]], "types": {"m": [null, 0, 2, 8]}, "prices": {"m": {"r": [[-1, 0], {}]}}}',
             id="a price below zero",
         ),
@@ -110,6 +160,12 @@ def test_machines_of_one_accelerator_cost_about_the_same_per_accelerator() -> No
 def test_what_is_no_catalog_is_an_error_that_names_the_file(content: str) -> None:
     with pytest.raises(CatalogError, match=r"^broken\.json is no catalog: "):
         decode(content, "broken.json")
+
+
+@pytest.mark.parametrize("is_sold_so", [True, False])
+def test_a_file_says_what_is_not_sold_on_demand(is_sold_so: bool) -> None:
+    written = [Listing(replace(L4, no_on_demand=not is_sold_so), "us-east-1", price(0.8), {"use1-az1": None})]
+    assert decode(encode("aws", written), "x") == written
 
 
 def test_a_price_keeps_its_origin_through_a_file() -> None:
@@ -183,6 +239,13 @@ def test_a_broken_file_of_the_home_is_named(tmp_path: Path, content: bytes, said
         ("nvidia-h100-80gb", "H100"),
         ("v100_32gb", "V100-32GB"),
         ("tpu-v5e", "tpu-v5e"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("mi300x-192gb", "MI300X"),
+        ("nvidia-b200", "B200"),
+        ("nvidia-h100-mega-80gb", "H100-MEGA"),
+        ("nvidia-h200-141gb", "H200"),
+        ("nvidia-rtx-pro-6000", "RTX-PRO-6000"),
+        ("RTX PRO Server 6000", "RTX-PRO-6000"),
     ],
 )
 def test_an_accelerator_has_one_name(written: str, meant: str) -> None:
@@ -191,7 +254,7 @@ def test_an_accelerator_has_one_name(written: str, meant: str) -> None:
 
 @pytest.mark.parametrize(
     ("word", "meant"),
-    [("A1000", "A100"), ("h1O0", "H100"), ("us-esat-1", "us-east-1"), ("mi300x", None)],
+    [("A1000", "A100"), ("h1O0", "H100"), ("us-esat-1", "us-east-1"), ("gaudi3", None)],
 )
 def test_a_slip_is_understood(word: str, meant: str | None) -> None:
     assert close_to(word, [*ACCELERATORS, "us-west-1", "us-east-1", "us-east-2"]) == meant

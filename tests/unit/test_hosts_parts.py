@@ -183,6 +183,7 @@ NODE = Node("t-1-n1", 1, ("10.0.0.1", "10.0.0.2"), 8080)
             ["order", "start"],
             id="a TPU is not asked for by nvidia-smi",
         ),
+        pytest.param({"accelerator": "MI300X", "count": 8}, None, ["gpus", "order", "start"], id="AMD's"),
         pytest.param({"workdir": "."}, None, ["workdir", "order", "start"], id="with a work directory"),
         pytest.param(
             {"file_mounts": {"a": "/x", "/m": "s3://b"}},
@@ -666,6 +667,44 @@ def test_a_container_gets_its_gpus_and_no_secret_on_its_command_line() -> None:
     assert "/data:/data" in command
     run = exec_command("skyserve-t", "/home/u/m/work", ["TOKEN"], "serve")
     assert run[run.index("--env") + 1] == "TOKEN"
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "seen_by", "gpus", "devices"),
+    [
+        pytest.param("H100", "nvidia-smi", 8, [], id="NVIDIA"),
+        pytest.param("MI300X", "/sys/class/kfd", 0, ["/dev/kfd", "/dev/dri"], id="AMD"),
+    ],
+)
+def test_gpus_are_counted_and_handed_to_a_container_as_their_maker_has_it(
+    accelerator: str, seen_by: str, gpus: int, devices: list[str]
+) -> None:
+    wanted = order(accelerator=accelerator, count=8)
+    (check, *_) = steps_for(wanted, NODE)
+    assert seen_by in check.script
+    assert f"8 {accelerator} were asked for" in check.script
+    task = {**task_for(wanted, NODE), "image": "vllm/vllm"}
+    assert (task["gpus"], task["devices"]) == (gpus, devices)
+    command = container_command(Path("/home/u/m"), task, {})
+    given = [command[place + 1] for place, part in enumerate(command) if part == "--device"]
+    assert (given, "--gpus" in command) == (devices, gpus > 0)
+
+
+@pytest.mark.parametrize(("nodes", "is_enough"), [(["0", "5", "6"], True), (["0", "5"], False), ([], False)])
+def test_amds_gpus_are_the_drivers_nodes_that_are_no_processors(
+    tmp_path: Path, nodes: list[str], is_enough: bool
+) -> None:
+    for number, gpu_id in enumerate(nodes):
+        folder = tmp_path / "nodes" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "gpu_id").write_text(f"{gpu_id}\n")
+    (check, *_) = steps_for(order(accelerator="MI300X", count=2), NODE)
+    script = check.script.replace("/sys/class/kfd/kfd/topology", str(tmp_path))
+    done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True)
+    assert (done.returncode == 0) is is_enough
+    assert done.stderr == (
+        "" if is_enough else f"2 MI300X were asked for and the driver sees {max(0, len(nodes) - 1)}\n"
+    )
 
 
 @pytest.mark.parametrize(
