@@ -25,7 +25,7 @@ from dataclasses import replace
 from functools import cache
 
 from provisioners.base import InstanceState
-from provisioners.bootstrap import Node, Step
+from provisioners.bootstrap import Node
 from provisioners.bringup import BringUp, BringUpError, Progress, StrangerError
 from provisioners.errors import ProvisionError
 from provisioners.fleet import HostReport
@@ -34,6 +34,7 @@ from provisioners.host_agent.follow import SILENT_BEATS
 from provisioners.lease import Lease
 from provisioners.line import Line, LineCommands, Report, line_loop
 from provisioners.shell import HostKeyError, Shell, ShellError, UnreachableError
+from provisioners.step import Step
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from policies.model import AcceleratorQps, CapacityType, Offer, Role, Zone
+from provisioners.container_image import full_name
 from provisioners.errors import ProvisionError, Refusal
 from provisioners.lease import Lease
 
@@ -101,10 +102,10 @@ class LaunchOrder:
 
     @property
     def docker_image(self) -> str | None:
-        """What the scripts are to run in."""
+        """What the scripts are to run in, with its registry."""
         if self.image is None or not self.image.startswith(DOCKER):
             return None
-        return self.image.removeprefix(DOCKER)
+        return full_name(self.image.removeprefix(DOCKER), {**self.env, **self.secrets})
 
 
 class InstanceState(str, Enum):

@@ -16,15 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from provisioners import container_image
 from provisioners.base import LaunchOrder
 from provisioners.catalog.names import Vendor, vendor
+from provisioners.machine_tools import needs, pip_install
+from provisioners.step import TRANSFER_S, Content, Step, Tree
 
+_OWN_HOSTS = ("ssh",)  # where nothing is installed
 ROOT = ".skyserve"  # below the home of the user we log in as
 PORT_VARIABLE = "SKYSERVE_REPLICA_PORT"
 
-_QUICK_S = 60.0
 _DRIVER_S = 300.0  # a driver may still be loading when ssh answers
-_TRANSFER_S = 3600.0
 _AMD_DEVICES = ("/dev/kfd", "/dev/dri")  # what a container needs to see AMD's GPUs
 _COUNTED_BY = {
     Vendor.NVIDIA: ("nvidia-smi", "nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l"),
@@ -34,35 +36,6 @@ _COUNTED_BY = {
         "cat /sys/class/kfd/kfd/topology/nodes/*/gpu_id 2>/dev/null | grep -cvx 0",
     ),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Bytes for a step's standard input."""
-
-    data: bytes = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """A file or folder of this machine for a step's standard input, as an archive in which it is called `name`."""
-
-    path: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """`name` is fit for a file name, `doing` for people. It is over after `timeout_s`; one that failed is tried again
-    until then if it has `retry_every_s`. `always`: done anew whenever the machine is brought up again."""
-
-    name: str
-    doing: str
-    script: str
-    timeout_s: float = _QUICK_S
-    sends: Content | Tree | None = None
-    retry_every_s: float | None = None
-    always: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +79,16 @@ def _steps(order: LaunchOrder, node: Node) -> Iterator[Step]:
             "workdir",
             f"copying the work directory {order.workdir}",
             _unpack("."),
-            _TRANSFER_S,
+            TRANSFER_S,
             Tree(order.workdir, "work"),
         )
+    variables = {**order.env, **order.secrets}
+    may_install = order.offer.zone.cloud not in _OWN_HOSTS
     for place, (target, source) in enumerate(order.file_mounts.items()):
-        yield _mount(f"mount-{place}", target, source, {**order.env, **order.secrets})
+        yield _mount(f"mount-{place}", target, source, variables, may_install=may_install)
     if node.image is not None:
-        yield _pull(node.image)
+        gpus = gpu_count(order)
+        yield from container_image.steps(node.image, variables, gpus=gpus, may_install=may_install)
     if order.secrets:
         yield Step(
             "secrets",
@@ -228,25 +204,25 @@ def _check_gpus(accelerator: str, count: int, maker: Vendor) -> Step:
     )
 
 
-def _mount(name: str, target: str, source: str, variables: Mapping[str, str]) -> Step:
+def _mount(name: str, target: str, source: str, variables: Mapping[str, str], *, may_install: bool) -> Step:
     where = _on_host(target)
     bucket = _bucket(source)
     if bucket is not None:
         known = {key: value for key, value in variables.items() if key.startswith(bucket.credentials)}
         program, command = bucket.fetch(bucket, where, known)
-        script = (
-            f"{_needs(program, source)}\n{_parent(where, 'sudo -n -E' if known else 'sudo -n')}\n{command}"
-        )
+        has = _gets(program, source) if may_install else needs(program, source)
+        sudo = f"sudo -n {'-E ' if known else ''}env PATH=$PATH"
+        script = f"{has}\n{_parent(where, sudo)}\n{command}"
         if not known:
-            return Step(name, f"fetching {source}", script, _TRANSFER_S)
+            return Step(name, f"fetching {source}", script, TRANSFER_S)
         settings = "".join(f"{key}={shlex.quote(value)}\n" for key, value in sorted(known.items()))
         script = f"set -a; . /dev/stdin; set +a\n{script}"
-        return Step(name, f"fetching {source}", script, _TRANSFER_S, Content(settings.encode()))
+        return Step(name, f"fetching {source}", script, TRANSFER_S, Content(settings.encode()))
     return Step(
         name,
         f"copying {source} to {target}",
         f"{_parent(where)}\n{_unpack('$d')}",
-        _TRANSFER_S,
+        TRANSFER_S,
         Tree(str(Path(source).expanduser()), PurePosixPath(target).name),
     )
 
@@ -277,23 +253,14 @@ def _receive(path: str, data: bytes) -> str:
     )
 
 
-def _pull(image: str) -> Step:
-    quoted = shlex.quote(image)
-    return Step(
-        "image",
-        f"pulling {image}",
-        f"{_needs('docker', f'docker:{image}')}\n"
-        f"docker image inspect {quoted} >/dev/null 2>&1 || docker pull --quiet {quoted}",
-        _TRANSFER_S,
-    )
-
-
-def _needs(program: str, what: str) -> str:
-    sentence = f"{what} needs the program {program}, which this machine's image does not have"
-    return f"command -v {program} >/dev/null || {{ echo {shlex.quote(sentence)} >&2; exit 127; }}"
-
-
 # --- buckets
+
+
+def _gets(program: str, source: str) -> str:
+    """The vendor's program, or one from PyPI that a bucket can be read with."""
+    if program == "gcloud":
+        return f"command -v gcloud >/dev/null || {{ {pip_install('gsutil', 'gsutil', source)}; }}"
+    return pip_install(program, {"aws": "awscli", "az": "azure-cli"}[program], source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,8 +294,9 @@ def _s3(bucket: _Bucket, where: str, _known: Mapping[str, str]) -> tuple[str, st
 
 def _gs(bucket: _Bucket, where: str, _known: Mapping[str, str]) -> tuple[str, str]:
     u = shlex.quote(bucket.url)
-    folder = f"$as mkdir -p {where} && $as gcloud storage rsync --recursive {u} {where}"
-    return "gcloud", f"$as gcloud storage cp {u} {where} 2>/dev/null || {{ {folder}; }}"
+    command = "if command -v gcloud >/dev/null; then g='gcloud storage' r=--recursive; else g='gsutil -q -m' r=-r; fi; "
+    folder = f"$as mkdir -p {where} && $as $g rsync $r {u} {where}"
+    return "gcloud", f"{command}$as $g cp {u} {where} 2>/dev/null || {{ {folder}; }}"
 
 
 def _az(bucket: _Bucket, where: str, known: Mapping[str, str]) -> tuple[str, str]:

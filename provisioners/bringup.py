@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from policies.model import Offer
-from provisioners.bootstrap import Step
 from provisioners.host import Host
 from provisioners.packing import PackingError
 from provisioners.shell import (
@@ -22,6 +21,7 @@ from provisioners.shell import (
     ShellError,
     UnreachableError,
 )
+from provisioners.step import Step
 
 BOOT_TIMEOUT_S = 600.0
 _AGAIN_S = 1.0

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from provisioners.base import InstanceState
-from provisioners.bootstrap import ROOT, Content, Step, Tree
+from provisioners.bootstrap import ROOT
 from provisioners.host_agent.bundle import agent_bundle
 from provisioners.lease import Lease
 from provisioners.packing import pack
 from provisioners.shell import CommandError, Commands, DiskFullError, Output, ShellError
+from provisioners.step import Content, Step, Tree
 
 _DIGEST = hashlib.sha256(agent_bundle()).hexdigest()[:12]
 AGENT = f"{ROOT}/agent-{_DIGEST}.pyz"  # by its digest: another version of us leaves its own beside it

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from ipaddress import ip_network
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -139,7 +139,12 @@ _IDENTITY = (
 class AzureConfig(RentedConfig):
     subscription_id: str = Field(description="`az account show --query id` prints it")
     subnets: dict[str, str] = Field(default={}, description="ids of your own, by region")
-    arm_url: str | None = Field(default=None, description="of a cloud other than the public one")
+    cloud: Literal["public", "us_government", "china"] = Field(
+        default="public", description="which of Azure's clouds: its login, its tokens, its address"
+    )
+    arm_url: str | None = Field(
+        default=None, description="address of Resource Manager, if not that of `cloud`"
+    )
     identity: str | None = Field(
         default=None,
         pattern=_IDENTITY,

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
-from azure.core import PipelineClient
+from azure.core import AzureClouds, PipelineClient
 from azure.core.credentials import TokenCredential
 from azure.core.exceptions import (
     AzureError,
@@ -79,7 +79,7 @@ class _Paced(SansIOHTTPPolicy[Any, Any]):
 class Arm:
     """The clients of one subscription. Thread-safe.
 
-    `base_url` and `authentication_policy` are the SDK's own overrides, for sovereign clouds and for servers without
+    `cloud_setting` is of a sovereign cloud; `base_url` and `authentication_policy` are the SDK's own overrides, for servers without
     TLS, to which the SDK's default policy sends no token.
     """
 
@@ -89,6 +89,7 @@ class Arm:
         credential: TokenCredential,
         *,
         base_url: str | None,
+        cloud_setting: AzureClouds | None = None,
         authentication_policy: object | None,
         now: Callable[[], float],
         sleep: Callable[[float], None],
@@ -101,6 +102,7 @@ class Arm:
         self.clock = CloudClock(now)
         options: dict[str, Any] = {
             "base_url": base_url,
+            "cloud_setting": cloud_setting,
             "retry_total": 0,
             "connection_timeout": _CONNECT_TIMEOUT_S,
             "read_timeout": _READ_TIMEOUT_S,

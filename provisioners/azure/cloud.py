@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
 from provisioners import rented
-from provisioners.azure.ending import ARM_URL, ending
+from provisioners.azure.ending import ending
 from provisioners.azure.machines import AzureMachines, AzureSettings
+from provisioners.azure.sovereign import CLOUDS
 from provisioners.catalog.model import Catalog
 from provisioners.machines import Finding, Level
 from provisioners.own_address import OwnAddresses
@@ -25,6 +26,7 @@ class Section(rented.Section, Protocol):
 
     subscription_id: str
     subnets: Mapping[str, str]
+    cloud: str
     arm_url: str | None
     identity: str | None
     dead_man_identity: str | None
@@ -39,7 +41,11 @@ class AzureProvisioner(rented.RentedProvisioner):
         self, section: Section, catalog: Catalog, secret: bytes, own: OwnAddresses | None = None
     ) -> None:
         self._is_billed_when_lost = section.dead_man_identity is None and section.dead_man_minutes != 0
-        program = "" if section.dead_man_identity is None else ending(section.arm_url or ARM_URL)
+        program = (
+            ""
+            if section.dead_man_identity is None
+            else ending(section.arm_url or CLOUDS[section.cloud].arm_url)
+        )
         super().__init__(machines_of(section), section, catalog, secret, own=own, ending=program)
 
     def check(self) -> Sequence[Finding]:
@@ -54,6 +60,7 @@ def machines_of(section: Section) -> AzureMachines:
         regions=section.regions or (),
         use_private_ip=section.use_private_ip,
         subnet_ids=section.subnets,
+        cloud=section.cloud,
         arm_url=section.arm_url,
         identity=section.identity,
         dead_man_identity=section.dead_man_identity,

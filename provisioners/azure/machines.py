@@ -53,6 +53,7 @@ from provisioners.azure.shapes import (
     record_body,
     statuses_of,
 )
+from provisioners.azure.sovereign import CLOUDS
 from provisioners.catalog.discovered import Discovery, Progress
 from provisioners.catalog.model import Shape
 from provisioners.clock import unix_now
@@ -81,13 +82,14 @@ _NETWORK_IS_GONE = frozenset(
 @dataclass(frozen=True, slots=True)
 class AzureSettings:
     """`subnet_ids` (by region) are the user's own subnets; elsewhere a network is set up. With `use_private_ip` no
-    machine has a public address, and we reach it from inside. `arm_url` None is the public cloud. `regions` are those
+    machine has a public address, and we reach it from inside. `arm_url` None is that of `cloud`. `regions` are those
     that `check` looks at."""
 
     subscription_id: str
     regions: tuple[str, ...] = ()
     use_private_ip: bool = False
     subnet_ids: Mapping[str, str] = field(default_factory=dict)
+    cloud: str = "public"  # of `sovereign.CLOUDS`
     arm_url: str | None = None
     identity: str | None = None
     dead_man_identity: str | None = None
@@ -114,10 +116,14 @@ class AzureMachines:
         self._settings = settings
         self._now = now
         self._sleep = sleep
+        sovereign = CLOUDS[settings.cloud]
         self._arm = Arm(
             settings.subscription_id,
-            credential if credential is not None else DefaultAzureCredential(process_timeout=20),
+            credential
+            if credential is not None
+            else DefaultAzureCredential(authority=sovereign.authority, process_timeout=20),
             base_url=settings.arm_url,
+            cloud_setting=sovereign.setting,
             authentication_policy=authentication_policy,
             now=now,
             sleep=sleep,

@@ -8,12 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from azure.core.credentials import AccessToken
 from azure.mgmt.compute.models import VirtualMachine
 from azure.mgmt.network.models import SecurityRule
 
 from policies.model import CapacityType, Zone
 from provisioners.access import Access
 from provisioners.azure.check import missing_actions
+from provisioners.azure.machines import AzureMachines, AzureSettings
 from provisioners.azure.network import rules_with
 from provisioners.azure.prices import region_spot_prices, spot_prices_of
 from provisioners.azure.shapes import (
@@ -24,7 +26,8 @@ from provisioners.azure.shapes import (
     machine_state,
     zone_number,
 )
-from provisioners.errors import InvalidRequestError
+from provisioners.azure.sovereign import CLOUDS
+from provisioners.errors import InvalidRequestError, ProvisionError
 from provisioners.machines import MachineState
 from tests.clouds.azure.azure_contract import by_models, by_table, request_problems
 from tests.clouds.azure.azure_harness import order
@@ -293,3 +296,38 @@ READ, WRITE, JOIN = (
 )
 def test_which_actions_are_missing(granted: list[dict[str, Any]], missing: list[str]) -> None:
     assert missing_actions(granted, [READ, WRITE, JOIN]) == missing
+
+
+@pytest.mark.parametrize(
+    ("cloud", "url", "audience", "login"),
+    [
+        ("public", "https://management.azure.com", "management.azure.com", "login.microsoftonline.com"),
+        (
+            "us_government",
+            "https://management.usgovcloudapi.net",
+            "usgovcloudapi.net",
+            "login.microsoftonline.us",
+        ),
+        ("china", "https://management.chinacloudapi.cn", "chinacloudapi.cn", "login.chinacloudapi.cn"),
+    ],
+)
+def test_a_cloud_of_azure_has_its_own_address_audience_and_login(
+    cloud: str, url: str, audience: str, login: str
+) -> None:
+    sovereign = CLOUDS[cloud]
+    assert (sovereign.arm_url, sovereign.authority) == (url, login)
+    requested: list[str] = []
+
+    class Credential:
+        def get_token(self, *scopes: str, **_: object) -> AccessToken:
+            requested.extend(scopes)
+            return AccessToken("t", 2_000_000_000)
+
+    settings = AzureSettings(
+        "00000000-aaaa-bbbb-cccc-000000000005", cloud=cloud, arm_url="https://127.0.0.1:9"
+    )
+    machines = AzureMachines(settings, credential=Credential(), sleep=lambda seconds: None)
+    with pytest.raises(ProvisionError):
+        machines.machines("own")
+    assert requested
+    assert all(audience in scope for scope in requested)

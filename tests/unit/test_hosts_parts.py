@@ -18,7 +18,7 @@ import pytest
 
 from policies.model import CapacityType, Offer, Zone
 from provisioners.base import Candidate, LaunchOrder, Requirements
-from provisioners.bootstrap import Content, Node, missing_sources, steps_for, task_for
+from provisioners.bootstrap import Node, missing_sources, steps_for, task_for
 from provisioners.bringup import BringUp, BringUpError, patience
 from provisioners.host_agent import claims, notices
 from provisioners.host_agent.bundle import agent_bundle
@@ -31,6 +31,7 @@ from provisioners.machines import MAX_TOKEN, MachineOrder
 from provisioners.packing import PackingError, pack
 from provisioners.shell import HostKeyError, LoginRefusedError, Shell, UnreachableError
 from provisioners.ssh.pool import PoolError, load_pools, offers_of
+from provisioners.step import Content
 
 KEYS = Keys(bytes(range(32)), "owner-1")
 AGENT = Path(__file__).parents[2] / "provisioners" / "host_agent"
@@ -155,7 +156,7 @@ def test_without_a_lease_no_machine_ends_itself() -> None:
 def order(**facts: Any) -> LaunchOrder:
     accelerator = facts.pop("accelerator", None)
     count = facts.pop("count", 0.0)
-    zone = Zone("gcp", "us-central1", "us-central1-a")
+    zone = Zone(facts.pop("cloud", "gcp"), "us-central1", "us-central1-a")
     return LaunchOrder(
         token="t-1",
         owner="owner-1",
@@ -191,7 +192,10 @@ NODE = Node("t-1-n1", 1, ("10.0.0.1", "10.0.0.2"), 8080)
             ["mount-0", "mount-1", "order", "start"],
             id="with mounts",
         ),
-        pytest.param({}, "vllm", ["image", "order", "start"], id="in a container"),
+        pytest.param({}, "vllm", ["docker", "image", "order", "start"], id="in a container"),
+        pytest.param(
+            {"cloud": "ssh"}, "vllm", ["image", "order", "start"], id="in a container on an own host"
+        ),
         pytest.param(
             {"secrets": {"A": "b"}},
             None,
@@ -240,7 +244,7 @@ def test_nodes_are_told_who_they_are() -> None:
     ("source", "said"),
     [
         pytest.param("s3://bucket/model", "aws s3 cp --only-show-errors s3://bucket/model /m", id="s3"),
-        pytest.param("gs://bucket/model/", "gcloud storage cp gs://bucket/model /m", id="gs"),
+        pytest.param("gs://bucket/model/", "$g cp gs://bucket/model /m", id="gs"),
         pytest.param("az://account/box/model", "--account-name account --auth-mode login", id="az"),
         pytest.param(
             "https://account.blob.core.windows.net/box/model/",
@@ -250,7 +254,7 @@ def test_nodes_are_told_who_they_are() -> None:
     ],
 )
 def test_buckets_are_fetched_by_their_vendors_program_which_must_be_there(source: str, said: str) -> None:
-    (step, *_) = steps_for(order(file_mounts={"/m": source}), NODE)
+    (step, *_) = steps_for(order(cloud="ssh", file_mounts={"/m": source}), NODE)
     assert said in step.script
     missing = subprocess.run(
         ["/bin/sh", "-c", step.script], env={"PATH": "/nowhere"}, capture_output=True, text=True

@@ -45,6 +45,28 @@ def test_an_aws_request_names_the_instance_profile(profile: str | None, sent: di
     assert request.get("IamInstanceProfile") == sent
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "fast"), [("A100-80GB", True), ("H100", True), ("L4", False), ("T4", False)]
+)
+def test_the_disk_of_large_gpus_is_fast(accelerator: str, fast: bool) -> None:
+    order = trial_order(
+        Trial(Zone("aws", "us-east-1", "use1-az1"), "any.xlarge", CapacityType.SPOT, accelerator)
+    )
+    request = request_of(
+        order,
+        "t",
+        Image("ami-1", "/dev/sda1", 30),
+        key_name=None,
+        subnet="s",
+        groups=(),
+        use_private_ip=False,
+    )
+    (mapping,) = request["BlockDeviceMappings"]
+    assert (mapping["Ebs"].get("Throughput"), mapping["Ebs"].get("Iops")) == (
+        (500, 4000) if fast else (None, None)
+    )
+
+
 def test_load_balancers_have_no_identity() -> None:
     trial = Trial(Zone("aws", "us-east-1", "use1-az1"), "g6.xlarge", CapacityType.SPOT, "L4")
     order = replace(trial_order(trial), role=Role.LOAD_BALANCER, public_key="ssh-ed25519 AAAA test")
