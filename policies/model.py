@@ -6,6 +6,7 @@ instant are seconds on the controller's clock (UNIX time in the daemon, virtual 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -371,7 +372,8 @@ class Goal:
     `same_replicas` holds every version whose replicas are identical to those of `version` (an update that
     touched only the `service` section), so that they are kept. During a rolling update at most `max_surge`
     replicas more than the target live, and at most `max_unavailable` fewer than the target are ready. `down`:
-    the service is being taken down. `killed`: replicas the user asked to end by id.
+    the service is being taken down. `killed`: replicas the user asked to end by id. `max_usd_hour` is what the replicas may cost
+    together; None: no limit.
     """
 
     version: int
@@ -387,6 +389,7 @@ class Goal:
     drain_timeout_s: float = 120.0
     down: bool = False
     killed: frozenset[int] = frozenset()
+    max_usd_hour: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +428,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One immutable photograph per tick. `replicas` are the live ones (not GONE), events already applied."""
+    """One immutable photograph per tick. `replicas` are the live ones (not GONE), events already applied. `room_usd_hour` is what
+    is left of the budget of all services together."""
 
     now: float
     goal: Goal
@@ -433,6 +437,7 @@ class Observation:
     offers: tuple[Offer, ...]
     load: Load = Load()
     events: tuple[Event, ...] = ()
+    room_usd_hour: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from policies import rollout
+from policies import budget, rollout
 from policies.model import (
     Action,
     Drain,
@@ -91,19 +91,22 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     actions += [_end(r, EndReason.REPLACED, why, observation) for r in retired]
     actions += [_end(live[e.replica_id], EndReason.SCALED_DOWN, e.why, observation) for e in decided.ends]
 
+    purse = budget.Budget(goal.max_usd_hour, budget.usd_hour(observation.replicas), observation.room_usd_hour)
+    places, over = budget.affordable(decided.launches, purse)
     first = memory.next_replica_id
     launches = [
         Launch(first + i, replace(place.offer, preference=0, places=None), version, place.why)
-        for i, place in enumerate(decided.launches)
+        for i, place in enumerate(places)
     ]
     memory = replace(memory, placement=decided.memory, next_replica_id=first + len(launches))
-    notes = decided.notes
+    notes = (*decided.notes, over) if over else decided.notes
     if decided.target > len(new):
         if held_back:
             notes = (held_back,)
         elif not observation.offers:
             notes = (f"no offer fits version {version}",)
-    wakes = [at for at in (decided.wake_at, rescale_at, retry_at) if at is not None]
+    look_at = now + budget.LOOK_AGAIN_S if len(places) < len(decided.launches) else None
+    wakes = [at for at in (decided.wake_at, rescale_at, retry_at, look_at) if at is not None]
     return Plan((*actions, *launches), memory, notes, decided.target, wanted, min(wakes, default=None))
 
 

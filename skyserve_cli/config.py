@@ -34,6 +34,12 @@ class ControllerConfig(_Strict):
     sweep_minutes: float = Field(
         default=15.0, gt=0.001, le=1440, description="how often the clouds are searched for what nobody needs"
     )
+    max_usd_hour: float | None = Field(
+        default=None,
+        gt=0,
+        description="what the machines of all services may cost together, USD per hour; beyond it no replica is launched. "
+        "null: no limit",
+    )
     address_url: str | None = Field(
         default=ADDRESS_URL,
         pattern=r"^https?://",

@@ -322,6 +322,7 @@ async def run(home: Home) -> None:
         evidence=DaemonEvidence(attention, prober, fleet, regional, (prober, witness, regional)).of,
         epoch=lambda: leadership.epoch,
         targets_ca=base64.b64encode(authority).decode(),
+        max_usd_hour=config.controller.max_usd_hour,
     )
     office = Office(
         store=store,

@@ -46,6 +46,7 @@ def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
         drain_timeout_s=0.0 if row.purge else spec.drain_timeout_s,
         down=row.down,
         killed=row.killed,
+        max_usd_hour=policy.max_usd_hour,
     )
 
 

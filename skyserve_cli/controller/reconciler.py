@@ -25,8 +25,9 @@ from dataclasses import dataclass, field
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from policies.brake import Evidence
+from policies.budget import usd_hour
 from policies.deadlines import next_due
-from policies.model import Event, Plan, ReplicaState
+from policies.model import Event, Launch, Plan, ReplicaState
 from policies.registry import reads_load
 from skyserve_cli.controller.adoption import Adoption
 from skyserve_cli.controller.clock import Clock
@@ -123,8 +124,11 @@ class Reconciler:
         epoch: Callable[[], int] = lambda: 0,
         keeps: bool = True,
         targets_ca: str = "",
+        max_usd_hour: float | None = None,
     ) -> None:
-        """`keeps` False decides about every service in every tick, to the same result."""
+        """`keeps` False decides about every service in every tick, to the same result. `max_usd_hour` is the budget of all
+        services together."""
+        self._max_usd_hour = max_usd_hour
         self._clock = clock
         self._store = store
         self._specs = specs
@@ -189,6 +193,7 @@ class Reconciler:
         orders: dict[str, Orders] = {}
         decided: list[Decided] = []
         checks = CHECKED_PER_TICK
+        room = self._room(rows)
         for row in rows:
             kept = self._kept.get(row.name)
             mine = answers.get(row.name, ())
@@ -199,7 +204,11 @@ class Reconciler:
                         orders[row.name] = self._stand(kept, row, sightings, now)
                         continue
                     checks -= 1
-                decided.append(self._service_turn.decide(row, mine, sightings, now))
+                decision = self._service_turn.decide(row, mine, sightings, now, room)
+                room -= sum(
+                    one.offer.price_usd_hour for one in decision.plan.actions if isinstance(one, Launch)
+                )
+                decided.append(decision)
             except SQLAlchemyError as error:
                 self.store_health.failed(error)
                 orders[row.name] = self._unchanged(row)
@@ -237,6 +246,12 @@ class Reconciler:
         self._runner.ensure(turn.calls)
         self._abandon_orphans(listings)
         self._witness.watch(frozenset(turn.clouds))
+
+    def _room(self, rows: Iterable[ServiceRow]) -> float:
+        """What is left of the budget of all services together, USD per hour."""
+        if self._max_usd_hour is None:
+            return math.inf
+        return self._max_usd_hour - sum(usd_hour(row.attempts) for row in rows)
 
     def _gathered(self, orders: Sequence[tuple[str, Orders]]) -> _Turn:
         """All of them; the same object as in the last tick if they are the same."""

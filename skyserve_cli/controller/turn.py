@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -124,8 +125,14 @@ class ServiceTurn:
         self._given_up: dict[str, TerminationLog] = {}  # for failed probes, by service
 
     def decide(
-        self, row: ServiceRow, answers: Sequence[Event], sightings: Sequence[Sighting], now: float
+        self,
+        row: ServiceRow,
+        answers: Sequence[Event],
+        sightings: Sequence[Sighting],
+        now: float,
+        room_usd_hour: float = math.inf,
     ) -> Decided:
+        """`room_usd_hour` is what is left of the budget of all services together."""
         spec = self._specs.get(row.name, row.version)
         goal = goal_of(row, spec)
         load = self.load(row, spec)
@@ -151,7 +158,9 @@ class ServiceTurn:
         decided = Plan((), memory, (row.notes,) if row.notes else (), row.target, row.wanted)
         is_awaited = self._adoption is not None and self._adoption.is_awaited(row.name, now)
         if goal.down or (own is not None and self._knows_all(photograph.replicas) and not is_awaited):
-            decided = plan(replace(photograph, offers=own or ()), memory, policies)
+            decided = plan(
+                replace(photograph, offers=own or (), room_usd_hour=room_usd_hour), memory, policies
+            )
             decided = self._with_agents(
                 row, goal, change, agents, decided, offers[1] if offers[1:] else (), now
             )

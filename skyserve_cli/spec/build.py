@@ -96,6 +96,7 @@ def _replica_policy(service: ServiceSection) -> ReplicaPolicy:
         price_band=section.price_band,
         spot_price_cap=section.spot_price_cap,
         spread_again_after_s=section.spread_again_after_seconds,
+        max_usd_hour=section.max_usd_hour,
         upscale_delay_s=section.upscale_delay_seconds,
         downscale_delay_s=section.downscale_delay_seconds,
     )

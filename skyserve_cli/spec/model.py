@@ -82,6 +82,7 @@ class ReplicaPolicy:
     price_band: float = 0.1
     spot_price_cap: float = 2.0
     spread_again_after_s: float = 1800.0
+    max_usd_hour: float | None = None
     upscale_delay_s: float = 300.0
     downscale_delay_s: float = 1200.0
 

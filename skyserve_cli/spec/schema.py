@@ -105,6 +105,8 @@ class ReplicaPolicySection(Section):
     """On-demand replicas are spread over offers that cost at most this fraction more than the cheapest."""
     spot_price_cap: PriceCap = 2.0
     """No spot replica costs more than this many times the cheapest spot offer. Not for risk_hedge."""
+    max_usd_hour: Money | None = None
+    """What the replicas may cost together, USD per hour. Beyond it none is launched; none is terminated for it."""
     spread_again_after_seconds: Seconds = 1800.0
     """Spot replicas that have been in one zone for so long are spread again, one at a time. 0: never."""
     upscale_delay_seconds: Seconds = 300.0

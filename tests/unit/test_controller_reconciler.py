@@ -678,3 +678,39 @@ def test_reports_are_no_listing_of_the_cloud(world: World) -> None:
     world.lists(world.instance_of(mine))
     reconciler.tick()
     assert world.calling().startswith("launch")
+
+
+@dataclass
+class Thrifty(World):
+    """With a budget for all services together."""
+
+    most: float = 1.0
+
+    def more_hands(self) -> dict[str, Any]:
+        return {"max_usd_hour": self.most}
+
+
+def test_services_share_the_budget_of_the_home_and_the_next_gets_what_becomes_free() -> None:
+    world = Thrifty(offers=OFFERS[:1])  # 0.3 USD per hour
+    world.up()
+    world.up(replace(SPEC, name="embed"))
+    controller = world.reconciler()
+    world.lists()
+    for _ in range(3):
+        controller.tick()
+    assert [len(world.row(name).replicas) for name in ("chat", "embed")] == [2, 1]
+    (note,) = [row.notes for row in world.store.services() if row.notes]
+    assert "1 replica is not launched for the budget (controller.max_usd_hour in config.yaml)" in note
+    before = world.row("embed")
+    world.time += 30.0
+    controller.tick()
+    assert world.row("embed") == before  # nothing is written while nothing can be had
+    world.store.set_down("chat", purge=True, now=world.time)
+    controller.tick()
+    assert len(world.row("embed").replicas) == 1  # what is being terminated still costs
+    world.happens(*(Terminated(replica.id) for replica in world.row("chat").replicas))
+    controller.tick()
+    world.time += 61.0
+    controller.tick()
+    assert len(world.row("embed").replicas) == 2
+    assert world.row("embed").notes == ""
