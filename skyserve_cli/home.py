@@ -132,6 +132,11 @@ class Home:
         return self.root / "restored.json"
 
     @property
+    def check_launches(self) -> Path:
+        """JSON: the clouds in which `serve check --launch` has begun and not ended, by the owner of its machine."""
+        return self.root / "check_launches.json"
+
+    @property
     def callbacks(self) -> Path:
         """JSON: up to which event the commands of `event_callback` have run."""
         return self.root / "callbacks.json"

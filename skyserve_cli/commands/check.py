@@ -15,9 +15,9 @@ from provisioners.fleet import FleetProvisioner
 from provisioners.machines import Finding
 from provisioners.registry import PROVISIONERS
 from skyserve_cli.clouds import Clouds
-from skyserve_cli.commands.options import Format, Output, View, home
+from skyserve_cli.commands.options import Format, Output, View, Yes, home
 from skyserve_cli.config import ConfigError, load_config
-from skyserve_cli.output import CommandFailed, put, put_json
+from skyserve_cli.output import CommandFailed, WrongUsage, put, put_json
 from skyserve_cli.tables import put_table, table
 
 ANYTHING = Requirements((Candidate(use_spot=True), Candidate(use_spot=False)))
@@ -33,18 +33,55 @@ Policy = Annotated[
 ]
 
 
-def check(output: Format = Output.TABLE, policy: Policy = None) -> None:
+def check(
+    output: Format = Output.TABLE,
+    policy: Policy = None,
+    launch: Annotated[
+        bool,
+        typer.Option(
+            "--launch",
+            help="Rent one machine per cloud, serve a page from it, and terminate it: the whole path, for a few cents.",
+        ),
+    ] = False,
+    cloud: Annotated[
+        list[str] | None, typer.Option("--cloud", metavar="NAME", help="With --launch: in this cloud only.")
+    ] = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(
+            "--accelerator", metavar="NAME[:COUNT]", help="With --launch: a machine with it. Default: none."
+        ),
+    ] = None,
+    spot: Annotated[bool, typer.Option("--spot", help="With --launch: a spot machine.")] = False,
+    yes: Yes = False,
+) -> None:
     """Check which clouds can be used from here.
 
     Shows a row for each cloud, also for those that are not enabled, and what was found: `missing` keeps machines from
-    being rented, a `note` does not. Nothing is launched or changed. Exit code 1 if no cloud can be used.
+    being rented, a `note` does not. Nothing is launched or changed without --launch. Exit code 1 if no cloud can be used; with --launch
+    if one of them cannot.
     """
     if policy is not None:
         put(permissions.text_of(policy.value).rstrip())
         return
+    if not launch and (cloud or accelerator or spot):
+        raise WrongUsage("--cloud, --accelerator and --spot need --launch")
     here = home()
     here.create()
     clouds = Clouds(here, load_config(here.config))
+    if launch:
+        from skyserve_cli.commands import check_launch  # which loads SSH and HTTP libraries
+
+        check_launch.launch(
+            clouds,
+            here,
+            _chosen(cloud or [], clouds.enabled),
+            accelerator,
+            use_spot=spot,
+            yes=yes,
+            output=output,
+        )
+        return
     found = [_ask(clouds, name) for name in clouds.enabled]
     if output is Output.JSON:
         put_json(found)
@@ -70,6 +107,13 @@ def check(output: Format = Output.TABLE, policy: Policy = None) -> None:
             put_table(table(("CLOUD", "CHECKED", "LEVEL", "FOUND"), checked))
     if not any(cloud["usable"] for cloud in found):
         raise CommandFailed(f"no cloud can be used; enable one in {here.config}")
+
+
+def _chosen(wanted: Sequence[str], enabled: Sequence[str]) -> list[str]:
+    for name in wanted:
+        if name not in enabled:
+            raise WrongUsage(f"{name!r} is no enabled cloud (enabled: {', '.join(enabled) or 'none'})")
+    return [name for name in enabled if not wanted or name in wanted]
 
 
 def _anything(name: str) -> Requirements:

@@ -251,3 +251,21 @@ def test_a_missing_sdk_stops_no_other_cloud(serve: Serve, tmp_path: Path) -> Non
     refused = serve("up", file, "-n", "other", "-y", "--set", "resources={infra: gcp, accelerators: L4}")
     assert refused.code == 2
     assert "pip install 'skyserve[gcp]'" in refused.err
+
+
+@only_long  # the steps are tested in virtual time, the path by `serve up`
+@NEEDS_VMS
+def test_a_launch_is_checked_from_the_firewall_to_the_end(serve: Serve, cloud: Cloud) -> None:
+    (checked,) = serve.ok(
+        "check", "--launch", "--accelerator", cloud.gpu, "--spot", "-y", "-o", "json"
+    ).json()
+    assert checked["ok"], checked
+    assert [step["what"] for step in checked["steps"]] == [
+        "launch",
+        "boot, ssh and setup",
+        "response",
+        "removal",
+    ]
+    assert checked["usd"] > 0
+    assert cloud.left() == []
+    assert json.loads((serve.home / "check_launches.json").read_text()) == {}
