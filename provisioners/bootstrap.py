@@ -187,6 +187,24 @@ def missing_source(source: str) -> str | None:
     return None
 
 
+def bucket_program(source: str) -> str | None:
+    """The vendor's program for a bucket's URL; None for other sources."""
+    bucket = _bucket(source)
+    return None if bucket is None else bucket.fetch(bucket, "", {})[0]
+
+
+def bucket_script(source: str, target: str, variables: Mapping[str, str]) -> str:
+    """For sh: fill `target` from a bucket with the vendor's program, which must be there. The variables that the program reads are in
+    its environment."""
+    bucket = _bucket(source)
+    if bucket is None:
+        raise ValueError(f"{source} is no bucket")
+    known = {key: value for key, value in variables.items() if key.startswith(bucket.credentials)}
+    where = shlex.quote(target)
+    program, command = bucket.fetch(bucket, where, known)
+    return f'{needs(program, source)}\nas=; mkdir -p "$(dirname {where})" && {{ {command}; }}'
+
+
 def is_url(source: str) -> bool:
     return "://" in source
 

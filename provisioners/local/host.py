@@ -31,6 +31,7 @@ from types import FrameType
 
 from policies.model import CapacityType
 from provisioners.base import InstanceState
+from provisioners.bootstrap import bucket_script, is_url
 from provisioners.clock import unix_now
 from provisioners.local import net as local_net
 from provisioners.local import process as local_process
@@ -114,6 +115,14 @@ class Host:
         except (OSError, shutil.Error) as error:
             self._enter(InstanceState.SETUP_FAILED, f"the work directory could not be copied: {error}")
             return
+        for target, source in self._order.file_mounts.items():
+            if is_url(source):
+                code = self._shell(bucket_script(source, target, self._order.env), isolated=False)
+                if code != 0:
+                    self._enter(
+                        InstanceState.SETUP_FAILED, self._obituary(source, "could not be fetched", code)
+                    )
+                    return
         if self._order.setup:
             code = self._shell(self._order.setup, isolated=False)  # downloads need a network
             if code != 0:
@@ -136,7 +145,8 @@ class Host:
         if self._order.workdir:
             self._copy(Path(self._order.workdir), work)
         for target, source in self._order.file_mounts.items():
-            self._copy(Path(source), work / target)
+            if not is_url(source):
+                self._copy(Path(source), work / target)
 
     def _copy(self, source: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from provisioners.base import LaunchOrder
-from provisioners.bootstrap import is_url, missing_source
+from provisioners.bootstrap import bucket_program, is_url, missing_source
 from provisioners.errors import InvalidRequestError
 from provisioners.local import process as local_process
 from provisioners.local.config import CloudConfig
@@ -55,8 +56,11 @@ def copy_problems(target: str, source: str) -> list[str]:
     path = PurePosixPath(target)
     if path.is_absolute() or target.startswith("~") or ".." in path.parts:
         found.append("on the local cloud files are copied below the work directory only; use a relative path")
-    if is_url(source):
-        found.append(f"{source}: the local cloud copies files and folders of this machine only")
+    program = bucket_program(source)
+    if is_url(source) and program is None:
+        found.append(f"{source} is no bucket that can be fetched")
+    if program is not None and shutil.which(program) is None:
+        found.append(f"{source} needs the program {program}, which this machine does not have")
     return found
 
 

@@ -237,16 +237,46 @@ def test_a_work_directory_may_contain_our_home(tmp_path: Path) -> None:
     ("file_mounts", "says"),
     [
         pytest.param(
-            {"data": "s3://bucket/data"}, "copies files and folders of this machine only", id="a bucket"
+            {"data": "s3://bucket/data"}, "needs the program aws", id="a bucket without its program"
         ),
+        pytest.param({"data": "ftp://host/data"}, "is no bucket", id="a URL of something else"),
         pytest.param({"/data": "/etc/hostname"}, "use a relative path", id="an absolute path"),
         pytest.param({"~/data": "/etc/hostname"}, "use a relative path", id="a path in the home"),
         pytest.param({"../data": "/etc/hostname"}, "use a relative path", id="a path that climbs out"),
     ],
 )
-def test_file_mounts_that_cannot_be(lab: Lab, file_mounts: dict[str, str], says: str) -> None:
+def test_file_mounts_that_cannot_be(
+    lab: Lab, file_mounts: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
     with pytest.raises(InvalidRequestError, match=says):
         lab.cloud.launch(lab.order(file_mounts=file_mounts))
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["fetched", "refused"])
+def test_a_bucket_is_fetched_by_its_vendors_program(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """What stands in for `aws` copies a folder as `sync` does, or refuses."""
+    program = tmp_path / "bin" / "aws"
+    program.parent.mkdir()
+    body = (
+        'echo "An error occurred (AccessDenied)" >&2; exit 1'
+        if fails
+        else 'mkdir -p "$5"; echo "$3 $4 by $KEY" >"$5/w.bin"'
+    )
+    program.write_text(f'#!/bin/sh\n[ "$2" = sync ] || exit 1\n{body}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("KEY", "me")
+    order = lab.order(run="cat models/w.bin; echo END; sleep 60", file_mounts={"models": "s3://bucket/llama"})
+    instance = lab.cloud.launch(order)
+    if fails:
+        ended = lab.until(instance, InstanceState.SETUP_FAILED)
+        assert "s3://bucket/llama` could not be fetched with exit code 1: An error occurred" in ended.message
+    else:
+        assert "--only-show-errors s3://bucket/llama by me" in lab.until_logged(instance, "END")
+    lab.cloud.terminate(instance)
 
 
 def test_what_was_accepted_can_be_asked_for_and_ended_whatever_becomes_of_its_order(
