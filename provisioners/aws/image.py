@@ -11,7 +11,7 @@ from policies.model import Scope, Zone
 from provisioners.aws.api import AwsApi, RegionMemo
 from provisioners.aws.errors import CLOUD
 from provisioners.errors import InvalidRequestError, RefusedError
-from provisioners.machines import MachineOrder, image_in
+from provisioners.machines import MachineOrder, in_region
 
 # AWS's deep learning base image: Ubuntu 22.04 with NVIDIA's driver, Docker and its GPU runtime.
 _GPU = "/aws/service/deeplearning/ami/{arch}/base-{driver}-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
@@ -40,7 +40,7 @@ class AwsImages:
         """The order's image, the user's default, or the publisher's newest, in this order."""
         region = order.zone.region
         usual = parameter_of(order.instance_type, order.accelerator is not None)
-        wanted = order.image or image_in(self._default, region) or usual
+        wanted = order.image or in_region(self._default, region) or usual
         found: Image = self._memo.get(region, ("image", wanted), partial(self._find, order.zone, wanted))
         return found
 
