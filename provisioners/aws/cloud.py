@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
 from provisioners import rented
@@ -18,6 +18,9 @@ class Section(rented.Section, Protocol):
 
     profile: str | None
     vpc: str | None
+    subnets: Mapping[str, Sequence[str]]
+    encrypted: bool
+    kms_key: str | Mapping[str, str] | None
     instance_profile: str | None
 
 
@@ -34,11 +37,15 @@ class AwsProvisioner(rented.RentedProvisioner):
             profile=section.profile,
             use_private_ip=section.use_private_ip,
             vpc=section.vpc,
+            subnets=section.subnets,
+            encrypted=section.encrypted,
+            kms_key=section.kms_key,
+            labels=section.labels,
             image=section.image,
             instance_profile=section.instance_profile,
         )
         self._ec2 = AwsMachines(settings)
-        super().__init__(self._ec2, section, catalog, secret, own=own)
+        super().__init__(self._ec2, section, catalog, secret, own=own, subnets=section.subnets)
 
     def check(self) -> Sequence[Finding]:
         """Launches of the cheapest machine with an accelerator are tried in each region, spot and on demand."""
