@@ -25,6 +25,7 @@ class Section(rented.Section, Protocol):
 
     subscription_id: str
     subnets: Mapping[str, str]
+    disk_encryption_set: str | Mapping[str, str] | None
     arm_url: str | None
     identity: str | None
     dead_man_identity: str | None
@@ -43,13 +44,23 @@ class AzureProvisioner(rented.RentedProvisioner):
             regions=section.regions or (),
             use_private_ip=section.use_private_ip,
             subnet_ids=section.subnets,
+            disk_encryption_set=section.disk_encryption_set,
+            labels=section.labels,
             arm_url=section.arm_url,
             identity=section.identity,
             dead_man_identity=section.dead_man_identity,
         )
         self._is_billed_when_lost = section.dead_man_identity is None and section.dead_man_minutes != 0
         program = "" if section.dead_man_identity is None else ending(section.arm_url or ARM_URL)
-        super().__init__(AzureMachines(settings), section, catalog, secret, own=own, ending=program)
+        super().__init__(
+            AzureMachines(settings),
+            section,
+            catalog,
+            secret,
+            own=own,
+            ending=program,
+            subnets=section.subnets,
+        )
 
     def check(self) -> Sequence[Finding]:
         found = super().check()
