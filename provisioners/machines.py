@@ -259,9 +259,9 @@ class Machines(Protocol):
         ...
 
 
-def image_in(image: str | Mapping[str, str] | None, region: str) -> str | None:
-    """Of an image for all regions, or one for each, the region's; None: the cloud's default."""
-    return image.get(region) if isinstance(image, Mapping) else image
+def in_region(setting: str | Mapping[str, str] | None, region: str) -> str | None:
+    """Of a setting for all regions, or one for each, the region's; None: the cloud's default."""
+    return setting.get(region) if isinstance(setting, Mapping) else setting
 
 
 def default_image(

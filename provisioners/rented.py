@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -30,7 +30,7 @@ from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import DEFAULT_PORT, SshHosts
 from provisioners.keys import Keys, user_data
 from provisioners.lease import shortest_s, terms_of
-from provisioners.machines import Machine, MachineOrder, Machines, Trial, image_in, machine_token
+from provisioners.machines import Machine, MachineOrder, Machines, Trial, in_region, machine_token
 from provisioners.own_address import OwnAddresses
 from provisioners.shell import Login
 from provisioners.small import small_offers
@@ -80,7 +80,8 @@ class RentedProvisioner(FleetProvisioner):
     """Of one cloud; its own module gives it its machines and its `name`. `catalog` has that cloud's rows, `secret` are
     the 32 bytes of the home from which all keys follow, `own` knows this host's addresses, `zone_ids` map the account's names
     of zones to the catalog's, `first_login` prepares machines of a cloud that runs no user data, `ending` is the
-    program by which a machine whose lease is over has the cloud delete it.
+    program by which a machine whose lease is over has the cloud delete it. `subnets` are the regions and zones in which the user
+    names subnets: the only ones that are used, if there are any.
 
     Nothing is asked of the cloud before somebody calls. ValueError if the section names a region that is none.
     """
@@ -97,12 +98,16 @@ class RentedProvisioner(FleetProvisioner):
         now: Callable[[], float] = unix_now,
         first_login: FirstLogins | None = None,
         ending: str = "",
+        subnets: Collection[str] = (),
     ) -> None:
         if isinstance(section.image, Mapping):
             within(catalog, tuple(section.image), machines.name, "image")
-        self._regions = section.regions
+        self._regions, self._subnets = section.regions, tuple(subnets)
+        in_them = in_places(catalog, subnets, machines.name, "subnets") if subnets else catalog
         if section.regions is not None:
-            catalog = within(catalog, section.regions, machines.name)
+            within(catalog, section.regions, machines.name)
+            in_them = in_them.within(section.regions)
+        catalog = in_them
         rent = Rent(
             image=section.image,
             disk_gb=section.disk_gb,
@@ -140,6 +145,7 @@ class RentedProvisioner(FleetProvisioner):
 
     def restock(self, catalog: Catalog, reason: Reason | None = None) -> None:
         """Offer from another catalog of this cloud from now on, without what the account cannot have."""
+        catalog = catalog.at(self._subnets) if self._subnets else catalog
         self._catalog = catalog if self._regions is None else catalog.within(self._regions)
         self._prices.cover(zones_of(self._catalog), types_of(self._catalog))
         self.account = replace(self.account, reason=reason)
@@ -201,6 +207,18 @@ def offer(need: Requirements, catalog: Catalog, account: Account, prices: SpotPr
         return small_offers(need, prices.cloud, zones_of(catalog))
     prices.refresh_soon()
     return offers_of(need, catalog, account)
+
+
+def in_places(catalog: Catalog, places: Collection[str], cloud: str, key: str) -> Catalog:
+    """The catalog of these regions and zones alone. ValueError for a place that it does not know; `key` of the section has
+    them."""
+    known = {listing.region for listing in catalog.listings} | {row.zone.name for row in catalog.rows}
+    for place in places:
+        if place not in known:
+            close = difflib.get_close_matches(place, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"clouds.{cloud}.{key}: {cloud} has no region or zone {place!r}{hint}")
+    return catalog.at(places)
 
 
 def within(catalog: Catalog, regions: Sequence[str], cloud: str, key: str = "regions") -> Catalog:
@@ -289,7 +307,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         user=USER,
         accelerator=order.offer.accelerator,
         accelerator_count=order.offer.accelerator_count,
-        image=order.machine_image or image_in(rent.image, order.offer.zone.region),
+        image=order.machine_image or in_region(rent.image, order.offer.zone.region),
         disk_gb=order.disk_gb or rent.disk_gb or DISK_GB,
         ports=() if is_public else (inner,),
         public_ports=(port,) if is_public else (),

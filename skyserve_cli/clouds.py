@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -205,6 +205,8 @@ class Clouds:
         if self._kind(name) == _CATALOG:
             rented, regions = self._catalog().of(name), self._regions(name)
             rented = rented if regions is None else rented.within(regions)
+            places = self._places(name)
+            rented = rented.at(places) if places else rented
             if need.role is Role.LOAD_BALANCER:
                 small = plugins.plugin(name).small if name in plugins.installed() else None
                 return small_offers(need, name, (row.zone for row in rented.rows), small)
@@ -243,11 +245,17 @@ class Clouds:
         section = self.config.clouds[name]
         return section.regions if isinstance(section, RentedConfig) else None
 
+    def _places(self, name: str) -> Collection[str]:
+        section = self.config.clouds[name]
+        return section.places if isinstance(section, RentedConfig) else ()
+
     def _is_usable(self, zone: Zone) -> bool:
         if zone.cloud not in self.enabled:
             return False
-        regions = self._regions(zone.cloud)
-        return regions is None or zone.region in regions
+        regions, places = self._regions(zone.cloud), self._places(zone.cloud)
+        return (regions is None or zone.region in regions) and (
+            not places or zone.region in places or zone.name in places
+        )
 
     def _accounts(self) -> Account:
         """What is known of the user's accounts: those of clouds that have been used already."""

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from ipaddress import ip_network
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from provisioners import plugins
 from provisioners.own_address import ADDRESS_URL
 from provisioners.registry import PROVISIONERS
+from skyserve_cli import config_checks
 from skyserve_cli.spec.problems import did_you_mean, dotted
 
 _MAX_BYTES = 1 << 20
@@ -103,6 +112,11 @@ class RentedConfig(CloudConfig):
         "by default 4320, and 720 until its replica was ready",
     )
 
+    @property
+    def places(self) -> Collection[str]:
+        """The regions and zones for which subnets are named: the only ones that are used, if there are any."""
+        return ()
+
     @field_validator("sources")
     @classmethod
     def _are_blocks(cls, sources: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -114,14 +128,63 @@ class RentedConfig(CloudConfig):
 class AwsConfig(RentedConfig):
     profile: str | None = Field(default=None, description="of the AWS configuration files")
     vpc: str | None = Field(default=None, description="id or name of the network to use")
+    subnets: Annotated[dict[str, tuple[str, ...]], BeforeValidator(config_checks.subnets_of_aws)] = Field(
+        default={}, description="ids of your own (one or a list), by zone id or region: no others are used"
+    )
+    encrypted: bool = Field(default=False, description="disks are encrypted, by the account's default key")
+    kms_key: Annotated[
+        str | dict[str, str] | None,
+        BeforeValidator(
+            config_checks.like(
+                r"alias/\S+|arn:aws[a-z-]*:kms:\S+|mrk-[0-9a-f]{32}|[0-9a-f-]{36}",
+                "alias/NAME, an ARN or an id",
+            )
+        ),
+    ] = Field(
+        default=None,
+        description="id, ARN or alias of the KMS key that encrypts disks, or one for each region",
+    )
     instance_profile: str | None = Field(
         default=None, min_length=1, description="name or ARN of the instance profile of replicas"
     )
 
+    @property
+    def places(self) -> Collection[str]:
+        return self.subnets
+
+    _labels = field_validator("labels")(config_checks.labels_of_aws)
+
 
 class GcpConfig(RentedConfig):
     project: str | None = Field(default=None, description="its id; by default that of the credentials")
-    network: str | None = Field(default=None, description="name of the one to use, instead of one of our own")
+    network: str | None = Field(
+        default=None,
+        description="the one to use instead of one of our own: its name, or projects/PROJECT/global/networks/NAME",
+    )
+    subnets: dict[str, str] = Field(
+        default={},
+        description="paths of your own (projects/PROJECT/regions/REGION/subnetworks/NAME), by region: no others are used",
+    )
+    manage_firewall: bool = Field(
+        default=True, description="make the firewall rules of machines; false: they are yours to make"
+    )
+    shielded: bool = Field(default=False, description="instances boot with Secure Boot, vTPM and monitoring")
+    os_login: Annotated[bool | Literal["auto"], BeforeValidator(config_checks.os_login)] = Field(
+        default="auto",
+        description="true leaves OS Login as the project has it, false turns it off on our machines, auto does so unless the "
+        "organisation requires it",
+    )
+    kms_key: Annotated[
+        str | dict[str, str] | None,
+        BeforeValidator(
+            config_checks.like(
+                r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+(/cryptoKeyVersions/\d+)?",
+                "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/NAME",
+            )
+        ),
+    ] = Field(
+        default=None, description="path of the Cloud KMS key that encrypts disks, or one for each region"
+    )
     endpoint: str | None = Field(default=None, description="another address of Google's APIs")
     billing_api_key: str | None = Field(default=None, description="for live spot prices", repr=False)
     service_account: str | None = Field(
@@ -135,16 +198,44 @@ class GcpConfig(RentedConfig):
         description="email address of the service account by which a machine deletes itself when its lease is over",
     )
 
+    @property
+    def places(self) -> Collection[str]:
+        return self.subnets
 
-_IDENTITY = (
-    r"(?i)^/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\.ManagedIdentity"
-    r"/userAssignedIdentities/[^/]+$"
-)
+    _network = field_validator("network")(config_checks.network_of_gcp)
+    _subnets = field_validator("subnets")(config_checks.subnets_of_gcp)
+    _labels = field_validator("labels")(config_checks.labels_of_gcp)
+
+    @model_validator(mode="after")
+    def _has_rules(self) -> GcpConfig:
+        if not self.manage_firewall and self.network is None and not self.subnets:
+            raise ValueError("manage_firewall: false is for a network of yours: set network or subnets")
+        return self
+
+
+_AZURE_ID = r"(?i)^/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\."
+_IDENTITY = rf"{_AZURE_ID}ManagedIdentity/userAssignedIdentities/[^/]+$"
 
 
 class AzureConfig(RentedConfig):
     subscription_id: str = Field(description="`az account show --query id` prints it")
-    subnets: dict[str, str] = Field(default={}, description="ids of your own, by region")
+    subnets: Annotated[
+        dict[str, str],
+        BeforeValidator(
+            config_checks.like(
+                rf"{_AZURE_ID}Network/virtualNetworks/[^/]+/subnets/[^/]+",
+                "/subscriptions/…/virtualNetworks/NETWORK/subnets/NAME",
+            )
+        ),
+    ] = Field(default={}, description="ids of your own, by region: no others are used")
+    disk_encryption_set: Annotated[
+        str | dict[str, str] | None,
+        BeforeValidator(
+            config_checks.like(
+                rf"{_AZURE_ID}Compute/diskEncryptionSets/[^/]+", "/subscriptions/…/diskEncryptionSets/NAME"
+            )
+        ),
+    ] = Field(default=None, description="id of the disk encryption set of disks, or one for each region")
     cloud: Literal["public", "us_government", "china"] = Field(
         default="public", description="which of Azure's clouds: its login, its tokens, its address"
     )
@@ -161,6 +252,12 @@ class AzureConfig(RentedConfig):
         pattern=_IDENTITY,
         description="id of the user-assigned identity by which a machine deletes itself when its lease is over",
     )
+
+    @property
+    def places(self) -> Collection[str]:
+        return self.subnets
+
+    _labels = field_validator("labels")(config_checks.labels_of_azure)
 
 
 SECTIONS: Mapping[str, type[CloudConfig]] = MappingProxyType(

@@ -17,7 +17,6 @@ from provisioners.aws.errors import Answer, Context, error_of, meaning_of, missi
 from provisioners.errors import AuthError, ProvisionError
 from provisioners.machines import OWNER_TAG, Finding, Level, Trial
 
-_TAG = [{"Key": OWNER_TAG, "Value": "check"}]
 _GROUP = "sg-00000000000000000"
 _RULE = [
     {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "192.0.2.1/32"}]},
@@ -39,18 +38,26 @@ _FREE: Mapping[str, Params] = MappingProxyType(
         "DescribeNetworkInterfaces": {},
         "DescribeSpotInstanceRequests": {},
         "DescribeSpotPriceHistory": {},
+    }
+)
+
+
+def _creations(labels: Mapping[str, str]) -> Mapping[str, Params]:
+    """What is made with tags; a policy may demand some of them."""
+    tags = [{"Key": key, "Value": value} for key, value in {**labels, OWNER_TAG: "check"}.items()]
+    return {
         "CreateSecurityGroup": {
             "GroupName": "skyserve-check",
             "Description": "dry run",
-            "TagSpecifications": [{"ResourceType": "security-group", "Tags": _TAG}],
+            "TagSpecifications": [{"ResourceType": "security-group", "Tags": tags}],
         },
         "ImportKeyPair": {
             "KeyName": "skyserve-check",
             "PublicKeyMaterial": b"ssh-ed25519 AAAA",
-            "TagSpecifications": [{"ResourceType": "key-pair", "Tags": _TAG}],
+            "TagSpecifications": [{"ResourceType": "key-pair", "Tags": tags}],
         },
     }
-)
+
 
 # A policy may allow these on resources that carry our tag. The ids are of no resource: a dry run checks permissions
 # first, and changes nothing in any case.
@@ -74,10 +81,14 @@ def findings(
     trials: Sequence[Trial],
     instance_types: Collection[str],
     request: Callable[[Trial], Params],
+    *,
+    lists_regions: bool,
+    labels: Mapping[str, str],
 ) -> list[Finding]:
     """Credentials, then permissions, then launches as dry runs and quotas in each region.
 
-    `regions`: those of the configuration; None is the home region alone. `request`: the parameters with which a trial
+    `regions`: those of the configuration; None is the home region alone. `lists_regions`: whether the account is asked which
+    there are. `labels`: the user's, of all that is made. `request`: the parameters with which a trial
     would be launched; it raises ProvisionError where the region lacks what they refer to. `instance_types`: those whose
     quotas matter.
     """
@@ -87,9 +98,11 @@ def findings(
     except ProvisionError as error:
         return [Finding("credentials", Level.MISSING, str(error))]
     found = [Finding("credentials", message=f"{caller['Arn']} (account {caller['Account']})")]
-    if regions is None:
+    if lists_regions:
         found.append(_reads(api, region, "DescribeRegions"))
-    found += [_permission(api, region, action, params) for action, params in _FREE.items()]
+    found += [
+        _permission(api, region, action, params) for action, params in {**_FREE, **_creations(labels)}.items()
+    ]
     found += [_permission(api, region, action, params, by_tag=True) for action, params in _BY_TAG.items()]
     checked = tuple(regions or (region,))
     found += [_launch(api, trial, request) for trial in trials if trial.zone.region in checked]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
 from provisioners import rented
@@ -18,6 +18,9 @@ class Section(rented.Section, Protocol):
 
     profile: str | None
     vpc: str | None
+    subnets: Mapping[str, Sequence[str]]
+    encrypted: bool
+    kms_key: str | Mapping[str, str] | None
     instance_profile: str | None
 
 
@@ -30,7 +33,7 @@ class AwsProvisioner(rented.RentedProvisioner):
         self, section: Section, catalog: Catalog, secret: bytes, own: OwnAddresses | None = None
     ) -> None:
         self._ec2 = machines_of(section)
-        super().__init__(self._ec2, section, catalog, secret, own=own)
+        super().__init__(self._ec2, section, catalog, secret, own=own, subnets=section.subnets)
 
     def check(self) -> Sequence[Finding]:
         """Launches of the cheapest machine with an accelerator are tried in each region, spot and on demand."""
@@ -45,6 +48,10 @@ def machines_of(section: Section) -> AwsMachines:
         profile=section.profile,
         use_private_ip=section.use_private_ip,
         vpc=section.vpc,
+        subnets=section.subnets,
+        encrypted=section.encrypted,
+        kms_key=section.kms_key,
+        labels=section.labels,
         image=section.image,
         instance_profile=section.instance_profile,
     )

@@ -12,7 +12,7 @@ from provisioners.aws.api import AwsApi, RegionMemo
 from provisioners.aws.errors import CLOUD
 from provisioners.catalog.image_family import ImageFamily
 from provisioners.errors import InvalidRequestError, RefusedError
-from provisioners.machines import MachineOrder, default_image, image_in
+from provisioners.machines import MachineOrder, default_image, in_region
 
 # AWS's deep learning base image: Ubuntu 22.04 with NVIDIA's driver, Docker and its GPU runtime.
 _GPU = "/aws/service/deeplearning/ami/{arch}/base-{driver}-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
@@ -50,7 +50,7 @@ class AwsImages:
     def of(self, order: MachineOrder) -> Image:
         """The order's image, the user's default, or the publisher's newest, in this order."""
         region = order.zone.region
-        wanted = order.image or image_in(self._default, region) or default_image(order, IMAGES)
+        wanted = order.image or in_region(self._default, region) or default_image(order, IMAGES)
         found: Image = self._memo.get(region, ("image", wanted), partial(self._find, order.zone, wanted))
         return found
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from random import Random
 from threading import Lock
@@ -37,6 +37,7 @@ from provisioners.aws.leftovers import leftovers_in, owners_in, remove
 from provisioners.aws.machine import NOTICE_CODES, SPOT_NOTICE_S, forgotten, machine_of
 from provisioners.aws.network import AwsNetwork
 from provisioners.aws.order import client_token, request_of, trial_order
+from provisioners.aws.outbound import outbound
 from provisioners.aws.prices import spot_prices_of
 from provisioners.catalog.discovered import Discovery, Offering, Progress
 from provisioners.catalog.model import Shape
@@ -58,6 +59,7 @@ from provisioners.machines import (
     MachineOrder,
     Silent,
     Trial,
+    in_region,
 )
 from provisioners.regions import ClosedRegions, SilentRegions
 
@@ -78,13 +80,18 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class AwsSettings:
     """The user's `aws` section. `regions`: None is every region that the account has enabled. `vpc`: its id, or its
-    name in all regions; None is the default VPC. `image`: an AMI or an SSM parameter, None is one that fits. With
-    `use_private_ip` machines have no public address, and we are inside their network."""
+    name in all regions; None is the default VPC. `subnets`: ids by zone id or region. `image`: an AMI or an SSM parameter, None
+    is one that fits. With `use_private_ip` machines have no public address, and we are inside their network. Disks are
+    `encrypted`, by `kms_key` (one, or one for each region) if there is one. `labels` are of what machines share."""
 
     regions: tuple[str, ...] | None = None
     profile: str | None = None
     use_private_ip: bool = False
     vpc: str | None = None
+    subnets: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    encrypted: bool = False
+    kms_key: str | Mapping[str, str] | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
     instance_profile: str | None = None
     image: str | Mapping[str, str] | None = None
 
@@ -107,7 +114,14 @@ class AwsMachines:
         self._now = now
         self._memo = RegionMemo()
         self._api = AwsApi(self._settings.profile, now, sleep, rng or Random(), session)
-        self._network = AwsNetwork(self._api, self._memo, self._settings.vpc, self._settings.use_private_ip)
+        self._network = AwsNetwork(
+            self._api,
+            self._memo,
+            self._settings.vpc,
+            self._settings.use_private_ip,
+            self._settings.subnets,
+            self._settings.labels,
+        )
         self._images = AwsImages(self._api, self._memo, self._settings.image)
         self._launched: dict[str, tuple[float, Machine]] = {}
         self.cloud_clock = self._api.clock
@@ -236,8 +250,25 @@ class AwsMachines:
     def check(self, trials: Sequence[Trial] = (), instance_types: Collection[str] = ()) -> Sequence[Finding]:
         """`trials` are launched as dry runs, in the regions of the settings or else in the home region; quotas are
         those of `instance_types`."""
-        found = findings(self._api, self._settings.regions, trials, instance_types, self._trial)
-        return found if found[0].level is Level.MISSING else [*found, *self._closed_regions()]
+        settings = self._settings
+        regions = settings.regions
+        if regions is None and settings.subnets:
+            regions = tuple(sorted({trial.zone.region for trial in trials})) or None
+        found = findings(
+            self._api,
+            regions,
+            trials,
+            instance_types,
+            self._trial,
+            lists_regions=settings.regions is None,
+            labels=settings.labels,
+        )
+        if found[0].level is Level.MISSING:
+            return found
+        checked = regions or (self._api.home_region,)
+        zones = sorted({trial.zone for trial in trials if trial.zone.region in checked})
+        ways = outbound(self._api, zones, self._network.place, settings.use_private_ip)
+        return [*found, *ways, *self._closed_regions()]
 
     def _closed_regions(self) -> Iterator[Finding]:
         """The regions that the account lists and does not let us use."""
@@ -258,17 +289,24 @@ class AwsMachines:
 
     def _trial(self, trial: Trial) -> Mapping[str, Any]:
         """The request that a real launch would send, without the key pair and group that would be made for it."""
-        order = trial_order(trial)
-        image, subnet = self._images.of(order), self._network.subnet(order.zone)
+        order = trial_order(trial, self._settings.labels)
+        return self._request(order, client_token(order, 0), key_name=None, groups=())
+
+    def _request(
+        self, order: MachineOrder, token: str, key_name: str | None, groups: Sequence[str]
+    ) -> Mapping[str, Any]:
+        settings = self._settings
         return request_of(
             order,
-            client_token(order, 0),
-            image,
-            key_name=None,
-            subnet=subnet,
-            groups=(),
-            use_private_ip=self._settings.use_private_ip,
-            instance_profile=self._settings.instance_profile,
+            token,
+            self._images.of(order),
+            key_name=key_name,
+            subnet=self._network.place(order.zone).subnet,
+            groups=groups,
+            use_private_ip=settings.use_private_ip,
+            instance_profile=settings.instance_profile,
+            is_encrypted=settings.encrypted,
+            kms_key=in_region(settings.kms_key, order.zone.region),
         )
 
     def _check_order(self, order: MachineOrder) -> None:
@@ -277,6 +315,15 @@ class AwsMachines:
                 f"{order.zone}: the region is not enabled for this account, or not in config.yaml",
                 cloud=CLOUD,
                 code="NoRegion",
+                zone=order.zone,
+                scope=Scope.REGION,
+            )
+        key = self._settings.kms_key
+        if key is not None and in_region(key, order.zone.region) is None:
+            raise RefusedError(
+                f"clouds.aws.kms_key has no key for {order.zone.region}",
+                cloud=CLOUD,
+                code="NoKey",
                 zone=order.zone,
                 scope=Scope.REGION,
             )
@@ -289,16 +336,8 @@ class AwsMachines:
 
     def _run(self, order: MachineOrder, token: str) -> Machine:
         region = order.zone.region
-        params = request_of(
-            order,
-            token,
-            self._images.of(order),
-            key_name=self._network.key_pair(order),
-            subnet=self._network.subnet(order.zone),
-            groups=[self._network.group(order)],
-            use_private_ip=self._settings.use_private_ip,
-            instance_profile=self._settings.instance_profile,
-        )
+        key_name, groups = self._network.key_pair(order), [self._network.group(order)]
+        params = self._request(order, token, key_name, groups)
         asked = Context("ec2:RunInstances", region, order.zone, order.instance_type, order.capacity_type)
         reply = self._api.ask(
             region, "RunInstances", params, asked=asked, wait_for=_NEW, patience_s=_NEW_PATIENCE_S

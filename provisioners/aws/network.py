@@ -16,7 +16,7 @@ from functools import partial
 from hashlib import sha256
 from ipaddress import IPv6Network, ip_network
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from policies.model import Zone
 from provisioners.access import Access, Opening, changes, openings, ports_of_text, ports_text
@@ -42,14 +42,32 @@ _REMOVALS = {  # the call, and its parameter
 }
 
 
-class AwsNetwork:
-    """Thread-safe. `vpc` is the id of a VPC, or the name that it has in each region; None is the default VPC."""
+class Place(NamedTuple):
+    """Where a machine goes."""
 
-    def __init__(self, api: AwsApi, memo: RegionMemo, vpc: str | None, use_private_ip: bool) -> None:
+    subnet: str
+    vpc: str
+
+
+class AwsNetwork:
+    """Thread-safe. `vpc` is the id of a VPC, or the name that it has in each region; None is the default VPC. `subnets` are ids by
+    zone id or region, each the first one's choice in its zone. What is made carries the `labels`."""
+
+    def __init__(
+        self,
+        api: AwsApi,
+        memo: RegionMemo,
+        vpc: str | None,
+        use_private_ip: bool,
+        subnets: Mapping[str, Sequence[str]] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
         self._api = api
         self._memo = memo
         self._vpc = vpc
         self._use_private_ip = use_private_ip
+        self._subnets = subnets or {}
+        self._labels = labels or {}
         self._access: dict[str, Access] = {}  # by owner, as last admitted
         self._lock = Lock()
         self._group_locks: dict[str, Lock] = {}  # by region: a group is made or its rules are changed
@@ -59,16 +77,18 @@ class AwsNetwork:
         found: Mapping[str, str] = self._memo.get(region, ("zones",), partial(self._find_zones, region))
         return found
 
-    def subnet(self, zone: Zone) -> str:
-        """Where a machine in the zone belongs. CapacityError if the VPC has nothing there."""
-        return str(self._memo.get(zone.region, ("subnet", zone.name), partial(self._find_subnet, zone)))
+    def place(self, zone: Zone) -> Place:
+        """Where a machine in the zone belongs. CapacityError if there is no subnet for it."""
+        found: Place = self._memo.get(zone.region, ("subnet", zone.name), partial(self._find_subnet, zone))
+        return found
 
     def group(self, order: MachineOrder) -> str:
         """The id of the security group, which has all its rules."""
         wanted = _wanted(order, Access(frozenset(order.sources)))  # a wrong source leaves nothing
         name = _group_name(order)
-        make = partial(self._make_group, order, name, wanted)
-        return str(self._memo.get(order.zone.region, ("group", name), make))
+        vpc_id = self.place(order.zone).vpc
+        make = partial(self._make_group, order, name, wanted, vpc_id)
+        return str(self._memo.get(order.zone.region, ("group", name, vpc_id), make))
 
     def key_pair(self, order: MachineOrder) -> str:
         """The name of the key pair. User data lets `order.user` in; with the pair the image's own user can be logged
@@ -153,27 +173,35 @@ class AwsNetwork:
             raise CapacityError(f"{CLOUD}/{region} has no {called}: {cure}", cloud=CLOUD, code="NoVpc")
         return str(found[0])
 
-    def _find_subnet(self, zone: Zone) -> str:
-        filters = [
-            {"Name": "vpc-id", "Values": [self._vpc_id(zone.region)]},
-            {"Name": "availability-zone-id", "Values": [zone.name]},
-        ]
-        if self._vpc is None:
-            filters.append({"Name": "default-for-az", "Values": ["true"]})
-        found = list(self._api.pages(zone.region, "DescribeSubnets", "Subnets", {"Filters": filters}))
+    def _find_subnet(self, zone: Zone) -> Place:
+        named = self._subnets.get(zone.name) or self._subnets.get(zone.region)
+        by_zone = {"Name": "availability-zone-id", "Values": [zone.name]}
+        if named:
+            asked: dict[str, Any] = {"SubnetIds": list(named)}
+            cure = "name one in clouds.aws.subnets, or leave the zone out"
+        else:
+            filters = [{"Name": "vpc-id", "Values": [self._vpc_id(zone.region)]}, by_zone]
+            if self._vpc is None:
+                filters.append({"Name": "default-for-az", "Values": ["true"]})
+            asked = {"Filters": filters}
+            cure = "make one there (`aws ec2 create-default-subnet`)"
+        reply = self._api.ask(zone.region, "DescribeSubnets", asked)
+        found = [one for one in reply.get("Subnets", ()) if one["AvailabilityZoneId"] == zone.name]
         if not found:
-            message = f"{zone} has no subnet in the VPC: make one there (`aws ec2 create-default-subnet`)"
-            raise CapacityError(message, cloud=CLOUD, code="NoSubnet", zone=zone)
+            where = "clouds.aws.subnets" if named else "the VPC"
+            raise CapacityError(
+                f"{zone} has no subnet in {where}: {cure}", cloud=CLOUD, code="NoSubnet", zone=zone
+            )
         # The same one each time: a repeated launch must have the same parameters.
-        return str(min(found, key=self._least_apt)["SubnetId"])
+        chosen = min(found, key=self._least_apt)
+        return Place(str(chosen["SubnetId"]), str(chosen["VpcId"]))
 
     def _least_apt(self, subnet: Reply) -> tuple[bool, str]:
         is_public = bool(subnet.get("MapPublicIpOnLaunch"))
         return is_public == self._use_private_ip, subnet["SubnetId"]
 
-    def _make_group(self, order: MachineOrder, name: str, wanted: frozenset[Opening]) -> str:
+    def _make_group(self, order: MachineOrder, name: str, wanted: frozenset[Opening], vpc_id: str) -> str:
         region = order.zone.region
-        vpc_id = self._vpc_id(region)
         with self._lock_of(region):
             access = self._access.get(order.owner)
             if access is not None:
@@ -214,6 +242,7 @@ class AwsNetwork:
                 _tags(
                     "security-group",
                     {
+                        **self._labels,
                         OWNER_TAG: order.owner,
                         SERVICE_TAG: order.service,
                         PORTS_TAG: ports_text(order.ports),
@@ -243,7 +272,7 @@ class AwsNetwork:
             {
                 "KeyName": name,
                 "PublicKeyMaterial": order.public_key.encode(),
-                "TagSpecifications": [_tags("key-pair", {OWNER_TAG: order.owner})],
+                "TagSpecifications": [_tags("key-pair", {**self._labels, OWNER_TAG: order.owner})],
             },
             unless=("InvalidKeyPair.Duplicate",),  # its name has the digest of the key, so it is the same key
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -28,8 +28,11 @@ def request_of(
     groups: Sequence[str],
     use_private_ip: bool,
     instance_profile: str | None = None,
+    is_encrypted: bool = False,
+    kms_key: str | None = None,
 ) -> dict[str, Any]:
-    """The parameters of RunInstances for one machine, `token` being its client token."""
+    """The parameters of RunInstances for one machine, `token` being its client token. Without `kms_key` an encrypted disk has the
+    account's default key."""
     interface: dict[str, Any] = {
         "DeviceIndex": 0,
         "SubnetId": subnet,
@@ -38,13 +41,17 @@ def request_of(
     }
     if groups:
         interface["Groups"] = list(groups)
-    disk = {
+    disk: dict[str, Any] = {
         "VolumeSize": max(order.disk_gb or 0, image.disk_gb, 1),
         "VolumeType": "gp3",
         "DeleteOnTermination": True,
     }
     if order.accelerator in _LARGE:
         disk |= _FAST_DISK
+    if is_encrypted or kms_key is not None:
+        disk["Encrypted"] = True
+    if kms_key is not None:
+        disk["KmsKeyId"] = kms_key
     params: dict[str, Any] = {
         "ClientToken": token,
         "ImageId": image.id,
@@ -82,7 +89,7 @@ def request_of(
     return params
 
 
-def trial_order(trial: Trial) -> MachineOrder:
+def trial_order(trial: Trial, labels: Mapping[str, str] | None = None) -> MachineOrder:
     """The order with which `serve check` asks about a machine that it does not launch."""
     return MachineOrder(
         token="skyserve-check",  # noqa: S106 - the name of a machine
@@ -97,6 +104,7 @@ def trial_order(trial: Trial) -> MachineOrder:
         public_key="",
         user_data="",
         accelerator=trial.accelerator,
+        labels=labels or {},
     )
 
 

@@ -27,6 +27,7 @@ class Section(rented.Section, Protocol):
     subscription_id: str
     subnets: Mapping[str, str]
     cloud: str
+    disk_encryption_set: str | Mapping[str, str] | None
     arm_url: str | None
     identity: str | None
     dead_man_identity: str | None
@@ -46,7 +47,15 @@ class AzureProvisioner(rented.RentedProvisioner):
             if section.dead_man_identity is None
             else ending(section.arm_url or CLOUDS[section.cloud].arm_url)
         )
-        super().__init__(machines_of(section), section, catalog, secret, own=own, ending=program)
+        super().__init__(
+            machines_of(section),
+            section,
+            catalog,
+            secret,
+            own=own,
+            ending=program,
+            subnets=section.subnets,
+        )
 
     def check(self) -> Sequence[Finding]:
         found = super().check()
@@ -60,6 +69,8 @@ def machines_of(section: Section) -> AzureMachines:
         regions=section.regions or (),
         use_private_ip=section.use_private_ip,
         subnet_ids=section.subnets,
+        disk_encryption_set=section.disk_encryption_set,
+        labels=section.labels,
         cloud=section.cloud,
         arm_url=section.arm_url,
         identity=section.identity,

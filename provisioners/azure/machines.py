@@ -29,7 +29,7 @@ from azure.core.credentials import TokenCredential
 from azure.identity import DefaultAzureCredential
 from azure.mgmt.compute.models import VirtualMachine
 
-from policies.model import CapacityType
+from policies.model import CapacityType, Scope
 from provisioners.access import Access
 from provisioners.azure import check as azure_check
 from provisioners.azure import tidy as azure_tidy
@@ -37,8 +37,10 @@ from provisioners.azure.client import Arm
 from provisioners.azure.discover import discover
 from provisioners.azure.errors import CLOUD, Failure, error_of
 from provisioners.azure.network import Networks
+from provisioners.azure.outbound import outbound
 from provisioners.azure.prices import region_spot_prices
 from provisioners.azure.shapes import (
+    DISK_SUFFIX,
     ENDED_TAG,
     IMAGES,
     Addresses,
@@ -57,7 +59,7 @@ from provisioners.azure.sovereign import CLOUDS
 from provisioners.catalog.discovered import Discovery, Progress
 from provisioners.catalog.model import Shape
 from provisioners.clock import unix_now
-from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
+from provisioners.errors import InvalidRequestError, ProvisionError, RefusedError, TransientError
 from provisioners.machines import (
     OWNER_TAG,
     Finding,
@@ -67,6 +69,7 @@ from provisioners.machines import (
     MachineState,
     Silent,
     default_image,
+    in_region,
 )
 from provisioners.regions import ClosedRegions
 
@@ -83,7 +86,8 @@ _NETWORK_IS_GONE = frozenset(
 class AzureSettings:
     """`subnet_ids` (by region) are the user's own subnets; elsewhere a network is set up. With `use_private_ip` no
     machine has a public address, and we reach it from inside. `arm_url` None is that of `cloud`. `regions` are those
-    that `check` looks at."""
+    that `check` looks at. Images: publisher:offer:sku:version, or a resource id. `disk_encryption_set` is the id of one, or one for
+    each region. `labels` are of what machines share, and of their records."""
 
     subscription_id: str
     regions: tuple[str, ...] = ()
@@ -93,6 +97,8 @@ class AzureSettings:
     arm_url: str | None = None
     identity: str | None = None
     dead_man_identity: str | None = None
+    disk_encryption_set: str | Mapping[str, str] | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
     prices_url: str = "https://prices.azure.com/api/retail/prices"
     allocation_wait_s: float = 60.0
     forget_wait_s: float = 600.0
@@ -131,7 +137,9 @@ class AzureMachines:
         )
         self.cloud_clock = self._arm.clock
         self.closed = ClosedRegions(now)
-        self._networks = Networks(self._arm, settings.subnet_ids, settings.use_private_ip, now, sleep)
+        self._networks = Networks(
+            self._arm, settings.subnet_ids, settings.use_private_ip, now, sleep, settings.labels
+        )
 
     # --- One machine --------------------------------------------------------------------------------------------------
 
@@ -157,6 +165,7 @@ class AzureMachines:
             outcome = self._await_power(group, order)
             if isinstance(outcome, Machine):
                 self._remember(outcome)
+                self._label_disk(group, order)
                 return outcome
         except TransientError:
             raise  # the same order will find it
@@ -201,11 +210,37 @@ class AzureMachines:
             order.image or default_image(order, IMAGES),
             settings.identity,
             settings.dead_man_identity,
+            self._encryption_set(order),
         )
         put = self._arm.compute.virtual_machines.begin_create_or_update
         self._arm.call(
             lambda: put(group, order.token, body, polling=False).result(), order.zone, order.capacity_type
         )
+
+    def _encryption_set(self, order: MachineOrder) -> str | None:
+        """RefusedError where sets are named and the region has none: its disks would not be encrypted by them."""
+        region, named = order.zone.region, self._settings.disk_encryption_set
+        found = in_region(named, region)
+        if found is None and named is not None:
+            raise RefusedError(
+                f"clouds.azure.disk_encryption_set has none for {region}",
+                cloud=CLOUD,
+                code="NoDiskEncryptionSet",
+                zone=order.zone,
+                scope=Scope.REGION,
+            )
+        return found
+
+    def _label_disk(self, group: str, order: MachineOrder) -> None:
+        """The disk gets the machine's tags, which cannot be ordered with it. Only who pays is told by them, so the machine is none
+        the worse without; sending the order once more does this once more."""
+        if order.labels:
+            update: Any = {"tags": order.tags}
+            begin = self._arm.compute.disks.begin_update
+            with contextlib.suppress(ProvisionError):
+                self._arm.call(
+                    lambda: begin(group, order.token + DISK_SUFFIX, update, polling=False).result()
+                )
 
     def _await_power(self, group: str, order: MachineOrder) -> Machine | ProvisionError:
         """The machine once it runs, or what Azure has made of it by then; or what its failure means."""
@@ -240,7 +275,7 @@ class AzureMachines:
     # --- Records ------------------------------------------------------------------------------------------------------
 
     def _remember(self, machine: Machine, ended: MachineState | None = None) -> None:
-        body: Any = record_body(machine, ended, self._now())
+        body: Any = record_body(machine, ended, self._now(), self._settings.labels)
         create = self._arm.compute.ssh_public_keys.create
         self._arm.call(lambda: create(group_of(machine.id), name_of(machine.id), body))
 
@@ -365,7 +400,12 @@ class AzureMachines:
         return prices
 
     def check(self) -> Sequence[Finding]:
-        return list(azure_check.findings(self._arm, self._settings.regions))
+        settings = self._settings
+        regions = settings.regions or tuple(settings.subnet_ids)
+        found = list(azure_check.findings(self._arm, regions))
+        if not found[0].ok or not settings.use_private_ip:
+            return found
+        return [*found, *outbound(self._arm, settings.subnet_ids)]
 
     # --- Tidying up ---------------------------------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ def _rule_body(rule: SecurityRule) -> dict[str, Any]:
 
 
 class Networks:
-    """Sets up what is shared. Thread-safe: of many machines that start at once, the first one does it."""
+    """Sets up what is shared, with the user's `labels`. Thread-safe: of many machines that start at once, the first one does it."""
 
     def __init__(
         self,
@@ -101,8 +101,10 @@ class Networks:
         use_private_ip: bool,
         now: Callable[[], float],
         sleep: Callable[[float], None],
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self._arm = arm
+        self._labels = labels or {}
         self._subnet_ids = subnet_ids
         self._use_private_ip = use_private_ip
         self._now = now
@@ -168,7 +170,7 @@ class Networks:
 
     def _set_up(self, group: str, order: MachineOrder) -> Place:
         region = order.zone.region
-        tags = {OWNER_TAG: order.owner, SERVICE_TAG: order.service}
+        tags = {**self._labels, OWNER_TAG: order.owner, SERVICE_TAG: order.service}
         common: Any = {"location": region, "tags": tags}
         if not self._group_stands(group):
             self._arm.call(
@@ -192,6 +194,7 @@ class Networks:
         ports = {*ports_of_text(tags.get(PORTS_TAG, "")), *order.ports}
         public = {*ports_of_text(tags.get(PUBLIC_PORTS_TAG, "")), *order.public_ports}
         wanted_tags = {
+            **tags,  # a policy of the organisation may have added some
             **common["tags"],
             PORTS_TAG: ports_text(ports),
             PUBLIC_PORTS_TAG: ports_text(public),

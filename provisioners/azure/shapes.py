@@ -144,15 +144,20 @@ def machine_body(
     image: str,
     identity: str | None = None,
     dead_man_identity: str | None = None,
+    disk_encryption_set: str | None = None,
 ) -> dict[str, Any]:
-    """The machine with its card, address and disk in one PUT: whatever comes into being goes with it.
+    """The machine with its card, address and disk in one PUT: whatever comes into being goes with it. The disk has no tags here
+    (`AzureMachines` adds them).
 
     Replicas get `identity`, all other machines, and replicas without it, `dead_man_identity`: with two of them, the metadata
     service would give a token only to those who name one."""
     zone = zone_number(order.zone)
     properties: dict[str, Any] = {
         "hardwareProfile": {"vmSize": order.instance_type},
-        "storageProfile": {"imageReference": image_reference(image), "osDisk": _disk(order)},
+        "storageProfile": {
+            "imageReference": image_reference(image),
+            "osDisk": _disk(order, disk_encryption_set),
+        },
         "osProfile": _login(order),
         "networkProfile": {
             "networkApiVersion": _NETWORK_API_VERSION,
@@ -173,12 +178,15 @@ def machine_body(
     return body if zone is None else {**body, "zones": [zone]}
 
 
-def _disk(order: MachineOrder) -> dict[str, Any]:
+def _disk(order: MachineOrder, encryption_set: str | None) -> dict[str, Any]:
+    managed: dict[str, Any] = {"storageAccountType": "StandardSSD_LRS"}
+    if encryption_set is not None:
+        managed["diskEncryptionSet"] = {"id": encryption_set}
     disk: dict[str, Any] = {
         "name": order.token + DISK_SUFFIX,
         "createOption": "FromImage",
         "deleteOption": "Delete",
-        "managedDisk": {"storageAccountType": "StandardSSD_LRS"},
+        "managedDisk": managed,
     }
     return disk if order.disk_gb is None else {**disk, "diskSizeGB": order.disk_gb}
 
@@ -216,9 +224,12 @@ def _card(order: MachineOrder, place: Place) -> dict[str, Any]:
     }
 
 
-def record_body(machine: Machine, ended: MachineState | None, now: float) -> dict[str, Any]:
-    """What is remembered of a machine, dead or alive."""
+def record_body(
+    machine: Machine, ended: MachineState | None, now: float, labels: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What is remembered of a machine, dead or alive. `labels` are the user's."""
     tags = {
+        **(labels or {}),
         OWNER_TAG: machine.owner,
         SERVICE_TAG: machine.service,
         REPLICA_TAG: str(machine.replica_id),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -154,6 +154,17 @@ class Catalog:
 
     def within(self, regions: Sequence[str]) -> Catalog:
         return Catalog(tuple(each for each in self.listings if each.region in regions))
+
+    def at(self, places: Collection[str]) -> Catalog:
+        """Of these regions, and of these zones in others."""
+        found = []
+        for each in self.listings:
+            spot = each.spot
+            if each.region not in places:
+                spot = {zone: price for zone, price in spot.items() if zone in places}
+            if spot:
+                found.append(replace(each, spot=spot))
+        return Catalog(tuple(found))
 
     def updated(self, overlay: Iterable[Listing]) -> Catalog:
         """With the overlay's prices where they are newer. What the overlay has and this catalog has not is left out:

@@ -153,22 +153,26 @@ class GcpApi:
         return found
 
     def wait(
-        self, operation: compute_v1.Operation, timeout_s: float, zone: Zone | None = None
+        self,
+        operation: compute_v1.Operation,
+        timeout_s: float,
+        zone: Zone | None = None,
+        project: str | None = None,
     ) -> compute_v1.Operation:
-        """The operation when it is done, or as it is at the end of that time. `zone` is None for a global one."""
+        """The operation when it is done, or as it is at the end of that time. `zone` is None for a global one; `project` is
+        another one than ours."""
         deadline = self.now() + timeout_s
+        project = project or self.project
         while operation.status != _DONE and (left_s := deadline - self.now()) > 0:
             method: Callable[..., compute_v1.Operation]
             request: object
             if zone is None:
                 method = self.client(compute_v1.GlobalOperationsClient).wait
-                request = compute_v1.WaitGlobalOperationRequest(
-                    project=self.project, operation=operation.name
-                )
+                request = compute_v1.WaitGlobalOperationRequest(project=project, operation=operation.name)
             else:
                 method = self.client(compute_v1.ZoneOperationsClient).wait
                 request = compute_v1.WaitZoneOperationRequest(
-                    project=self.project, zone=zone.name, operation=operation.name
+                    project=project, zone=zone.name, operation=operation.name
                 )
             try:
                 operation = self.call(method, request, zone=zone, timeout_s=min(left_s, CALL_TIMEOUT_S))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
 from provisioners import rented
@@ -16,6 +17,11 @@ class Section(rented.Section, Protocol):
 
     project: str | None
     network: str | None
+    subnets: Mapping[str, str]
+    manage_firewall: bool
+    shielded: bool
+    os_login: bool | str
+    kms_key: str | Mapping[str, str] | None
     endpoint: str | None
     billing_api_key: str | None
     service_account: str | None
@@ -34,7 +40,9 @@ class GcpProvisioner(rented.RentedProvisioner):
         program = ""
         if section.dead_man_service_account is not None:
             program = ending(section.endpoint or COMPUTE_URL)
-        super().__init__(machines_of(section), section, catalog, secret, own=own, ending=program)
+        super().__init__(
+            machines_of(section), section, catalog, secret, own=own, ending=program, subnets=section.subnets
+        )
 
 
 def machines_of(section: Section) -> GcpMachines:
@@ -43,7 +51,13 @@ def machines_of(section: Section) -> GcpMachines:
         section.project,
         endpoint=section.endpoint,
         network=section.network,
+        subnets=section.subnets,
+        manage_firewall=section.manage_firewall,
         use_private_ip=section.use_private_ip,
+        regions=section.regions or (),
+        shielded=section.shielded,
+        os_login=str(section.os_login).lower(),
+        kms_key=section.kms_key,
         billing_api_key=section.billing_api_key,
         service_account=section.service_account,
         dead_man_account=section.dead_man_service_account,

@@ -26,7 +26,7 @@ from provisioners.base import is_silent
 from provisioners.catalog.discovered import Discovery, Progress
 from provisioners.catalog.model import Shape
 from provisioners.clock import unix_now
-from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
+from provisioners.errors import InvalidRequestError, ProvisionError, RefusedError, TransientError
 from provisioners.gcp.api import GcpApi, failure_of
 from provisioners.gcp.check import check_project
 from provisioners.gcp.discover import discover
@@ -44,7 +44,10 @@ from provisioners.gcp.order import (
     same_tags,
     unix_s,
 )
+from provisioners.gcp.outcomes import REQUIRES_OS_LOGIN
+from provisioners.gcp.paths import NetworkSetup
 from provisioners.gcp.prices import spot_prices
+from provisioners.gcp.protection import Protection
 from provisioners.machines import Finding, Leftover, Machine, MachineOrder, MachineState, Silent
 from provisioners.regions import ClosedRegions
 from provisioners.remembered import MachineMemory, key_of
@@ -62,9 +65,11 @@ class GcpMachines:
     """`Machines` on Compute Engine.
 
     `project` and `credentials` default to the application default ones; `endpoint` is another server than Google's
-    (the default credentials are not sent over plain http). `network`: an existing network to use instead of making one per owner.
-    `use_private_ip`: the controller is inside of it, machines get no public address. Spot prices need an API key for
-    the Cloud Billing catalog.
+    (the default credentials are not sent over plain http). `network`, `subnets`, `manage_firewall` and `use_private_ip`: see
+    `NetworkSetup`; with the last one the controller is inside of the network, and machines get no public address.
+    `shielded` and `kms_key`: see `Protection`. `os_login`: "true" leaves to the project whether OS Login is on, "false" turns it
+    off on our instances, "auto" does so unless the organisation requires it. `regions` are those of which `check` speaks.
+    Spot prices need an API key for the Cloud Billing catalog.
     """
 
     name: ClassVar[str] = CLOUD
@@ -76,7 +81,13 @@ class GcpMachines:
         credentials: Credentials | None = None,
         endpoint: str | None = None,
         network: str | None = None,
+        subnets: Mapping[str, str] | None = None,
+        manage_firewall: bool = True,
         use_private_ip: bool = False,
+        regions: Sequence[str] = (),
+        shielded: bool = False,
+        os_login: str = "auto",
+        kms_key: str | Mapping[str, str] | None = None,
         billing_api_key: str | None = None,
         service_account: str | None = None,
         dead_man_account: str | None = None,
@@ -84,7 +95,11 @@ class GcpMachines:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._api = GcpApi(project, credentials, endpoint, now=now, sleep=sleep)
-        self._network = GcpNetwork(self._api, network)
+        self._setup = NetworkSetup(network, subnets or {}, manage_firewall, use_private_ip)
+        self._network = GcpNetwork(self._api, self._setup)
+        self._regions = tuple(regions)
+        self._os_login = os_login
+        self._protection = Protection(shielded, os_login == "true", kms_key)
         self._leftovers = GcpLeftovers(self._api)
         self._memory = MachineMemory()
         self.cloud_clock = self._api.clock
@@ -95,6 +110,21 @@ class GcpMachines:
         self._dead_man_account = dead_man_account
 
     def create(self, order: MachineOrder) -> Machine:
+        try:
+            return self._create(order)
+        except RefusedError as error:
+            if REQUIRES_OS_LOGIN not in error.message or not self._may_leave_os_login():
+                raise
+        return self._create(order)
+
+    def _may_leave_os_login(self) -> bool:
+        """Turn OS Login off no more, if that was tried and is left to us."""
+        was_tried = self._os_login == "auto" and not self._protection.leaves_os_login
+        if was_tried:
+            self._protection = replace(self._protection, leaves_os_login=True)
+        return was_tried
+
+    def _create(self, order: MachineOrder) -> Machine:
         history = self._history(order.zone, name_of(order.token))
         insertions = [operation for operation in history if operation.operation_type == "insert"]
         current = next((operation for operation in insertions if not operation.error.errors), None)
@@ -185,28 +215,37 @@ class GcpMachines:
         return self._network.forget(owner)
 
     def check(self) -> Sequence[Finding]:
-        return check_project(self._api)
+        return check_project(self._api, self._setup, self._regions)
 
     # --- making ---------------------------------------------------------------------------------------------
 
     def _insert(self, order: MachineOrder, failures: int) -> compute_v1.Operation:
         # Said before anything is made around it: an order that is wrong leaves nothing.
+        protection = self._protection
         draft = instance_of(
             order,
             project=self._api.project,
-            network="",
             network_tags=(),
             public=self._public,
             service_account=self._service_account,
             dead_man_account=self._dead_man_account,
+            protection=protection,
         )
-        network, tags = self._network.ensure(order)
-        draft.network_interfaces[0].network = network
-        draft.tags = compute_v1.Tags(items=list(tags))
+        place = self._network.ensure(order)
+        for key in ("network", "subnetwork"):
+            if value := getattr(place, key):
+                setattr(draft.network_interfaces[0], key, value)
+        draft.tags = compute_v1.Tags(items=list(place.tags))
         request = compute_v1.InsertInstanceRequest(
             project=self._api.project,
             zone=order.zone.name,
-            request_id=request_id(self._api.project, order.zone, order.token, failures),
+            request_id=request_id(
+                self._api.project,
+                order.zone,
+                order.token,
+                failures,
+                "/os-login" if protection.leaves_os_login else "",
+            ),
             instance_resource=draft,
         )
         insert = self._api.client(compute_v1.InstancesClient).insert_unary
@@ -214,7 +253,7 @@ class GcpMachines:
             return self._api.call(insert, request, zone=order.zone, capacity_type=order.capacity_type)
         except ProvisionError as error:
             # Somebody removed the network since we saw it: made again at the next try.
-            if f"/networks/{last(network)}" in error.message and self._network.doubt():
+            if f"/networks/{last(place.network)}" in error.message and self._network.doubt():
                 raise TransientError(error.message, cloud=CLOUD, code=error.code, zone=order.zone) from error
             raise
 

@@ -19,6 +19,7 @@ from policies.model import CapacityType, Role, Zone
 from provisioners.catalog.image_family import ImageFamily
 from provisioners.errors import InvalidRequestError
 from provisioners.gcp.errors import CLOUD
+from provisioners.gcp.protection import PLAIN, Protection
 from provisioners.machines import (
     CAPACITY_TAG,
     NODES_TAG,
@@ -85,10 +86,11 @@ def name_of(token: str) -> str:
     return token if token[:1].isalpha() else f"s{token}"
 
 
-def request_id(project: str, zone: Zone, token: str, failures: int) -> str:
+def request_id(project: str, zone: Zone, token: str, failures: int, variant: str = "") -> str:
     """The idempotency key of one insertion. Google remembers a key for an hour together with how it ended, so after
-    an insertion that failed the next one needs another; how many have failed, the cloud remembers."""
-    return str(uuid.uuid5(_NAMESPACE, f"{project}/{zone.name}/{token}/{failures}"))
+    an insertion that failed the next one needs another; how many have failed, the cloud remembers. A `variant` of the
+    request has a key of its own."""
+    return str(uuid.uuid5(_NAMESPACE, f"{project}/{zone.name}/{token}/{failures}{variant}"))
 
 
 def encode_label(value: str) -> str:
@@ -171,11 +173,12 @@ def instance_of(
     order: MachineOrder,
     *,
     project: str,
-    network: str,
-    network_tags: tuple[str, ...],
     public: bool,
+    network: str = "",
+    network_tags: tuple[str, ...] = (),
     service_account: str | None = None,
     dead_man_account: str | None = None,
+    protection: Protection = PLAIN,
 ) -> compute_v1.Instance:
     """What to ask Compute Engine for. InvalidRequestError if the order cannot be said there.
 
@@ -209,17 +212,27 @@ def instance_of(
         ],
         network_interfaces=[
             compute_v1.NetworkInterface(
-                network=network,
+                **({"network": network} if network else {}),
                 access_configs=[compute_v1.AccessConfig(name="External NAT", type_="ONE_TO_ONE_NAT")]
                 if public
                 else [],
             )
         ],
         metadata=compute_v1.Metadata(
-            items=[compute_v1.Items(key=key, value=value) for key, value in _metadata(order, has_gpu).items()]
+            items=[
+                compute_v1.Items(key=key, value=value)
+                for key, value in _metadata(order, has_gpu, protection.leaves_os_login).items()
+            ]
         ),
         scheduling=_scheduling(is_spot, has_gpu),
     )
+    key = protection.key_in(order.zone)
+    if key is not None:
+        instance.disks[0].disk_encryption_key = compute_v1.CustomerEncryptionKey(kms_key_name=key)
+    if protection.shielded:
+        instance.shielded_instance_config = compute_v1.ShieldedInstanceConfig(
+            enable_secure_boot=True, enable_vtpm=True, enable_integrity_monitoring=True
+        )
     if service_account is not None and order.role is Role.REPLICA:
         instance.service_accounts = [
             compute_v1.ServiceAccount(email=service_account, scopes=[_CLOUD_PLATFORM])
@@ -235,12 +248,17 @@ def instance_of(
     return instance
 
 
-def _metadata(order: MachineOrder, has_gpu: bool) -> dict[str, str]:
+def _metadata(order: MachineOrder, has_gpu: bool, leaves_os_login: bool) -> dict[str, str]:
     script = "user-data" if order.user_data.startswith("#cloud-config") else "startup-script"
-    return {
+    # OS Login ignores keys in metadata, and removes them where it is turned on. Then only user data makes our user and its
+    # key, which sshd reads besides what OS Login responds.
+    keys = {
         "ssh-keys": f"{order.user}:{order.public_key}",
         "block-project-ssh-keys": "TRUE",  # nobody else's keys
-        "enable-oslogin": "FALSE",  # or ours are not looked at where the project enforces it
+        "enable-oslogin": "FALSE",
+    }
+    return {
+        **({} if leaves_os_login else keys),
         **({script: order.user_data} if order.user_data else {}),
         **({"install-nvidia-driver": "True"} if has_gpu else {}),
     }

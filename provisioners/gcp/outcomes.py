@@ -31,6 +31,7 @@ _CLOSED = (
     "the region is closed by the organisation's policy gcp.resourceLocations: set clouds.gcp.regions to the regions that"
     " are open ({message})"
 )
+REQUIRES_OS_LOGIN = "constraints/compute.requireOsLogin"
 _POLICY = "conditionnotmet badrequest invalid forbidden permissiondenied failedprecondition"
 
 
@@ -70,13 +71,13 @@ TABLE = Outcomes(
         _constraint(
             r"compute.requireOsLogin",
             Scope.CLOUD,
-            "machines are logged in to by keys in their metadata; ask for an exception for the project",
+            "set clouds.gcp.os_login to auto or true",
             "POLICY",
         ),
         _constraint(
             r"compute.requireShieldedVm",
             Scope.CLOUD,
-            "name an image with Secure Boot, or ask for an exception for the project",
+            "set clouds.gcp.shielded, and name an image that boots with Secure Boot",
             "POLICY; fortinet/fortigate-terraform-deploy#34",
         ),
         _constraint(
@@ -147,6 +148,15 @@ TABLE = Outcomes(
             "API",
         ),
         Row("quotaexceeded", _K.TRANSIENT, THROTTLED, "API", r"quer(y|ies) per|requests per|per minute"),
+        Row(
+            "quotaexceeded limitexceeded type.googleapis.com/google.rpc.quotafailure",
+            _K.QUOTA,
+            "the project has as many networks as it may: set clouds.gcp.network or clouds.gcp.subnets to those of yours, or ask"
+            " for more of {quota} under IAM & Admin > Quotas ({message})",
+            "VPC 'Quotas and limits'",
+            r"quota '?NETWORKS\b",
+            Scope.CLOUD,
+        ),
         Row(
             "quotaexceeded limitexceeded type.googleapis.com/google.rpc.quotafailure",
             _K.QUOTA,
@@ -232,9 +242,10 @@ TABLE = Outcomes(
         Row(
             "invalid badrequest invalidusage",
             _K.REFUSED,
-            "the network has subnetworks of its own making, and none was named for the region ({message})",
-            "compute_v1: NetworkInterface.subnetwork",
-            r"subnetwork should be specified|custom subnet",
+            "the network is in custom subnet mode: name a subnetwork of {region} in clouds.gcp.subnets ({message})",
+            "compute_v1: NetworkInterface.subnetwork; hashicorp/terraform-google-vault#21;"
+            " datastax-archive/google-compute-engine-dse#27",
+            r"subnetwork should be specified|must specify a subnet|custom subnet",
             Scope.REGION,
         ),
         Row(

@@ -98,6 +98,7 @@ CASES = {
     "a network in custom mode": ("invalid", 400, CUSTOM, SPOT, K.REFUSED),
     "no address from outside": ("conditionNotMet", 412, EXTERNAL_IP, SPOT, K.REFUSED),
     "no address, told later": ("CONDITION_NOT_MET", 412, EXTERNAL_IP, SPOT, K.REFUSED),
+    "networks": ("quotaExceeded", 403, "Quota 'NETWORKS' exceeded.  Limit: 5.0 globally.", SPOT, K.QUOTA),
     "OS Login": (
         "conditionNotMet",
         412,

@@ -71,6 +71,10 @@ class AwsAccount:
         default_factory=list
     )  # (type, zone name, USD, UNIX time)
     images: dict[tuple[str, str], str] = field(default_factory=dict)  # (region, parameter): AMI
+    # What policies of the organisation demand: tags of all that is made, and encrypted disks by a key that there is.
+    required_tags: tuple[str, ...] = ()
+    requires_encryption: bool = False
+    kms_keys: tuple[str, ...] = ()
     on_launch: Callable[[Launched], None] = lambda launched: None
     on_gone: Callable[[str], None] = lambda instance_id: None
     on_rules: Callable[[], None] = lambda: None  # the rules of a security group have changed
@@ -83,9 +87,21 @@ class AwsAccount:
     def open(self) -> None:
         """From nothing: default networks and the public images."""
         for region in self.regions:
-            self._backend(region).reset()
+            backend = self._backend(region)
+            backend.reset()
+            (vpc,) = backend.describe_vpcs(filters={"is-default": "true"})
+            self.open_gateway(region, vpc.id)
             for parameter in (GPU_IMAGE, PLAIN_IMAGE):
                 self.publish_image(region, parameter)
+
+    def open_gateway(self, region: str, vpc_id: str) -> None:
+        """The VPC gets an Internet gateway, to which its main route table leads, as that of every default VPC does."""
+        backend = self._backend(region)
+        gateway = backend.create_internet_gateway()
+        backend.attach_internet_gateway(gateway.id, vpc_id)
+        of_vpc = backend.describe_route_tables(filters={"vpc-id": [vpc_id]})
+        (main,) = [table for table in of_vpc if table.main_association_id is not None]
+        backend.create_route(main.id, "0.0.0.0/0", gateway_id=gateway.id)
 
     def preempt(self, instance_id: str) -> None:
         """EC2 takes a spot instance, and there is no room in its place."""

@@ -108,6 +108,9 @@ class StrictEc2(AwsAccount):
             raise Refusal("InvalidParameterValue", "User data is limited to 16384 bytes")
         if params["ImageId"] not in backend.amis:
             raise Refusal("InvalidAMIID.NotFound", f"The image id '[{params['ImageId']}]' does not exist")
+        key = params.get("BlockDeviceMapping.1.Ebs.KmsKeyId")
+        if key is not None and key not in self.kms_keys:
+            raise Refusal("InvalidKmsKey.InvalidState", "The KMS key provided is in an incorrect state")
         if params["KeyName"] not in backend.key_pairs:
             raise Refusal("InvalidKeyPair.NotFound", f"The key pair '{params['KeyName']}' does not exist")
         subnet = next(

@@ -69,6 +69,17 @@ def needs_of(call: Call, tags_of: Callable[[str, str], Tags]) -> Iterator[Need]:
         yield Need(action, "*")
 
 
+def untagged(call: Call, required: Iterable[str]) -> str | None:
+    """The first kind of resource that a call would make without one of these tags."""
+    if call.service != "ec2" or call.action not in _CREATES:
+        return None
+    for kind in _CREATES[call.action][0]:
+        is_wanted = kind != "spot-instances-request" or "InstanceMarketOptions.MarketType" in call.params
+        if is_wanted and not set(required) <= set(call.tags(kind)):
+            return kind
+    return None
+
+
 def lacking(policy: Mapping[str, Any], needs: Iterable[Need]) -> Need | None:
     """The first permission that the policy does not give."""
     return next((need for need in needs if not any(_gives(one, need) for one in policy["Statement"])), None)

@@ -14,7 +14,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from tests.clouds.api_limits import Limits
 from tests.clouds.aws.aws_account import ACCOUNT
 from tests.clouds.aws.aws_ec2 import StrictEc2
-from tests.clouds.aws.aws_policy import lacking, needs_of
+from tests.clouds.aws.aws_policy import lacking, needs_of, untagged
 from tests.clouds.aws.aws_wire import Call, Refusal, call_of, refused
 
 
@@ -159,6 +159,17 @@ class AwsWorld(StrictEc2):
                         f"not authorized to perform: {need.action} on resource: {need.resource} because no "
                         "identity-based policy allows the action",
                     )
+            kind = untagged(call, self.required_tags)
+            is_plain = call.params.get("BlockDeviceMapping.1.Ebs.Encrypted") != "true"
+            if call.action == "RunInstances" and self.requires_encryption and is_plain:
+                kind = "volume"
+            if kind is not None:
+                raise Refusal(
+                    "UnauthorizedOperation",
+                    f"You are not authorized to perform this operation. User: arn:aws:iam::{ACCOUNT}:user/u is not "
+                    f"authorized to perform: ec2:{call.action} on resource: arn:aws:ec2:{call.region}:{ACCOUNT}:{kind}/* "
+                    "with an explicit deny in a service control policy",
+                )
             if call.params.get("DryRun") == "true":
                 raise Refusal("DryRunOperation", "Request would have succeeded, but DryRun flag is set.")
 

@@ -175,6 +175,8 @@ class AzureServer:
                 found = self.world.answer(resource)
                 self._check(kind, found)
                 return status, found
+            case "PATCH":
+                found = self.world.answer(self.world.patch_tags(path, kind, body))
             case "DELETE":
                 return self.world.delete(path, kind), None
             case _:

@@ -143,6 +143,8 @@ class World:
     subscription_state: str = "Enabled"
     closed_sizes: set[str] = field(default_factory=set)
     closed_zones: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)  # by region and size
+    required_tags: frozenset[str] = frozenset()  # by policies of the organisation
+    requires_encryption_set: bool = False
     prices: list[Body] = field(default_factory=list)
     settle_s: float = 1.0
     allocate_s: float = 5.0
@@ -236,6 +238,7 @@ class World:
             self.violations += [f"PUT {id_}: {problem}" for problem in problems]
             raise Refusal(400, "InvalidRequestContent", "; ".join(problems))
         self._check_tags(body)
+        self._check_policies(id_, body)
         old = self.resources.get(id_.lower())
         if kind == GROUP:
             if old is not None and old.state == "Deleting":
@@ -264,6 +267,17 @@ class World:
                 raise Refusal(405, "MethodNotAllowed", f"{kind} is not made by hand here")
         self._later(self.settle_s, lambda: self._settle(resource))
         return status, resource
+
+    def patch_tags(self, id_: str, kind: str, body: Body) -> Resource:
+        """Of disks alone, and nothing but tags, is all that is needed."""
+        resource = self.resources.get(id_.lower())
+        if resource is None:
+            raise Refusal(404, "ResourceNotFound", f"The Resource '{id_}' was not found.")
+        if kind != DISK or set(body) != {"tags"}:
+            raise Refusal(405, "MethodNotAllowed", f"{kind} is not changed here")
+        self._check_tags(body)
+        resource.body["tags"] = dict(body["tags"])
+        return resource
 
     def delete(self, id_: str, kind: str) -> int:
         resource = self.resources.get(id_.lower())
@@ -577,6 +591,25 @@ class World:
         if any(len(name) > 512 or len(value) > 256 for name, value in tags.items()):
             raise Refusal(400, "InvalidTag", "A tag is too long.")
 
+    def _check_policies(self, id_: str, body: Body) -> None:
+        """Those of the organisation, for what is made and for the cards and addresses that come with it."""
+        profile = body.get("properties", {}).get("networkProfile", {})
+        made = [body, *profile.get("networkInterfaceConfigurations", [])]
+        for card in made[1:]:
+            address = card["properties"]["ipConfigurations"][0]["properties"]
+            made += (
+                [address["publicIPAddressConfiguration"]] if "publicIPAddressConfiguration" in address else []
+            )
+        disk = body.get("properties", {}).get("storageProfile", {}).get("osDisk")
+        if any(not self.required_tags <= set(each.get("tags", {})) for each in made):
+            raise _disallowed(id_, "Require a tag on resources")
+        if (
+            self.requires_encryption_set
+            and disk is not None
+            and "diskEncryptionSet" not in disk["managedDisk"]
+        ):
+            raise _disallowed(id_, "Managed disks should use a customer-managed key")
+
     def _check_group(self, id_: str) -> None:
         key = id_.lower().split("/providers/")[0]
         group = self.resources.get(key)
@@ -632,6 +665,14 @@ class World:
     def _catch_up(self) -> None:
         while self._events and self._events[0][0] <= self.clock.now():
             heapq.heappop(self._events)[2]()
+
+
+def _disallowed(id_: str, policy: str) -> Refusal:
+    text = (
+        f"Resource '{id_.rsplit('/', 1)[-1]}' was disallowed by policy. Policy identifiers: "
+        f'[{{"policyAssignment":{{"name":"{policy}","id":"/x"}}}}]'
+    )
+    return Refusal(403, "RequestDisallowedByPolicy", text)
 
 
 def _statuses(vm: Resource) -> list[Body]:

@@ -11,9 +11,13 @@ from typing import Any
 from zlib import crc32
 
 from tests.clouds.gcp.gcp_discovery import Call
-from tests.clouds.gcp.gcp_parts import Operation, Refusal, last, not_found, page_of
+from tests.clouds.gcp.gcp_parts import HOST, Operation, Refusal, last, not_found, page_of
 
 PROJECT = "proj-1"
+SHARED = "host-1"  # the project of a Shared VPC, of whose machines there are none
+
+
+_GONE = "The referenced network resource cannot be found."
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +55,21 @@ class Ground(ABC):
     skus: list[Mapping[str, Any]] = field(default_factory=list)
     api_key: str = "key-1"
 
+    host_role: frozenset[str] | None = None  # the same in the project of the Shared VPC
+    subnet_role: frozenset[str] | None = None  # what is given on each subnetwork beside the roles
+    requires_os_login: bool = False  # constraints of the organisation
+    requires_shielded: bool = False
+    required_labels: frozenset[str] = frozenset()
+
     networks: dict[str, dict[str, Any]] = field(default_factory=dict)
     firewalls: dict[str, dict[str, Any]] = field(default_factory=dict)
     ready_networks: set[str] = field(default_factory=set)
+    host_networks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    host_firewalls: dict[str, dict[str, Any]] = field(default_factory=dict)
+    subnetworks: dict[str, dict[str, Any]] = field(default_factory=dict)  # by path
+    routers: dict[str, list[tuple[str, dict[str, Any]]]] = field(
+        default_factory=dict
+    )  # (scope, router) by project
     instances: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     page_size: int = 500
 
@@ -74,53 +90,131 @@ class Ground(ABC):
 
     def reach(self, name: str, port: int, source: str) -> bool:
         """Whether the firewall lets this source (an address) reach a port of that instance."""
-        tags = (
-            next(x for (_, own), x in self.instances.items() if own == name).get("tags", {}).get("items", [])
-        )
+        instance = next(x for (_, own), x in self.instances.items() if own == name)
+        tags = instance.get("tags", {}).get("items", [])
+        rules = [*self.firewalls.values(), *self.host_firewalls.values()]
         return any(
-            any(
+            rule["network"] == instance["networkInterfaces"][0]["network"]
+            and any(
                 ip_network(source).subnet_of(ip_network(block))  # type: ignore[arg-type]
                 for block in rule.get("sourceRanges", [])
             )
             and set(rule["targetTags"]) & set(tags)
             and any(str(port) in entry.get("ports", []) for entry in rule["allowed"])
-            for rule in self.firewalls.values()
+            for rule in rules
         )
 
     # --- networks -------------------------------------------------------------------------------------------
 
-    def check_network(self, path: str) -> None:
+    def networks_of(self, project: str) -> dict[str, dict[str, Any]]:
+        return self.host_networks if project == SHARED else self.networks
+
+    def firewalls_of(self, project: str) -> dict[str, dict[str, Any]]:
+        return self.host_firewalls if project == SHARED else self.firewalls
+
+    def attachment(self, zone: str, card: Mapping[str, Any]) -> dict[str, str]:
+        """The network and the subnetwork of a card, as a response names them."""
+        region = zone.rpartition("-")[0]
+        path = card.get("subnetwork", "")
+        if path:
+            found = self.subnetworks.get(path)
+            if found is None:
+                raise _wrong("resource.networkInterfaces[0].subnetwork", path, _GONE)
+            if found["region"] != f"{HOST}/projects/{path.split('/')[1]}/regions/{region}":
+                raise _wrong(
+                    "resource.networkInterfaces[0].subnetwork", path, f"Subnetwork is not in {region}."
+                )
+            return {"network": found["network"], "subnetwork": found["selfLink"]}
+        network = self.check_network(PROJECT, card.get("network", ""))
+        if not network["autoCreateSubnetworks"]:
+            raise _wrong(
+                "resource.networkInterfaces[0]",
+                "",
+                "Network interface must specify a subnet if the network resource is in custom subnet mode.",
+            )
+        name = network["name"]
+        return {
+            "network": network["selfLink"],
+            "subnetwork": f"{HOST}/projects/{PROJECT}/regions/{region}/subnetworks/{name}",
+        }
+
+    def check_network(self, project: str, path: str) -> dict[str, Any]:
+        """The network that a request in a project names."""
         name = last(path)
-        if not path.endswith(f"global/networks/{name}") or name not in self.networks:
+        owner = path.split("/")[1] if path.startswith("projects/") else project
+        networks = self.networks_of(owner)
+        whole = f"projects/{owner}/global/networks/{name}"
+        if path not in (whole, f"{HOST}/{whole}", f"global/networks/{name}") or name not in networks:
             raise Refusal(
                 400,
                 "invalid",
-                f"Invalid value for field 'resource.network': 'projects/{PROJECT}/{path}'. The referenced network"
-                " resource cannot be found.",
+                f"Invalid value for field 'resource.network': '{whole}'. {_GONE}",
             )
         if name not in self.ready_networks:
             raise Refusal(
                 400,
                 "resourceNotReady",
-                f"The resource 'projects/{PROJECT}/global/networks/{name}' is not ready",
+                f"The resource '{whole}' is not ready",
             )
+        return networks[name]
 
-    def add_network(self, name: str) -> None:
+    def add_network(self, name: str, *, project: str = PROJECT, is_auto: bool = True) -> None:
         """One that is there from the start."""
-        self.networks[name] = self._resource("network", f"global/networks/{name}", name)
+        self.networks_of(project)[name] = self._resource("network", f"global/networks/{name}", name) | {
+            "selfLink": f"{HOST}/projects/{project}/global/networks/{name}",
+            "autoCreateSubnetworks": is_auto,
+        }
         self.ready_networks.add(name)
 
+    def add_subnetwork(self, region: str, name: str, network: str, *, project: str = PROJECT) -> str:
+        """One of a network that is there; its path."""
+        path = f"projects/{project}/regions/{region}/subnetworks/{name}"
+        self.subnetworks[path] = self._resource("subnetwork", path, name) | {
+            "selfLink": f"{HOST}/{path}",
+            "region": f"{HOST}/projects/{project}/regions/{region}",
+            "network": self.networks_of(project)[network]["selfLink"],
+        }
+        return path
+
+    def add_nat(self, region: str, network: str, *, project: str = PROJECT) -> None:
+        """Cloud NAT for a network in a region."""
+        name = f"nat-{network}-{region}"
+        router = self._resource("router", f"regions/{region}/routers/{name}", name) | {
+            "network": self.networks_of(project)[network]["selfLink"],
+            "nats": [{"name": "nat", "natIpAllocateOption": "AUTO_ONLY"}],
+        }
+        self.routers.setdefault(project, []).append((f"regions/{region}", router))
+
+    def get_subnetwork(self, call: Call, headers: Mapping[str, str]) -> Any:
+        path = "projects/{project}/regions/{region}/subnetworks/{subnetwork}".format(**call.path)
+        if path not in self.subnetworks:
+            raise not_found(path)
+        return self.subnetworks[path]
+
+    def test_subnetwork(self, call: Call, headers: Mapping[str, str]) -> Any:
+        path = "projects/{project}/regions/{region}/subnetworks/{resource}".format(**call.path)
+        if path not in self.subnetworks:
+            raise not_found(path)
+        wanted = call.body["permissions"]
+        return {"permissions": [name for name in wanted if self.allows(name, call.path["project"])]}
+
+    def list_routers(self, call: Call, headers: Mapping[str, str]) -> Any:
+        return self._aggregated("router", "routers", self.routers.get(call.path["project"], []), call)
+
     def get_network(self, call: Call, headers: Mapping[str, str]) -> Any:
-        return _held(self.networks, "networks", call.path["network"])
+        return _held(self.networks_of(call.path["project"]), "networks", call, "network")
 
     def insert_network(self, call: Call, headers: Mapping[str, str]) -> Any:
+        limit = self.quotas.get(("", "NETWORKS"))
+        if limit is not None and len(self.networks) >= limit:
+            raise Refusal(403, "quotaExceeded", f"Quota 'NETWORKS' exceeded.  Limit: {limit:.1f} globally.")
         name = _new(self.networks, "networks", call)
         self.networks[name] = self._resource("network", f"global/networks/{name}", name) | call.body
         return self._operate("", "insert", f"networks/{name}", lambda: self.ready_networks.add(name)).view
 
     def delete_network(self, call: Call, headers: Mapping[str, str]) -> Any:
         name = call.path["network"]
-        _held(self.networks, "networks", name)
+        _held(self.networks, "networks", call, "network")
         users = [x["name"] for x in self.firewalls.values() if last(x["network"]) == name]
         users += [
             x["name"] for x in self.instances.values() if last(x["networkInterfaces"][0]["network"]) == name
@@ -135,37 +229,49 @@ class Ground(ABC):
         return self._operate("", "delete", f"networks/{name}", lambda: self.networks.pop(name, None)).view
 
     def get_firewall(self, call: Call, headers: Mapping[str, str]) -> Any:
-        return _held(self.firewalls, "firewalls", call.path["firewall"])
+        return _held(self.firewalls_of(call.path["project"]), "firewalls", call, "firewall")
 
     def list_firewalls(self, call: Call, headers: Mapping[str, str]) -> Any:
-        items, more = page_of(list(self.firewalls.values()), call.query, self.page_size)
+        rules = list(self.firewalls_of(call.path["project"]).values())
+        items, more = page_of(rules, call.query, self.page_size)
         return {"kind": "compute#firewallList", "id": "list", "items": items, **more}
 
     def insert_firewall(self, call: Call, headers: Mapping[str, str]) -> Any:
-        name, body = _new(self.firewalls, "firewalls", call), call.body
-        self.check_network(body.get("network", ""))
+        project = call.path["project"]
+        firewalls = self.firewalls_of(project)
+        name, body = _new(firewalls, "firewalls", call), call.body
+        network = self.check_network(project, body.get("network", ""))
+        if network["name"] not in self.networks_of(project):
+            raise _wrong("resource.network", body["network"], "A rule belongs to the project of its network.")
         if not body.get("allowed"):
             raise Refusal(
                 400, "invalid", "Invalid value for field 'resource': a rule must allow or deny something."
             )
-        self.firewalls[name] = self._resource("firewall", f"global/firewalls/{name}", name) | body
+        firewalls[name] = (
+            self._resource("firewall", f"global/firewalls/{name}", name)
+            | body
+            | {"network": network["selfLink"]}
+        )
         return self._operate("", "insert", f"firewalls/{name}", lambda: None).view
 
     def update_firewall(self, call: Call, headers: Mapping[str, str]) -> Any:
         """What the body does not name is gone."""
-        name = call.path["firewall"]
-        held = _held(self.firewalls, "firewalls", name)
+        name, project = call.path["firewall"], call.path["project"]
+        held = _held(self.firewalls_of(project), "firewalls", call, "firewall")
         if not call.body.get("sourceRanges") and not call.body.get("sourceTags"):
             call.body["sourceRanges"] = ["0.0.0.0/0"]
-        self.firewalls[name] = {
-            key: held[key] for key in ("kind", "id", "selfLink", "creationTimestamp") if key in held
-        } | call.body
+        network = self.check_network(project, call.body["network"])
+        self.firewalls_of(project)[name] = (
+            {key: held[key] for key in ("kind", "id", "selfLink", "creationTimestamp") if key in held}
+            | call.body
+            | {"network": network["selfLink"]}
+        )
         return self._operate("", "update", f"firewalls/{name}", lambda: None).view
 
     def delete_firewall(self, call: Call, headers: Mapping[str, str]) -> Any:
-        name = call.path["firewall"]
-        _held(self.firewalls, "firewalls", name)
-        del self.firewalls[name]
+        name, firewalls = call.path["firewall"], self.firewalls_of(call.path["project"])
+        _held(firewalls, "firewalls", call, "firewall")
+        del firewalls[name]
         return self._operate("", "delete", f"firewalls/{name}", lambda: None).view
 
     # --- the project and its catalog ------------------------------------------------------------------------
@@ -174,10 +280,20 @@ class Ground(ABC):
         return {"kind": "compute#project", "id": "1", "name": PROJECT, "quotas": self._quotas_of("")}
 
     def test_permissions(self, call: Call, headers: Mapping[str, str]) -> Any:
-        return {"permissions": [name for name in call.body["permissions"] if self.allows(name)]}
+        project = call.path["resource"]
+        return {
+            "permissions": [
+                name for name in call.body["permissions"] if self.allows(name, project, on_subnetwork=False)
+            ]
+        }
 
-    def allows(self, permission: str) -> bool:
-        return permission not in self.denied and (self.role is None or permission in self.role)
+    def allows(self, permission: str, project: str = PROJECT, *, on_subnetwork: bool = True) -> bool:
+        """What is given on a subnetwork counts for what is done with it, and not in a test of its project."""
+        role = self.host_role if project == SHARED else self.role
+        is_given = role is None or permission in role
+        if on_subnetwork and permission.startswith("compute.subnetworks."):
+            is_given = is_given or permission in (self.subnet_role or ())
+        return permission not in self.denied and is_given
 
     def list_regions(self, call: Call, headers: Mapping[str, str]) -> Any:
         regions = sorted({zone.rpartition("-")[0] for zone in self.zones})
@@ -279,15 +395,20 @@ def sku(
     }
 
 
-def _held(resources: Mapping[str, dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+def _held(resources: Mapping[str, dict[str, Any]], kind: str, call: Call, parameter: str) -> dict[str, Any]:
+    name = call.path[parameter]
     if name not in resources:
-        raise not_found(f"projects/{PROJECT}/global/{kind}/{name}")
+        raise not_found(f"projects/{call.path['project']}/global/{kind}/{name}")
     return resources[name]
 
 
 def _new(resources: Mapping[str, Any], kind: str, call: Call) -> str:
     name = str(call.body.get("name", ""))
     if name in resources:
-        path = f"projects/{PROJECT}/global/{kind}/{name}"
+        path = f"projects/{call.path['project']}/global/{kind}/{name}"
         raise Refusal(409, "alreadyExists", f"The resource '{path}' already exists")
     return name
+
+
+def _wrong(name: str, value: str, message: str) -> Refusal:
+    return Refusal(400, "invalid", f"Invalid value for field '{name}': '{value}'. {message}")

@@ -167,7 +167,8 @@ class Instances(Ground):
 
     def _instance(self, zone: str, body: Mapping[str, Any]) -> dict[str, Any]:
         name, number = body["name"], self._next
-        card = dict(body["networkInterfaces"][0]) | {"networkIP": self.allocate_ip(number), "name": "nic0"}
+        card = dict(body["networkInterfaces"][0]) | self.attachment(zone, body["networkInterfaces"][0])
+        card |= {"networkIP": self.allocate_ip(number), "name": "nic0"}
         if card.get("accessConfigs"):
             card["accessConfigs"] = [
                 dict(card["accessConfigs"][0]) | {"natIP": f"203.0.113.{number % 250 + 1}"}

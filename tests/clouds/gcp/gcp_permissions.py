@@ -27,6 +27,8 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
     "compute.firewalls.insert": ("compute.firewalls.create", "compute.networks.updatePolicy"),
     "compute.firewalls.update": ("compute.firewalls.update", "compute.networks.updatePolicy"),
     "compute.firewalls.delete": ("compute.firewalls.delete", "compute.networks.updatePolicy"),
+    "compute.subnetworks.get": ("compute.subnetworks.get",),
+    "compute.routers.aggregatedList": ("compute.routers.list",),
     "compute.projects.get": ("compute.projects.get",),
     "compute.regions.list": ("compute.regions.list",),
     "compute.machineTypes.aggregatedList": ("compute.machineTypes.list",),
@@ -34,21 +36,23 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def needs_of(method: str, body: Any) -> Iterator[str]:
-    """The permissions, in the order in which a refusal names the first that is missing. Methods of other services need
-    none here."""
+def needs_of(method: str, project: str, body: Any) -> Iterator[tuple[str, str]]:
+    """The permissions, each with its project, in the order in which a refusal names the first that is missing. Methods of other
+    services need none here."""
     if method != "compute.instances.insert":
-        yield from _NEEDS.get(method, ())
+        yield from ((permission, project) for permission in _NEEDS.get(method, ()))
         return
-    yield "compute.instances.create"
+    yield "compute.instances.create", project
     for disk in body["disks"]:
-        yield "compute.disks.create"
+        yield "compute.disks.create", project
         if disk.get("initializeParams", {}).get("labels"):
-            yield "compute.disks.setLabels"
+            yield "compute.disks.setLabels", project
     for interface in body["networkInterfaces"]:
-        yield "compute.subnetworks.use"
+        subnetwork = interface.get("subnetwork", "")
+        where = subnetwork.split("/")[1] if subnetwork else project
+        yield "compute.subnetworks.use", where
         if interface.get("accessConfigs"):
-            yield "compute.subnetworks.useExternalIp"
+            yield "compute.subnetworks.useExternalIp", where
     for part, permission in (("metadata", "setMetadata"), ("labels", "setLabels"), ("tags", "setTags")):
         if body.get(part):
-            yield f"compute.instances.{permission}"
+            yield f"compute.instances.{permission}", project

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.clouds.api_limits import Limits
 from tests.clouds.gcp.gcp_discovery import Call
-from tests.clouds.gcp.gcp_ground import PROJECT
+from tests.clouds.gcp.gcp_ground import PROJECT, SHARED
 from tests.clouds.gcp.gcp_instances import Instances
 from tests.clouds.gcp.gcp_parts import Fault, Refusal, not_found
 from tests.clouds.gcp.gcp_permissions import needs_of
@@ -129,16 +129,17 @@ class World(Instances):
         """Obey a valid call."""
         if self.dead_token:
             raise Refusal(401, "authError", "Request had invalid authentication credentials.")
-        if call.path.get("project", PROJECT) != PROJECT:
-            raise not_found(f"projects/{call.path['project']}")
+        project = call.path.get("project", PROJECT)
+        if project not in (PROJECT, SHARED):
+            raise not_found(f"projects/{project}")
         token = headers.get("Authorization", "").removeprefix("Bearer ")
-        for permission in needs_of(call.id, call.body):
+        for permission, where in needs_of(call.id, project, call.body):
             if not (
-                permission in self.identities[token] if token in self.identities else self.allows(permission)
+                permission in self.identities[token]
+                if token in self.identities
+                else self.allows(permission, where)
             ):
-                raise Refusal(
-                    403, "forbidden", f"Required '{permission}' permission for 'projects/{PROJECT}'"
-                )
+                raise Refusal(403, "forbidden", f"Required '{permission}' permission for 'projects/{where}'")
         if call.id.endswith("Operations.wait"):
             self._sit_out(call)
         try:
@@ -169,6 +170,9 @@ _HANDLERS: Mapping[str, Callable[[World, Call, Mapping[str, str]], Any]] = {
     "compute.networks.get": World.get_network,
     "compute.networks.insert": World.insert_network,
     "compute.networks.delete": World.delete_network,
+    "compute.subnetworks.get": World.get_subnetwork,
+    "compute.subnetworks.testIamPermissions": World.test_subnetwork,
+    "compute.routers.aggregatedList": World.list_routers,
     "compute.firewalls.get": World.get_firewall,
     "compute.firewalls.list": World.list_firewalls,
     "compute.firewalls.insert": World.insert_firewall,
