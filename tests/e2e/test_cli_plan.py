@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.clouds.schedules import only_long
 from tests.e2e.conftest import ROOT, Serve
 
 CLOUDS = (
@@ -26,7 +27,6 @@ SDKS = ("boto3", "botocore", "google", "azure", "paramiko", "aiohttp", "sqlalche
 LOADED = f"""
 import sys
 import urllib.request
-from tests.clouds.schedules import only_long
 {{}}
 print([name for name in {SDKS!r} if name in sys.modules], file=sys.stderr)
 """
