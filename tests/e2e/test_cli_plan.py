@@ -176,7 +176,7 @@ def test_your_own_hosts_say_what_they_lack(planner: Serve, file: Path) -> None:
     ("mount", "said"),
     [
         ("{/data: /etc/hostname}", "use a relative path"),
-        ("{data: 'https://me.blob.core.windows.net/b'}", "needs the program az"),
+        ("{data: 'https://account.blob.core.windows.net/b'}", "needs the program az"),
     ],
     ids=["an absolute path", "a bucket"],
 )
