@@ -8,10 +8,10 @@ import pytest
 
 _SCHEDULES = int(os.environ.get("SKYSERVE_SCHEDULES", "6"))
 _AT_ONCE = 10
-_IS_LONG = _SCHEDULES >= 200
-CALL_STEP = 1 if _IS_LONG else 3
+is_long = _SCHEDULES >= 200
+CALL_STEP = 1 if is_long else 3
 
-only_long = pytest.mark.skipif(not _IS_LONG, reason="SKYSERVE_SCHEDULES=200 plays it")
+only_long = pytest.mark.skipif(not is_long, reason="SKYSERVE_SCHEDULES=200 plays it")
 
 by_decades = pytest.mark.parametrize(
     "seeds",

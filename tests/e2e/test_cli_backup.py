@@ -7,6 +7,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.clouds.schedules import only_long
+
 FILE = """
 name: chat
 service: {readiness_probe: /health, replicas: 1}
@@ -25,6 +27,7 @@ def endpoint_of(serve: Any) -> str:
     return str(replica["endpoint"])
 
 
+@only_long  # a minute; test_controller_adoption decides the same without processes
 def test_a_replica_launched_after_the_backup_is_adopted(serve: Any, tmp_path: Path) -> None:
     file = tmp_path / "chat.yaml"
     file.write_text(FILE)

@@ -24,6 +24,7 @@ from policies.placement.blocks import FIRST_AUTH_BLOCK_S
 from provisioners.machines import SERVICE_TAG
 from tests.clouds.aws.aws_account import Launched
 from tests.clouds.aws.aws_world import AwsWorld
+from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_world import VmWorld
 from tests.e2e.conftest import Said, Serve, living_in
@@ -281,6 +282,7 @@ def test_a_permission_is_named_and_the_cloud_left_alone_until_it_is_there(world:
     assert min(waits_s) >= FIRST_AUTH_BLOCK_S
 
 
+@only_long  # test_aws_refusals has the same against one process
 def test_credentials_that_expire_are_told_of_and_nothing_is_lost(world: Ground) -> None:
     world.up("expires", "--no-wait", resources={**SERVICE["resources"], "infra": f"aws/{EAST}"})
     world.serve.eventually(lambda: world.launched("expires"))

@@ -16,6 +16,7 @@ import yaml
 from provisioners.aws.machines import AwsMachines, AwsSettings
 from tests.clouds.aws.aws_bench import ORDER
 from tests.clouds.aws.aws_world import AwsWorld
+from tests.clouds.schedules import only_long
 from tests.e2e.conftest import Serve
 
 REGIONS = ("us-east-1", "us-west-2")
@@ -112,6 +113,7 @@ def test_a_region_that_cannot_be_listed_is_named_and_the_others_are_cleaned(
     assert volume not in account.world.belongings("us-east-1")
 
 
+@only_long  # the janitor is the same without a controller
 def test_the_controller_does_it_where_one_runs_and_what_cannot_be_removed_is_told(
     serve: Serve, account: Account
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from provisioners.keys import Keys
+from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import until
 from tests.clouds.vms.vm_world import Vm, VmWorld
@@ -128,6 +129,7 @@ def test_check_says_the_same_of_each(rack: Rack, told: str) -> None:
     assert all(re.match(SENTENCES[host], sentence) for host, sentence in why.items()), why
 
 
+@only_long  # test_hosts_pool has the same in one process
 def test_a_controller_that_begins_with_a_silent_host_goes_on_with_the_others(rack: Rack, told: str) -> None:
     pid = rack.serve.ok("controller", "status", "-o", "json").json()["pid"]
     os.kill(pid, signal.SIGKILL)
@@ -142,6 +144,7 @@ def test_a_controller_that_begins_with_a_silent_host_goes_on_with_the_others(rac
     rack.serve.eventually(is_back)
 
 
+@only_long  # test_cli_cloud_failures has the same on a rented machine
 def test_a_failing_setup_on_a_host_leaves_its_last_lines(rack: Rack, told: str) -> None:
     rack.serve.ok("down", "web", "-y", "--purge")
     said = rack.up("setup", setup="echo reading the manual; exit 4", resources={"infra": "ssh/rack/fine"})

@@ -10,6 +10,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.clouds.schedules import only_long
+
 HELLO = Path("examples/01-hello-engine/service.yaml")
 SERVICE_FIELDS = {"name", "version", "status", "endpoint", "endpoints", "replicas", "target", "cost"}
 REPLICA_FIELDS = {
@@ -173,6 +175,7 @@ def test_secrets_reach_the_replica_and_nothing_else(serve: Any, tmp_path: Path) 
     assert b"swordfish" not in b"".join(path.read_bytes() for path in serve.home.glob("state.db*"))
 
 
+@only_long  # a quarter of a minute for a flag
 def test_without_waiting_the_endpoint_comes_at_once_and_follows_later(serve: Any, tmp_path: Path) -> None:
     up = serve.ok("up", write(tmp_path, ENGINE), "-y", "--no-wait", "-o", "json")
     assert up.json()["name"] == "small"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.clouds.schedules import only_long
 from tests.e2e.conftest import ROOT, Serve
 
 CLOUDS = (
@@ -173,7 +174,10 @@ def test_your_own_hosts_say_what_they_lack(planner: Serve, file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("mount", "said"),
-    [("{/data: /etc/hostname}", "use a relative path"), ("{data: 's3://b'}", "of this machine only")],
+    [
+        ("{/data: /etc/hostname}", "use a relative path"),
+        ("{data: 'https://account.blob.core.windows.net/b'}", "needs the program az"),
+    ],
     ids=["an absolute path", "a bucket"],
 )
 def test_what_this_machine_cannot_copy_is_said_where_there_is_no_other(
@@ -184,6 +188,7 @@ def test_what_this_machine_cannot_copy_is_said_where_there_is_no_other(
     assert said not in planner.ok("plan", file, f"--set=file_mounts={mount}", *override(infra="aws")).err
 
 
+@only_long  # the planner is tested without a controller
 def test_an_update_that_can_run_nowhere_changes_nothing(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "web.yaml"
     file.write_text("service: {}\nrun: exec python3 -m http.server $SKYSERVE_REPLICA_PORT\n")

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.clouds.schedules import only_long
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "10-a-cloud-of-your-own"
 
@@ -127,6 +129,7 @@ def test_broken_plugins_are_named_and_the_other_clouds_serve(serve: Any, tmp_pat
     assert url.startswith("http://")
 
 
+@only_long  # the contract runs for each cloud in every run
 def test_the_contract_runs_from_another_package(tmp_path: Path) -> None:
     """The command of docs/plugins.md."""
     done = subprocess.run(

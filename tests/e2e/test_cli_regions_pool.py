@@ -13,6 +13,7 @@ import yaml
 
 from provisioners.keys import Keys
 from skyserve_cli.controller.bundle import LIBRARIES
+from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import until
 from tests.clouds.vms.vm_world import Vm, VmWorld
@@ -101,6 +102,7 @@ def test_an_agent_shares_a_host_with_a_replica_and_is_found_again(
     assert running(host) == []
 
 
+@only_long  # half a minute for one sentence
 @pytest.mark.parametrize("host", [("orjson",)], indirect=True)
 def test_a_machine_where_an_agent_cannot_be_installed_is_told(serve: Serve, host: Vm, tmp_path: Path) -> None:
     file = tmp_path / "web.yaml"

@@ -42,6 +42,7 @@ def market(tmp_path: Path) -> Path:
     return folder
 
 
+@only_long  # a dozen runs of the simulator
 def test_json_has_a_run_for_each_policy_knob_and_seed_in_the_order_asked(serve: Any, market: Path) -> None:
     arguments = [
         "simulate",
@@ -91,6 +92,7 @@ def test_the_table_ends_with_what_is_saved(serve: Any, market: Path) -> None:
     assert "3 zones, 6h" in said.err
 
 
+@only_long  # several runs of the simulator
 def test_windows_are_runs_of_their_own(serve: Any, market: Path) -> None:
     told = serve.ok(
         "simulate", "--trace", market, "--policy", "on_demand", "--window", "3h", "-o", "json"

@@ -108,6 +108,7 @@ def test_a_service_on_two_hosts_from_up_to_down(serve: Serve, rack: dict[str, Vm
     assert running(rack) == []
 
 
+@only_long  # test_cli_exec has the commands, in every run
 def test_commands_and_a_shell_on_hosts(serve: Serve, rack: dict[str, Vm], tmp_path: Path) -> None:
     file = tmp_path / "web.yaml"
     file.write_text("envs: {COLOUR: green}" + SERVICE)

@@ -24,6 +24,7 @@ from benchmarks.chaos.spot_market import (
     spec,
 )
 from benchmarks.chaos.traffic import Traffic, tally
+from tests.clouds.schedules import only_long
 
 REGIONS = {"us": ["us-a", "us-b"], "eu": ["eu-a"]}
 RATE = 10.0
@@ -111,6 +112,7 @@ def test_spot_then_on_demand_then_spot_again(tmp_path: Path) -> None:
         assert f"What {NAME} has done" in picture.read_text()
 
 
+@only_long  # test_chaos_kills kills controllers in every run
 def test_a_controller_killed_while_it_falls_back_comes_to_the_same(tmp_path: Path) -> None:
     with Stack() as stack:
         timeline = Timeline(stack, tmp_path, "dynamic_fallback")
@@ -128,6 +130,7 @@ def test_a_controller_killed_while_it_falls_back_comes_to_the_same(tmp_path: Pat
         timeline.is_well_told(traffic)
 
 
+@only_long  # the simulator plays this in every run
 def test_risk_hedge_buys_on_demand_what_spot_no_longer_gives(tmp_path: Path) -> None:
     """It asks lost zones again after two minutes at the earliest; that it goes back then is shown in virtual time
     (tests/sim)."""
