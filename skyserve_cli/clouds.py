@@ -270,7 +270,7 @@ class Clouds:
         return Account(spot_price=spot_price, zone_ids=zone_ids, reason=self._reason())
 
     def _reason(self) -> Reason:
-        return reasons(stock(self.home.root).discoveries, unix_now())
+        return reasons(stock(self.home.root).discoveries, unix_now)
 
     def _restock(self) -> None:
         """Give provisioners what was refreshed or discovered since they were made. With the lock held."""
@@ -287,7 +287,7 @@ class Clouds:
             self._stock = found
             for name, made in self._made.items():
                 if isinstance(made, Stocked) and name not in plugins.installed():
-                    made.restock(found.catalog.of(name), reasons(found.discoveries, now))
+                    made.restock(found.catalog.of(name), reasons(found.discoveries, unix_now))
 
     def _own_addresses(self) -> OwnAddresses:
         """One for all clouds. With the lock held."""

@@ -137,6 +137,11 @@ class Home:
         return self.root / "check_launches.json"
 
     @property
+    def check_launches_lock(self) -> Path:
+        """Held by the one `serve check --launch` that is at work."""
+        return self.root / "check_launches.lock"
+
+    @property
     def callbacks(self) -> Path:
         """JSON: up to which event the commands of `event_callback` have run."""
         return self.root / "callbacks.json"

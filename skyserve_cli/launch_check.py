@@ -17,7 +17,7 @@ from typing import TypeVar
 from policies.model import Offer
 from provisioners.base import Gated, Instance, InstanceState, LaunchOrder
 from provisioners.errors import CapacityError, ProvisionError, QuotaError, RefusedError, TransientError
-from provisioners.fleet import FleetProvisioner
+from provisioners.fleet import CONSISTENT_AFTER_S, FleetProvisioner
 from skyserve_cli.controller.orders import token_of
 
 SERVICE = "check"
@@ -88,6 +88,7 @@ class LaunchCheck:
         self._sleep = sleep
         self._tell = tell
         self._report = Report(cloud.name)
+        self._settles_at = now() + CONSISTENT_AFTER_S
 
     def run(self, offers: Sequence[Offer]) -> Report:
         """Try the offers in their order until one is accepted. Never raises ProvisionError; KeyboardInterrupt only after the
@@ -164,6 +165,7 @@ class LaunchCheck:
     def _launched(self, order: LaunchOrder) -> Instance:
         until = self._now() + LAUNCH_PATIENCE_S
         while True:
+            self._settles_at = self._now() + CONSISTENT_AFTER_S
             try:
                 return self._cloud.launch(order)
             except TransientError as error:
@@ -244,6 +246,8 @@ class LaunchCheck:
                     cloud.terminate(one)
             if alive:
                 return tuple(f"machine {one.id} in {one.zone}" for one in alive)
+            if self._now() < self._settles_at:  # a launch whose response was lost may have made one
+                return ("a machine that the cloud does not list yet, perhaps",)
             for leftover in cloud.machines.leftovers(owner):
                 cloud.machines.remove(leftover)
             return (

@@ -6,7 +6,8 @@ Colour and motion are for terminals: into a pipe or a file go plain lines, as wi
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TextIO
 
@@ -46,6 +47,16 @@ def console(stream: TextIO) -> Console:
     """Rich, without its guesses: no markup, no emoji, no highlighting of what looks like a number."""
     width = None if stream.isatty() else WIDE_COLUMNS
     return Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
+
+
+@contextmanager
+def doing(what: str) -> Iterator[Callable[[str], None]]:
+    """A line of standard error that says what is being done, written over with each sentence; elsewhere than on a terminal nothing."""
+    if not sys.stderr.isatty():
+        yield lambda sentence: None
+        return
+    with console(sys.stderr).status(what) as status:
+        yield status.update
 
 
 def put_table(table: Fitted | Text) -> None:

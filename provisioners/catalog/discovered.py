@@ -87,13 +87,16 @@ def shapes_of(catalog: Catalog, cloud: str) -> list[Shape]:
     )
 
 
-def reasons(discoveries: Iterable[Discovery], now: float) -> Callable[[Shape, Zone, CapacityType], str]:
-    """`Discovery.reason` over several clouds, of those that are recent enough."""
-    recent = {one.cloud: one for one in discoveries if now - one.at <= BELIEVED_S}
+def reasons(
+    discoveries: Iterable[Discovery], now: Callable[[], float]
+) -> Callable[[Shape, Zone, CapacityType], str]:
+    """`Discovery.reason` over several clouds, of those that are recent enough when it is called."""
+    by_cloud = {one.cloud: one for one in discoveries}
 
     def reason(shape: Shape, zone: Zone, market: CapacityType) -> str:
-        found = recent.get(zone.cloud)
-        return "" if found is None else found.reason(shape, zone, market)
+        found = by_cloud.get(zone.cloud)
+        is_recent = found is not None and now() - found.at <= BELIEVED_S
+        return found.reason(shape, zone, market) if found is not None and is_recent else ""
 
     return reason
 

@@ -38,6 +38,7 @@ class Stock:
     """What there is to choose from, as a home knows it."""
 
     catalog: Catalog
+    listed: Catalog  # without the rows of the user's own
     discoveries: tuple[Discovery, ...] = ()
 
 
@@ -58,7 +59,7 @@ def load(home: Path) -> Catalog:
 
 @cache
 def _packaged_stock() -> Stock:
-    return Stock(packaged())
+    return Stock(packaged(), packaged())
 
 
 @lru_cache(maxsize=8)
@@ -69,10 +70,10 @@ def _stock(home: Path, version: tuple[object, ...]) -> Stock:
         known = Catalog(tuple(discovered.with_discovered(known.listings, found)))
     overlay = [listing for path in _price_files(home) for listing in decode(_content(path), str(path))]
     known = known.updated(overlay) if overlay else known
-    own = home / FOLDER / EXTRA
+    own, listed = home / FOLDER / EXTRA, known
     if own.exists():
         known = Catalog(tuple(extra.with_extra(known.listings, extra.decode(_content(own), str(own)))))
-    return Stock(known, found)
+    return Stock(known, listed, found)
 
 
 def _price_files(home: Path) -> list[Path]:

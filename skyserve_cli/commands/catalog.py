@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -12,19 +10,19 @@ import typer
 
 from policies.model import CapacityType
 from provisioners.candidates import Reason
-from provisioners.catalog import Catalog, Price, Row, load, packaged, stock
+from provisioners.catalog import Catalog, Price, Row, packaged, stock
 from provisioners.catalog.discovered import reasons
 from provisioners.catalog.fetch import Sources
 from provisioners.catalog.names import canonical, close_to
-from provisioners.catalog.refresh import JUMP, PRICE_APIS, Progress, Refreshed
+from provisioners.catalog.refresh import JUMP, PRICE_APIS, Refreshed
 from provisioners.catalog.refresh import refresh as ask_anew
 from provisioners.catalog.store import save
 from provisioners.clock import unix_now
 from provisioners.errors import ProvisionError
-from skyserve_cli.commands.catalog_discover import discover
+from skyserve_cli.commands.catalog_discover import discover, steps
 from skyserve_cli.commands.options import Format, Output, View, home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, span, usd
-from skyserve_cli.tables import console, put_table, table
+from skyserve_cli.tables import put_table, table
 
 SHOWN = 40
 REFUSALS_SHOWN = 10
@@ -97,7 +95,7 @@ def catalog(
     most = (SHOWN if output is Output.TABLE else 0) if limit is None else limit
     rows, now = found[: most or None], unix_now()
     if output is Output.JSON:
-        reason = reasons(held.discoveries, now)
+        reason = reasons(held.discoveries, lambda: now)
         put_json([_view(row, now, reason) for row in rows])
         return
     columns = (
@@ -135,12 +133,12 @@ def refresh(
         raise _no_such("cloud", cloud, PRICE_APIS)
     here = home()
     here.create()
-    known, sources = load(here.root), Sources.from_environment()
+    known, sources = stock(here.root).listed, Sources.from_environment()
     views: list[View] = []
     for name in PRICE_APIS if cloud is None else (cloud.lower(),):
         view: View = {"cloud": name, "asked": True, "why": "", "taken": 0, "refused": []}
         try:
-            with _progress(name) as progress:
+            with steps(name) as progress:
                 done = ask_anew(
                     name, known.of(name).listings, sources, unix_now(), accept=accept, progress=progress
                 )
@@ -276,17 +274,3 @@ def _tell(view: View, done: Refreshed | None) -> None:
         say(f"  and {len(done.refused) - REFUSALS_SHOWN} more; -o json lists them")
     if any(refusal.can_be_accepted for refusal in done.refused):
         say("  --accept takes those over that are only far from the known price")
-
-
-@contextmanager
-def _progress(cloud: str) -> Iterator[Progress]:
-    """How far the questions are: a line that is written over, for people at a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, of, what: None
-        return
-    with console(sys.stderr).status(f"{cloud}: asking") as status:
-
-        def show(done: int, of: int, what: str) -> None:
-            status.update(f"{cloud}: {what}" + (f" ({done} of {of})" if of else ""))
-
-        yield show

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
@@ -19,7 +18,7 @@ from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Format, Output, View, home
 from skyserve_cli.config import ConfigError, RentedConfig, load_config
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say
-from skyserve_cli.tables import console
+from skyserve_cli.tables import doing
 
 NOTES_SHOWN = 10
 
@@ -49,7 +48,7 @@ def discover(
     for name in _chosen(cloud or [], rented):
         before = load(here.root).of(name)
         try:
-            with _progress(name) as progress:
+            with steps(name) as progress:
                 found = clouds.discover(name, progress)
         except (ProvisionError, ConfigError) as error:
             views.append({"cloud": name, "listed": False, "why": str(error)})
@@ -110,9 +109,7 @@ def _tell(view: View) -> None:
 
 
 @contextmanager
-def _progress(cloud: str) -> Iterator[Progress]:
-    if not sys.stderr.isatty():
-        yield lambda done, of, what: None
-        return
-    with console(sys.stderr).status(f"{cloud}: requesting lists") as status:
-        yield lambda done, of, what: status.update(f"{cloud}: {what} ({done} of {of})")
+def steps(cloud: str) -> Iterator[Progress]:
+    """How far the requests are."""
+    with doing(f"{cloud}: requesting") as say_so:
+        yield lambda done, of, what: say_so(f"{cloud}: {what}" + (f" ({done} of {of})" if of else ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import json
 import secrets
@@ -11,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from policies.model import Offer
@@ -25,10 +25,10 @@ from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Output, View
 from skyserve_cli.commands.prices import ask
 from skyserve_cli.config import ConfigError, RentedConfig
-from skyserve_cli.home import Home
-from skyserve_cli.launch_check import Fetch, LaunchCheck, Report, Tell
+from skyserve_cli.home import Home, write_private
+from skyserve_cli.launch_check import Fetch, LaunchCheck, Report
 from skyserve_cli.output import CommandFailed, WrongUsage, put_json, say, span
-from skyserve_cli.tables import console, put_table, table
+from skyserve_cli.tables import doing, put_table, table
 
 _MINUTES = 15  # of a check that goes well, at most
 _FETCH_S = 10.0
@@ -49,8 +49,14 @@ def launch(
     rented = [name for name in names if isinstance(clouds.config.clouds[name], RentedConfig)]
     if not rented:
         raise WrongUsage("--launch needs an enabled cloud that rents machines")
+    with _alone(here):
+        _launch(clouds, here, rented, _need(accelerator, use_spot=use_spot), yes=yes, output=output)
+
+
+def _launch(
+    clouds: Clouds, here: Home, rented: Sequence[str], need: Requirements, *, yes: bool, output: Output
+) -> None:
     _remove_earlier(clouds, here)
-    need = _need(accelerator, use_spot=use_spot)
     choices = {name: _offers(clouds, name, need) for name in rented}
     for name, offers in choices.items():
         what = _described(offers[0]) if offers else "no such machine is offered"
@@ -101,9 +107,16 @@ def _checked(clouds: Clouds, here: Home, name: str, offers: Sequence[Offer]) -> 
     cloud = clouds.get(name)
     assert isinstance(cloud, FleetProvisioner)  # noqa: S101 (only those have offers here)
     _note(here, {**_noted(here), owner: name})
-    with _progress(name) as tell:
+    fetch = fetch_with(here.machine_secret(), owner)
+    with doing(f"{name}: launching") as show:
+        told = show if sys.stderr.isatty() else say  # a log has a line for each step
         check = LaunchCheck(
-            cloud, owner, fetch_with(here.machine_secret(), owner), now=unix_now, sleep=time.sleep, tell=tell
+            cloud,
+            owner,
+            fetch,
+            now=unix_now,
+            sleep=time.sleep,
+            tell=lambda sentence: told(f"{name}: {sentence}"),
         )
         report = check.run(offers)
     if not report.left:
@@ -165,11 +178,20 @@ def _noted(here: Home) -> Mapping[str, str]:
 
 
 def _note(here: Home, owners: Mapping[str, str]) -> None:
-    path: Path = here.check_launches
-    draft = path.with_suffix(".part")
-    draft.touch(mode=0o600)
-    draft.write_text(json.dumps(owners))
-    draft.replace(path)
+    write_private(here.check_launches, json.dumps(owners).encode())
+
+
+@contextmanager
+def _alone(here: Home) -> Iterator[None]:
+    """Another check of this home would remove what this one has launched."""
+    with here.check_launches_lock.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CommandFailed(
+                "another `serve check --launch` of this home is at work; wait for its end"
+            ) from None
+        yield
 
 
 # --- how it looks ------------------------------------------------------------------------------------------------------
@@ -210,12 +232,3 @@ def _view(report: Report) -> View:
         ],
         "left": list(report.left),
     }
-
-
-@contextmanager
-def _progress(cloud: str) -> Iterator[Tell]:
-    if not sys.stderr.isatty():
-        yield lambda sentence: say(f"{cloud}: {sentence}")
-        return
-    with console(sys.stderr).status(f"{cloud}: launching") as status:
-        yield lambda sentence: status.update(f"{cloud}: {sentence}")

@@ -115,7 +115,7 @@ def test_aws_goes_on_without_quotas_and_without_a_region(bench: AwsBench) -> Non
         "quotas of us-west-2",
         "us-west-2",
     ]
-    reason = reasons([found], found.at)
+    reason = reasons([found], lambda: found.at)
     l4 = by_place(found)["g6.xlarge", "us-east-1"].shape
     assert reason(l4, Zone("aws", "us-west-2", "usw2-az1"), SPOT) == ""
 
@@ -176,7 +176,7 @@ def test_azure_sizes_that_are_closed_have_the_reason(azure_world: tuple[AzureWor
     found = azure(server, regions=("eastus",)).discover(shapes_of(packaged(), "azure"), quiet)
     t4 = by_place(found)["Standard_NC4as_T4_v3", "eastus"]
     assert t4.zones == ()
-    reason = reasons([found], found.at)
+    reason = reasons([found], lambda: found.at)
     assert "Azure has closed Standard_NC4as_T4_v3 in eastus" in reason(
         t4.shape, Zone("azure", "eastus", "eastus-1"), SPOT
     )

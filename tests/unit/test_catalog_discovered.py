@@ -117,14 +117,14 @@ def test_a_price_is_estimated_from_what_is_most_alike(shape: Shape, usd: float, 
     ],
 )
 def test_reasons(shape: Shape, zone: tuple[str, str], market: CapacityType, reason: str) -> None:
-    found = reasons([FOUND], NOW + BELIEVED_S)
+    found = reasons([FOUND], lambda: NOW + BELIEVED_S)
     assert found(shape, Zone("aws", *zone), market) == reason
-    assert reasons([FOUND], NOW + BELIEVED_S + 1.0)(shape, Zone("aws", *zone), market) == ""
+    assert reasons([FOUND], lambda: NOW + BELIEVED_S + 1.0)(shape, Zone("aws", *zone), market) == ""
 
 
 def test_what_the_account_cannot_have_is_not_offered_and_the_reason_is_said() -> None:
     catalog = Catalog(tuple(with_discovered(KNOWN, [FOUND])))
-    account = Account(reason=reasons([FOUND], NOW))
+    account = Account(reason=reasons([FOUND], lambda: NOW))
     on_demand = Candidate(cloud="aws", accelerator="L4", accelerator_count=1, region="mx-central-1")
     spot = replace(on_demand, use_spot=True)
     assert offers_of(Requirements((on_demand,)), catalog, account) == []
@@ -208,6 +208,17 @@ def test_a_negotiated_price_holds_against_refreshed_ones(tmp_path: Path) -> None
     before = [row for row in packaged().by_instance_type["g6.xlarge"] if row.zone.region == "us-east-1"]
     assert {row.on_demand.usd_hour for row in rows} == {0.5}
     assert [(row.zone, row.spot) for row in rows] == [(row.zone, row.spot) for row in before]
+
+
+def test_a_negotiated_price_is_gone_with_its_row(tmp_path: Path) -> None:
+    """A refresh keeps what clouds list, not what the user wrote."""
+    file = extra(
+        tmp_path, {"cloud": "aws", "instance_type": "g6.xlarge", "region": "us-east-1", "usd_hour": 0.5}
+    )
+    save(tmp_path, "aws", stock(tmp_path).listed.listings)
+    file.unlink()
+    rows = load(tmp_path).by_instance_type["g6.xlarge"]
+    assert 0.5 not in {row.on_demand.usd_hour for row in rows}
 
 
 @pytest.mark.parametrize(

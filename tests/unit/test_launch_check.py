@@ -180,3 +180,18 @@ def test_what_cannot_be_removed_is_named(w: World) -> None:
     assert report.left == ("ec2:TerminateInstances is denied",)
     assert not report.ok
     assert "is denied" in steps(report)["removal"]
+
+
+def test_a_machine_that_is_listed_late_is_not_left(w: World) -> None:
+    """Ctrl-C while the cloud accepts the launch, whose machine it lists half a minute later."""
+    w.machines.late_s = 30.0
+
+    def interrupt(call: str, token: str) -> None:
+        if call == "create":
+            raise KeyboardInterrupt
+
+    w.machines.after = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        w.run()
+    assert len(w.machines.kept) == 1
+    assert w.machines.live() == []
