@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Union
 
@@ -84,14 +84,26 @@ class Role(str, Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Zone:
-    """A failure domain. Sort zones, never iterate a set of them."""
+    """A failure domain, or capacity in one that is reserved for the user: the name of the `reservation`, a zone of its own
+    to placement, because its room and its price are its own. Sort zones, never iterate a set of them."""
 
     cloud: str
     region: str
     name: str
+    reservation: str = ""
 
     def __str__(self) -> str:
-        return f"{self.cloud}/{self.region}/{self.name}"
+        return f"{self.cloud}/{self.region}/{self.label}"
+
+    @property
+    def label(self) -> str:
+        """Its name within the region, also for people: ``use1-az4``, or ``use1-az4+h100-block``."""
+        return f"{self.name}+{self.reservation}" if self.reservation else self.name
+
+    @property
+    def physical(self) -> Zone:
+        """Where its machines are."""
+        return replace(self, reservation="") if self.reservation else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +116,8 @@ class Offer:
     because image, disk and labels are the alternative's, and no field of the offer tells equal machines of two
     alternatives apart. Policies do not read it.
 
-    `places` is how many replicas the user's own hosts of this zone can hold when they are idle; None for a cloud,
-    whose limits only a launch reveals. Like `preference`, it is not stored with a replica.
+    `places` is how many replicas the user's own hosts of this zone, or what is reserved there, can hold when they are idle;
+    None for a cloud, whose limits only a launch reveals. Like `preference`, it is not stored with a replica.
     """
 
     zone: Zone

@@ -42,6 +42,7 @@ class Candidate:
     max_hourly_cost: float | None = None
     preference: int = 0
     choice: int = 0
+    reservation: str | None = None  # its name, or "none" for what is not reserved
 
 
 @dataclass(frozen=True, slots=True)

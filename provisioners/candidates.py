@@ -23,6 +23,7 @@ from provisioners.catalog.model import Catalog, Row, Shape
 from provisioners.catalog.names import canonical
 from provisioners.machines import SpotPrice
 
+NO_RESERVATION = "none"  # of a candidate that is not to use what is reserved
 _SAME_COUNT = 0.005  # a third of an accelerator is written 0.333 or 0.33
 
 Test = Callable[[Row], bool]
@@ -137,8 +138,14 @@ def tests_of(candidate: Candidate, account: Account) -> Iterator[tuple[str, Test
         yield "cpus", lambda row: cpus(row.shape.vcpus, row)
     if (memory := _size(candidate.memory)) is not None:
         yield "memory", lambda row: memory(row.shape.memory_gib, row)
-    if not candidate.use_spot:
-        yield "on_demand", lambda row: not row.shape.no_on_demand
+    reservation = candidate.reservation
+    if reservation is not None:
+        only = "" if reservation == NO_RESERVATION else reservation
+        yield "reservation", lambda row: row.zone.reservation == only
+    if candidate.use_spot:
+        yield "use_spot", lambda row: row.places is None
+    else:
+        yield "on_demand", lambda row: row.is_on_demand
     if region is not None:
         yield "region", lambda row: row.zone.region == region
     if zone is not None:
@@ -147,7 +154,10 @@ def tests_of(candidate: Candidate, account: Account) -> Iterator[tuple[str, Test
         yield "zone", lambda row: row.zone.name in (named, f"{row.zone.region}-{named}")
     reason = account.reason
     if reason is not None:
-        yield "usable", lambda row: not reason(row.shape, row.zone, market_of(candidate))
+        yield (
+            "usable",  # what is reserved counts to no quota once more
+            lambda row: row.places is not None or not reason(row.shape, row.zone, market_of(candidate)),
+        )
     most = candidate.max_hourly_cost
     if most is not None:
         yield "max_hourly_cost", lambda row: price_of(row, candidate, account) <= most
@@ -182,6 +192,7 @@ def _offers(candidate: Candidate, catalog: Catalog, account: Account, num_nodes:
             price_usd_hour=round(price * num_nodes, 6),
             on_demand_usd_hour=round(row.on_demand.usd_hour * num_nodes, 6),
             choice=candidate.choice,
+            places=None if row.places is None else row.places // num_nodes,
         )
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from policies.model import Zone
 from provisioners.base import Candidate
-from provisioners.candidates import ANY_ACCOUNT, Account, given, market_of, price_of, tests_of
+from provisioners.candidates import ANY_ACCOUNT, NO_RESERVATION, Account, given, market_of, price_of, tests_of
 from provisioners.catalog.model import Catalog, Row
 from provisioners.catalog.names import canonical, close_to, sister_of
 
@@ -124,6 +124,28 @@ def _not_on_demand(case: _Case) -> _Sentence:
     return f"{case.what} is not sold on demand, but as spot or by reservation ({types})", "set use_spot: true"
 
 
+def _no_reservation(case: _Case) -> _Sentence:
+    wanted = case.candidate.reservation or ""
+    if wanted == NO_RESERVATION:
+        return f"{case.what} is there by reservation only", "leave reservation out"
+    known = _names(row.zone.reservation or None for row in case.catalog.rows)
+    if wanted in known:
+        of = next(row for row in case.catalog.rows if row.zone.reservation == wanted)
+        return (
+            f"the reservation {wanted!r} is of {of.shape.name} on {of.zone.cloud}, and has no {case.what}",
+            None,
+        )
+    return (
+        f"config.yaml has no reservation {wanted!r} on {case.clouds}",
+        _meant(wanted, known)
+        or (f"it has {_listed(known)}" if known else "name it under clouds.CLOUD.reservations"),
+    )
+
+
+def _reserved(case: _Case) -> _Sentence:
+    return f"{case.what} is reserved, and no spot machine", "set use_spot: false"
+
+
 def _no_region(case: _Case) -> _Sentence:
     wanted = given(case.candidate.region) or ""
     here = _names(row.zone.region for row in case.left)
@@ -175,6 +197,8 @@ _SENTENCES: Mapping[str, Callable[[_Case], _Sentence]] = MappingProxyType(
         "accelerator_count": _no_count,
         "cpus": _no_cpus,
         "memory": _no_memory,
+        "reservation": _no_reservation,
+        "use_spot": _reserved,
         "on_demand": _not_on_demand,
         "region": _no_region,
         "zone": _no_zone,

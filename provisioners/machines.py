@@ -45,7 +45,7 @@ class MachineOrder:
     `token` is the machine's own: `machine_token` of the replica's token and the rank. `user_data` is run as root at
     first boot. `public_key` is the OpenSSH line of who may log in as `user`. `ports` and port 22 are reachable from `sources`
     (CIDR blocks) and from those whom `Machines.admit` names; `public_ports` from everywhere. `image` is the cloud's own name of one, None for its default. `disk_gb` is of the boot
-    disk, None for the cloud's default.
+    disk, None for the cloud's default. `reservation` is the name in config.yaml of the reserved capacity to use, if any.
     """
 
     token: str
@@ -69,6 +69,7 @@ class MachineOrder:
     labels: Mapping[str, str] = field(default_factory=dict)
     role: Role = Role.REPLICA
     public_ports: tuple[int, ...] = ()
+    reservation: str = ""
 
     @property
     def tags(self) -> dict[str, str]:

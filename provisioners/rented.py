@@ -236,7 +236,7 @@ def within(catalog: Catalog, regions: Sequence[str], cloud: str, key: str = "reg
 
 def zones_of(catalog: Catalog) -> list[Zone]:
     """Every zone of the catalog, in order."""
-    return sorted({row.zone for row in catalog.rows})
+    return sorted({row.zone.physical for row in catalog.rows})
 
 
 def types_of(catalog: Catalog) -> set[str]:
@@ -248,7 +248,7 @@ def cheapest_trials(rows: Iterable[Row]) -> list[Trial]:
     """In each region the cheapest machine with an accelerator, spot and on demand, in the first of its zones."""
     cheapest: dict[tuple[str, CapacityType], tuple[float, str, str, Trial]] = {}
     for row in rows:
-        if row.shape.accelerator is None:
+        if row.shape.accelerator is None or row.places is not None:
             continue
         for capacity_type in CapacityType:
             price = row.price(capacity_type)
@@ -259,6 +259,15 @@ def cheapest_trials(rows: Iterable[Row]) -> list[Trial]:
             ranked = (price.usd_hour, row.shape.name, row.zone.name, trial)
             cheapest[key] = min(cheapest.get(key, ranked), ranked, key=lambda one: one[:3])
     return [trial for _, _, _, trial in cheapest.values()]
+
+
+def reserved_trials(rows: Iterable[Row]) -> list[Trial]:
+    """Of each reservation one."""
+    return [
+        Trial(row.zone, row.shape.name, CapacityType.ON_DEMAND, row.shape.accelerator)
+        for row in rows
+        if row.places is not None
+    ]
 
 
 def login_of(machine: Machine, secret: bytes) -> Login:
@@ -300,7 +309,8 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         replica_id=order.replica_id,
         rank=rank,
         num_nodes=order.num_nodes,
-        zone=order.offer.zone,
+        zone=order.offer.zone.physical,
+        reservation=order.offer.zone.reservation,
         instance_type=order.offer.instance_type,
         capacity_type=order.offer.capacity_type,
         public_key=keys.login().public,

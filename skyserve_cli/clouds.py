@@ -24,9 +24,18 @@ from provisioners.errors import AuthError
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.own_address import OwnAddresses
 from provisioners.registry import PROVISIONERS, MissingSdkError, UnknownCloudError, provisioner_class
+from provisioners.reservations import open_at, reserved_listings
 from provisioners.small import small_offers
 from provisioners.ssh import pool
-from skyserve_cli.config import AwsConfig, CloudConfig, Config, ConfigError, RentedConfig, SshConfig
+from skyserve_cli.config import (
+    AwsConfig,
+    CloudConfig,
+    Config,
+    ConfigError,
+    RentedConfig,
+    SshConfig,
+    reservations_of,
+)
 from skyserve_cli.home import Home
 
 if TYPE_CHECKING:
@@ -53,11 +62,14 @@ class Clouds:
     config: Config
     _made: dict[str, Provisioner] = field(default_factory=dict)
     _without_sdk: dict[str, MissingCloudSdkError] = field(default_factory=dict)
-    _merged: tuple[Catalog, Catalog] | None = None  # ours, and with the plug-ins'
+    _merged: tuple[Catalog, frozenset[str], Catalog] | None = (
+        None  # ours, what is reserved, and with all of it
+    )
     _names: Publisher | None = None
     _own: OwnAddresses | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stock: Stock | None = None  # that the provisioners have
+    _reserved: frozenset[str] = frozenset()  # that the provisioners have
     _looked_at: float = float("-inf")
 
     @property
@@ -209,7 +221,7 @@ class Clouds:
             rented = rented.at(places) if places else rented
             if need.role is Role.LOAD_BALANCER:
                 small = plugins.plugin(name).small if name in plugins.installed() else None
-                return small_offers(need, name, (row.zone for row in rented.rows), small)
+                return small_offers(need, name, (row.zone.physical for row in rented.rows), small)
             if name in plugins.installed():
                 need = plugins.in_its_markets(plugins.plugin(name), need)
             return offers_of(need, rented, Account(reason=self._reason()))
@@ -219,12 +231,38 @@ class Clouds:
         return _CATALOG if name in self._catalog().clouds else name
 
     def _catalog(self) -> Catalog:
-        """With what the plug-ins of enabled clouds list."""
-        known = load(self.home.root)
-        if self._merged is None or self._merged[0] is not known:  # a catalog works out its indexes once
+        """With what the plug-ins of enabled clouds list, and what is reserved there. Raises ConfigError."""
+        known, reserved = load(self.home.root), self._open_reservations()
+        if self._merged is None or self._merged[:2] != (
+            known,
+            reserved,
+        ):  # a catalog works out its indexes once
             listings = [each for name in self.enabled for each in self._listings(name)]
-            self._merged = known, Catalog((*known.listings, *listings)) if listings else known
-        return self._merged[1]
+            listings += [each for name in self.enabled for each in self._reserved_of(name, known)]
+            self._merged = known, reserved, Catalog((*known.listings, *listings)) if listings else known
+        return self._merged[2]
+
+    def _open_reservations(self) -> frozenset[str]:
+        now = unix_now()
+        return frozenset(
+            f"{name}/{each}"
+            for name, section in self.config.clouds.items()
+            for each in open_at(reservations_of(section), now)
+        )
+
+    def _reserved_of(self, name: str, known: Catalog) -> list[Listing]:
+        reservations = open_at(reservations_of(self.config.clouds.get(name)), unix_now())
+        if not reservations:
+            return []
+        try:
+            return list(reserved_listings(reservations, known.of(name), name))
+        except ValueError as error:
+            raise ConfigError(f"{self.home.config}: {error}") from error
+
+    def _stocked(self, name: str, known: Catalog) -> Catalog:
+        """What the provisioner of that cloud offers from."""
+        rented, reserved = known.of(name), self._reserved_of(name, known)
+        return Catalog((*rented.listings, *reserved)) if reserved else rented
 
     def _listings(self, name: str) -> Sequence[Listing]:
         """Of a plug-in. One that cannot be used has none, and shows where it is used."""
@@ -283,11 +321,12 @@ class Clouds:
         except CatalogError as error:
             _log.warning("the catalog stays as it was: %s", error)
             return
-        if found is not self._stock:
-            self._stock = found
+        reserved = self._open_reservations()
+        if found is not self._stock or reserved != self._reserved:
+            self._stock, self._reserved = found, reserved
             for name, made in self._made.items():
                 if isinstance(made, Stocked) and name not in plugins.installed():
-                    made.restock(found.catalog.of(name), reasons(found.discoveries, unix_now))
+                    made.restock(self._stocked(name, found.catalog), reasons(found.discoveries, unix_now))
 
     def _own_addresses(self) -> OwnAddresses:
         """One for all clouds. With the lock held."""
@@ -312,7 +351,7 @@ class Clouds:
                     secret, seen = self.home.machine_secret(), self.home.hosts_seen
                     return build(section.pools, secret, seen, tls=section.tls)
                 case RentedConfig():
-                    catalog, secret = load(self.home.root).of(name), self.home.machine_secret()
+                    catalog, secret = self._stocked(name, load(self.home.root)), self.home.machine_secret()
                     return build(section, catalog, secret, own=self._own_addresses())
                 case _:
                     return build()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from datetime import datetime
 from ipaddress import ip_network
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import (
@@ -25,6 +26,9 @@ from provisioners.own_address import ADDRESS_URL
 from provisioners.registry import PROVISIONERS
 from skyserve_cli import config_checks
 from skyserve_cli.spec.problems import did_you_mean, dotted
+
+if TYPE_CHECKING:
+    from provisioners.reservations import Reservations
 
 _MAX_BYTES = 1 << 20
 _TLS = "load balancers and probes reach replicas by TLS; for replicas to come"
@@ -68,6 +72,12 @@ class LoadBalancerConfig(_Strict):
         if self.last_port < self.first_port:
             raise ValueError("last_port must not be below first_port")
         return self
+
+
+_AZURE_ID = r"(?i)^/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\."
+_RESERVED = "capacity that is reserved for you, by names of your own; it is used before anything is rented"
+
+T = TypeVar("T")
 
 
 class CloudConfig(_Strict):
@@ -125,7 +135,57 @@ class RentedConfig(CloudConfig):
         return sources
 
 
+class ReservationConfig(_Strict):
+    """What every cloud's reservations have; `provisioners.reservations.Reservation`."""
+
+    zone: str = Field(description="the one that it is in, as `serve catalog` writes it")
+    instance_type: str = Field(description="of its machines")
+    count: int = Field(default=1, ge=1, le=10000, description="of its machines")
+    usd_hour: float = Field(
+        default=0.0,
+        ge=0,
+        le=10000,
+        description="what a machine costs beyond the reservation, which is paid for",
+    )
+    until: datetime | None = Field(default=None, description="when it ends, with a time zone")
+
+    _until = field_validator("until")(config_checks.with_time_zone)
+
+
+class AwsReservation(ReservationConfig):
+    id: str = Field(
+        pattern=r"^(cr-[0-9a-f]+|arn:aws[a-z-]*:resource-groups:\S+)$",
+        description="cr-…, or the ARN of a resource group of several",
+    )
+    kind: Literal["reservation", "capacity_block"] = Field(
+        default="reservation", description="capacity_block: of a Capacity Block for ML"
+    )
+
+
+class GcpReservation(ReservationConfig):
+    id: str = Field(
+        pattern=r"^(projects/[a-z0-9.:-]+/reservations/)?[a-z][a-z0-9-]{0,62}$",
+        description="its name, or projects/PROJECT/reservations/NAME of a shared one",
+    )
+    kind: Literal["reservation", "bound"] = Field(
+        default="reservation",
+        description="bound: machines live as long as it does (RESERVATION_BOUND, of A3 Ultra, A4 and newer)",
+    )
+
+
+class AzureReservation(ReservationConfig):
+    id: str = Field(
+        pattern=rf"{_AZURE_ID}Compute/capacityReservationGroups/[^/]+$",
+        description="of the capacity reservation group",
+    )
+    kind: Literal["reservation"] = "reservation"
+
+
+Names = Annotated[dict[str, T], BeforeValidator(config_checks.names_of_reservations)]
+
+
 class AwsConfig(RentedConfig):
+    reservations: Names[AwsReservation] = Field(default={}, description=_RESERVED)
     profile: str | None = Field(default=None, description="of the AWS configuration files")
     vpc: str | None = Field(default=None, description="id or name of the network to use")
     subnets: Annotated[dict[str, tuple[str, ...]], BeforeValidator(config_checks.subnets_of_aws)] = Field(
@@ -156,6 +216,7 @@ class AwsConfig(RentedConfig):
 
 
 class GcpConfig(RentedConfig):
+    reservations: Names[GcpReservation] = Field(default={}, description=_RESERVED)
     project: str | None = Field(default=None, description="its id; by default that of the credentials")
     network: str | None = Field(
         default=None,
@@ -213,11 +274,11 @@ class GcpConfig(RentedConfig):
         return self
 
 
-_AZURE_ID = r"(?i)^/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\."
 _IDENTITY = rf"{_AZURE_ID}ManagedIdentity/userAssignedIdentities/[^/]+$"
 
 
 class AzureConfig(RentedConfig):
+    reservations: Names[AzureReservation] = Field(default={}, description=_RESERVED)
     subscription_id: str = Field(description="`az account show --query id` prints it")
     subnets: Annotated[
         dict[str, str],
@@ -263,6 +324,13 @@ class AzureConfig(RentedConfig):
 SECTIONS: Mapping[str, type[CloudConfig]] = MappingProxyType(
     {"ssh": SshConfig, "aws": AwsConfig, "gcp": GcpConfig, "azure": AzureConfig}
 )
+
+
+def reservations_of(section: CloudConfig | None) -> Reservations:
+    """Of a cloud's section."""
+    if isinstance(section, AwsConfig | GcpConfig | AzureConfig):
+        return section.reservations
+    return {}
 
 
 class UnusableConfig(CloudConfig):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 _MOST_LABELS = 35  # clouds allow about 50 tags, of which some are ours
@@ -39,6 +40,22 @@ def subnets_of_aws(subnets: Any) -> Any:
                 raise ValueError(f"{place}: {one!r} is not like subnet-0123456789abcdef0")
         found[str(place)] = tuple(listed)
     return found
+
+
+def names_of_reservations(reservations: Any) -> Any:
+    """By names that can stand in a service file, and beside a zone."""
+    for name in reservations if isinstance(reservations, Mapping) else ():
+        if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", name) or name == "none":
+            raise ValueError(
+                f"{name!r} is no name: at most 31 lower-case letters, digits and hyphens, and not none"
+            )
+    return reservations
+
+
+def with_time_zone(until: datetime | None) -> datetime | None:
+    if until is not None and until.tzinfo is None:
+        raise ValueError("has no time zone: write it like 2027-01-31T11:30:00Z")
+    return until
 
 
 def network_of_gcp(network: str | None) -> str | None:

@@ -248,6 +248,8 @@ def _key(offer: Offer) -> str:
 def _quota_key(offer: Offer, scope: Scope | None = None) -> str:
     market = offer.capacity_type.value
     place = f"{offer.zone.cloud}/*/*|{market}" if scope is Scope.CLOUD else _region_key(offer)
+    if offer.zone.reservation:  # what is reserved counts to no quota once more
+        place = f"{offer.zone}|{market}"
     return "|".join(filter(None, (place, offer.accelerator)))
 
 

@@ -15,8 +15,8 @@ from policies.work import usd_of_work
 FLAP_GRACE_S = 30.0
 #: Prices that differ by less than this fraction are the same price: a cent is no reason to crowd a zone.
 EQUAL_COST = 0.05
-FULL = "every host of yours is full and nothing else is on offer"
-OWN_HOST = "a free place on a host of yours"
+FULL = "every host or reservation of yours is full and nothing else is on offer"
+OWN_HOST = "a free place on a host or reservation of yours"
 
 _WORDS = {CapacityType.SPOT: "on spot", CapacityType.ON_DEMAND: "on demand"}
 

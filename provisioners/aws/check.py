@@ -140,7 +140,7 @@ def _permission(api: AwsApi, region: str, action: str, params: Params, *, by_tag
 def _launch(api: AwsApi, trial: Trial, request: Callable[[Trial], Params]) -> Finding:
     """A dry run of the launch that would be sent."""
     region = trial.zone.region
-    name = f"launch of {trial.instance_type} ({trial.capacity_type.value}) in {trial.zone.name}"
+    name = f"launch of {trial.instance_type} ({trial.capacity_type.value}) in {trial.zone.label}"
     try:
         params = request(trial)
     except ProvisionError as error:

@@ -10,7 +10,8 @@ from provisioners.aws.machines import AwsMachines, AwsSettings
 from provisioners.catalog.model import Catalog
 from provisioners.machines import Finding
 from provisioners.own_address import OwnAddresses
-from provisioners.rented import cheapest_trials
+from provisioners.rented import cheapest_trials, reserved_trials
+from provisioners.reservations import Reservations
 
 
 class Section(rented.Section, Protocol):
@@ -22,6 +23,7 @@ class Section(rented.Section, Protocol):
     encrypted: bool
     kms_key: str | Mapping[str, str] | None
     instance_profile: str | None
+    reservations: Reservations
 
 
 class AwsProvisioner(rented.RentedProvisioner):
@@ -36,9 +38,11 @@ class AwsProvisioner(rented.RentedProvisioner):
         super().__init__(self._ec2, section, catalog, secret, own=own, subnets=section.subnets)
 
     def check(self) -> Sequence[Finding]:
-        """Launches of the cheapest machine with an accelerator are tried in each region, spot and on demand."""
+        """Launches of the cheapest machine with an accelerator are tried in each region, spot and on demand, and one into each
+        reservation."""
         types = {row.shape.name for row in self._catalog.rows if row.shape.accelerator is not None}
-        return self._ec2.check(cheapest_trials(self._catalog.rows), types)
+        rows = self._catalog.rows
+        return self._ec2.check([*cheapest_trials(rows), *reserved_trials(rows)], types)
 
 
 def machines_of(section: Section) -> AwsMachines:
@@ -54,5 +58,6 @@ def machines_of(section: Section) -> AwsMachines:
         labels=section.labels,
         image=section.image,
         instance_profile=section.instance_profile,
+        reservations=section.reservations,
     )
     return AwsMachines(settings)

@@ -62,6 +62,7 @@ from provisioners.machines import (
     in_region,
 )
 from provisioners.regions import ClosedRegions, SilentRegions
+from provisioners.reservations import Reservations, reserved_for
 
 _SETTLED_S = 60.0  # after which EC2 is believed that something does not exist
 _TOKENS = 3  # of one order, if its parameters have to change
@@ -94,6 +95,7 @@ class AwsSettings:
     labels: Mapping[str, str] = field(default_factory=dict)
     instance_profile: str | None = None
     image: str | Mapping[str, str] | None = None
+    reservations: Reservations = field(default_factory=dict)
 
 
 class AwsMachines:
@@ -266,7 +268,7 @@ class AwsMachines:
         if found[0].level is Level.MISSING:
             return found
         checked = regions or (self._api.home_region,)
-        zones = sorted({trial.zone for trial in trials if trial.zone.region in checked})
+        zones = sorted({trial.zone.physical for trial in trials if trial.zone.region in checked})
         ways = outbound(self._api, zones, self._network.place, settings.use_private_ip)
         return [*found, *ways, *self._closed_regions()]
 
@@ -307,6 +309,7 @@ class AwsMachines:
             instance_profile=settings.instance_profile,
             is_encrypted=settings.encrypted,
             kms_key=in_region(settings.kms_key, order.zone.region),
+            reservation=reserved_for(order, settings.reservations),
         )
 
     def _check_order(self, order: MachineOrder) -> None:

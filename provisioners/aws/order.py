@@ -9,6 +9,7 @@ from typing import Any
 from policies.model import CapacityType, Role
 from provisioners.aws.image import Image
 from provisioners.machines import MachineOrder, Trial
+from provisioners.reservations import Reservation
 
 # Accelerators whose models have 40 GB and more: at gp3's 125 MB/s a cold start would wait a quarter of an hour for them. The rest costs
 # about 0.025 USD per hour (0.04 USD per MB/s and month, 0.005 per operation per second and month, at list prices of us-east-1).
@@ -30,9 +31,10 @@ def request_of(
     instance_profile: str | None = None,
     is_encrypted: bool = False,
     kms_key: str | None = None,
+    reservation: Reservation | None = None,
 ) -> dict[str, Any]:
     """The parameters of RunInstances for one machine, `token` being its client token. Without `kms_key` an encrypted disk has the
-    account's default key."""
+    account's default key. With a `reservation` it is launched there or not at all."""
     interface: dict[str, Any] = {
         "DeviceIndex": 0,
         "SubnetId": subnet,
@@ -83,6 +85,11 @@ def request_of(
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
         }
+    if reservation is not None:
+        by = "CapacityReservationResourceGroupArn" if ":" in reservation.id else "CapacityReservationId"
+        params["CapacityReservationSpecification"] = {"CapacityReservationTarget": {by: reservation.id}}
+        if reservation.kind == "capacity_block":
+            params["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
     tags = {"Name": order.token, **order.tags}
     labels = [{"Key": key, "Value": value} for key, value in tags.items()]
     params["TagSpecifications"] = [{"ResourceType": kind, "Tags": labels} for kind in kinds]
@@ -98,7 +105,8 @@ def trial_order(trial: Trial, labels: Mapping[str, str] | None = None) -> Machin
         replica_id=0,
         rank=0,
         num_nodes=1,
-        zone=trial.zone,
+        zone=trial.zone.physical,
+        reservation=trial.zone.reservation,
         instance_type=trial.instance_type,
         capacity_type=trial.capacity_type,
         public_key="",

@@ -12,6 +12,7 @@ from provisioners.azure.sovereign import CLOUDS
 from provisioners.catalog.model import Catalog
 from provisioners.machines import Finding, Level
 from provisioners.own_address import OwnAddresses
+from provisioners.reservations import Reservations
 
 _STAYS_BILLED = Finding(
     "dead-man switch",
@@ -31,6 +32,7 @@ class Section(rented.Section, Protocol):
     arm_url: str | None
     identity: str | None
     dead_man_identity: str | None
+    reservations: Reservations
 
 
 class AzureProvisioner(rented.RentedProvisioner):
@@ -75,5 +77,6 @@ def machines_of(section: Section) -> AzureMachines:
         arm_url=section.arm_url,
         identity=section.identity,
         dead_man_identity=section.dead_man_identity,
+        reservations=section.reservations,
     )
     return AzureMachines(settings)

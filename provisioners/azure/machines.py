@@ -72,6 +72,7 @@ from provisioners.machines import (
     in_region,
 )
 from provisioners.regions import ClosedRegions
+from provisioners.reservations import Reservations, reserved_for
 
 _POLL_S = 3.0
 _ABSENT_S = 20.0  # Azure answers 404 for a moment after it has accepted a machine
@@ -99,6 +100,7 @@ class AzureSettings:
     dead_man_identity: str | None = None
     disk_encryption_set: str | Mapping[str, str] | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    reservations: Reservations = field(default_factory=dict)
     prices_url: str = "https://prices.azure.com/api/retail/prices"
     allocation_wait_s: float = 60.0
     forget_wait_s: float = 600.0
@@ -211,6 +213,7 @@ class AzureMachines:
             settings.identity,
             settings.dead_man_identity,
             self._encryption_set(order),
+            reserved_for(order, settings.reservations),
         )
         put = self._arm.compute.virtual_machines.begin_create_or_update
         self._arm.call(

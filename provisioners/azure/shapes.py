@@ -37,6 +37,7 @@ from provisioners.machines import (
     MachineOrder,
     MachineState,
 )
+from provisioners.reservations import Reservation
 
 ZONE_TAG = "skyserve-zone"
 LAUNCHED_TAG = "skyserve-launched"  # UNIX seconds
@@ -145,6 +146,7 @@ def machine_body(
     identity: str | None = None,
     dead_man_identity: str | None = None,
     disk_encryption_set: str | None = None,
+    reservation: Reservation | None = None,
 ) -> dict[str, Any]:
     """The machine with its card, address and disk in one PUT: whatever comes into being goes with it. The disk has no tags here
     (`AzureMachines` adds them).
@@ -170,6 +172,8 @@ def machine_body(
             "evictionPolicy": "Delete",
             "billingProfile": {"maxPrice": -1},  # up to the on-demand price, and never evicted for the price
         }
+    if reservation is not None:
+        properties["capacityReservation"] = {"capacityReservationGroup": {"id": reservation.id}}
     body: dict[str, Any] = {"location": order.zone.region, "tags": order.tags, "properties": properties}
     if identity is None or order.role is not Role.REPLICA:
         identity = dead_man_identity

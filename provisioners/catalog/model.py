@@ -75,13 +75,23 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
+class Reserved:
+    """The name of a reservation of the user's, and how many machines it has room for."""
+
+    name: str
+    places: int
+
+
+@dataclass(frozen=True, slots=True)
 class Listing:
-    """What a shape costs in a region: one price on demand, a spot price per zone (None: not known)."""
+    """What a shape costs in a region: one price on demand, a spot price per zone (None: not known). Of what is `reserved` the
+    price on demand is what a machine costs beyond the reservation, and there is no other."""
 
     shape: Shape
     region: str
     on_demand: Price
     spot: Mapping[str, Price | None]
+    reserved: Reserved | None = None
 
     @property
     def id(self) -> tuple[str, str, str]:
@@ -105,12 +115,18 @@ class Row:
     zone: Zone
     on_demand: Price
     spot: Price | None
+    places: int | None = None  # of machines that are reserved; None: whatever the cloud has
 
     def price(self, capacity_type: CapacityType) -> Price | None:
         """None where it is not known, and where the type is not sold so."""
         if capacity_type is CapacityType.SPOT:
             return self.spot
-        return None if self.shape.no_on_demand else self.on_demand
+        return self.on_demand if self.is_on_demand else None
+
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether it can be launched without being spot."""
+        return self.places is not None or not self.shape.no_on_demand
 
 
 @dataclass(frozen=True)
@@ -122,9 +138,7 @@ class Catalog:
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         return tuple(
-            Row(listing.shape, Zone(listing.shape.cloud, listing.region, zone), listing.on_demand, spot)
-            for listing in self.listings
-            for zone, spot in listing.spot.items()
+            _row(listing, zone, spot) for listing in self.listings for zone, spot in listing.spot.items()
         )
 
     @cached_property
@@ -176,6 +190,13 @@ class Catalog:
                 for listing in self.listings
             )
         )
+
+
+def _row(listing: Listing, zone: str, spot: Price | None) -> Row:
+    reserved = listing.reserved
+    name, places = ("", None) if reserved is None else (reserved.name, reserved.places)
+    place = Zone(listing.shape.cloud, listing.region, zone, name)
+    return Row(listing.shape, place, listing.on_demand, spot, places)
 
 
 _K = TypeVar("_K")

@@ -10,6 +10,7 @@ from provisioners.catalog.model import Catalog
 from provisioners.gcp.ending import COMPUTE_URL, ending
 from provisioners.gcp.machines import GcpMachines
 from provisioners.own_address import OwnAddresses
+from provisioners.reservations import Reservations
 
 
 class Section(rented.Section, Protocol):
@@ -26,6 +27,7 @@ class Section(rented.Section, Protocol):
     billing_api_key: str | None
     service_account: str | None
     dead_man_service_account: str | None
+    reservations: Reservations
 
 
 class GcpProvisioner(rented.RentedProvisioner):
@@ -61,4 +63,5 @@ def machines_of(section: Section) -> GcpMachines:
         billing_api_key=section.billing_api_key,
         service_account=section.service_account,
         dead_man_account=section.dead_man_service_account,
+        reservations=section.reservations,
     )

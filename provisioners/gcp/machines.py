@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from google.auth.credentials import Credentials
@@ -51,6 +52,7 @@ from provisioners.gcp.protection import Protection
 from provisioners.machines import Finding, Leftover, Machine, MachineOrder, MachineState, Silent
 from provisioners.regions import ClosedRegions
 from provisioners.remembered import MachineMemory, key_of
+from provisioners.reservations import Reservations, reserved_for
 
 _INSERT_WAIT_S = 60.0  # stock-outs show within seconds; what takes longer is reported as pending
 _SHOW_S = 60.0  # until an instance whose insertion is done can be seen by everybody
@@ -91,6 +93,7 @@ class GcpMachines:
         billing_api_key: str | None = None,
         service_account: str | None = None,
         dead_man_account: str | None = None,
+        reservations: Reservations = MappingProxyType({}),
         now: Callable[[], float] = unix_now,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -108,6 +111,7 @@ class GcpMachines:
         self._billing_api_key = billing_api_key
         self._service_account = service_account
         self._dead_man_account = dead_man_account
+        self._reservations = reservations
 
     def create(self, order: MachineOrder) -> Machine:
         try:
@@ -230,6 +234,7 @@ class GcpMachines:
             service_account=self._service_account,
             dead_man_account=self._dead_man_account,
             protection=protection,
+            reservation=reserved_for(order, self._reservations),
         )
         place = self._network.ensure(order)
         for key in ("network", "subnetwork"):

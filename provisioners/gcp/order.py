@@ -33,6 +33,7 @@ from provisioners.machines import (
     MachineState,
     default_image,
 )
+from provisioners.reservations import Reservation
 
 GPU_IMAGE = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2404-nvidia-580"
 CPU_IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
@@ -179,11 +180,13 @@ def instance_of(
     service_account: str | None = None,
     dead_man_account: str | None = None,
     protection: Protection = PLAIN,
+    reservation: Reservation | None = None,
 ) -> compute_v1.Instance:
     """What to ask Compute Engine for. InvalidRequestError if the order cannot be said there.
 
     Replicas get the identity `service_account` (its email address), all other machines, and replicas without it,
-    `dead_man_account`, for Compute Engine alone. An instance has one at most.
+    `dead_man_account`, for Compute Engine alone. An instance has one at most. With a `reservation` it is launched there or not at
+    all.
     """
     if not re.fullmatch(r"[a-z0-9-]*[a-z0-9]", order.token) or len(name_of(order.token)) > _MAX_LABEL:
         raise _wrong(order, f"token {order.token!r} cannot name an instance")
@@ -226,6 +229,15 @@ def instance_of(
         ),
         scheduling=_scheduling(is_spot, has_gpu),
     )
+    if reservation is not None:
+        instance.reservation_affinity = compute_v1.ReservationAffinity(
+            consume_reservation_type="SPECIFIC_RESERVATION",
+            key="compute.googleapis.com/reservation-name",
+            values=[reservation.id],
+        )
+        if reservation.kind == "bound":
+            instance.scheduling.provisioning_model = "RESERVATION_BOUND"
+            instance.scheduling.instance_termination_action = "DELETE"
     key = protection.key_in(order.zone)
     if key is not None:
         instance.disks[0].disk_encryption_key = compute_v1.CustomerEncryptionKey(kms_key_name=key)

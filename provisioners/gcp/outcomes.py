@@ -102,6 +102,23 @@ TABLE = Outcomes(
             _NO_ROOM,
             "VM; SkyPilot's and dstack's tables",
         ),
+        Row(
+            "",
+            _K.CAPACITY,
+            "the reservation has no free machine now, or has not begun ({message})",
+            "kubernetes/autoscaler#6006; GoogleCloudPlatform/gsutil#1000; skypilot-org/skypilot#4579",
+            r"reservations?\b.*(not have (enough|available|sufficient)|in READY state)|insufficient reserved capacity",
+        ),
+        Row(
+            "",
+            _K.REFUSED,
+            "the reservation is not there, or cannot be asked for by name: check clouds.gcp.reservations, and that it was made "
+            "with --require-specific-reservation ({message})",
+            "kubernetes/autoscaler#6006; skypilot-org/skypilot#3327",
+            r"could not find the given reservation|reservations? .*can ?not be targeted|must use ReservationAffinity"
+            r"|reservation must exist in the same project|incompatible AggregateReservation",
+            Scope.OFFER,
+        ),
         Row("", _K.CAPACITY, _NO_ROOM, "VM", r"does not have enough resources|resource pool exhausted"),
         Row(
             "unsupportedoperation invalid badrequest invalidusage",

@@ -199,7 +199,7 @@ def _alone(here: Home) -> Iterator[None]:
 
 def _described(offer: Offer) -> str:
     market = offer.capacity_type.value.replace("_", "-")
-    return f"{market} {offer.instance_type} in {offer.zone.name} at {offer.price_usd_hour:g} USD per hour"
+    return f"{market} {offer.instance_type} in {offer.zone.label} at {offer.price_usd_hour:g} USD per hour"
 
 
 def _show(reports: Sequence[Report]) -> None:

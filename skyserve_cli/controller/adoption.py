@@ -61,7 +61,7 @@ def match(
         fitting = (
             (role, offer)
             for role, offer in offers
-            if offer.zone == instance.zone
+            if offer.zone.physical == instance.zone.physical
             and token_of(owner, row.name, row.incarnation, instance.replica_id, offer) == instance.token
         )
         found = next(fitting, None)

@@ -31,6 +31,7 @@ def candidates_of(choice: ResourceChoice, preference: int = 0, index: int = 0) -
             max_hourly_cost=choice.max_usd_hour,
             preference=preference,
             choice=index,
+            reservation=choice.reservation,
         )
         for cloud, region in choice.places()
     ]

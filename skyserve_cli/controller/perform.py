@@ -113,7 +113,7 @@ def _find(call: Call, provisioner: Provisioner, token: str, owner: str) -> Insta
             owner=owner,
             service=call.service,
             replica_id=replica.id,
-            zone=replica.zone,
+            zone=replica.zone.physical,
             capacity_type=replica.offer.capacity_type,
             state=InstanceState.STOPPING,
         )

@@ -148,7 +148,7 @@ def offer_view(offer: Offer) -> dict[str, Any]:
     return {
         "cloud": offer.zone.cloud,
         "region": offer.zone.region,
-        "zone": offer.zone.name,
+        "zone": offer.zone.label,
         "capacity_type": offer.capacity_type.value,
         "instance_type": offer.instance_type,
         "accelerator": offer.accelerator,

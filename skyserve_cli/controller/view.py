@@ -166,7 +166,7 @@ def failure_view(replica: Replica) -> dict[str, Any]:
         "at": replica.ended_at or replica.since,
         "cloud": zone.cloud,
         "region": zone.region,
-        "zone": zone.name,
+        "zone": zone.label,
         "reason": None if reason is None else reason.value,
         "message": replica.message,
     }
@@ -264,7 +264,7 @@ def replica_view(replica: Replica, num_nodes: int = 1) -> dict[str, Any]:
         "state": replica.state.value,
         "cloud": offer.zone.cloud,
         "region": offer.zone.region,
-        "zone": offer.zone.name,
+        "zone": offer.zone.label,
         "capacity_type": offer.capacity_type.value,
         "instance_type": offer.instance_type,
         "accelerator": offer.accelerator,

@@ -22,6 +22,7 @@ _OVERRIDING = {
     "local_disk": "local_disk",
     "image_id": "images",
     "max_hourly_cost": "max_usd_hour",
+    "reservation": "reservation",
 }
 
 
@@ -167,7 +168,15 @@ def _origin(path: str, entry: AlternativeSection, base: AlternativeSection) -> O
         "accelerator_count": accelerator,
         **{
             key: of(key)
-            for key in ("cpus", "memory", "instance_type", "use_spot", "max_hourly_cost", "image_id")
+            for key in (
+                "cpus",
+                "memory",
+                "instance_type",
+                "use_spot",
+                "max_hourly_cost",
+                "image_id",
+                "reservation",
+            )
         },
     }
 

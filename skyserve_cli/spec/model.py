@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lb.config.cors import Cors
 from lb.config.options import Access, Breaker, Continuation, Limits, MetricsOptions, Pushing, Retries, Session
@@ -224,6 +224,7 @@ class ResourceChoice:
     images: Pairs = ()
     labels: Pairs = ()
     max_usd_hour: float | None = None
+    reservation: str | None = None
 
     def places(self) -> list[tuple[str | None, str | None]]:
         """Cloud and region where it may be: one place, or those of its images if these are by place."""
@@ -272,7 +273,7 @@ class ServiceSpec:
         Covers what a replica is made of and nothing of the `service` section. `content_digest` stands for what
         the spec only names: the bytes of the working directory, the values of the secrets.
         """
-        choices = [json.dumps(asdict(choice), sort_keys=True) for choice in self.resources]
+        choices = [json.dumps(_made_of(choice), sort_keys=True) for choice in self.resources]
         made_of = {
             "setup": self.setup,
             "run": self.run,
@@ -288,3 +289,9 @@ class ServiceSpec:
             "content": content_digest,
         }
         return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _made_of(choice: ResourceChoice) -> dict[str, Any]:
+    """What files had no word for when hashes were first stored is left out where it is not used."""
+    fields = asdict(choice)
+    return {key: value for key, value in fields.items() if key != "reservation" or value is not None}

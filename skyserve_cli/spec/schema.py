@@ -197,6 +197,8 @@ class AlternativeSection(Section):
     """Memory in GB, or with a unit; 16+ means at least 16."""
     use_spot: bool | None = None
     """Spot instances: cheap, and taken back at any moment."""
+    reservation: Text | None = None
+    """Name of reserved capacity in config.yaml: no other is used; none: nothing reserved is. Default: what fits comes first."""
     ports: PortsValue | None = None
     """Ports the replica listens on: a number, a range like "8000-8010", or a list."""
     disk_size: DiskSize | None = None

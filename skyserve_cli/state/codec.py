@@ -21,7 +21,7 @@ def replica_to_row(service: str, replica: Replica) -> dict[str, Any]:
         "created_at": replica.created_at,
         "cloud": offer.zone.cloud,
         "region": offer.zone.region,
-        "zone": offer.zone.name,
+        "zone": offer.zone.label,
         "instance_type": offer.instance_type,
         "accelerator": offer.accelerator,
         "accelerator_count": offer.accelerator_count,
@@ -42,9 +42,14 @@ def replica_to_row(service: str, replica: Replica) -> dict[str, Any]:
     }
 
 
+def _zone(row: Any) -> Zone:
+    name, _, reservation = row.zone.partition("+")
+    return Zone(row.cloud, row.region, name, reservation)
+
+
 def replica_from_row(row: Any) -> Replica:
     offer = Offer(
-        zone=Zone(row.cloud, row.region, row.zone),
+        zone=_zone(row),
         instance_type=row.instance_type,
         accelerator=row.accelerator,
         accelerator_count=row.accelerator_count,
