@@ -39,6 +39,11 @@ CUSTOM = "Invalid value for field 'x'. Subnetwork should be specified for custom
 EXTERNAL_IP = "Constraint constraints/compute.vmExternalIpAccess violated for project 1. Add instance x to the constraint"
 CLOSED = "Location us-central1-a violates constraint constraints/gcp.resourceLocations on the resource projects/p/x."
 
+FULL_RESERVATION = "Specified reservations [r1] do not have available resources for the request."
+NOT_READY = "Cannot use reservation r1: it requires reservation to be in READY state"
+OPEN_RESERVATION = "Specified reservations [projects/p/reservations/r] can not be targeted as specificReservationRequired is not set"
+NO_RESERVATION = "Could not find the given reservation with the following name: r1"
+
 CASES = {
     # throttled
     "429 rateLimitExceeded": ("rateLimitExceeded", 429, QUERIES, SPOT, K.TRANSIENT),
@@ -62,6 +67,10 @@ CASES = {
     "unknown 502": ("", 502, "Bad gateway", SPOT, K.TRANSIENT),
     "unknown code without a status": ("BRAND_NEW", 0, "", SPOT, K.TRANSIENT),
     # capacity
+    "a full reservation": ("invalid", 400, FULL_RESERVATION, ON_DEMAND, K.CAPACITY),
+    "a reservation that has not begun": ("invalid", 400, NOT_READY, ON_DEMAND, K.CAPACITY),
+    "a reservation that is open to all": ("invalid", 400, OPEN_RESERVATION, ON_DEMAND, K.REFUSED),
+    "no such reservation": ("invalid", 400, NO_RESERVATION, ON_DEMAND, K.REFUSED),
     "stock-out of spot": ("ZONE_RESOURCE_POOL_EXHAUSTED", 503, STOCK_OUT, SPOT, K.CAPACITY),
     "stock-out on demand": ("ZONE_RESOURCE_POOL_EXHAUSTED", 503, STOCK_OUT, ON_DEMAND, K.CAPACITY),
     "stock-out with details": ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", 503, "", SPOT, K.CAPACITY),

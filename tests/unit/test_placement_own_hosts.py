@@ -66,7 +66,7 @@ def test_a_full_host_is_named_in_the_notes(placer: Static | OnDemand) -> None:
     live = tuple(Replica(i, 1, HOST, ReplicaState.READY, 0.0, 0.0) for i in range(4))
     decided = placer.decide(View(0.0, 5, PlacementGoal(), live, (), (HOST,), 99), {})
     assert not decided.launches
-    assert "every host of yours is full" in decided.notes[0]
+    assert "every host or reservation of yours is full" in decided.notes[0]
 
 
 IOWA, BELGIUM = (
