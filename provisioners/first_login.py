@@ -1,9 +1,15 @@
-"""Clouds that run no script at first boot: what such a script would do is done over the first connection.
+"""The first connection to a rented machine: from then on it has a host key that nobody else has ever seen.
 
-Until then the machine's host key is the one that its image came with, which is not known beforehand. The first key that the
-machine shows is written down before anything is sent, and only a host with that key is given the script, which brings the
-host key that follows from the home's secret. From then on that key alone is accepted, as on every other cloud. So
-whoever controls the way to the machine during its first minute can pose as it; clouds with user data do not have this gap.
+*With user data* the machine has got a host key at its first boot, and whoever may read user data has read it: everybody with read
+access to the account, and what on the machine reaches the metadata service. So over the first connection, which that key pins,
+it is given another one.
+
+*Without user data* what such a script would do is done over the first connection. Until then the machine's host key is the one
+that its image came with, which is not known beforehand. The first key that the machine shows is written down before anything is
+sent, and only a host with that key is given the script. So whoever controls the way to the machine during its first minute can
+pose as it; with user data that also takes the key.
+
+The host key that lasts follows from the home's secret, and is the only one that is accepted afterwards.
 
 What is remembered of a machine is one small file in the home. A home that lost it finds out again: a machine that has been
 prepared lets us in with the key that we expect.
@@ -40,13 +46,15 @@ from provisioners.shell import (
 )
 
 _SCRIPT_TIMEOUT_S = 60.0
+_NO_ROOT = 77
 
 
 class FirstLogins:
-    """Prepares machines of a cloud without user data. Thread-safe.
+    """Prepares new machines. Thread-safe.
 
-    `user` is who can log in on the image with the key that was given to the cloud, `login` how to get in afterwards, `script`
-    what the machine is to run as root, once or several times. `folder` is where keys are written down; None: in memory.
+    `user` is who can log in at first, `login` how to get in afterwards, `script` what the machine is to run as root, once or
+    several times. `boot_key` is the host key that a machine has from its user data; None: there is none, so the first that it shows
+    counts. `folder` is where keys are written down; None: in memory.
     """
 
     def __init__(
@@ -56,6 +64,7 @@ class FirstLogins:
         script: Callable[[Machine], str],
         folder: Path | None = None,
         *,
+        boot_key: Callable[[Machine], str] | None = None,
         dial: Callable[[Login], Commands] = connect,
         host_key: Callable[[Login], str] | None = None,
     ) -> None:
@@ -63,6 +72,7 @@ class FirstLogins:
         self._login = login
         self._script = script
         self._folder = folder
+        self._boot_key = boot_key
         self._dial = dial
         self._host_key = host_key or host_key_of
         self._known: dict[str, dict[str, Any]] = {}
@@ -71,14 +81,25 @@ class FirstLogins:
     def prepare(self, machine: Machine) -> None:
         """Again is nothing new. Raises ShellError: later, again, as long as the machine boots."""
         noted = self._read(machine.token)
-        if noted.get("is_prepared"):
+        if noted.get("is_prepared") or noted.get("keeps"):
             return
         usual = self._login(machine)
         try:
             self._dial(usual).close()
         except (HostKeyError, LoginRefusedError):
-            self._bring_script(machine, usual, noted)
-        self._note(machine.token, {**self._read(machine.token), "is_prepared": True})
+            is_prepared = self._bring_script(machine, usual, noted)
+        else:
+            is_prepared = True
+        self._note(
+            machine.token, {**self._read(machine.token), "is_prepared" if is_prepared else "keeps": True}
+        )
+
+    def keeps(self, token: str) -> bool:
+        """Whether the machine is one that keeps the key of its user data: nobody can become root there."""
+        try:
+            return bool(self._read(token).get("keeps"))
+        except ShellError:
+            return False  # said by `prepare`
 
     def forget(self, token: str) -> None:
         """The machine is gone."""
@@ -88,24 +109,36 @@ class FirstLogins:
                 with suppress(OSError):
                     self._path(self._folder, token).unlink(missing_ok=True)
 
-    def _bring_script(self, machine: Machine, usual: Login, noted: dict[str, Any]) -> None:
-        if "host_key" not in noted:
-            noted = {**noted, "host_key": self._host_key(usual)}
-            self._note(machine.token, noted)
-        first = replace(usual, user=self._user, host_keys=(str(noted["host_key"]),))
-        sudo = "" if self._user == "root" else "sudo -n "
+    def _bring_script(self, machine: Machine, usual: Login, noted: dict[str, Any]) -> bool:
+        """Whether it has been run, which is not possible on an image without sudo."""
+        if self._boot_key is not None:
+            shown = self._boot_key(machine)
+        else:
+            if "host_key" not in noted:
+                noted = {**noted, "host_key": self._host_key(usual)}
+                self._note(machine.token, noted)
+            shown = str(noted["host_key"])
+        first = replace(usual, user=self._user, host_keys=(shown,))
+        root = (
+            f'as=; [ "$(id -u)" = 0 ] || {{ command -v sudo >/dev/null || exit {_NO_ROOT}; as="sudo -n"; }}'
+        )
         with self._dial(first) as shell:
             try:
                 shell.run(
-                    f"{sudo}/bin/sh -s", stdin=self._script(machine).encode(), timeout_s=_SCRIPT_TIMEOUT_S
+                    f"{root}; exec $as /bin/sh -s",
+                    stdin=self._script(machine).encode(),
+                    timeout_s=_SCRIPT_TIMEOUT_S,
                 )
             except UnreachableError:
                 pass  # its sshd is started again by the script: whether it worked is seen by logging in
             except CommandError as error:
+                if error.output.code == _NO_ROOT and self._boot_key is not None:
+                    return False
                 raise LoginRefusedError(
                     f"{place_of(first)} does not run the first script: {error}"
                 ) from error
         self._dial(usual).close()
+        return True
 
     def _read(self, token: str) -> dict[str, Any]:
         with self._lock:

@@ -63,6 +63,10 @@ class Keys:
         """Who the machine of that token is."""
         return _derived(self.secret, f"host\0{self.owner}\0{token}", "skyserve-host")
 
+    def boot_host(self, token: str) -> SshKey:
+        """Who it is until it has been logged in to for the first time. It stands in user data, which others may read."""
+        return _derived(self.secret, f"boot host\0{self.owner}\0{token}", "skyserve-boot-host")
+
 
 def fingerprint(public: str) -> str:
     """As `ssh-keygen -l` prints it."""
@@ -94,6 +98,11 @@ def user_data(
         host_public=host_key.public,
     )
     return login if terms is None else login + _dead_man(terms, ending)
+
+
+def host_key_script(host_key: SshKey) -> str:
+    """What gives a machine another host key, as root; any number of times."""
+    return _HOST_KEY.format(host_private=host_key.private.strip(), host_public=host_key.public)
 
 
 def _dead_man(terms: Terms, ending: str) -> str:
@@ -128,14 +137,28 @@ mkdir -p $h/.ssh /etc/sudoers.d
 grep -qxF {public_key} $h/.ssh/authorized_keys 2>/dev/null || echo {public_key} >>$h/.ssh/authorized_keys
 chown -R $u $h/.ssh
 echo "$u ALL=(ALL) NOPASSWD:ALL" >/etc/sudoers.d/skyserve
-cat >$k.new <<'E'
+[ -e $k.lasting ] || {{ cat >$k.new <<'E'
 {host_private}
 E
-echo '{host_public}' >$k.pub; chmod 644 $k.pub; mv -f $k.new $k
+echo '{host_public}' >$k.pub; chmod 644 $k.pub; mv -f $k.new $k; }}
 grep -qs "^HostKey $k" /etc/ssh/sshd_config || sed -i "1i HostKey $k" /etc/ssh/sshd_config
 if [ -d /etc/apt/apt.conf.d ]; then echo 'DPkg::Lock::Timeout "600";' >/etc/apt/apt.conf.d/99skyserve; fi
 if [ -d /run/systemd/system ]; then
 systemctl disable --now unattended-upgrades apt-daily.timer apt-daily-upgrade.timer 2>/dev/null
+systemctl restart ssh 2>/dev/null || systemctl restart sshd
+else kill -HUP $(cat /run/sshd.pid) 2>/dev/null; fi
+"""
+
+# What is at `.lasting` keeps user data, which some clouds run at every boot, from bringing the first key back.
+_HOST_KEY = """\
+umask 077
+k=/etc/ssh/ssh_host_ed25519_key
+: >$k.lasting
+cat >$k.new <<'E'
+{host_private}
+E
+echo '{host_public}' >$k.pub; chmod 644 $k.pub; mv -f $k.new $k
+if [ -d /run/systemd/system ]; then
 systemctl restart ssh 2>/dev/null || systemctl restart sshd
 else kill -HUP $(cat /run/sshd.pid) 2>/dev/null; fi
 """

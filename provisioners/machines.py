@@ -7,7 +7,7 @@ ask its SDK for a machine, how to read what the SDK lists, and what its error co
 *Names before calls.* Whatever a cloud makes for us carries our tags from its first moment and a name or an idempotency
 token that follows from the order alone, so a call whose answer was lost can be made again, and whatever nobody
 remembers can be found and attributed (`OWNER_TAG`). *Nothing is secret in user data*, but for the private half of the
-machine's own host key, which it needs to prove who it is.
+host key with which the machine proves who it is until it was first logged in to (`first_login`).
 """
 
 from __future__ import annotations

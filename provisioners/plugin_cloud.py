@@ -73,4 +73,6 @@ def provisioner_of(
             zones = (row.zone for row in catalog.rows)
             return small_offers(need, self.name, zones, plugin.small) if plugin.small else []
 
-    return PluginProvisioner(machines, section, catalog, secret, own=own, now=now, first_login=first)
+    return PluginProvisioner(
+        machines, section, catalog, secret, own=own, now=now, first_login=first, folder=folder
+    )

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 from policies.model import CapacityType, Offer, Role, Zone
@@ -28,7 +29,7 @@ from provisioners.errors import ProvisionError, TransientError
 from provisioners.first_login import FirstLogins
 from provisioners.fleet import FleetProvisioner
 from provisioners.hosts import DEFAULT_PORT, SshHosts
-from provisioners.keys import Keys, user_data
+from provisioners.keys import Keys, host_key_script, user_data
 from provisioners.lease import shortest_s, terms_of
 from provisioners.machines import Machine, MachineOrder, Machines, Trial, in_region, machine_token
 from provisioners.own_address import OwnAddresses
@@ -79,7 +80,7 @@ class Rent:
 class RentedProvisioner(FleetProvisioner):
     """Of one cloud; its own module gives it its machines and its `name`. `catalog` has that cloud's rows, `secret` are
     the 32 bytes of the home from which all keys follow, `own` knows this host's addresses, `zone_ids` map the account's names
-    of zones to the catalog's, `first_login` prepares machines of a cloud that runs no user data, `ending` is the
+    of zones to the catalog's, `first_login` prepares machines of a cloud that runs no user data, `folder` keeps what is known of first connections, `ending` is the
     program by which a machine whose lease is over has the cloud delete it. `subnets` are the regions and zones in which the user
     names subnets: the only ones that are used, if there are any.
 
@@ -97,6 +98,7 @@ class RentedProvisioner(FleetProvisioner):
         zone_ids: Mapping[str, str] | None = None,
         now: Callable[[], float] = unix_now,
         first_login: FirstLogins | None = None,
+        folder: Path | None = None,
         ending: str = "",
         subnets: Collection[str] = (),
     ) -> None:
@@ -128,15 +130,16 @@ class RentedProvisioner(FleetProvisioner):
         self._admission = threading.Condition()  # of the above
         self._is_done = False
         self._admitted_at = self._changed_at = float("-inf")
+        first = first_login or first_logins(secret, folder)
         super().__init__(
             machines,
             SshHosts(
-                lambda machine: login_of(machine, secret),
+                lambda machine: login_of(machine, secret, keeps=first.keeps(machine.token)),
                 heartbeat_s=heartbeat_s(shortest_s(rent.dead_man_minutes)),
                 now=now,
                 seen_from=self._own.saw,
                 front=lambda machine, order: front_of(machine, order, secret) if rent.tls else None,
-                first_login=first_login,
+                first_login=first,
             ),
             lambda order, rank: order_of(order, rank, secret, rent),
             lambda need: offer(need, self._catalog, self.account, prices),
@@ -270,15 +273,28 @@ def reserved_trials(rows: Iterable[Row]) -> list[Trial]:
     ]
 
 
-def login_of(machine: Machine, secret: bytes) -> Login:
-    """How to get into a machine that was made by an order of ours."""
+def first_logins(secret: bytes, folder: Path | None) -> FirstLogins:
+    """Of machines that run user data."""
+    return FirstLogins(
+        USER,
+        lambda machine: login_of(machine, secret),
+        lambda machine: host_key_script(Keys(secret, machine.owner).host(machine.token)),
+        folder,
+        boot_key=lambda machine: Keys(secret, machine.owner).boot_host(machine.token).public,
+    )
+
+
+def login_of(machine: Machine, secret: bytes, *, keeps: bool = False) -> Login:
+    """How to get into a machine that was made by an order of ours, once it was prepared. `keeps`: with the host key of its user
+    data."""
     keys = Keys(secret, machine.owner)
+    host = keys.boot_host(machine.token) if keeps else keys.host(machine.token)
     return Login(
         name=machine.id,
         address=machine.address or "",
         user=USER,
         private_key=keys.login().private,
-        host_keys=(keys.host(machine.token).public,),
+        host_keys=(host.public,),
     )
 
 
@@ -326,7 +342,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         role=order.role,
     )
     terms = terms_of(rent.dead_man_minutes, token, serves_at_once=is_public)
-    return replace(plain, user_data=user_data(plain, keys.host(token), terms, rent.ending))
+    return replace(plain, user_data=user_data(plain, keys.boot_host(token), terms, rent.ending))
 
 
 class SpotPrices:

@@ -352,7 +352,8 @@ class Clouds:
                     return build(section.pools, secret, seen, tls=section.tls)
                 case RentedConfig():
                     catalog, secret = self._stocked(name, load(self.home.root)), self.home.machine_secret()
-                    return build(section, catalog, secret, own=self._own_addresses())
+                    own, folder = self._own_addresses(), self.home.first_logins(name)
+                    return build(section, catalog, secret, own=own, folder=folder)
                 case _:
                     return build()
         except (MissingSdkError, plugins.PluginError) as error:

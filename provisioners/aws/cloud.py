@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 from provisioners import rented
@@ -32,10 +33,15 @@ class AwsProvisioner(rented.RentedProvisioner):
     name: ClassVar[str] = "aws"
 
     def __init__(
-        self, section: Section, catalog: Catalog, secret: bytes, own: OwnAddresses | None = None
+        self,
+        section: Section,
+        catalog: Catalog,
+        secret: bytes,
+        own: OwnAddresses | None = None,
+        folder: Path | None = None,
     ) -> None:
         self._ec2 = machines_of(section)
-        super().__init__(self._ec2, section, catalog, secret, own=own, subnets=section.subnets)
+        super().__init__(self._ec2, section, catalog, secret, own=own, folder=folder, subnets=section.subnets)
 
     def check(self) -> Sequence[Finding]:
         """Launches of the cheapest machine with an accelerator are tried in each region, spot and on demand, and one into each

@@ -63,8 +63,8 @@ def request_of(
         "UserData": order.user_data,
         "NetworkInterfaces": [interface],
         "BlockDeviceMappings": [{"DeviceName": image.root_device, "Ebs": disk}],
-        # One hop: user data has the machine's host key, and what runs in a container (where a bridge is the first
-        # hop) is to read neither that nor the notices, which are watched on the host.
+        # One hop: what runs in a container behind a bridge, the first hop, is to read neither user data nor the notices,
+        # which are watched on the host. A container in the host's own network can.
         "MetadataOptions": {
             "HttpEndpoint": "enabled",
             "HttpTokens": "required",

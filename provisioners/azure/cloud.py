@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 from provisioners import rented
@@ -41,7 +42,12 @@ class AzureProvisioner(rented.RentedProvisioner):
     name: ClassVar[str] = "azure"
 
     def __init__(
-        self, section: Section, catalog: Catalog, secret: bytes, own: OwnAddresses | None = None
+        self,
+        section: Section,
+        catalog: Catalog,
+        secret: bytes,
+        own: OwnAddresses | None = None,
+        folder: Path | None = None,
     ) -> None:
         self._is_billed_when_lost = section.dead_man_identity is None and section.dead_man_minutes != 0
         program = (
@@ -55,6 +61,7 @@ class AzureProvisioner(rented.RentedProvisioner):
             catalog,
             secret,
             own=own,
+            folder=folder,
             ending=program,
             subnets=section.subnets,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 from provisioners import rented
@@ -37,13 +38,25 @@ class GcpProvisioner(rented.RentedProvisioner):
     name: ClassVar[str] = "gcp"
 
     def __init__(
-        self, section: Section, catalog: Catalog, secret: bytes, own: OwnAddresses | None = None
+        self,
+        section: Section,
+        catalog: Catalog,
+        secret: bytes,
+        own: OwnAddresses | None = None,
+        folder: Path | None = None,
     ) -> None:
         program = ""
         if section.dead_man_service_account is not None:
             program = ending(section.endpoint or COMPUTE_URL)
         super().__init__(
-            machines_of(section), section, catalog, secret, own=own, ending=program, subnets=section.subnets
+            machines_of(section),
+            section,
+            catalog,
+            secret,
+            own=own,
+            folder=folder,
+            ending=program,
+            subnets=section.subnets,
         )
 
 

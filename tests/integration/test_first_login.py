@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from provisioners.first_login import FirstLogins, host_key_of
-from provisioners.keys import user_data
+from provisioners.keys import host_key_script, user_data
 from provisioners.machines import Machine
-from provisioners.shell import HostKeyError, LoginRefusedError, ShellError, UnreachableError, connect
+from provisioners.shell import (
+    HostKeyError,
+    Login,
+    LoginRefusedError,
+    Shell,
+    ShellError,
+    UnreachableError,
+    connect,
+)
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import KEYS, boot, launch_order, login, machine_of, machine_order, until
 from tests.clouds.vms.vm_world import Vm, VmWorld
@@ -96,6 +105,102 @@ def test_a_memory_that_cannot_be_read_is_an_error(world: VmWorld, tmp_path: Path
     vm = bare(world, "bare-6")
     with pytest.raises(ShellError, match="cannot be read"):
         first_logins(vm, tmp_path).prepare(machine_of(vm, launch_order("bare-6")))
+
+
+# --- with user data -----------------------------------------------------------------------------------------------
+
+
+def lasting(vm: Vm, folder: Path | None = None, dial: Callable[[Login], Shell] = connect) -> FirstLogins:
+    """As rented machines have it: the key of the user data, and then another one."""
+    return FirstLogins(
+        "skyserve",
+        lambda machine: login(vm),
+        lambda machine: host_key_script(KEYS.host(machine.token)),
+        folder,
+        boot_key=lambda machine: KEYS.boot_host(machine.token).public,
+        dial=dial,
+    )
+
+
+def booted(world: VmWorld, name: str) -> Vm:
+    return world.boot(name, user_data=user_data(machine_order(name), KEYS.boot_host(name)))
+
+
+def shown(vm: Vm) -> str:
+    try:
+        return host_key_of(login(vm)).split()[1]
+    except UnreachableError:
+        return ""
+
+
+def key(public: str) -> str:
+    return public.split()[1]
+
+
+needs_sudo = pytest.mark.skipif(shutil.which("sudo") is None, reason="the machines' image has no sudo")
+
+
+@needs_sudo
+def test_the_host_key_of_user_data_is_replaced_and_never_accepted_again(
+    world: VmWorld, tmp_path: Path
+) -> None:
+    vm = booted(world, "two-keys-1")
+    machine = machine_of(vm, launch_order("two-keys-1"))
+    until(lambda: shown(vm) == key(KEYS.boot_host("two-keys-1").public))
+    with pytest.raises(HostKeyError):
+        connect(login(vm))
+    until(lambda: prepared(lasting(vm, tmp_path), machine))
+    connect(login(vm)).close()
+
+    vm.run("/run/user-data")  # as some clouds do at every boot
+    until(lambda: shown(vm) == key(KEYS.host("two-keys-1").public))
+    lasting(vm).prepare(machine)  # a home that has forgotten finds out again
+
+    # Whoever has read the user data can pose as the machine that was. Nobody believes it any more.
+    back = KEYS.boot_host("two-keys-1")
+    vm.run(host_key_script(back))
+    until(lambda: shown(vm) == key(back.public))
+    lasting(vm, tmp_path).prepare(machine)
+    with pytest.raises(HostKeyError):
+        connect(login(vm))
+
+
+@needs_sudo
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_change_of_keys_that_is_cut_short_is_made_again(world: VmWorld, tmp_path: Path, nth: int) -> None:
+    """The controller dies at each of its connections: the usual one, the first one, the one that verifies."""
+    name = f"cut-short-{nth}"
+    vm = booted(world, name)
+    machine = machine_of(vm, launch_order(name))
+    until(lambda: shown(vm) == key(KEYS.boot_host(name).public))
+    dialled = []
+
+    def dial(one: Login) -> Shell:
+        dialled.append(one)
+        if len(dialled) == nth:
+            raise KeyboardInterrupt
+        return connect(one)
+
+    with pytest.raises(KeyboardInterrupt):
+        lasting(vm, tmp_path, dial).prepare(machine)
+    until(lambda: prepared(lasting(vm, tmp_path), machine))
+    connect(login(vm)).close()
+
+
+def test_an_image_without_sudo_keeps_the_key_of_its_user_data(world: VmWorld, tmp_path: Path) -> None:
+    vm = booted(world, "no-sudo-1")
+    vm.run(
+        "rm -f $(command -v sudo)",
+        check=False,
+    )
+    machine = machine_of(vm, launch_order("no-sudo-1"))
+    logins = lasting(vm, tmp_path)
+    until(lambda: prepared(logins, machine))
+    assert logins.keeps("no-sudo-1")
+    assert lasting(vm, tmp_path).keeps("no-sudo-1")
+    connect(replace(login(vm), host_keys=(KEYS.boot_host("no-sudo-1").public,))).close()
+    logins.forget("no-sudo-1")
+    assert not logins.keeps("no-sudo-1")
 
 
 def can_dial(vm: Vm) -> bool:
