@@ -46,6 +46,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 _AT_ONCE = 8  # machines of one gang that are asked for side by side
+BUSY_POLL_S = 10.0  # between two listings while something comes or goes
 CONSISTENT_AFTER_S = 60.0  # what a cloud has accepted for less than this may be missing from its lists
 
 
@@ -111,6 +112,7 @@ class FleetProvisioner:
     """
 
     name: ClassVar[str]
+    steady_poll_s: ClassVar[float] = BUSY_POLL_S
 
     def __init__(
         self,
@@ -131,6 +133,7 @@ class FleetProvisioner:
         self._seen: dict[str, tuple[Machine, ...]] = {}  # by the replica's token, as last listed
         self._young: dict[str, float] = {}  # tokens, and when the cloud accepted them
         self._forgetting = False
+        self._changed: Callable[[], None] = _ignore
         self._lock = threading.Lock()
         self._forgotten = threading.Condition(self._lock)
 
@@ -164,10 +167,21 @@ class FleetProvisioner:
         finally:
             with self._lock:
                 self._launching.discard(order.token)
+        self._changed()
         return self._instance(order.token, machines)
 
     def instances(self, owner: str, service: str | None = None) -> Sequence[Instance]:
         return [one for one in self._list(owner, None, frozenset) if service in (None, one.service)]
+
+    def poll_s(self) -> float:
+        """How long the last listing will do: `steady_poll_s` while nothing comes or goes. What happens to a running machine its
+        own reports and probes tell sooner."""
+        with self._lock:
+            states = {machine.state for gang in self._seen.values() for machine in gang}
+            is_busy = bool(self._launching or self._young) or any(
+                state is not MachineState.RUNNING and not state.is_gone for state in states
+            )
+        return BUSY_POLL_S if is_busy else self.steady_poll_s
 
     # --- RegionalSource
 
@@ -215,6 +229,7 @@ class FleetProvisioner:
     # --- ReportSource
 
     def on_report(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
         self._hosts.on_report(changed)
 
     def reported(self, owner: str) -> Sequence[Instance]:
@@ -490,3 +505,7 @@ def _all_of(at_once: int, call: Callable[[A], B], arguments: Sequence[A]) -> lis
     if errors:
         raise next((one for one in errors if not isinstance(one, TransientError)), errors[0])
     return [future.result() for future in futures]
+
+
+def _ignore() -> None:
+    """Nobody waits for news yet."""

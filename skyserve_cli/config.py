@@ -85,7 +85,10 @@ class CloudConfig(_Strict):
 
     enabled: bool = True
     poll_seconds: float | None = Field(
-        default=None, gt=0.05, le=600, description="how often the cloud is listed"
+        default=None,
+        gt=0.05,
+        le=600,
+        description="how often the cloud is listed; by default 10, on Azure 30 while no machine comes or goes",
     )
 
 

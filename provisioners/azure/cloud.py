@@ -40,6 +40,8 @@ class AzureProvisioner(rented.RentedProvisioner):
     """Credentials are found as azure-identity finds them: the environment, a managed identity, `az login`."""
 
     name: ClassVar[str] = "azure"
+    # Lists are of the whole subscription, and count to limits that it shares with whatever else uses Compute there.
+    steady_poll_s: ClassVar[float] = 30.0
 
     def __init__(
         self,

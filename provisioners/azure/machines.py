@@ -139,6 +139,7 @@ class AzureMachines:
         )
         self.cloud_clock = self._arm.clock
         self.closed = ClosedRegions(now)
+        self._known_addresses: Mapping[str, Addresses] = {}  # of whole ones, by the id of the machine
         self._networks = Networks(
             self._arm, settings.subnet_ids, settings.use_private_ip, now, sleep, settings.labels
         )
@@ -329,7 +330,7 @@ class AzureMachines:
             for vm in self._arm.call(lambda: list(compute.list_all(status_only="true")))
             if vm.properties is not None
         }
-        addresses = self._addresses()
+        addresses = self._addresses_of({(vm.id or "").lower() for vm in ours})
         for vm in ours:
             key = (vm.id or "").lower()
             if vm.properties is not None and key in views:
@@ -337,6 +338,19 @@ class AzureMachines:
             machine = machine_of(vm, addresses.get(key))
             if machine is not None:
                 yield machine
+
+    def _addresses_of(self, vm_ids: Collection[str]) -> Mapping[str, Addresses]:
+        """They are static: only a machine that has none yet makes us list the subscription's cards and addresses."""
+        if all(key in self._known_addresses for key in vm_ids):
+            return self._known_addresses
+        listed = self._addresses()
+        is_private = self._settings.use_private_ip
+        self._known_addresses = {
+            key: at
+            for key, at in listed.items()
+            if key in vm_ids and (at.private if is_private else at.public)
+        }
+        return listed
 
     def _addresses(self) -> dict[str, Addresses]:
         """By the id of the machine, in lower case: Azure does not keep to one spelling."""

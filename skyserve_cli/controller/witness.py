@@ -8,10 +8,11 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from provisioners.base import Instance, Listing, Provisioner, RegionalSource, ReportSource
 from provisioners.errors import AuthError, ProvisionError, TransientError
-from provisioners.fleet import FleetProvisioner
+from provisioners.fleet import BUSY_POLL_S, FleetProvisioner
 from provisioners.lease import Lease
 from skyserve_cli.controller.clock import Clock
 from skyserve_cli.controller.leases import LeaseWatch, Warn
@@ -20,7 +21,7 @@ from skyserve_cli.controller.sightings import same_objects
 
 log = logging.getLogger(__name__)
 
-DEFAULT_POLL_S = 10.0
+DEFAULT_POLL_S = BUSY_POLL_S
 LOCAL = "local"  # the cloud of processes on this machine, which needs no network
 PATIENCE = 3  # listings that fail in a row until somebody is told
 BURST_S = 0.05  # reports of many machines that come so close together are read at once
@@ -172,14 +173,23 @@ class ThreadWitness:
 
     def _await_next_listing(self, cloud: str) -> None:
         """Read what machines report meanwhile."""
-        poll_s, report = self._poll_s.get(cloud, DEFAULT_POLL_S), self._reports[cloud]
-        next_at = self._clock.now() + poll_s
-        left_s = poll_s
+        report, listed_at = self._reports[cloud], self._clock.now()
+        left_s = self._pause_s(cloud)
         while left_s > 0 and report.wait(left_s) and not self._stop.wait(BURST_S):
             report.clear()
             if cloud in self._watched:
                 self._read_reports(cloud)
-            left_s = min(left_s, next_at - self._clock.now())
+            left_s = min(left_s, listed_at + self._pause_s(cloud) - self._clock.now())
+
+    def _pause_s(self, cloud: str) -> float:
+        """Between two listings: as configured, or as the cloud's limits and what is under way there suggest."""
+        if cloud in self._poll_s:
+            return self._poll_s[cloud]
+        with suppress(ProvisionError):
+            provisioner = self._provisioners(cloud)
+            if isinstance(provisioner, FleetProvisioner):
+                return provisioner.poll_s()
+        return DEFAULT_POLL_S
 
     def _read_reports(self, cloud: str) -> None:
         asked_at = self._clock.now()

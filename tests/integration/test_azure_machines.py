@@ -122,6 +122,23 @@ def test_with_private_addresses_no_address_is_rented(server: AzureServer, world:
     assert machine.address == machine.private_address == "10.64.0.4"
 
 
+def test_addresses_are_listed_for_new_machines_only(server: AzureServer, world: World) -> None:
+    cloud = azure(server)
+
+    def lists_of_addresses() -> int:
+        before = len(server.calls)
+        machines = cloud.machines(OWNER)
+        assert all(machine.address and machine.private_address for machine in machines)
+        paths = [call.path for call in server.calls[before:]]
+        return sum(path.endswith(("/publicIPAddresses", "/networkInterfaces")) for path in paths)
+
+    cloud.create(order())
+    assert (lists_of_addresses(), lists_of_addresses()) == (2, 0)
+    cloud.create(order(token="chat-8"))
+    assert (lists_of_addresses(), lists_of_addresses()) == (2, 0)
+    assert len({machine.address for machine in cloud.machines(OWNER)}) == 2
+
+
 def test_in_a_subnet_of_the_user_no_network_is_made(server: AzureServer, world: World) -> None:
     azure(server).create(order(service="other"))
     (network,) = [each.id for each in world.resources.values() if each.kind == NET]

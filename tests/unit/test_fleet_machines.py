@@ -80,6 +80,23 @@ def test_from_launch_to_running(w: World) -> None:
     assert (w.one().state, w.one().endpoint) == (_S.RUNNING, "http://10.0.0.1:8080")
 
 
+def test_a_cloud_is_listed_less_often_while_nothing_comes_or_goes(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryFleet, "steady_poll_s", 30.0)
+    told: list[float] = []
+    w.fleet.on_report(lambda: told.append(w.fleet.poll_s()))
+    assert w.fleet.poll_s() == 30.0
+    instance = w.fleet.launch(w.order())
+    assert told == [10.0]  # whoever waits for the next listing is told that it is due sooner
+    w.time += 61.0
+    w.fleet.instances("own")
+    assert w.fleet.poll_s() == 30.0
+    w.fleet.terminate(instance)
+    w.fleet.instances("own")
+    assert w.fleet.poll_s() == 30.0  # the dead are listed for a while, and need no haste
+
+
 def test_after_a_restart_the_order_is_asked_for_again(w: World) -> None:
     w.fleet.launch(w.order())
     w.time += 100
@@ -207,8 +224,8 @@ def test_without_a_cloud_that_tells_the_time_there_is_no_warning(w: World) -> No
 
 def test_reports_are_read_without_a_call_to_the_cloud(w: World) -> None:
     calls: list[int] = []
-    w.fleet.on_report(lambda: calls.append(1))
     w.fleet.launch(w.order())
+    w.fleet.on_report(lambda: calls.append(1))
     w.time += 100
     assert w.one().state is _S.SETUP
     w.machines.kept.clear()  # a listing would show nothing
