@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from base64 import b64encode
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,6 +40,7 @@ from provisioners.shell import (
     ShellError,
     UnreachableError,
     connect,
+    link_to,
     place_of,
     why,
 )
@@ -177,8 +177,7 @@ def host_key_of(login: Login) -> str:
     """The key that the host shows; nothing is sent but what the exchange of keys needs. Raises UnreachableError."""
     transport: paramiko.Transport | None = None
     try:
-        link = socket.create_connection((login.address, login.port), timeout=CONNECT_TIMEOUT_S)
-        transport = paramiko.Transport(link)
+        transport = paramiko.Transport(link_to(login, CONNECT_TIMEOUT_S))
         transport.start_client(timeout=CONNECT_TIMEOUT_S)
         key = transport.get_remote_server_key()
         return f"{key.get_name()} {b64encode(key.asbytes()).decode()}"

@@ -2,7 +2,7 @@
 
 Paramiko has a thread for each connection, so a thousand machines would cost a thousand threads; asyncssh has none. The
 rules are those of `shell`: host keys are checked before anything is sent and no unknown key is accepted, no agent is
-used or forwarded, no file of the user's is read, and secrets go in by standard input only.
+forwarded, nor used unless the login says so, no file of the user's is read, and secrets go in by standard input only.
 
 The kernel notices a dead peer (TCP keep-alives and TCP_USER_TIMEOUT), so an idle connection costs this process nothing.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import threading
 from collections.abc import Sequence
@@ -18,9 +19,11 @@ from contextlib import suppress
 from functools import cache
 from io import BytesIO
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import asyncssh
 
+from provisioners.program_link import ProgramLink
 from provisioners.shell import (
     CONNECT_TIMEOUT_S,
     DEAD_PEER_S,
@@ -34,7 +37,9 @@ from provisioners.shell import (
     Login,
     LoginRefusedError,
     Output,
+    ShellError,
     UnreachableError,
+    behind,
     checked,
     exec_line,
     lost,
@@ -223,38 +228,78 @@ class LineCommands(Commands):
 
 
 async def connect_line(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> Line:
-    """Log in. Raises UnreachableError, LoginRefusedError or HostKeyError."""
+    """Log in. Raises UnreachableError, LoginRefusedError or HostKeyError; whatever is wrong with a bastion makes the host
+    behind it unreachable, no more."""
+    return Line(await _connection(login, timeout_s), login)
+
+
+async def _connection(login: Login, timeout_s: float) -> asyncssh.SSHClientConnection:
     client = _Client()
     where = place_of(login)
+    program: ProgramLink | None = None
     try:
-        key = asyncssh.import_private_key(login.private_key)
         known = [asyncssh.import_public_key(" ".join(line.split()[:2])) for line in login.host_keys]
+        way: dict[str, Any] = {"host": login.address, "port": login.port}
+        if login.bastion is not None:
+            way["tunnel"] = await _tunnel(login.bastion, login, timeout_s)
+        elif login.program:
+            program = ProgramLink(login.program)
+            way["sock"] = program.socket
         connection, _ = await asyncssh.create_connection(
             lambda: client,
-            login.address,
-            login.port,
+            **way,
             username=login.user,
-            client_keys=[key],
+            client_keys=_client_keys(login),
             known_hosts=(known, [], []),  # never None, which would accept any key
             config=None,
-            agent_path=None,
+            agent_path=os.environ.get("SSH_AUTH_SOCK") if login.agent else None,
             agent_forwarding=False,
             preferred_auth="publickey",
             gss_host=None,
             x11_forwarding=False,
             connect_timeout=timeout_s,
             login_timeout=timeout_s,
+            keepalive_interval=0 if login.bastion is None and not login.program else KEEP_ALIVE_S,
         )
-    except asyncssh.KeyImportError as error:
+    except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
         raise LoginRefusedError(UNREADABLE_KEY.format(name=login.name)) from error
     except asyncssh.HostKeyNotVerifiable as error:
         raise stranger(login, client.shown) from error
     except asyncssh.PermissionDenied as error:
         raise LoginRefusedError(f"{where} refuses the login of {login.user!r}") from error
+    except asyncssh.ChannelOpenError as error:
+        raise behind(login, why(error)) from error
     except (TimeoutError, OSError, asyncssh.Error) as error:
-        raise UnreachableError(f"{where} cannot be reached: {why(error)}") from error
-    _watch_peer(connection.get_extra_info("socket"))
-    return Line(connection, login)
+        said = "" if program is None else await asyncio.to_thread(program.said)
+        raise UnreachableError(f"{where} cannot be reached: {said or why(error)}") from error
+    link = connection.get_extra_info("socket")
+    if login.bastion is None and not login.program:
+        _watch_peer(link)
+    return connection
+
+
+def _client_keys(login: Login) -> list[Any]:
+    if login.agent and not login.private_key:
+        return []
+    key = asyncssh.import_private_key(login.private_key, login.passphrase or None)
+    return [(key, asyncssh.import_certificate(login.certificate))] if login.certificate else [key]
+
+
+#: Connections to bastions, each for all hosts behind it, by event loop.
+_tunnels: WeakKeyDictionary[
+    asyncio.AbstractEventLoop, dict[Login, asyncio.Task[asyncssh.SSHClientConnection]]
+] = WeakKeyDictionary()
+
+
+async def _tunnel(bastion: Login, login: Login, timeout_s: float) -> asyncssh.SSHClientConnection:
+    tunnels = _tunnels.setdefault(asyncio.get_running_loop(), {})
+    task = tunnels.get(bastion)
+    if task is None or (task.done() and (task.exception() is not None or task.result().is_closed())):
+        task = tunnels[bastion] = asyncio.ensure_future(_connection(bastion, timeout_s))
+    try:
+        return await asyncio.shield(task)
+    except ShellError as error:
+        raise behind(login, error.message) from error
 
 
 def connect_commands(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> LineCommands:

@@ -33,8 +33,9 @@ from provisioners.keys import Keys, host_key_script, user_data
 from provisioners.lease import shortest_s, terms_of
 from provisioners.machines import Machine, MachineOrder, Machines, Trial, in_region, machine_token
 from provisioners.own_address import OwnAddresses
-from provisioners.shell import Login
+from provisioners.shell import Login, UnreachableError
 from provisioners.small import small_offers
+from provisioners.ssh_access import Way
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,9 @@ class Section(Protocol):
     labels: dict[str, str]
     dead_man_minutes: int | None
     tls: bool
+
+    @property
+    def way(self) -> Way: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +134,22 @@ class RentedProvisioner(FleetProvisioner):
         self._admission = threading.Condition()  # of the above
         self._is_done = False
         self._admitted_at = self._changed_at = float("-inf")
-        first = first_login or first_logins(secret, folder)
+        way = section.way
+
+        def login(machine: Machine, *, keeps: bool = False) -> Login:
+            plain = login_of(machine, secret, keeps=keeps)
+            try:
+                return way.to(plain, machine.id, machine.zone.region, machine.zone.name)
+            except OSError as error:
+                raise UnreachableError(
+                    f"{error.filename}, for the bastion of {machines.name}, cannot be read: {error.strerror}"
+                ) from error
+
+        first = first_login or first_logins(login, secret, folder)
         super().__init__(
             machines,
             SshHosts(
-                lambda machine: login_of(machine, secret, keeps=first.keeps(machine.token)),
+                lambda machine: login(machine, keeps=first.keeps(machine.token)),
                 heartbeat_s=heartbeat_s(shortest_s(rent.dead_man_minutes)),
                 now=now,
                 seen_from=self._own.saw,
@@ -273,11 +288,11 @@ def reserved_trials(rows: Iterable[Row]) -> list[Trial]:
     ]
 
 
-def first_logins(secret: bytes, folder: Path | None) -> FirstLogins:
+def first_logins(login: Callable[[Machine], Login], secret: bytes, folder: Path | None) -> FirstLogins:
     """Of machines that run user data."""
     return FirstLogins(
         USER,
-        lambda machine: login_of(machine, secret),
+        login,
         lambda machine: host_key_script(Keys(secret, machine.owner).host(machine.token)),
         folder,
         boot_key=lambda machine: Keys(secret, machine.owner).boot_host(machine.token).public,

@@ -25,16 +25,17 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock
 from types import TracebackType
-from typing import BinaryIO, Self, cast
+from typing import Any, BinaryIO, Self, cast
 
 import paramiko
 
 from provisioners.clock import unix_now
+from provisioners.program_link import ProgramLink
 
 CONNECT_TIMEOUT_S = 10.0
 DEAD_PEER_S = 20.0
@@ -45,7 +46,8 @@ _QUIET_S = 0.5
 SESSIONS = 8  # at once; an sshd refuses the eleventh
 SESSION_AGAIN_S = 0.05
 UNREADABLE_KEY = (
-    "the private key for {name} cannot be read: it must be Ed25519, ECDSA or RSA, without a passphrase"
+    "the private key for {name} cannot be read: it must be Ed25519, ECDSA or RSA, with the passphrase in `passphrase_file` if it "
+    "has one, and with a certificate of its own"
 )
 _FULL = b"No space left on device"
 
@@ -53,7 +55,11 @@ _FULL = b"No space left on device"
 @dataclass(frozen=True, slots=True)
 class Login:
     """How to get into a host. `host_keys` are the public keys one of which it must have ("ssh-ed25519 AAAA…"),
-    `private_key` the text of a private key file (of any kind). `name` is what people call the host."""
+    `private_key` the text of a private key file (of any kind), `certificate` that of its certificate. `name` is what people call
+    the host. `agent`: the keys of the SSH agent at $SSH_AUTH_SOCK are offered, too.
+
+    It is reached at `address`, or by way of a `bastion`, or by the standard streams of a `program` (its arguments).
+    """
 
     name: str
     address: str
@@ -61,6 +67,18 @@ class Login:
     private_key: str = field(repr=False)
     host_keys: tuple[str, ...]
     port: int = 22
+    passphrase: str = field(default="", repr=False)
+    certificate: str = field(default="", repr=False)
+    agent: bool = False
+    bastion: Login | None = None
+    program: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> Login:
+        """From what `dataclasses.asdict` and JSON made of one."""
+        bastion = values.get("bastion")
+        lists = {key: tuple(values.get(key) or ()) for key in ("host_keys", "program")}
+        return Login(**{**values, **lists, "bastion": None if bastion is None else Login.of(bastion)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,14 +251,16 @@ class Shell(Commands):
             raise lost(self.login, error) from error
         return channel
 
-    def dial(self, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> paramiko.Channel:
-        """A connection to a port of the host's own loopback. Raises UnreachableError."""
+    def dial(
+        self, port: int, address: str = "127.0.0.1", timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> paramiko.Channel:
+        """A connection to a port of the host's own loopback, or of an address that it can reach. Raises UnreachableError."""
         try:
             transport = self._client.get_transport()
             if transport is None:
                 raise EOFError("closed")
-            here = ("127.0.0.1", port)
-            return transport.open_channel("direct-tcpip", here, here, timeout=timeout_s)
+            origin = ("127.0.0.1", port)
+            return transport.open_channel("direct-tcpip", (address, port), origin, timeout=timeout_s)
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise UnreachableError(
                 f"{self.login.name}: port {port} cannot be reached ({why(error)})"
@@ -350,30 +370,32 @@ class _Stdin:
 
 
 def connect(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> Shell:
-    """Log in. Raises UnreachableError, LoginRefusedError or HostKeyError."""
+    """Log in. Raises UnreachableError, LoginRefusedError or HostKeyError; whatever is wrong with a bastion makes the host
+    behind it unreachable, no more."""
     key = _private_key(login)
     where = place_of(login)
     client = paramiko.SSHClient()
+    program: ProgramLink | None = None
     client.set_missing_host_key_policy(_Refuse())
     entry = login.address if login.port == 22 else f"[{login.address}]:{login.port}"
     for line in login.host_keys:
         kind, blob = line.split()[:2]
         client.get_host_keys().add(entry, kind, paramiko.PKey.from_type_string(kind, b64decode(blob)))
     try:
-        link = socket.create_connection((login.address, login.port), timeout=timeout_s)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_PEER_S * 1000))
+        if login.program:
+            program = ProgramLink(login.program)
         client.connect(
             login.address,
             port=login.port,
             username=login.user,
             pkey=key,
-            sock=link,
+            sock=link_to(login, timeout_s) if program is None else program.socket,
             timeout=timeout_s,
             banner_timeout=timeout_s,
             auth_timeout=timeout_s,
             channel_timeout=timeout_s,
             look_for_keys=False,
-            allow_agent=False,
+            allow_agent=login.agent,
         )
     except (paramiko.BadHostKeyException, _UnknownHostKeyError) as error:
         client.close()
@@ -383,11 +405,52 @@ def connect(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> Shell:
         raise LoginRefusedError(f"{where} refuses the login of {login.user!r}") from error
     except (OSError, EOFError, paramiko.SSHException) as error:
         client.close()
-        raise UnreachableError(f"{where} cannot be reached: {why(error)}") from error
+        said = "" if program is None else program.said()
+        raise UnreachableError(f"{where} cannot be reached: {said or why(error)}") from error
     transport = client.get_transport()
     if transport is not None:
         transport.set_keepalive(KEEP_ALIVE_S)
     return Shell(client, login)
+
+
+def link_to(login: Login, timeout_s: float) -> socket.socket | paramiko.Channel:
+    """The bytes of the host's sshd. Raises OSError or UnreachableError."""
+    if login.bastion is not None:
+        return _BASTIONS.channel(login.bastion, login, timeout_s)
+    if login.program:
+        return ProgramLink(login.program).socket
+    link = socket.create_connection((login.address, login.port), timeout=timeout_s)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_PEER_S * 1000))
+    return link
+
+
+class _Bastions:
+    """One connection to each, for all hosts behind it. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._clients: dict[Login, Shell] = {}
+        self._dialling: dict[Login, Lock] = {}
+        self._lock = Lock()
+
+    def channel(self, bastion: Login, login: Login, timeout_s: float) -> paramiko.Channel:
+        """To the host's sshd. Raises UnreachableError."""
+        with self._lock:
+            dialling = self._dialling.setdefault(bastion, Lock())
+        with dialling:
+            shell = self._clients.get(bastion)
+            if shell is None or not shell.is_open:
+                try:
+                    shell = self._clients[bastion] = connect(bastion, timeout_s)
+                except ShellError as error:
+                    raise behind(login, error.message) from error
+        try:
+            return shell.dial(login.port, login.address, timeout_s)
+        except ShellError as error:
+            raise behind(login, error.message) from error
+
+
+def behind(login: Login, said: str) -> UnreachableError:
+    return UnreachableError(f"{place_of(login)} cannot be reached through the bastion: {said}")
 
 
 class _UnknownHostKeyError(paramiko.SSHException):
@@ -421,11 +484,16 @@ def place_of(login: Login) -> str:
     return f"{login.name} ({login.address}:{login.port})"
 
 
-def _private_key(login: Login) -> paramiko.PKey:
+def _private_key(login: Login) -> paramiko.PKey | None:
+    if login.agent and not login.private_key:
+        return None
     kinds: list[type[paramiko.PKey]] = [paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey]
     for kind in kinds:
         with suppress(paramiko.SSHException, ValueError):
-            return kind.from_private_key(io.StringIO(login.private_key))
+            key = kind.from_private_key(io.StringIO(login.private_key), login.passphrase or None)
+            if login.certificate:
+                key.load_certificate(login.certificate)
+            return key
     raise LoginRefusedError(UNREADABLE_KEY.format(name=login.name))
 
 
@@ -444,3 +512,6 @@ def _brief(script: str) -> str:
 
 def _q(path: str) -> str:
     return shlex.quote(path)
+
+
+_BASTIONS = _Bastions()

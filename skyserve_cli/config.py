@@ -7,7 +7,7 @@ from datetime import datetime
 from ipaddress import ip_network
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import (
@@ -24,6 +24,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from provisioners import plugins
 from provisioners.own_address import ADDRESS_URL
 from provisioners.registry import PROVISIONERS
+from provisioners.ssh_access import Way, way_of
 from skyserve_cli import config_checks
 from skyserve_cli.spec.problems import did_you_mean, dotted
 
@@ -117,6 +118,16 @@ class RentedConfig(CloudConfig):
     )
     tls: bool = Field(default=True, description=_TLS)
     labels: dict[str, str] = Field(default={}, description="tags of all that is made")
+    bastion: str | dict[str, Any] | None = Field(
+        default=None,
+        description="the host by which machines are reached over ssh: a mapping with host, user, port, identity_file (or ssh_agent: "
+        "true), known_hosts, host_key, certificate_file and passphrase_file",
+    )
+    proxy_command: str | None = Field(
+        default=None,
+        description="a command whose input and output are the connection to sshd: %h, %p, %r, %i, %g and %z stand for address, port, "
+        "user, the machine's id, its region and zone",
+    )
     dead_man_minutes: int | None = Field(
         default=None,
         ge=0,
@@ -124,6 +135,16 @@ class RentedConfig(CloudConfig):
         description="a machine without a visit of a controller and without traffic for so long ends itself; 0: never; "
         "by default 4320, and 720 until its replica was ready",
     )
+
+    @property
+    def way(self) -> Way:
+        """How machines are reached over ssh."""
+        return way_of(self.bastion, self.proxy_command, "")
+
+    @model_validator(mode="after")
+    def _has_a_way(self) -> Self:
+        _ = self.way  # its ValueError says what is wrong
+        return self
 
     @property
     def places(self) -> Collection[str]:

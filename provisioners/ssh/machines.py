@@ -22,8 +22,6 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any, ClassVar, TypeVar
 
-import paramiko
-
 from policies.model import CapacityType, Zone
 from provisioners.access import Access
 from provisioners.bootstrap import ROOT
@@ -58,6 +56,7 @@ from provisioners.shell import (
 )
 from provisioners.ssh.memory import SeenClaims
 from provisioners.ssh.pool import CLOUD, PoolHost, Pools, has_gpus
+from provisioners.ssh_access import has_authorities
 
 STOP_GRACE_S = 10.0
 _STOP_TIMEOUT_S = 60.0
@@ -294,10 +293,11 @@ class SshMachines:
             said = self._shell(host).run(
                 "nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l; df -Pk . | tail -1"
             )
-        except ProvisionError as error:
-            return Finding(what, Level.MISSING, message=error.message)
-        except ShellError as error:
-            return Finding(what, Level.MISSING, message=error.message)
+        except (ProvisionError, ShellError) as error:
+            message = error.message
+            if host.access.host_key is None and has_authorities(host.access.known_hosts):
+                message += f"; @cert-authority lines of {host.access.known_hosts} do not count: add the host's own key"
+            return Finding(what, Level.MISSING, message=message)
         gpus, disk = said.out.decode().splitlines()[:2]
         free_gb = int(disk.split()[3]) / 1e6
         if int(gpus) < host.gpus:
@@ -316,25 +316,13 @@ class _NotMetError(UnreachableError):
 
 
 def login_of(host: PoolHost) -> Login:
-    """Raises AuthError if there is no identity file."""
+    """Raises AuthError if a file for it cannot be read."""
     try:
-        key = host.identity_file.read_text()
+        return host.access.login(host.name, host.address)
     except OSError as error:
         raise AuthError(
-            f"the identity file {host.identity_file} for {host.name} cannot be read: {error.strerror}",
-            cloud=CLOUD,
+            f"the file {error.filename} for {host.name} cannot be read: {error.strerror}", cloud=CLOUD
         ) from error
-    keys = (host.host_key,) if host.host_key is not None else known_keys(host)
-    return Login(host.name, host.address, host.user, key, keys, host.port)
-
-
-def known_keys(host: PoolHost) -> tuple[str, ...]:
-    """What known_hosts says about the host, hashed names included."""
-    if not host.known_hosts.is_file():
-        return ()
-    entry = host.address if host.port == 22 else f"[{host.address}]:{host.port}"
-    found = paramiko.HostKeys(str(host.known_hosts)).lookup(entry)
-    return () if found is None else tuple(f"{kind} {key.get_base64()}" for kind, key in found.items())
 
 
 def _request(order: MachineOrder, host: PoolHost) -> dict[str, Any]:

@@ -11,6 +11,10 @@
               - {name: gpu-1, address: 10.0.0.1, accelerators: {L4: 4}}
               - {name: gpu-2, address: 10.0.0.2, accelerators: {H100: 8}, exclusive: true, price_usd_hour: 12.5}
 
+How hosts are reached, of the pool or of a single host: `bastion` (user@host:port, or a mapping with host, user, port, identity_file,
+known_hosts, host_key), or `proxy_command` as in OpenSSH (%h, %p and %r stand for address, port and user). `certificate_file`,
+`passphrase_file` and `ssh_agent` go with the key, or stand in for it.
+
 A host is a zone of its own, unless `zone` puts several in one. An `exclusive` host is had as a whole; others are shared,
 GPU by GPU. Whoever shares a host with other controllers logs in as the same user as they do, so that all of them see each
 other's claims. Nobody takes a host away from us: its machines are on-demand ones.
@@ -22,17 +26,17 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from policies.model import CapacityType, Offer, Role, Zone
 from provisioners.base import Candidate, Requirements
 from provisioners.candidates import each_once, ranked_by
 from provisioners.candidates_why import Nothing
+from provisioners.ssh_access import ACCESS_KEYS, SshAccess, access_of
 
 CLOUD = "ssh"
 INSTANCE_TYPE = "host"
-_POOL_KEYS = ("user", "identity_file", "known_hosts", "port", "hosts")
+_POOL_KEYS = (*ACCESS_KEYS, "hosts")
 
 
 class PoolError(ValueError):
@@ -41,16 +45,13 @@ class PoolError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PoolHost:
-    """`price_usd_hour` is of the whole host. `address` is where we reach it, `private_address` where the others do."""
+    """`price_usd_hour` is of the whole host. `address` is where we reach it, by the way that `access` says, `private_address`
+    where the others do."""
 
     name: str
     pool: str
     address: str
-    user: str
-    identity_file: Path
-    known_hosts: Path
-    port: int = 22
-    host_key: str | None = None
+    access: SshAccess
     private_address: str | None = None
     accelerator: str | None = None
     gpus: int = 0
@@ -204,25 +205,24 @@ def _hosts(raw: Mapping[str, Any], complaints: list[str]) -> Iterator[PoolHost]:
 def _host(pool: str, path: str, raw: Mapping[str, Any], complaints: list[str]) -> PoolHost | None:
     before = len(complaints)
     values = dict(raw)
-    needed = ("address", "user", "identity_file")
-    complaints += [f"{path}.{key}: is missing" for key in needed if not isinstance(values.get(key), str)]
-    known = {one.name for one in fields(PoolHost)} - {"pool", "accelerator", "gpus"} | {"accelerators"}
+    if not isinstance(values.get("address"), str):
+        complaints.append(f"{path}.address: is missing")
+    known = {one.name for one in fields(PoolHost)} - {"pool", "accelerator", "gpus", "access"}
+    known |= {"accelerators", "host_key", *ACCESS_KEYS}
     complaints += [f"{path}.{key}: unknown key" for key in values if key not in known]
+    access = access_of(
+        {key: values.pop(key) for key in ("host_key", *ACCESS_KEYS) if key in values}, path, complaints
+    )
     accelerators = values.pop("accelerators", {})
     if not isinstance(accelerators, Mapping) or len(accelerators) > 1:
         complaints.append(f"{path}.accelerators: must be one kind, like {{L4: 4}}")
     elif not all(isinstance(count, int) and count > 0 for count in accelerators.values()):
         complaints.append(f"{path}.accelerators: must count whole GPUs")
-    if not isinstance(values.get("port", 22), int):
-        complaints.append(f"{path}.port: must be a number")
-    if len(complaints) > before:
+    if access is None or len(complaints) > before:
         return None
     accelerator, gpus = next(iter(accelerators.items()), (None, 0))
-    values["identity_file"] = Path(values["identity_file"]).expanduser()
-    values["known_hosts"] = Path(values.get("known_hosts", "~/.ssh/known_hosts")).expanduser()
-    return PoolHost(
-        **{"name": values["address"], **values, "pool": pool, "accelerator": accelerator, "gpus": gpus}
-    )
+    named = {"name": values["address"], **values}
+    return PoolHost(**named, pool=pool, access=access, accelerator=accelerator, gpus=gpus)
 
 
 def _any(wish: str | None) -> str | None:

@@ -62,7 +62,7 @@ def place_of(client: Client, name: str, replica_id: int, node: int) -> Place:
     found: dict[str, Any] = client.access(name, replica_id, node=node)
     if found["kind"] == "ssh":
         login = found["login"]
-        return OverSsh(Login(**{**login, "host_keys": tuple(login["host_keys"])}), found["folder"])
+        return OverSsh(Login.of(login), found["folder"])
     try:
         return inside(LocalStore(home().root.resolve()).folder(found["token"]).at(found["node"]))
     except NoProcessError as error:

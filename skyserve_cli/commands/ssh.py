@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -67,10 +68,7 @@ def _over_ssh(place: OverSsh) -> int:
     signal.signal(signal.SIGHUP, _leave)
     remove_leftovers(home().root, unix_now())
     with TemporaryDirectory(prefix=_PREFIX, dir=home().root) as folder:  # for its owner alone
-        identity, known_hosts = Path(folder, "identity"), Path(folder, "known_hosts")
-        write_private(identity, place.login.private_key.rstrip() + "\n")
-        write_private(known_hosts, known_hosts_of(place.login))
-        return _wait_for(ssh_command(program, place, identity, known_hosts))
+        return _wait_for(ssh_command(program, place, Path(folder)))
 
 
 def remove_leftovers(root: Path, now: float) -> None:
@@ -81,12 +79,27 @@ def remove_leftovers(root: Path, now: float) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def ssh_command(program: str, place: OverSsh, identity: Path, known_hosts: Path) -> list[str]:
-    """The arguments of `ssh`. Nothing of the user's own configuration counts: the connection is the controller's."""
+def ssh_command(program: str, place: OverSsh, folder: Path) -> list[str]:
+    """The arguments of `ssh`. Nothing of the user's own configuration counts: the connection is the controller's. Keys are
+    written to `folder`."""
+    login = place.login
+    words = ["-t", "-p", str(login.port), "-l", login.user, "--", login.address]
+    return [
+        program,
+        "-F",
+        "none",
+        *_options(program, login, folder, "host"),
+        *words,
+        interactive_command(place.folder),
+    ]
+
+
+def _options(program: str, login: Login, folder: Path, prefix: str) -> list[str]:
+    known_hosts = folder / f"{prefix}-known_hosts"
+    write_private(known_hosts, known_hosts_of(login))
     options = {
-        "IdentityFile": _quoted(identity),
-        "IdentitiesOnly": "yes",
-        "IdentityAgent": "none",
+        "IdentitiesOnly": "no" if login.agent else "yes",
+        "IdentityAgent": "SSH_AUTH_SOCK" if login.agent else "none",
         "UserKnownHostsFile": _quoted(known_hosts),
         "GlobalKnownHostsFile": "/dev/null",
         "StrictHostKeyChecking": "yes",
@@ -96,10 +109,29 @@ def ssh_command(program: str, place: OverSsh, identity: Path, known_hosts: Path)
         "ServerAliveInterval": "10",
         "LogLevel": "ERROR",
     }
-    words = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
-    login = place.login
-    words += ["-t", "-p", str(login.port), "-l", login.user, "--", login.address]
-    return [program, "-F", "none", *words, interactive_command(place.folder)]
+    for key, text in (("IdentityFile", login.private_key), ("CertificateFile", login.certificate)):
+        if text:
+            path = folder / f"{prefix}-{key}"
+            write_private(path, text.rstrip() + "\n")
+            options[key] = _quoted(path)
+    if login.bastion is not None:
+        # Its own ssh, and not ProxyJump: that takes no files of keys for the bastion but those of a configuration.
+        through = login.bastion
+        way = [program, "-F", "none", *_options(program, through, folder, f"{prefix}-bastion")]
+        way += [
+            "-p",
+            str(through.port),
+            "-l",
+            through.user,
+            "-W",
+            f"[{login.address}]:{login.port}",
+            "--",
+            through.address,
+        ]
+        options["ProxyCommand"] = shlex.join(way).replace("%", "%%")
+    elif login.program:
+        options["ProxyCommand"] = shlex.join(login.program).replace("%", "%%")
+    return [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
 
 
 def known_hosts_of(login: Login) -> str:

@@ -209,9 +209,7 @@ def test_a_host_that_refuses_the_login_is_not_used(rack: Rack) -> None:
 
 def test_without_an_identity_file_there_is_no_login_at_all(rack: Rack) -> None:
     (rack.home / "id").unlink()
-    with pytest.raises(
-        AuthError, match=r"the identity file \S+ for h1 cannot be read: No such file or directory"
-    ):
+    with pytest.raises(AuthError, match=r"the file \S+ for h1 cannot be read: No such file or directory"):
         rack.machines().create(wish(1))
 
 
