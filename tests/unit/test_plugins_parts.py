@@ -224,4 +224,6 @@ def test_a_user_who_is_not_root_runs_the_script_by_sudo() -> None:
     _, machine = made_of(MemoryMachines(lambda: 0.0))
     logins.prepare(machine)
     logins.prepare(machine)
-    assert ran == [("ubuntu@ssh-ed25519 SHOWN", "sudo -n /bin/sh -s", b"the script")]
+    ((where, command, stdin),) = ran
+    assert (where, stdin) == ("ubuntu@ssh-ed25519 SHOWN", b"the script")
+    assert command.endswith("as=\"sudo -n\"; }; exec $as /bin/sh -s")
