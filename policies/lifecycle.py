@@ -38,6 +38,7 @@ from policies.model import (
     Progressed,
     Replica,
     ReplicaState,
+    RetireNotice,
     RunExited,
     Terminate,
     Terminated,
@@ -62,6 +63,7 @@ _LATE: dict[Kind, ReplicaState] = dict.fromkeys(
         ProbeFailed,
         GaveUp,
         PreemptionNotice,
+        RetireNotice,
         NodeLost,
         Drained,
     ),
@@ -85,6 +87,7 @@ TRANSITIONS: dict[ReplicaState, dict[Kind, ReplicaState]] = {
         RunExited: _S.TERMINATING,
         GaveUp: _S.TERMINATING,
         PreemptionNotice: _S.TERMINATING,  # nobody depends on it yet, and it is doomed
+        RetireNotice: _S.PROVISIONING,
     },
     _S.STARTING: _ALIVE
     | {
@@ -94,6 +97,7 @@ TRANSITIONS: dict[ReplicaState, dict[Kind, ReplicaState]] = {
         RunExited: _S.TERMINATING,
         GaveUp: _S.TERMINATING,
         PreemptionNotice: _S.TERMINATING,
+        RetireNotice: _S.STARTING,
     },
     _S.READY: _ALIVE
     | {
@@ -101,6 +105,7 @@ TRANSITIONS: dict[ReplicaState, dict[Kind, ReplicaState]] = {
         ProbeFailed: _S.NOT_READY,
         RunExited: _S.TERMINATING,
         PreemptionNotice: _S.DRAINING,
+        RetireNotice: _S.READY,
         Drain: _S.DRAINING,
     },
     _S.NOT_READY: _ALIVE
@@ -110,6 +115,7 @@ TRANSITIONS: dict[ReplicaState, dict[Kind, ReplicaState]] = {
         RunExited: _S.TERMINATING,
         GaveUp: _S.TERMINATING,
         PreemptionNotice: _S.DRAINING,
+        RetireNotice: _S.NOT_READY,
         Drain: _S.DRAINING,
     },
     _S.DRAINING: _ALIVE
@@ -119,6 +125,7 @@ TRANSITIONS: dict[ReplicaState, dict[Kind, ReplicaState]] = {
         ProbePassed: _S.DRAINING,
         ProbeFailed: _S.DRAINING,
         PreemptionNotice: _S.DRAINING,
+        RetireNotice: _S.DRAINING,
     },
     _S.TERMINATING: _LATE | {Terminated: _S.GONE, Preempted: _S.GONE, LaunchFailed: _S.GONE},
     _S.GONE: {},
@@ -132,6 +139,8 @@ REASON_OF_FAILURE: dict[FailureKind, EndReason] = {
     FailureKind.CONFIG: EndReason.CONFIG,
     FailureKind.TRANSIENT: EndReason.CLOUD_ERROR,
 }
+
+ANNOUNCED = "maintenance of its machine is announced: a replacement comes first"
 
 # A notice leaves this much of the warning unused, so that the drain ends before the instance does.
 NOTICE_MARGIN_S = 0.5
@@ -212,6 +221,11 @@ def _record(
                 replica, EndReason.PREEMPTED, f"preemption notice: {max(0.0, preempt_at - now):.0f} s left"
             )
             return replace(ending, preempt_at=preempt_at, drain_by=by)
+        case RetireNotice(retire_at=retire_at):
+            if replica.end_reason is not None:
+                return replica
+            message = ANNOUNCED if retire_at is not None else ""
+            return replace(replica, retire_at=retire_at, message=message)
         case Preempted(lost=lost, message=message):
             reason = EndReason.LOST if lost else EndReason.PREEMPTED
             return _ending(replica, reason, message)

@@ -138,6 +138,7 @@ class Replica:
 
     `since` is when `state` began. `launched_at` is when the cloud accepted it: its cost is the offer's price
     from then to `ended_at` (or now). `drain_by` is the instant by which a DRAINING replica must be empty.
+    `retire_at` is when its machine will go or be stopped, as announced long before.
 
     A load balancer agent on a machine of its own is one of these, too, in another `role`: it is READY when the agent
     has its table, and DRAINING while clients may still know its address.
@@ -159,6 +160,7 @@ class Replica:
     end_reason: EndReason | None = None
     message: str = ""  # the last sentence worth showing: why it failed, why it drains
     role: Role = Role.REPLICA
+    retire_at: float | None = None
 
     @property
     def zone(self) -> Zone:
@@ -247,6 +249,14 @@ class PreemptionNotice:
 
 
 @dataclass(frozen=True, slots=True)
+class RetireNotice:
+    """The cloud will stop or take the instance at `retire_at`, long enough from now to replace it before; None: not any more."""
+
+    replica_id: int
+    retire_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Preempted:
     """The instance is gone and we did not ask for it. `lost`: not a spot preemption, nobody knows why."""
 
@@ -280,7 +290,7 @@ class Terminated:
 
 Event = Union[  # noqa: UP007 - evaluated at run time, and Python 3.10 has no `type` statement
     Launched, LaunchFailed, Progressed, Bootstrapped, BootstrapFailed, RunExited, ProbePassed, ProbeFailed, GaveUp,
-    PreemptionNotice, Preempted, NodeLost, Drained, Terminated,
+    PreemptionNotice, RetireNotice, Preempted, NodeLost, Drained, Terminated,
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from policies import budget, rollout
+from policies import budget, retiring, rollout
 from policies.model import (
     Action,
     Drain,
@@ -27,6 +27,8 @@ from policies.model import (
 from policies.placement import blocks
 from policies.placement.base import View
 from policies.registry import Policies
+
+_RETIRED = "its machine was announced to go"
 
 
 def learn(
@@ -61,6 +63,8 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     size = wanted + goal.placement.num_overprovision if wanted > 0 else 0
     memory, refused = _without_hope(observation, memory)
     new, old = rollout.split(staying, goal, memory.rollout)
+    leaving = [replica for replica in new if retiring.is_leaving(replica)]
+    new = [replica for replica in new if replica not in leaving]
     complete = rollout.is_complete(size, new)
     memory = replace(memory, scaling=scaling, rollout=rollout.settle(complete, old, goal, memory.rollout))
     retired = rollout.to_retire(size, new, old, goal, memory.rollout)
@@ -72,7 +76,12 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
         refused and not held_back
     ):  # these offers are the refused version's, not those of the one wanted from now on
         held_back, retry_at = refused, now
-    side_by_side = old if goal.update_mode is UpdateMode.ROLLING else []
+    gone = retiring.to_drain(size, new, leaving, goal, now)
+    leaving = [replica for replica in leaving if replica not in gone]
+    side_by_side = [*(old if goal.update_mode is UpdateMode.ROLLING else []), *leaving]
+    limit = rollout.launch_limit(size, new, old, goal)
+    if leaving:
+        limit = min(limit, retiring.launch_limit(size, new, side_by_side, goal))
     view = View(
         now=now,
         wanted=wanted,
@@ -80,15 +89,19 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
         replicas=tuple(new),
         others=tuple(side_by_side),
         offers=observation.offers,
-        limit=0 if held_back else rollout.launch_limit(size, new, old, goal),
+        limit=0 if held_back else limit,
     )
     decided = policies.placer.decide(view, memory.placement)
     if old and not held_back and not decided.launches and rollout.is_enough(wanted, new):
         # The replicas beyond the wanted number cannot be had now: an update does not wait for them.
         memory = replace(memory, rollout=rollout.settle(True, old, goal, memory.rollout))
         retired += old
+    if leaving and limit > 0 and not held_back and not decided.launches and rollout.is_enough(wanted, new):
+        gone += leaving  # the placer wants no more replicas than stay
+        leaving = []
     why = f"version {version} takes over"
     actions += [_end(r, EndReason.REPLACED, why, observation) for r in retired]
+    actions += [_end(r, EndReason.REPLACED, r.message or _RETIRED, observation) for r in gone]
     actions += [_end(live[e.replica_id], EndReason.SCALED_DOWN, e.why, observation) for e in decided.ends]
 
     purse = budget.Budget(goal.max_usd_hour, budget.usd_hour(observation.replicas), observation.room_usd_hour)
@@ -106,7 +119,8 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
         elif not observation.offers:
             notes = (f"no offer fits version {version}",)
     look_at = now + budget.LOOK_AGAIN_S if len(places) < len(decided.launches) else None
-    wakes = [at for at in (decided.wake_at, rescale_at, retry_at, look_at) if at is not None]
+    last_calls = (retiring.drains_at(replica, goal) for replica in leaving)
+    wakes = [at for at in (decided.wake_at, rescale_at, retry_at, look_at, *last_calls) if at is not None]
     return Plan((*actions, *launches), memory, notes, decided.target, wanted, min(wakes, default=None))
 
 

@@ -322,7 +322,7 @@ class Attendant:
             self._had_front = port = status.front or self._had_front
             if not port:
                 state, message = InstanceState.SETUP, "starting TLS in front of the replica"
-        return HostReport(state, port, message, status.preempt_at, is_tls, self._lease)
+        return HostReport(state, port, message, status.preempt_at, status.retire_at, is_tls, self._lease)
 
     def _doing(self, status: HostStatus) -> str:
         if not status.prepared:
@@ -364,6 +364,6 @@ def _has_restarted(status: HostStatus) -> bool:
     return not status.alive and status.state not in (*_FINAL, InstanceState.PENDING)
 
 
-def _matters(report: HostReport) -> tuple[InstanceState, int, float | None]:
+def _matters(report: HostReport) -> tuple[InstanceState, int, float | None, float | None]:
     """What is worth waking for. Sentences about progress change every second; the next listing shows them."""
-    return report.state, report.port, report.preempt_at
+    return report.state, report.port, report.preempt_at, report.retire_at or None

@@ -135,7 +135,8 @@ class InstanceState(str, Enum):
 class Instance:
     """One replica's machine or machines as the cloud tells it; `id` and `endpoint` are those of the head.
 
-    `preempt_at` (UNIX seconds) is set while a preemption notice stands, for whichever node. `endpoint` is the base
+    `preempt_at` (UNIX seconds) is set while a preemption notice stands, for whichever node. `retire_at` is when a node will be
+    stopped or taken, as announced long before: 0.0 if nothing is announced, None if that is not known. `endpoint` is the base
     URL on which the replica's port can be reached, once known. `message` is one sentence about a failed state. `refusal` says
     that the cloud accepted the instance and then could not, or would not, start it: it counts as if refused at once. `lease` is that of
     the machine that ends first.
@@ -151,6 +152,7 @@ class Instance:
     state: InstanceState
     endpoint: str | None = None
     preempt_at: float | None = None
+    retire_at: float | None = None
     message: str = ""
     refusal: Refusal | None = None
     lease: Lease | None = None

@@ -60,6 +60,7 @@ class HostReport:
     port: int
     message: str = ""
     preempt_at: float | None = None
+    retire_at: float | None = None  # 0.0: nothing is announced, None: not known
     is_tls: bool = False
     lease: Lease | None = None
 
@@ -376,6 +377,7 @@ class FleetProvisioner:
         state, message = state_of(machine, report, awaited)
         told = (machine.preempt_at, report.preempt_at if report else None)
         notices = [self._clock.ours(at) for at in told if at is not None]
+        retire_at = None if report is None else report.retire_at
         endpoint = None
         if report is not None and machine.address is not None and state is InstanceState.RUNNING:
             host = f"[{machine.address}]" if ":" in machine.address else machine.address
@@ -391,6 +393,7 @@ class FleetProvisioner:
             state=state,
             endpoint=endpoint,
             preempt_at=min(notices, default=None),
+            retire_at=self._clock.ours(retire_at) if retire_at else retire_at,
             message=message,
             refusal=machine.refusal,
             lease=None if report is None else report.lease,

@@ -42,10 +42,18 @@ def gang_of(nodes: Sequence[Instance]) -> Instance:
         head,
         state=state,
         preempt_at=min(notices, default=None),
+        retire_at=_first_to_retire(nodes),
         message=_message(state, nodes),
         refusal=refusal,
         lease=_first_to_end(nodes),
     )
+
+
+def _first_to_retire(nodes: Sequence[Instance]) -> float | None:
+    """Nothing is known to be announced only if that is so of all of them."""
+    known = [node.retire_at for node in nodes]
+    announced = [at for at in known if at]
+    return min(announced) if announced else (None if None in known else 0.0)
 
 
 def gang_state(states: Sequence[InstanceState]) -> InstanceState:

@@ -32,6 +32,7 @@ class NoAgentError(ShellError):
 class HostStatus:
     """What runs on a machine. `prepared`: `setup` is done (or there is none). `alive`: its daemon runs; one that died is
     started again by `Host.start`. Instants are UNIX seconds, `log` the offsets between which the log can be read.
+    `retire_at` is 0.0 where nothing is announced, None where that is not known.
     `port` is the one that a shared host has given to the replica, `seen_from` the address from which we are logged in, `front` the port of TLS in front of the
     replica, 0 while nothing listens there, None if there is to be none. `lease` is that of the machine, None without a dead-man
     switch."""
@@ -42,7 +43,7 @@ class HostStatus:
     prepared: bool = False
     alive: bool = False
     preempt_at: float | None = None
-    rebalance_at: float | None = None
+    retire_at: float | None = None
     log: tuple[int, int] = (0, 0)
     port: int | None = None
     seen_from: str = ""
@@ -59,7 +60,7 @@ def status_of(raw: Mapping[str, Any]) -> HostStatus:
         prepared=raw["prepared"],
         alive=raw["alive"],
         preempt_at=raw["preempt_at"],
-        rebalance_at=raw["rebalance_at"],
+        retire_at=raw.get("retire_at"),
         log=(raw["log"][0], raw["log"][1]),
         port=raw["port"],
         seen_from=raw.get("seen_from", ""),

@@ -32,7 +32,7 @@ def observe(folder: Path) -> dict[str, Any]:
         "prepared": order is not None and exit_code(folder, "setup") == (0 if order["setup"] else None),
         "alive": is_locked(folder / daemon.LOCK),
         "preempt_at": notice.get("preempt_at"),
-        "rebalance_at": notice.get("rebalance_at"),
+        "retire_at": notice.get("retire_at"),
         "port": claimed_port(order),
         "front": _front(folder, order),
     }

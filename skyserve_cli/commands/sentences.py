@@ -30,6 +30,7 @@ EVENTS = {
     "ProbeFailed": "probe failed",
     "GaveUp": "given up",
     "PreemptionNotice": "preempt notice",
+    "RetireNotice": "retire notice",
     "Preempted": "preempted",
     "NodeLost": "node lost",
     "Drain": "drain",

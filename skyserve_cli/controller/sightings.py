@@ -16,11 +16,13 @@ from policies.model import (
     Progressed,
     Replica,
     ReplicaState,
+    RetireNotice,
     RunExited,
 )
 from provisioners.base import Instance, InstanceState
 from skyserve_cli.controller.ports import Sighting
 
+_SAME_S = 60.0
 _WITH_INSTANCE = frozenset(
     {
         ReplicaState.PROVISIONING,
@@ -87,6 +89,14 @@ def _events(replica: Replica, instance: Instance) -> Iterator[Event]:
                 yield Progressed(replica.id, instance.message)
     if instance.preempt_at is not None and instance.preempt_at != replica.preempt_at:
         yield PreemptionNotice(replica.id, instance.preempt_at)
+    if instance.retire_at is not None and _is_news(instance.retire_at, replica.retire_at):
+        yield RetireNotice(replica.id, instance.retire_at or None)
+
+
+def _is_news(retire_at: float, known: float | None) -> bool:
+    """Announced instants move a little from one report to the next, and where only "within an hour" is known they move on with an
+    agent that is started again."""
+    return retire_at < known - _SAME_S if known is not None else retire_at > 0.0
 
 
 def missing_from(sighting: Sighting, replicas: Iterable[Replica]) -> bool:

@@ -279,6 +279,7 @@ def replica_view(replica: Replica, num_nodes: int = 1) -> dict[str, Any]:
         "launched_at": replica.launched_at,
         "ready_at": replica.ready_at,
         "preempt_at": replica.preempt_at,
+        "retire_at": replica.retire_at,
         "ended_at": replica.ended_at,
         "end_reason": None if replica.end_reason is None else replica.end_reason.value,
         "message": replica.message,

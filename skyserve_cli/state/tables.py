@@ -107,6 +107,7 @@ replicas = sa.Table(
     sa.Column("ready_at", sa.Float),
     sa.Column("drain_by", sa.Float),
     sa.Column("preempt_at", sa.Float),
+    sa.Column("retire_at", sa.Float),
     sa.Column("ended_at", sa.Float),
     sa.Column("end_reason", sa.String(16)),
     sa.Column("role", sa.String(16), nullable=False, server_default="replica"),

@@ -494,11 +494,15 @@ def test_a_notice_calls_back_at_once_and_progress_does_not(world: VmWorld) -> No
     assert reports.empty()
 
 
-def test_a_rebalance_recommendation_is_no_notice(world: VmWorld) -> None:
-    vm = boot(world, "rebalanced")
-    host = bring_up(vm, launch_order("rebalanced"))
-    vm.metadata.recommend_rebalance(1_800_000_000.0)
-    assert until(lambda: host.status().rebalance_at, "the recommendation") == 1_800_000_000.0
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
+def test_maintenance_of_the_host_is_heard(world: VmWorld, cloud: str) -> None:
+    name = f"maintained-{cloud}"
+    vm = boot(world, name, cloud=cloud)
+    at = int(unix_now()) + 7200.0
+    vm.metadata.maintain(at)
+    host = bring_up(vm, launch_order(name, cloud=cloud))
+    heard = until(lambda: host.status().retire_at, "the maintenance")
+    assert heard == at if cloud != "gcp" else at - 7200.0 < heard < at  # which only says: within an hour
     assert host.status().preempt_at is None
 
 

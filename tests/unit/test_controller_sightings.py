@@ -21,6 +21,7 @@ from policies.model import (
     Progressed,
     Replica,
     ReplicaState,
+    RetireNotice,
     RunExited,
     ScalingGoal,
     Scope,
@@ -103,6 +104,25 @@ def test_a_notice_is_passed_on_while_it_can_matter(state: ReplicaState, instance
 )
 def test_a_notice_is_told_once(known: float | None, events: list[Event]) -> None:
     assert seen(a_replica(S.READY, preempt_at=known), an_instance(I.RUNNING, preempt_at=130.0)) == events
+
+
+@pytest.mark.parametrize(
+    ("known", "told", "events"),
+    [
+        pytest.param(None, 4000.0, [RetireNotice(1, 4000.0)], id="new"),
+        pytest.param(None, 0.0, [], id="nothing is announced"),
+        pytest.param(None, None, [], id="not known"),
+        pytest.param(4000.0, None, [], id="not known any more"),
+        pytest.param(4000.0, 3970.0, [], id="known"),
+        pytest.param(4000.0, 3000.0, [RetireNotice(1, 3000.0)], id="sooner"),
+        pytest.param(4000.0, 9000.0, [], id="later: another agent has counted anew"),
+        pytest.param(4000.0, 0.0, [RetireNotice(1, None)], id="taken back"),
+    ],
+)
+def test_what_is_announced_long_before_is_told_once(
+    known: float | None, told: float | None, events: list[Event]
+) -> None:
+    assert seen(a_replica(S.READY, retire_at=known), an_instance(I.RUNNING, retire_at=told)) == events
 
 
 @pytest.mark.parametrize(

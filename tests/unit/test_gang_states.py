@@ -94,6 +94,19 @@ def test_a_notice_on_any_node_is_a_notice_of_the_gang(
     assert gang_of([head, noticed[1]]).preempt_at == gang
 
 
+def test_the_first_node_to_go_decides_and_nothing_is_announced_only_if_all_say_so() -> None:
+    head, worker = nodes(I.RUNNING, I.RUNNING)
+    for told, gang in (
+        ((9.0, 5.0), 5.0),
+        ((0.0, 5.0), 5.0),
+        ((0.0, 0.0), 0.0),
+        ((0.0, None), None),
+        ((None, 5.0), 5.0),
+    ):
+        both = [replace(head, retire_at=told[0]), replace(worker, retire_at=told[1])]
+        assert gang_of(both).retire_at == gang
+
+
 @pytest.mark.parametrize(
     ("states", "message"),
     [

@@ -401,6 +401,13 @@ class Service:
 TOKEN = Answer(200, "token")
 PREEMPT = {"EventId": "1", "EventType": "Preempt", "NotBefore": "Mon, 19 Sep 2016 18:29:47 GMT"}
 STARTED = {"EventId": "1", "EventType": "Preempt", "NotBefore": ""}
+FREEZE = {"EventId": "3", "EventType": "Freeze", "NotBefore": "Mon, 19 Sep 2016 17:00:00 GMT"}
+AWS_EVENTS = [
+    {"NotBefore": "21 Jan 2019 09:00:43 GMT", "Code": "system-reboot", "State": "active"},
+    {"NotBefore": "20 Jan 2019 09:00:43 GMT", "Code": "instance-retirement", "State": "active"},
+    {"NotBefore": "19 Jan 2019 09:00:43 GMT", "Code": "system-reboot", "State": "completed"},
+    {"NotBefore": "18 Jan 2019 09:00:43 GMT", "Code": "of-another-kind", "State": "active"},
+]
 REBOOT = {"EventId": "2", "EventType": "Reboot", "NotBefore": "Mon, 19 Sep 2016 18:00:00 GMT"}
 
 
@@ -408,43 +415,82 @@ REBOOT = {"EventId": "2", "EventType": "Reboot", "NotBefore": "Mon, 19 Sep 2016 
     ("cloud", "answers", "notice"),
     [
         pytest.param("aws", {}, {}, id="aws: no metadata service"),
-        pytest.param("aws", {"token": TOKEN}, {}, id="aws: nothing announced"),
+        pytest.param("aws", {"token": TOKEN}, {"retire_at": 0.0}, id="aws: nothing announced"),
         pytest.param(
             "aws",
             {
                 "token": TOKEN,
                 "instance-action": Answer(200, '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'),
             },
-            {"preempt_at": 1505722920.0},
+            {"preempt_at": 1505722920.0, "retire_at": 0.0},
             id="aws: an interruption",
         ),
         pytest.param(
             "aws",
-            {"token": TOKEN, "rebalance": Answer(200, '{"noticeTime": "2020-10-27T08:22:00Z"}')},
-            {"rebalance_at": 1603786920.0},
-            id="aws: a recommendation",
+            {"token": TOKEN, "maintenance": Answer(200, json.dumps(AWS_EVENTS))},
+            {"retire_at": 1547974843.0},
+            id="aws: maintenance, the first that is not over",
+        ),
+        pytest.param(
+            "aws", {"token": TOKEN, "maintenance": Answer(500)}, {}, id="aws: nothing is known of maintenance"
         ),
         pytest.param("gcp", {"preempted": Answer(200, "FALSE", "e1")}, {}, id="gcp: nothing announced"),
+        pytest.param(
+            "gcp",
+            {"preempted": Answer(200, "FALSE", "e1"), "maintenance": Answer(200, "NONE\n")},
+            {"retire_at": 0.0},
+            id="gcp: no maintenance",
+        ),
+        pytest.param(
+            "gcp",
+            {
+                "preempted": Answer(200, "FALSE", "e1"),
+                "maintenance": Answer(200, "TERMINATE_ON_HOST_MAINTENANCE"),
+            },
+            {"retire_at": 4600.0},
+            id="gcp: an hour is left",
+        ),
+        pytest.param(
+            "gcp",
+            {
+                "preempted": Answer(200, "FALSE", "e1"),
+                "maintenance": Answer(200, "MIGRATE_ON_HOST_MAINTENANCE"),
+            },
+            {"retire_at": 0.0},
+            id="gcp: it moves to another host",
+        ),
         pytest.param(
             "gcp", {"preempted": Answer(200, "TRUE", "e2")}, {"preempt_at": 1030.0}, id="gcp: preempted"
         ),
         pytest.param(
-            "azure", {"scheduled": Answer(200, '{"Events": []}')}, {}, id="azure: nothing announced"
+            "azure",
+            {"scheduled": Answer(200, '{"Events": []}')},
+            {"retire_at": 0.0},
+            id="azure: nothing announced",
         ),
         pytest.param(
             "azure",
             {"scheduled": Answer(200, json.dumps({"Events": [REBOOT, PREEMPT]}))},
-            {"preempt_at": 1474309787.0},
+            {"preempt_at": 1474309787.0, "retire_at": 1474308000.0},
             id="azure: a preemption among others",
         ),
         pytest.param(
             "azure",
             {"scheduled": Answer(200, json.dumps({"Events": [STARTED]}))},
-            {"preempt_at": 1000.0},
+            {"preempt_at": 1000.0, "retire_at": 0.0},
             id="azure: it has begun",
         ),
         pytest.param(
-            "azure", {"scheduled": Answer(200, json.dumps({"Events": [REBOOT]}))}, {}, id="azure: a reboot"
+            "azure",
+            {"scheduled": Answer(200, json.dumps({"Events": [FREEZE, REBOOT]}))},
+            {"retire_at": 1474308000.0},
+            id="azure: a reboot",
+        ),
+        pytest.param(
+            "azure",
+            {"scheduled": Answer(200, json.dumps({"Events": [FREEZE]}))},
+            {"retire_at": 0.0},
+            id="azure: a pause of seconds",
         ),
     ],
 )
@@ -459,9 +505,25 @@ def test_gcp_is_asked_to_wait_once_it_has_answered_and_its_deadline_does_not_mov
     notices.gcp(service, memory, 1000.0)
     service.answers["preempted"] = Answer(200, "TRUE", "e2")
     assert [notices.gcp(service, memory, now) for now in (1001.0, 1009.0)] == [{"preempt_at": 1031.0}] * 2
-    assert ["last_etag=e1" in path for path in service.asked] == [False, True, False]
+    asked = [path for path in service.asked if "preempted" in path]
+    assert ["last_etag=e1" in path for path in asked] == [False, True, False]
     service.answers["preempted"] = Answer(0)
     assert notices.gcp(service, memory, 1010.0) == {"preempt_at": 1031.0}
+
+
+def test_the_hour_of_a_maintenance_does_not_move_and_ends_with_it() -> None:
+    service, memory = Service(preempted=Answer(200, "FALSE", "e1")), {}  # type: ignore[var-annotated]
+    service.answers["maintenance"] = Answer(200, "TERMINATE_ON_HOST_MAINTENANCE")
+    assert [notices.gcp(service, memory, now) for now in (0.0, 900.0)] == [{"retire_at": 3600.0}] * 2
+    service.answers["maintenance"] = Answer(200, "NONE")
+    assert notices.gcp(service, memory, 1800.0) == {"retire_at": 0.0}
+
+
+def test_aws_is_asked_for_maintenance_once_a_minute() -> None:
+    service, memory = Service(token=TOKEN), {}  # type: ignore[var-annotated]
+    for now in range(0, 120, 2):
+        assert notices.aws(service, memory, float(now)) == {"retire_at": 0.0}
+    assert sum("maintenance" in path for path in service.asked) == 2
 
 
 # --- claims

@@ -226,4 +226,4 @@ def test_a_user_who_is_not_root_runs_the_script_by_sudo() -> None:
     logins.prepare(machine)
     ((where, command, stdin),) = ran
     assert (where, stdin) == ("ubuntu@ssh-ed25519 SHOWN", b"the script")
-    assert command.endswith("as=\"sudo -n\"; }; exec $as /bin/sh -s")
+    assert command.endswith('as="sudo -n"; }; exec $as /bin/sh -s')

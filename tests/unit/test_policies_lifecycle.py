@@ -33,6 +33,7 @@ from policies.model import (
     Progressed,
     Replica,
     ReplicaState,
+    RetireNotice,
     RunExited,
     Terminate,
     Terminated,
@@ -54,6 +55,7 @@ CAUSES: dict[type, Event | Drain | Terminate] = {
     ProbeFailed: ProbeFailed(7, "probe answered 503"),
     GaveUp: GaveUp(7, EndReason.START_TIMEOUT, "too late"),
     PreemptionNotice: PreemptionNotice(7, NOW + 30.0),
+    RetireNotice: RetireNotice(7, NOW + 3600.0),
     Preempted: Preempted(7, message="taken"),
     NodeLost: NodeLost(7, "node 1 of 2 is gone"),
     Drained: Drained(7),
@@ -78,6 +80,8 @@ GaveUp            REQUESTED>TERMINATING PROVISIONING>TERMINATING STARTING>TERMIN
 GaveUp            TERMINATING>TERMINATING
 PreemptionNotice  PROVISIONING>TERMINATING STARTING>TERMINATING READY>DRAINING NOT_READY>DRAINING
 PreemptionNotice  DRAINING>DRAINING TERMINATING>TERMINATING
+RetireNotice      PROVISIONING>PROVISIONING STARTING>STARTING READY>READY NOT_READY>NOT_READY
+RetireNotice      DRAINING>DRAINING TERMINATING>TERMINATING
 Preempted         PROVISIONING>GONE STARTING>GONE READY>GONE NOT_READY>GONE DRAINING>GONE TERMINATING>GONE
 NodeLost          PROVISIONING>TERMINATING STARTING>TERMINATING READY>TERMINATING NOT_READY>TERMINATING
 NodeLost          DRAINING>TERMINATING TERMINATING>TERMINATING

@@ -32,7 +32,7 @@ class Metadata:
         self._changed = threading.Condition()
         self._etag = 1
         self._preempt_at: float | None = None
-        self._rebalance_at: float | None = None
+        self._retire_at: float | None = None
         self._server: ThreadingHTTPServer | None = None
 
     def announce(self, preempt_at: float) -> None:
@@ -42,8 +42,9 @@ class Metadata:
             self._etag += 1
             self._changed.notify_all()
 
-    def recommend_rebalance(self, at: float) -> None:
-        self._rebalance_at = at
+    def maintain(self, at: float | None) -> None:
+        """The machine will be stopped for maintenance of its host then; None: not any more."""
+        self._retire_at = at
 
     def start(self, namespace: str) -> None:
         """Serve in the network namespace, until `stop`."""
@@ -90,8 +91,18 @@ class Metadata:
             return 200, self.instance_id, ""
         if path == "/latest/meta-data/spot/instance-action" and self._preempt_at is not None:
             return 200, json.dumps({"action": "terminate", "time": _iso(self._preempt_at)}), ""
-        if path == "/latest/meta-data/events/recommendations/rebalance" and self._rebalance_at is not None:
-            return 200, json.dumps({"noticeTime": _iso(self._rebalance_at)}), ""
+        if path == "/latest/meta-data/events/maintenance/scheduled":
+            if self._retire_at is None:
+                return 200, "[]", ""
+            at = datetime.fromtimestamp(int(self._retire_at), UTC).strftime("%d %b %Y %H:%M:%S GMT")
+            event = {
+                "NotBefore": at,
+                "NotAfter": at,
+                "Code": "system-reboot",
+                "EventId": "e",
+                "State": "active",
+            }
+            return 200, json.dumps([{**event, "Description": "scheduled reboot"}]), ""
         return 404, "", ""
 
     def gcp(
@@ -99,6 +110,8 @@ class Metadata:
     ) -> tuple[int, str, str]:
         if headers.get("metadata-flavor") != "Google" or "x-forwarded-for" in headers:
             return 403, "", ""
+        if method == "GET" and path == "/computeMetadata/v1/instance/maintenance-event":
+            return 200, "NONE" if self._retire_at is None else "TERMINATE_ON_HOST_MAINTENANCE", "m"
         if method != "GET" or path != "/computeMetadata/v1/instance/preempted":
             return 404, "", ""
         with self._changed:
@@ -116,12 +129,14 @@ class Metadata:
         if method != "GET" or path != "/metadata/scheduledevents":
             return 404, "", ""
         events = []
-        if self._preempt_at is not None:
-            at = format_datetime(datetime.fromtimestamp(int(self._preempt_at), UTC), usegmt=True)
+        for kind, instant in (("Preempt", self._preempt_at), ("Redeploy", self._retire_at)):
+            if instant is None:
+                continue
+            at = format_datetime(datetime.fromtimestamp(int(instant), UTC), usegmt=True)
             events.append(
                 {
-                    "EventId": "f020ba2e",
-                    "EventType": "Preempt",
+                    "EventId": f"f020ba2e-{kind}",
+                    "EventType": kind,
                     "EventStatus": "Scheduled",
                     "ResourceType": "VirtualMachine",
                     "Resources": [self.instance_id],
