@@ -19,7 +19,7 @@ from typing import Protocol
 from policies.model import CapacityType, Offer, Role, Zone
 from provisioners.access import Access, block_of
 from provisioners.attendant import HEARTBEAT_S
-from provisioners.base import Instance, LaunchOrder, Requirements
+from provisioners.base import DISK_GB, Instance, LaunchOrder, Requirements
 from provisioners.bootstrap import Front
 from provisioners.candidates import Account, Reason, offers_of
 from provisioners.catalog.model import Catalog, Row
@@ -44,7 +44,6 @@ FRONT_PORT = 8443  # of TLS in front of a replica
 SETTLED_S = 20.0  # after which a cloud lists what was made before its rules were last changed
 RULES_EVERY_S = 600.0
 _ADMIT_WAIT_S = 15.0
-DISK_GB = 256  # SkyPilot's: an engine, its image and the weights of a model, where nobody says
 PRICES_EVERY_S = 300.0
 PRICES_KEPT_S = 3600.0  # an older price is worth less than the catalog's
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, cast
 
 from policies.model import CapacityType, Offer, Role, Zone
 from provisioners import offering, plugins
-from provisioners.base import Candidate, Provisioner, Requirements
+from provisioners.base import DISK_GB, Candidate, Provisioner, Requirements
+from provisioners.beside_price import beside_usd_hour
 from provisioners.candidates import Account, Customer, Reason, Stocked, in_order, offers_of
 from provisioners.candidates_why import Nothing, why_nothing
 from provisioners.catalog import Catalog, CatalogError, Stock, load, stock
@@ -178,6 +179,14 @@ class Clouds:
             return [offer for name in self.enabled for offer in self._listed(name, part)]
 
         return in_order(self.resolve(need), ask)
+
+    def beside_usd_hour(self, cloud: str, disk_gb: int | None) -> float:
+        """About what a machine's disk and address cost beyond its price."""
+        section = self.config.clouds.get(cloud)
+        if not isinstance(section, RentedConfig):
+            return 0.0
+        size_gb = disk_gb or section.disk_gb or DISK_GB
+        return beside_usd_hour(cloud, size_gb, has_address=not section.use_private_ip)
 
     def why_nothing(self, candidate: Candidate) -> Nothing | None:
         """Why no enabled cloud has an offer for the candidate; None if one has, or nobody can say why."""

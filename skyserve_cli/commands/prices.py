@@ -71,7 +71,17 @@ def plan_total(plan: View) -> str:
         cost = usd(sum(agent["price_usd_hour"] for agent in agents))
         regions = sorted({f"{agent['cloud']}/{agent['region']}" for agent in agents})
         said += f"; {plural(len(agents), 'load balancer')} in {', '.join(regions)} for ${cost} more"
-    return " ".join(filter(None, (f"{said}.", spreading_cost(plan))))
+    return " ".join(filter(None, (f"{said}.", beside_cost(plan), spreading_cost(plan))))
+
+
+def beside_cost(plan: View) -> str:
+    """A sentence if disks and addresses cost something beyond the machines, else nothing."""
+    more = plan.get("beside_usd_per_hour", 0.0)  # a controller of an older release does not say
+    return (
+        f"Disks and public addresses cost about ${usd(more)} more, and traffic out of a cloud."
+        if more
+        else ""
+    )
 
 
 def spreading_cost(plan: View) -> str:

@@ -92,7 +92,8 @@ def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: 
 
     `offers` are how many there are. `refused` says of each alternative without any why there is none: `choice` is its
     index, `field` what it says that leaves nothing. `spreading` is what it costs that the replicas are not all in the
-    cheapest zone; null where it costs nothing.
+    cheapest zone; null where it costs nothing. `beside_usd_per_hour` is about what disks and addresses cost beyond
+    `usd_per_hour`.
     """
     row = _new_row(spec, now)
     photograph = Observation(now, goal_of(row, spec), (), tuple(offers))
@@ -111,8 +112,18 @@ def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: 
         "refused": _refused(spec, offers, clouds),
         "usd_per_hour": round(sum(launch.offer.price_usd_hour for launch in launches), 6),
         "usd_per_hour_on_demand": round(sum(on_demand_price(launch.offer) for launch in launches), 6),
+        "beside_usd_per_hour": round(_beside(launches, spec, clouds), 6),
         "spreading": _spreading_view(launches, offers, spec),
     }
+
+
+def _beside(launches: Sequence[Launch], spec: ServiceSpec, clouds: Clouds) -> float:
+    """Disks and addresses of all machines."""
+    each = (
+        clouds.beside_usd_hour(launch.offer.zone.cloud, spec.resources[launch.offer.choice].disk_size_gb)
+        for launch in launches
+    )
+    return spec.num_nodes * sum(each)
 
 
 def insist_on_regions(spec: ServiceSpec, clouds: Clouds) -> None:
