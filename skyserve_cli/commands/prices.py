@@ -77,11 +77,10 @@ def plan_total(plan: View) -> str:
 def beside_cost(plan: View) -> str:
     """A sentence if disks and addresses cost something beyond the machines, else nothing."""
     more = plan.get("beside_usd_per_hour", 0.0)  # a controller of an older release does not say
-    return (
-        f"Disks and public addresses cost about ${usd(more)} more, and traffic out of a cloud."
-        if more
-        else ""
+    said = (
+        f"Disks and public addresses cost about ${usd(more)} per hour more; traffic out of a cloud is extra."
     )
+    return said if more else ""
 
 
 def spreading_cost(plan: View) -> str:

@@ -41,5 +41,5 @@ def test_the_configuration_decides_where_the_service_says_nothing(tmp_path: Path
 
 def test_the_sentence() -> None:
     assert beside_cost({"beside_usd_per_hour": 0.0}) == beside_cost({}) == ""
-    said = "Disks and public addresses cost about $0.10 per hour more; traffic out of a cloud is extra."
+    said = "Disks and public addresses cost about $0.0992 per hour more; traffic out of a cloud is extra."
     assert beside_cost({"beside_usd_per_hour": 0.0992}) == said
