@@ -40,6 +40,7 @@ from provisioners.ssh_access import Way
 _log = logging.getLogger(__name__)
 
 USER = "skyserve"
+DISCOVERED = ("aws", "gcp", "azure")  # the clouds that can list what an account has
 FRONT_PORT = 8443  # of TLS in front of a replica
 SETTLED_S = 20.0  # after which a cloud lists what was made before its rules were last changed
 RULES_EVERY_S = 600.0
@@ -246,7 +247,12 @@ def within(catalog: Catalog, regions: Sequence[str], cloud: str, key: str = "reg
         if region not in known:
             close = difflib.get_close_matches(region, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f" (known: {', '.join(sorted(known))})"
-            more = f"; a region that exists is added by `serve catalog discover --cloud {cloud}`"
+            is_listed = cloud not in DISCOVERED  # a plug-in has what it lists
+            more = (
+                ""
+                if is_listed
+                else f"; a region that exists is added by `serve catalog discover --cloud {cloud}`"
+            )
             raise ValueError(f"clouds.{cloud}.{key}: {cloud} has no region {region!r}{hint}{more}")
     return catalog.within(regions)
 
