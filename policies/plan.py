@@ -63,7 +63,8 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     size = wanted + goal.placement.num_overprovision if wanted > 0 else 0
     memory, refused = _without_hope(observation, memory)
     new, old = rollout.split(staying, goal, memory.rollout)
-    leaving = [replica for replica in new if retiring.is_leaving(replica)]
+    announced = [replica for replica in new if retiring.is_announced(replica)]
+    leaving = retiring.leaving(new, observation.replicas, goal, now)
     new = [replica for replica in new if replica not in leaving]
     complete = rollout.is_complete(size, new)
     memory = replace(memory, scaling=scaling, rollout=rollout.settle(complete, old, goal, memory.rollout))
@@ -119,7 +120,7 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
         elif not observation.offers:
             notes = (f"no offer fits version {version}",)
     look_at = now + budget.LOOK_AGAIN_S if len(places) < len(decided.launches) else None
-    last_calls = (retiring.drains_at(replica, goal) for replica in leaving)
+    last_calls = (retiring.drains_at(replica, goal) for replica in announced if replica not in gone)
     wakes = [at for at in (decided.wake_at, rescale_at, retry_at, look_at, *last_calls) if at is not None]
     return Plan((*actions, *launches), memory, notes, decided.target, wanted, min(wakes, default=None))
 

@@ -1,9 +1,9 @@
 """Replicas whose machines have been announced to go, an hour ahead or more: maintenance of the host, a retirement.
 
 There is time, so the replacement comes first: they count as replicas of an old version do in a rolling update. They serve and
-occupy their zones, and are drained as new ones become ready; at the latest when the drain must begin to end in time. At
-most `max_surge` replicas, and at least one, are launched beyond the target, however many are announced at once. A preemption
-notice, which leaves seconds, is another matter (`lifecycle`).
+occupy their zones, and are drained as new ones become ready; at the latest when the drain must begin to end in time. However
+many are announced, `max_surge` of them, and at least one, are replaced at a time, the most urgent first: placers see the rest
+as it is, and do not hedge anew. A preemption notice, which leaves seconds, is another matter (`lifecycle`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,20 @@ from policies.model import Goal, Replica, ReplicaState
 MARGIN_S = 60.0  # between the end of the drain and the announced instant, which is about right
 
 
-def is_leaving(replica: Replica) -> bool:
+_ENDING = (ReplicaState.DRAINING, ReplicaState.TERMINATING)
+
+
+def is_announced(replica: Replica) -> bool:
     return replica.retire_at is not None
+
+
+def leaving(counted: Sequence[Replica], every: Sequence[Replica], goal: Goal, now: float) -> list[Replica]:
+    """Those that are replaced now, and those that can wait for it no longer. The next one's turn comes when the drain of the
+    one before is over."""
+    announced = sorted(filter(is_announced, counted), key=lambda one: (one.retire_at, one.id))
+    ending = sum(is_announced(replica) and replica.state in _ENDING for replica in every)
+    first = announced[: max(0, max(1, goal.max_surge) - ending)]
+    return [one for one in announced if one in first or now >= drains_at(one, goal)]
 
 
 def launch_limit(size: int, staying: Sequence[Replica], others: Sequence[Replica], goal: Goal) -> int:

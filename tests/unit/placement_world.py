@@ -37,7 +37,7 @@ from policies.model import (
 )
 from policies.plan import learn, plan
 from policies.registry import policies_for
-from policies.retiring import is_leaving
+from policies.retiring import is_announced
 
 S = ReplicaState
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
@@ -87,7 +87,7 @@ class World:
     def counted(self) -> list[Replica]:
         """The replicas of the wanted version that live and are not being ended, nor replaced."""
         new, _ = rollout.split(tuple(self.fleet.values()), self.goal, self.memory.rollout)
-        return [replica for replica in new if not is_leaving(replica)]
+        return [replica for replica in new if not is_announced(replica)]
 
     def zones(self, kind: CapacityType = SPOT) -> dict[str, int]:
         """How many replicas of the wanted version each zone has, by its last name."""
@@ -165,7 +165,7 @@ class World:
         assert len(counted[0]) <= wanted + goal.num_overprovision + surge or SPOT not in launched
         assert len(counted[1]) <= wanted or ON_DEMAND not in launched
         for kind in launched:
-            staying = [r for r in of_kind(ended, kind) if not is_leaving(r)]
+            staying = [r for r in of_kind(ended, kind) if not is_announced(r)]
             assert not [r for r in staying if r.version == self.goal.version], (
                 "one is ended and one like it launched"
             )

@@ -103,7 +103,7 @@ def test_a_notice_that_is_taken_back_leaves_the_fleet_as_large_as_it_was(placer:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_placer_that_keeps_replicas_in_reserve_may_use_them_meanwhile(seed: int) -> None:
     rng, made = Random(seed), world(3, "risk_hedge")
-    stood = set[int]()
+    most, stood = len(made.fleet) + made.goal.max_surge, set[int]()
     for tick in range(60):
         here = [
             number for number, one in made.fleet.items() if one.state is S.READY and one.retire_at is None
@@ -114,6 +114,7 @@ def test_a_placer_that_keeps_replicas_in_reserve_may_use_them_meanwhile(seed: in
             stood.add(number)
         made.tick()
         assert ready(made) >= 3
+        assert sum(one.state not in (S.DRAINING, S.TERMINATING) for one in made.fleet.values()) <= most
     assert not stood & set(made.fleet)
 
 
