@@ -47,7 +47,8 @@ def learn(
 
 def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     """What to do now. Running it again on its own outcome, with no new event, gives no action (where accelerators
-    carry different loads, after as many ticks as it takes to find out what was obtained)."""
+    carry different loads, after as many ticks as it takes to find out what was obtained; RiskHedge may miss an announced replica
+    once it drains)."""
     goal, now = observation.goal, observation.now
     if goal.down:
         why = "the service goes down"
@@ -77,12 +78,7 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
         refused and not held_back
     ):  # these offers are the refused version's, not those of the one wanted from now on
         held_back, retry_at = refused, now
-    gone = retiring.to_drain(size, new, leaving, goal, now)
-    leaving = [replica for replica in leaving if replica not in gone]
-    side_by_side = [*(old if goal.update_mode is UpdateMode.ROLLING else []), *leaving]
-    limit = rollout.launch_limit(size, new, old, goal)
-    if leaving:
-        limit = min(limit, retiring.launch_limit(size, new, side_by_side, goal))
+    side_by_side = old if goal.update_mode is UpdateMode.ROLLING else []
     view = View(
         now=now,
         wanted=wanted,
@@ -90,14 +86,31 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
         replicas=tuple(new),
         others=tuple(side_by_side),
         offers=observation.offers,
-        limit=0 if held_back else limit,
+        limit=0 if held_back else rollout.launch_limit(size, new, old, goal),
     )
+    gone: list[Replica] = []
+    if leaving:
+        # A placer may keep more than the size, or be content with less; of the fleet as it is it says how many.
+        every = replace(view, replicas=(*new, *leaving), limit=0)
+        whole = policies.placer.decide(every, memory.placement)
+        kept = max(whole.target, len(every.replicas) - len(whole.ends))
+        gone = retiring.to_drain(kept, new, leaving, goal, now)
+        leaving = [replica for replica in leaving if replica not in gone]
+        others = (*side_by_side, *leaving)
+        limit = min(view.limit, retiring.launch_limit(kept, new, others, goal))
+        view = replace(view, others=others, limit=limit)
     decided = policies.placer.decide(view, memory.placement)
     if old and not held_back and not decided.launches and rollout.is_enough(wanted, new):
         # The replicas beyond the wanted number cannot be had now: an update does not wait for them.
         memory = replace(memory, rollout=rollout.settle(True, old, goal, memory.rollout))
         retired += old
-    if leaving and limit > 0 and not held_back and not decided.launches and rollout.is_enough(wanted, new):
+    if (
+        leaving
+        and view.limit > 0
+        and not held_back
+        and not decided.launches
+        and rollout.is_enough(wanted, new)
+    ):
         gone += leaving  # the placer wants no more replicas than stay
         leaving = []
     why = f"version {version} takes over"

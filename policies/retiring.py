@@ -31,9 +31,9 @@ def leaving(counted: Sequence[Replica], every: Sequence[Replica], goal: Goal, no
     return [one for one in announced if one in first or now >= drains_at(one, goal)]
 
 
-def launch_limit(size: int, staying: Sequence[Replica], others: Sequence[Replica], goal: Goal) -> int:
-    """How many replicas may be launched now, for a fleet of `size` of which the `others` serve until they are replaced."""
-    return max(0, size + max(1, goal.max_surge) - len(staying) - len(others))
+def launch_limit(target: int, staying: Sequence[Replica], others: Sequence[Replica], goal: Goal) -> int:
+    """How many replicas may be launched now, for a fleet of `target` of which the `others` serve until they are replaced."""
+    return max(0, target + max(1, goal.max_surge) - len(staying) - len(others))
 
 
 def to_drain(

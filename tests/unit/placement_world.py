@@ -171,8 +171,9 @@ class World:
             )
         assert all(action.why for action in decided.actions)
         again = plan(replace(seen, replicas=tuple(self.fleet.values()), events=()), decided.memory, policies)
-        assert again.actions == (), "a second look finds more to do"
-        assert again.memory == decided.memory
+        if goal.placer != "risk_hedge" or not any(is_announced(replica) for replica in ended):
+            assert again.actions == (), "a second look finds more to do"
+            assert again.memory == decided.memory
         if not seen.events and not decided.actions:
             assert decided.memory.placement == self.memory.placement, "a quiet tick writes to the database"
 

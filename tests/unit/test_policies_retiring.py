@@ -103,12 +103,12 @@ def test_a_notice_that_is_taken_back_leaves_the_fleet_as_large_as_it_was(placer:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_placer_that_keeps_replicas_in_reserve_may_use_them_meanwhile(seed: int) -> None:
     rng, made = Random(seed), world(3, "risk_hedge")
-    most, stood = len(made.fleet) + made.goal.max_surge, set[int]()
-    for tick in range(60):
+    most, stood = 3 + MOST_EXTRA + made.goal.max_surge, set[int]()
+    for tick in range(200):
         here = [
             number for number, one in made.fleet.items() if one.state is S.READY and one.retire_at is None
         ]
-        if tick < 30 and rng.random() < 0.3:
+        if here and tick < 30 and rng.random() < 0.3:
             number = rng.choice(here)
             announce(made, number, made.ticks * made.tick_s + rng.uniform(2, 4) * HOUR)
             stood.add(number)
