@@ -69,6 +69,7 @@ exec chroot $root /sbin/vm-init
 _INIT = """#!/bin/sh
 exec >/run/console.log 2>&1
 trap 'exit 0' TERM
+echo "127.0.1.1 $(hostname)" >>/etc/hosts  # as on every machine of a cloud: sudo waits for a name that nobody knows
 rm -f /etc/ssh/ssh_host_*; ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
 sleep {boot_s} & wait $!
 sh /run/users.sh
