@@ -26,7 +26,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar
 
-from policies.model import GaveUp, Launched, LaunchFailed, Offer, Replica, ReplicaState, Terminated
+from policies.model import (
+    GaveUp,
+    Launched,
+    LaunchFailed,
+    Offer,
+    Progressed,
+    Replica,
+    ReplicaState,
+    Terminated,
+)
 from provisioners.aws.machines import AwsMachines, AwsSettings
 from provisioners.base import Candidate, Instance, LaunchOrder, Requirements
 from provisioners.candidates import offers_of
@@ -240,6 +249,9 @@ class Storm:
         def turn() -> bool:
             self._runner.ensure([Call(SERVICE, "i1", kind, one) for one in waiting.values()])
             for _, event in self._runner.drain():
+                if isinstance(event, Progressed):  # a call is made again
+                    print(f"replica {event.replica_id}: {event.message}", file=sys.stderr)
+                    continue
                 replica = waiting.pop(event.replica_id)
                 mine = self.figures[replica.zone.cloud]
                 setattr(mine, phase, time.monotonic() - began)
