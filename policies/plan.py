@@ -112,7 +112,6 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
         and rollout.is_enough(wanted, new)
     ):
         gone += leaving  # the placer wants no more replicas than stay
-        leaving = []
     why = f"version {version} takes over"
     actions += [_end(r, EndReason.REPLACED, why, observation) for r in retired]
     actions += [_end(r, EndReason.REPLACED, r.message or _RETIRED, observation) for r in gone]

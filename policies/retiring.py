@@ -2,8 +2,8 @@
 
 There is time, so the replacement comes first: they count as replicas of an old version do in a rolling update. They serve and
 occupy their zones, and are drained as new ones become ready; at the latest when the drain must begin to end in time. However
-many are announced, `max_surge` of them, and at least one, are replaced at a time, the most urgent first: placers see the rest
-as it is, and do not hedge anew. A preemption notice, which leaves seconds, is another matter (`lifecycle`).
+many are announced, `max_surge` of them, and at least one, are replaced at a time, the most urgent first: placers see the rest of
+the fleet unchanged, and launch no extra hedge. `lifecycle` handles preemption notices, which leave seconds.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from collections.abc import Sequence
 
 from policies.model import Goal, Replica, ReplicaState
 
-MARGIN_S = 60.0  # between the end of the drain and the announced instant, which is about right
-
-
+MARGIN_S = 60.0  # from the end of the drain to the announced instant, which clouds give to the minute
 _ENDING = (ReplicaState.DRAINING, ReplicaState.TERMINATING)
 
 
@@ -42,7 +40,7 @@ def to_drain(
     """Those that are replaced by now, and those whose time is over."""
     late = [replica for replica in leaving if now >= drains_at(replica, goal)]
     rest = [replica for replica in leaving if replica not in late]
-    # One that is not ready shields nobody: it goes first.
+    # A replica that is not ready serves no requests, so it is drained first.
     rest.sort(key=lambda one: (one.state is ReplicaState.READY, one.retire_at, one.id))
     ready = sum(replica.state is ReplicaState.READY for replica in staying)
     keep = max(0, size - ready)

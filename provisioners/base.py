@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from provisioners.shell import Login, Shell  # which loads an SSH library
 
 DOCKER = "docker:"
-DISK_GB = 256  # SkyPilot's: an engine, its image and the weights of a model, where nobody says
+DISK_GB = 256  # SkyPilot's default: it holds an engine, its image and the weights of a model
 
 
 @dataclass(frozen=True, slots=True)

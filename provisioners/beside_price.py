@@ -1,8 +1,8 @@
 """What a rented machine costs beside its own price: its disk, and its public address. About, and for people to know.
 
-List prices of the vendors' cheapest American regions, read in October 2025: gp3 0.08, pd-balanced 0.10 and Standard SSD (E15) 0.075 USD
-per GB and month; a public IPv4 address 0.005 USD per hour on all three. Traffic out of a cloud, about 0.09 USD per GB, is not
-in it: nobody knows it beforehand.
+List prices of the vendors' cheapest American regions in 2025, to be confirmed (docs/unconfirmed.md): gp3 0.08, pd-balanced 0.10 and
+Standard SSD (E15) 0.075 USD per GB and month; a public IPv4 address 0.005 USD per hour on all three. Traffic out of a cloud, about
+0.09 USD per GB, is left out: it depends on the requests.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""The first connection to a rented machine: from then on it has a host key that nobody else has ever seen.
+"""The first connection to a rented machine installs the host key that it has from then on.
 
-*With user data* the machine has got a host key at its first boot, and whoever may read user data has read it: everybody with read
-access to the account, and what on the machine reaches the metadata service. So over the first connection, which that key pins,
-it is given another one.
+*With user data* the machine has a host key from its first boot, which users with read access to the account can read, and programs
+on the machine that reach the metadata service. The first connection, which that key pins, replaces it.
 
 *Without user data* what such a script would do is done over the first connection. Until then the machine's host key is the one
 that its image came with, which is not known beforehand. The first key that the machine shows is written down before anything is
-sent, and only a host with that key is given the script. So whoever controls the way to the machine during its first minute can
-pose as it; with user data that also takes the key.
+sent, and only a host with that key is given the script. An attacker on the network path can pose as the machine during its first
+minute; with user data the attacker needs the key, too.
 
 The host key that lasts follows from the home's secret, and is the only one that is accepted afterwards.
 
@@ -53,7 +52,7 @@ class FirstLogins:
     """Prepares new machines. Thread-safe.
 
     `user` is who can log in at first, `login` how to get in afterwards, `script` what the machine is to run as root, once or
-    several times. `boot_key` is the host key that a machine has from its user data; None: there is none, so the first that it shows
+    several times. `boot_key` is the host key that a machine has from its user data; None: without user data, so the first that it shows
     counts. `folder` is where keys are written down; None: in memory.
     """
 
@@ -95,7 +94,7 @@ class FirstLogins:
         )
 
     def keeps(self, token: str) -> bool:
-        """Whether the machine is one that keeps the key of its user data: nobody can become root there."""
+        """Whether the machine keeps the host key of its user data, because its image has no sudo."""
         try:
             return bool(self._read(token).get("keeps"))
         except ShellError:

@@ -511,4 +511,4 @@ def _all_of(at_once: int, call: Callable[[A], B], arguments: Sequence[A]) -> lis
 
 
 def _ignore() -> None:
-    """Nobody waits for news yet."""
+    """The callback before `on_report` is called."""

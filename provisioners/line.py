@@ -32,6 +32,7 @@ from provisioners.shell import (
     SESSION_AGAIN_S,
     SESSIONS,
     UNREADABLE_KEY,
+    Bastion,
     Commands,
     Feed,
     Login,
@@ -44,6 +45,7 @@ from provisioners.shell import (
     exec_line,
     lost,
     place_of,
+    same_bastion,
     script_of,
     stranger,
     timed_out,
@@ -238,6 +240,7 @@ async def _connection(login: Login, timeout_s: float) -> asyncssh.SSHClientConne
     where = place_of(login)
     program: ProgramLink | None = None
     try:
+        keys = _client_keys(login)  # before there is anything to close
         known = [asyncssh.import_public_key(" ".join(line.split()[:2])) for line in login.host_keys]
         way: dict[str, Any] = {"host": login.address, "port": login.port}
         if login.bastion is not None:
@@ -249,7 +252,7 @@ async def _connection(login: Login, timeout_s: float) -> asyncssh.SSHClientConne
             lambda: client,
             **way,
             username=login.user,
-            client_keys=_client_keys(login),
+            client_keys=keys,
             known_hosts=(known, [], []),  # never None, which would accept any key
             config=None,
             agent_path=os.environ.get("SSH_AUTH_SOCK") if login.agent else None,
@@ -287,15 +290,16 @@ def _client_keys(login: Login) -> list[Any]:
 
 #: Connections to bastions, each for all hosts behind it, by event loop.
 _tunnels: WeakKeyDictionary[
-    asyncio.AbstractEventLoop, dict[Login, asyncio.Task[asyncssh.SSHClientConnection]]
+    asyncio.AbstractEventLoop, dict[Bastion, asyncio.Task[asyncssh.SSHClientConnection]]
 ] = WeakKeyDictionary()
 
 
 async def _tunnel(bastion: Login, login: Login, timeout_s: float) -> asyncssh.SSHClientConnection:
     tunnels = _tunnels.setdefault(asyncio.get_running_loop(), {})
-    task = tunnels.get(bastion)
+    same = same_bastion(bastion)
+    task = tunnels.get(same)
     if task is None or (task.done() and (task.exception() is not None or task.result().is_closed())):
-        task = tunnels[bastion] = asyncio.ensure_future(_connection(bastion, timeout_s))
+        task = tunnels[same] = asyncio.ensure_future(_connection(bastion, timeout_s))
     try:
         return await asyncio.shield(task)
     except ShellError as error:

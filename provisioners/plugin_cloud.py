@@ -17,7 +17,7 @@ from provisioners.lease import terms_of
 from provisioners.machines import Machine, MachineOrder
 from provisioners.own_address import OwnAddresses
 from provisioners.plugins import CloudPlugin, PluginError, Setup, in_its_markets
-from provisioners.rented import USER, RentedProvisioner, Section, login_of, within
+from provisioners.rented import USER, RentedProvisioner, Section, login_by, within
 from provisioners.small import small_offers
 
 
@@ -62,7 +62,8 @@ def provisioner_of(
 
     first = None
     if plugin.first_user is not None:
-        first = FirstLogins(plugin.first_user, lambda machine: login_of(machine, secret), script, folder)
+        way = section.way
+        first = FirstLogins(plugin.first_user, lambda machine: login_by(way, machine, secret), script, folder)
 
     class PluginProvisioner(RentedProvisioner):
         name = plugin.name

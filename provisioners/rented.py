@@ -63,7 +63,9 @@ class Section(Protocol):
     tls: bool
 
     @property
-    def way(self) -> Way: ...
+    def way(self) -> Way:
+        """How machines are reached over ssh."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,21 +137,11 @@ class RentedProvisioner(FleetProvisioner):
         self._is_done = False
         self._admitted_at = self._changed_at = float("-inf")
         way = section.way
-
-        def login(machine: Machine, *, keeps: bool = False) -> Login:
-            plain = login_of(machine, secret, keeps=keeps)
-            try:
-                return way.to(plain, machine.id, machine.zone.region, machine.zone.name)
-            except OSError as error:
-                raise UnreachableError(
-                    f"{error.filename}, for the bastion of {machines.name}, cannot be read: {error.strerror}"
-                ) from error
-
-        first = first_login or first_logins(login, secret, folder)
+        first = first_login or first_logins(way, secret, folder)
         super().__init__(
             machines,
             SshHosts(
-                lambda machine: login(machine, keeps=first.keeps(machine.token)),
+                lambda machine: login_by(way, machine, secret, keeps=first.keeps(machine.token)),
                 heartbeat_s=heartbeat_s(shortest_s(rent.dead_man_minutes)),
                 now=now,
                 seen_from=self._own.saw,
@@ -293,15 +285,26 @@ def reserved_trials(rows: Iterable[Row]) -> list[Trial]:
     ]
 
 
-def first_logins(login: Callable[[Machine], Login], secret: bytes, folder: Path | None) -> FirstLogins:
+def first_logins(way: Way, secret: bytes, folder: Path | None) -> FirstLogins:
     """Of machines that run user data."""
     return FirstLogins(
         USER,
-        login,
+        lambda machine: login_by(way, machine, secret),
         lambda machine: host_key_script(Keys(secret, machine.owner).host(machine.token)),
         folder,
         boot_key=lambda machine: Keys(secret, machine.owner).boot_host(machine.token).public,
     )
+
+
+def login_by(way: Way, machine: Machine, secret: bytes, *, keeps: bool = False) -> Login:
+    """As `login_of`, by the way of the cloud's section. Raises UnreachableError if a file for it cannot be read."""
+    plain = login_of(machine, secret, keeps=keeps)
+    try:
+        return way.to(plain, machine.id, machine.zone.region, machine.zone.name)
+    except OSError as error:
+        raise UnreachableError(
+            f"{error.filename}, for the bastion of {machine.zone.cloud}, cannot be read: {error.strerror}"
+        ) from error
 
 
 def login_of(machine: Machine, secret: bytes, *, keeps: bool = False) -> Login:

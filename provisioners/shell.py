@@ -424,23 +424,32 @@ def link_to(login: Login, timeout_s: float) -> socket.socket | paramiko.Channel:
     return link
 
 
+Bastion = tuple[str, int, str, tuple[str, ...]]
+
+
+def same_bastion(login: Login) -> Bastion:
+    """Equal for logins that can share a connection. Keys and certificates do not count: they are renewed while it is open."""
+    return login.address, login.port, login.user, login.host_keys
+
+
 class _Bastions:
     """One connection to each, for all hosts behind it. Thread-safe."""
 
     def __init__(self) -> None:
-        self._clients: dict[Login, Shell] = {}
-        self._dialling: dict[Login, Lock] = {}
+        self._clients: dict[Bastion, Shell] = {}
+        self._dialling: dict[Bastion, Lock] = {}
         self._lock = Lock()
 
     def channel(self, bastion: Login, login: Login, timeout_s: float) -> paramiko.Channel:
         """To the host's sshd. Raises UnreachableError."""
+        same = same_bastion(bastion)
         with self._lock:
-            dialling = self._dialling.setdefault(bastion, Lock())
+            dialling = self._dialling.setdefault(same, Lock())
         with dialling:
-            shell = self._clients.get(bastion)
+            shell = self._clients.get(same)
             if shell is None or not shell.is_open:
                 try:
-                    shell = self._clients[bastion] = connect(bastion, timeout_s)
+                    shell = self._clients[same] = connect(bastion, timeout_s)
                 except ShellError as error:
                     raise behind(login, error.message) from error
         try:

@@ -242,14 +242,13 @@ class Clouds:
     def _catalog(self) -> Catalog:
         """With what the plug-ins of enabled clouds list, and what is reserved there. Raises ConfigError."""
         known, reserved = load(self.home.root), self._open_reservations()
-        if self._merged is None or self._merged[:2] != (
-            known,
-            reserved,
-        ):  # a catalog works out its indexes once
+        merged = self._merged  # a catalog works out its indexes once
+        if merged is None or merged[0] is not known or merged[1] != reserved:
             listings = [each for name in self.enabled for each in self._listings(name)]
             listings += [each for name in self.enabled for each in self._reserved_of(name, known)]
-            self._merged = known, reserved, Catalog((*known.listings, *listings)) if listings else known
-        return self._merged[2]
+            merged = known, reserved, Catalog((*known.listings, *listings)) if listings else known
+            self._merged = merged
+        return merged[2]
 
     def _open_reservations(self) -> frozenset[str]:
         now = unix_now()
@@ -326,16 +325,20 @@ class Clouds:
             return
         self._looked_at = now
         try:
-            found = stock(self.home.root)
-        except CatalogError as error:
+            found, reserved = stock(self.home.root), self._open_reservations()
+            if found is self._stock and reserved == self._reserved:
+                return
+            catalogs = {
+                name: self._stocked(name, found.catalog)
+                for name, made in self._made.items()
+                if isinstance(made, Stocked) and name not in plugins.installed()
+            }
+        except (CatalogError, ConfigError) as error:  # of a reservation whose zone or type is gone
             _log.warning("the catalog stays as it was: %s", error)
             return
-        reserved = self._open_reservations()
-        if found is not self._stock or reserved != self._reserved:
-            self._stock, self._reserved = found, reserved
-            for name, made in self._made.items():
-                if isinstance(made, Stocked) and name not in plugins.installed():
-                    made.restock(self._stocked(name, found.catalog), reasons(found.discoveries, unix_now))
+        self._stock, self._reserved = found, reserved
+        for name, catalog in catalogs.items():
+            cast("Stocked", self._made[name]).restock(catalog, reasons(found.discoveries, unix_now))
 
     def _own_addresses(self) -> OwnAddresses:
         """One for all clouds. With the lock held."""

@@ -9,6 +9,7 @@ from typing import Any
 from provisioners.base import Instance, LoginSource, Provisioner
 from provisioners.errors import ProvisionError
 from provisioners.local.cloud import LocalProvisioner
+from provisioners.shell import ShellError
 
 
 class NoAccessError(Exception):
@@ -28,7 +29,7 @@ def access_to(source: Provisioner, instance: Instance | None, node: int) -> dict
         raise NoAccessError(f"is on {source.name}, which has no shell to log in to")
     try:
         login = source.login(instance, node)
-    except ProvisionError as error:
+    except (ProvisionError, ShellError) as error:
         raise NoAccessError(f"cannot be logged in to: {error.message}") from error
     return {
         "kind": "ssh",

@@ -8,7 +8,6 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from provisioners.base import Instance, Listing, Provisioner, RegionalSource, ReportSource
 from provisioners.errors import AuthError, ProvisionError, TransientError
@@ -62,6 +61,7 @@ class ThreadWitness:
         self._trouble: dict[str, str] = {}
         self._listed_at: dict[str, float] = {}  # clouds beyond this machine
         self._stop = threading.Event()
+        self._fleets: dict[str, FleetProvisioner] = {}  # as last listed
         self._reports: dict[str, threading.Event] = {}  # by cloud: set when a machine of it has reported
 
     def watch(self, clouds: frozenset[str]) -> None:
@@ -110,6 +110,8 @@ class ThreadWitness:
                 asked_at = self._clock.now()
                 try:
                     provisioner = self._provisioners(cloud)
+                    if isinstance(provisioner, FleetProvisioner):
+                        self._fleets[cloud] = provisioner
                     if isinstance(provisioner, ReportSource):
                         provisioner.on_report(self._reports[cloud].set)
                     listing = self._listing(provisioner)
@@ -185,11 +187,8 @@ class ThreadWitness:
         """Between two listings: as configured, or as the cloud's limits and what is under way there suggest."""
         if cloud in self._poll_s:
             return self._poll_s[cloud]
-        with suppress(ProvisionError):
-            provisioner = self._provisioners(cloud)
-            if isinstance(provisioner, FleetProvisioner):
-                return provisioner.poll_s()
-        return DEFAULT_POLL_S
+        fleet = self._fleets.get(cloud)
+        return DEFAULT_POLL_S if fleet is None else fleet.poll_s()
 
     def _read_reports(self, cloud: str) -> None:
         asked_at = self._clock.now()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +181,39 @@ def test_a_plan_and_a_controller_see_a_reservation_until_it_ends(
     clock[0] += 2 * 3600.0 + 1.0  # less than an hour is left
     assert clouds.listed(need) == ()
     assert list(clouds.get("aws").offers(need)) == []
+
+
+def test_a_reservation_whose_type_leaves_the_catalog_does_not_close_the_cloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1_800_000_000.0]
+    monkeypatch.setattr("skyserve_cli.clouds.unix_now", lambda: clock[0])
+    monkeypatch.setattr("provisioners.rented.SpotPrices.refresh_soon", lambda prices: None)  # no calls
+    own = tmp_path / "catalog" / "extra.json"
+    own.parent.mkdir()
+    row = {
+        "cloud": "aws",
+        "instance_type": "own.large",
+        "accelerator": "L4",
+        "accelerator_count": 1,
+        "vcpus": 4,
+    }
+    row |= {
+        "memory_gib": 16,
+        "region": "us-east-1",
+        "zones": ["use1-az4"],
+        "usd_hour": 1.0,
+        "as_of": "2026-11-01",
+    }
+    own.write_text(json.dumps([row]))
+    clouds = clouds_of(tmp_path, "a: {id: cr-0, zone: use1-az4, instance_type: own.large}")
+    need = Requirements((replace(L4, cloud="aws", reservation="a"),))
+    assert len(clouds.get("aws").offers(need)) == 1
+    own.unlink()
+    clock[0] += 60.0
+    assert len(clouds.get("aws").offers(need)) == 1  # a running controller goes on with what it has
+    with pytest.raises(ConfigError, match=r"reservations\.a\.instance_type"):
+        clouds.listed(need)
 
 
 def test_when_a_reservation_is_open() -> None:
