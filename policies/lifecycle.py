@@ -39,6 +39,7 @@ from policies.model import (
     Replica,
     ReplicaState,
     RetireNotice,
+    Role,
     RunExited,
     Terminate,
     Terminated,
@@ -140,7 +141,8 @@ REASON_OF_FAILURE: dict[FailureKind, EndReason] = {
     FailureKind.TRANSIENT: EndReason.CLOUD_ERROR,
 }
 
-ANNOUNCED = "maintenance of its machine is announced: a replacement comes first"
+ANNOUNCED = "maintenance of its machine is announced"
+REPLACED_FIRST = f"{ANNOUNCED}: a replacement comes first"
 
 # A notice leaves this much of the warning unused, so that the drain ends before the instance does.
 NOTICE_MARGIN_S = 0.5
@@ -224,8 +226,8 @@ def _record(
         case RetireNotice(retire_at=retire_at):
             if replica.end_reason is not None:
                 return replica
-            message = ANNOUNCED if retire_at is not None else ""
-            return replace(replica, retire_at=retire_at, message=message)
+            message = REPLACED_FIRST if replica.role is Role.REPLICA else ANNOUNCED
+            return replace(replica, retire_at=retire_at, message=message if retire_at is not None else "")
         case Preempted(lost=lost, message=message):
             reason = EndReason.LOST if lost else EndReason.PREEMPTED
             return _ending(replica, reason, message)

@@ -30,7 +30,7 @@ ACCESS_KEYS = (
 _BASTION_KEYS = ("host", "host_key", *ACCESS_KEYS[:-2])
 _KNOWN_HOSTS = "~/.ssh/known_hosts"
 _SHORT = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+)(?::(?P<port>\d{1,5}))?")
-_UNKNOWN = re.compile(r"%(?![%hprigz])")
+_OF_HOSTS, _OF_MACHINES = "hpr", "hprigz"  # what a proxy command may name after a %
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def way_of(bastion: Any, proxy_command: str | None, path: str) -> Way:
     if bastion is not None and proxy_command is not None:
         complaints.append(f"{path}bastion: proxy_command says how machines are reached; use one of the two")
     found = None if bastion is None else bastion_of(bastion, {}, f"{path}bastion", complaints)
-    if (wrong := _wrong_command(proxy_command)) is not None:
+    if (wrong := _wrong_command(proxy_command, _OF_MACHINES)) is not None:
         complaints.append(f"{path}proxy_command: {wrong}")
     if complaints:
         raise ValueError("; ".join(complaints))
@@ -116,7 +116,7 @@ def way_of(bastion: Any, proxy_command: str | None, path: str) -> Way:
 def program_of(command: str, **values: str) -> tuple[str, ...]:
     """The arguments of a proxy command. No shell reads them, so that the name of a host is never more than one word."""
     return tuple(
-        re.sub(r"%(.)", lambda found: "%" if found[1] == "%" else values.get(found[1], ""), word)
+        re.sub(r"%(.)", lambda found: "%" if found[1] == "%" else values[found[1]], word)
         for word in shlex.split(command)
     )
 
@@ -162,7 +162,7 @@ def access_of(raw: Mapping[str, Any], path: str, complaints: list[str]) -> SshAc
         complaints.append(f"{path}.port: must be a number from 1 to 65535")
     if (wrong := _wrong_key(values.get("host_key"))) is not None:
         complaints.append(f"{path}.host_key: {wrong}")
-    if (wrong := _wrong_command(values.get("proxy_command"))) is not None:
+    if (wrong := _wrong_command(values.get("proxy_command"), _OF_HOSTS)) is not None:
         complaints.append(f"{path}.proxy_command: {wrong}")
     elif "proxy_command" in values and "bastion" in values:
         complaints.append(f"{path}.bastion: proxy_command says how the host is reached; use one of the two")
@@ -227,13 +227,14 @@ def _wrong_key(line: object) -> str | None:
     return "must be a line like ssh-ed25519 AAAA…, as /etc/ssh/ssh_host_ed25519_key.pub has it"
 
 
-def _wrong_command(command: object) -> str | None:
+def _wrong_command(command: object, letters: str) -> str | None:
     if command is None:
         return None
     if not isinstance(command, str) or not command.strip():
         return "must be a command"
-    if found := _UNKNOWN.search(command):
-        return f"{command[found.start() : found.start() + 2]!r} stands for nothing: there are %h, %p and %r (in the sections of clouds %i, %g and %z, too)"
+    if found := re.search(f"%(?![%{letters}])", command):
+        known = ", ".join(f"%{letter}" for letter in letters)
+        return f"{command[found.start() : found.start() + 2]!r} stands for nothing here: there are {known}"
     try:
         shlex.split(command)
     except ValueError as error:

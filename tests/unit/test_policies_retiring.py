@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from policies.lifecycle import ANNOUNCED
-from policies.model import EndReason, Goal, ReplicaState, RetireNotice, UpdateMode
+from policies.lifecycle import ANNOUNCED, REPLACED_FIRST, apply
+from policies.model import EndReason, Goal, ReplicaState, RetireNotice, Role, UpdateMode
 from policies.placement.risk_hedge import MOST_EXTRA
 from policies.retiring import MARGIN_S, drains_at, launch_limit, to_drain
 from tests.unit.placement_world import ON_DEMAND, PLENTY, World, a_goal, an_offer, both
@@ -49,7 +49,7 @@ def test_the_replacement_is_ready_before_the_drain(placer: str, mode: UpdateMode
     announce(made, old, made.ticks * made.tick_s + HOUR)
     first = made.tick()
     assert len(first.actions) == 1  # one launch
-    assert made.fleet[old].message == ANNOUNCED
+    assert made.fleet[old].message == REPLACED_FIRST
     while made.fleet[old].state is S.READY:
         assert ready(made) >= size
         assert len(made.fleet) == size + 1
@@ -159,3 +159,9 @@ def test_the_surge_is_bounded_and_never_none() -> None:
     staying, leaving = [replica(n, 1) for n in (1, 2)], [replica(n, 1) for n in (3, 4)]
     bounds = {surge: launch_limit(4, staying, leaving, replace(GOAL, max_surge=surge)) for surge in (0, 1, 3)}
     assert Counter(bounds) == {0: 1, 1: 1, 3: 3}
+
+
+def test_the_message_promises_no_replacement_of_a_load_balancer() -> None:
+    agent = replace(replica(1, 1), role=Role.LOAD_BALANCER)
+    assert apply(agent, RetireNotice(1, 9000.0), 0.0, 60.0).message == ANNOUNCED
+    assert apply(replica(1, 1), RetireNotice(1, 9000.0), 0.0, 60.0).message == REPLACED_FIRST

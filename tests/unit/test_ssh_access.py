@@ -85,6 +85,7 @@ def test_a_passphrase_and_a_certificate_go_with_their_key_to_the_bastion() -> No
             "h.bastion: proxy_command says how the host is reached",
         ),
         ({"proxy_command": "nc %h %q"}, "h.proxy_command: '%q' stands for nothing"),
+        ({"proxy_command": "nc %i"}, "h.proxy_command: '%i' stands for nothing here: there are %h, %p, %r"),
         ({"proxy_command": "nc 'x"}, "h.proxy_command: cannot be read: No closing quotation"),
         ({"proxy_command": " "}, "h.proxy_command: must be a command"),
     ],
@@ -129,7 +130,7 @@ def test_files_are_read_at_each_login(tmp_path: Path) -> None:
     [
         ("nc %h %p", ("nc", "a; reboot", "22")),
         ("sh -c 'exec nc %h %p'", ("sh", "-c", "exec nc a; reboot 22")),
-        ("tunnel --zone=%z --at 100%%", ("tunnel", "--zone=", "--at", "100%")),
+        ("tunnel --user=%r --at 100%%", ("tunnel", "--user=me", "--at", "100%")),
     ],
 )
 def test_what_stands_for_a_host_is_one_word(command: str, words: tuple[str, ...]) -> None:
