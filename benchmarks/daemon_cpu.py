@@ -34,7 +34,7 @@ import aiohttp
 import psutil
 
 from benchmarks.memory_controller import PORT
-from skyserve_cli.controller.client import Client, ControllerDownError
+from skyserve_cli.controller.api.client import Client, ControllerDownError
 from skyserve_cli.home import Home
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec

@@ -46,11 +46,11 @@ from provisioners.gcp.machines import GcpMachines
 from provisioners.machines import Machines
 from provisioners.pacing import Pacer
 from provisioners.rented import Rent, order_of, within
-from skyserve_cli.controller.clock import SystemClock
-from skyserve_cli.controller.orders import order_of as order_of_replica
-from skyserve_cli.controller.ports import Call, CallKind
-from skyserve_cli.controller.runner import ThreadRunner
-from skyserve_cli.controller.witness import ThreadWitness
+from skyserve_cli.controller.clouds.instance_poller import ThreadWitness
+from skyserve_cli.controller.clouds.operation_runner import ThreadRunner
+from skyserve_cli.controller.reconcile.clock import SystemClock
+from skyserve_cli.controller.reconcile.mappers import order_of as order_of_replica
+from skyserve_cli.controller.reconcile.ports import Call, CallKind
 from skyserve_cli.output import put_json
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.tables import put_table, table

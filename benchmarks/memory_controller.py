@@ -24,8 +24,10 @@ from provisioners.base import Instance, LaunchOrder, Provisioner
 from provisioners.clock import unix_now
 from provisioners.offering import ZonePrices
 from skyserve_cli import clouds
-from skyserve_cli.controller import daemon, lb_process, reconciler
-from skyserve_cli.controller.ports import AgentOrder
+from skyserve_cli.controller import daemon
+from skyserve_cli.controller.balancers import agent_process as lb_process
+from skyserve_cli.controller.reconcile import reconciler
+from skyserve_cli.controller.reconcile.ports import AgentOrder
 
 PORT = 9000
 _ZONES = 12

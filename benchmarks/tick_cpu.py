@@ -17,7 +17,7 @@ import time
 from functools import partial
 
 from policies.model import Event, ReplicaState
-from skyserve_cli.controller.reconciler import Reconciler
+from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.sim.hands import SimProber
 from skyserve_cli.sim.torture import Life
 from skyserve_cli.sim.world import Faults

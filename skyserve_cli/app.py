@@ -66,11 +66,11 @@ EXIT_CODES: Mapping[str, int] = MappingProxyType(
         "provisioners.errors.ProvisionError": 1,
         "provisioners.catalog.model.CatalogError": 2,
         "skyserve_cli.clouds.CloudNotEnabledError": 1,
-        "skyserve_cli.controller.client.RefusedError": 1,
-        "skyserve_cli.controller.opening.CannotOpenError": 1,
-        "skyserve_cli.controller.backup.BackupError": 1,
-        "skyserve_cli.controller.client.MisconfiguredError": 2,
-        "skyserve_cli.controller.client.ControllerDownError": 1,
+        "skyserve_cli.controller.api.client.RefusedError": 1,
+        "skyserve_cli.controller.persistence.opening.CannotOpenError": 1,
+        "skyserve_cli.controller.persistence.backup.BackupError": 1,
+        "skyserve_cli.controller.api.client.MisconfiguredError": 2,
+        "skyserve_cli.controller.api.client.ControllerDownError": 1,
     }
 )
 

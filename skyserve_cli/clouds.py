@@ -40,7 +40,7 @@ from skyserve_cli.config import (
 from skyserve_cli.home import Home
 
 if TYPE_CHECKING:
-    from skyserve_cli.controller.names import Publisher
+    from provisioners.dns import Publisher
 
 _log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 10.0  # for what `serve catalog refresh` and `discover` have written meanwhile

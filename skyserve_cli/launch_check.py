@@ -18,7 +18,7 @@ from policies.model import Offer
 from provisioners.base import Gated, Instance, InstanceState, LaunchOrder
 from provisioners.errors import CapacityError, ProvisionError, QuotaError, RefusedError, TransientError
 from provisioners.fleet import CONSISTENT_AFTER_S, FleetProvisioner
-from skyserve_cli.controller.orders import token_of
+from skyserve_cli.controller.reconcile.mappers import token_of
 
 SERVICE = "check"
 MOST_PLACES = 4  # that are tried while clouds refuse

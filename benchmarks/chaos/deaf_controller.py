@@ -9,8 +9,9 @@ import os
 import sys
 from pathlib import Path
 
-from skyserve_cli.controller import daemon, probes
-from skyserve_cli.controller.ports import ProbeOrder
+from skyserve_cli.controller import daemon
+from skyserve_cli.controller import readiness as probes
+from skyserve_cli.controller.reconcile.ports import ProbeOrder
 
 DEAF = "deaf"
 _NOWHERE = "http://127.0.0.1:1"  # a port that refuses every connection

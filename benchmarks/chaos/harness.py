@@ -34,7 +34,7 @@ from policies.model import UpdateMode
 from provisioners.local import controls as local_controls
 from provisioners.local import process as local_process
 from provisioners.local.store import InstanceFolder, LocalStore
-from skyserve_cli.controller.client import Client, ControllerDownError, RefusedError
+from skyserve_cli.controller.api.client import Client, ControllerDownError, RefusedError
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, spec_to_json
 
@@ -282,7 +282,7 @@ class Stack:
         return [process.pid for process, command in self._processes() if daemon in command]
 
     def _keepers(self) -> list[int]:
-        keeper = "skyserve_cli.controller.keeper"
+        keeper = "skyserve_cli.controller.supervisor"
         return [process.pid for process, command in self._processes() if keeper in command]
 
     # --- the load balancer's admin port

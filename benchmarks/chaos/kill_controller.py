@@ -31,7 +31,7 @@ from types import TracebackType
 from benchmarks.chaos.harness import Stack, service_yaml, share, until
 from benchmarks.chaos.traffic import Traffic, latency, tally
 from policies.model import EndReason, UpdateMode
-from skyserve_cli.controller.client import ControllerDownError, RefusedError
+from skyserve_cli.controller.api.client import ControllerDownError, RefusedError
 
 STEADY, COMING = "steady", "coming"
 STEADY_REPLICAS, COMING_REPLICAS = 3, 2

@@ -38,7 +38,7 @@ from benchmarks.chaos.databases import PostgresServer, SqliteFile
 from benchmarks.chaos.harness import Stack, share, until
 from benchmarks.chaos.kill_controller import STEADY, Script, audit
 from benchmarks.chaos.traffic import Traffic, latency, tally
-from skyserve_cli.controller.client import Client, ControllerDownError, RefusedError
+from skyserve_cli.controller.api.client import Client, ControllerDownError, RefusedError
 from skyserve_cli.home import Home
 
 NAMES = ("a", "b")

@@ -16,7 +16,7 @@ import typer
 from skyserve_cli.commands.options import Format, Output, home
 from skyserve_cli.commands.options import controller as connect
 from skyserve_cli.commands.sentences import CONTROLLER_DOWN
-from skyserve_cli.controller.client import ControllerDownError
+from skyserve_cli.controller.api.client import ControllerDownError
 from skyserve_cli.home import Home, is_held
 from skyserve_cli.output import CommandFailed, date_time, plural, put, put_json, say, span
 
@@ -103,8 +103,8 @@ def rotate() -> None:
     rented machine runs, because the controller could not log in on it afterwards. Daily copies and backups from before are
     sealed with the old key and can no longer be restored without it, so make a new backup afterwards.
     """
-    from skyserve_cli.controller.opening import opened
-    from skyserve_cli.controller.rotation import rotate as rotate_keys
+    from skyserve_cli.controller.persistence.key_rotation import rotate as rotate_keys
+    from skyserve_cli.controller.persistence.opening import opened
 
     here = home()
     here.create()
@@ -144,8 +144,8 @@ def backup(
 
     The controller may be running. Without a passphrase, the file opens every secret and every machine to its reader.
     """
-    from skyserve_cli.controller.backup import read_passphrase, write_backup
-    from skyserve_cli.controller.clock import SystemClock
+    from skyserve_cli.controller.persistence.backup import read_passphrase, write_backup
+    from skyserve_cli.controller.reconcile.clock import SystemClock
 
     here = home()
     if file.exists() and not force:
@@ -173,9 +173,9 @@ def restore(
     Start the controller afterwards: machines that were launched since are adopted by their tags, and those that belong to no
     service are terminated. New replicas get ids that no earlier one had.
     """
-    from skyserve_cli.controller.backup import read_backup, read_passphrase
-    from skyserve_cli.controller.backup import restore as restore_home
-    from skyserve_cli.controller.clock import SystemClock
+    from skyserve_cli.controller.persistence.backup import read_backup, read_passphrase
+    from skyserve_cli.controller.persistence.backup import restore as restore_home
+    from skyserve_cli.controller.reconcile.clock import SystemClock
 
     here = home()
     here.create()
@@ -200,7 +200,7 @@ def _sentences(what: str) -> Iterator[None]:
     """Turn the errors of disks and databases into one sentence."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    from skyserve_cli.controller.store_health import sentence_of
+    from skyserve_cli.controller.reconcile.store_health import sentence_of
 
     try:
         yield

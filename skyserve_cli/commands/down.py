@@ -23,8 +23,8 @@ from skyserve_cli.commands.options import (
 )
 from skyserve_cli.commands.prices import ask
 from skyserve_cli.commands.sentences import NO_SERVICE
-from skyserve_cli.controller.client import Client, ControllerDownError
-from skyserve_cli.controller.clock import SystemClock
+from skyserve_cli.controller.api.client import Client, ControllerDownError
+from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, place, plural, say
 
 SHORTEST_PAUSE_S = 0.5

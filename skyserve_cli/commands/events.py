@@ -14,7 +14,7 @@ import typer
 from skyserve_cli.commands.durations import instant
 from skyserve_cli.commands.options import Output, View, complete_service, controller, find
 from skyserve_cli.commands.sentences import words
-from skyserve_cli.controller.clock import SystemClock
+from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import date_time, printable, put
 
 POLL_S = 0.5

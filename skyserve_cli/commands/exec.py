@@ -17,7 +17,7 @@ from provisioners.visit import bring_agent, run_there
 from skyserve_cli.commands.log_streams import PrefixedLog
 from skyserve_cli.commands.options import ServiceName, controller
 from skyserve_cli.commands.reach import UNREACHABLE, Node, Place, ReplicaId, chosen, live_ids, place_of
-from skyserve_cli.controller.client import Client, RefusedError
+from skyserve_cli.controller.api.client import Client, RefusedError
 from skyserve_cli.output import CommandFailed, WrongUsage, say
 
 AT_ONCE = 8

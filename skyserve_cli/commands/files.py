@@ -10,7 +10,7 @@ from pathlib import Path
 from provisioners.bootstrap import is_url, missing_source
 from provisioners.local.order import copy_problems
 from skyserve_cli.config import load_config
-from skyserve_cli.controller.choices import BUCKETS_BY_NAME, copies_of
+from skyserve_cli.controller.reconcile.resource_match import BUCKETS_BY_NAME, copies_of
 from skyserve_cli.home import Home
 from skyserve_cli.output import WrongUsage, say
 from skyserve_cli.spec import FileMount, Loaded, Problem, ServiceSpec, SpecError, load_file

@@ -21,12 +21,12 @@ from skyserve_cli.commands.options import Format, Output, View, Yes, controller,
 from skyserve_cli.commands.prices import ask
 from skyserve_cli.commands.removal import Hands, cost, key_of, remove_all, stray_table, where
 from skyserve_cli.config import load_config
-from skyserve_cli.controller.books import SpecBook
-from skyserve_cli.controller.client import Client, ControllerDownError
-from skyserve_cli.controller.clock import SystemClock
-from skyserve_cli.controller.janitor import Janitor, janitor_of
-from skyserve_cli.controller.opening import opened
-from skyserve_cli.controller.seal import seal_of
+from skyserve_cli.controller.api.client import Client, ControllerDownError
+from skyserve_cli.controller.clouds.caches import SpecBook
+from skyserve_cli.controller.clouds.garbage_collector import Janitor, janitor_of
+from skyserve_cli.controller.persistence.opening import opened
+from skyserve_cli.controller.reconcile.clock import SystemClock
+from skyserve_cli.controller.secret_box import seal_of
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say
 from skyserve_cli.tables import put_table

@@ -17,10 +17,10 @@ from skyserve_cli.commands.options import Output, View
 from skyserve_cli.commands.prices import ask
 from skyserve_cli.commands.removal import cost, remove_all, stray_table, where
 from skyserve_cli.config import load_config
-from skyserve_cli.controller.clock import SystemClock
-from skyserve_cli.controller.janitor import Janitor
-from skyserve_cli.controller.leaks import Known
-from skyserve_cli.controller.opening import opened
+from skyserve_cli.controller.clouds.garbage_collector import Janitor
+from skyserve_cli.controller.clouds.orphans import Known
+from skyserve_cli.controller.persistence.opening import opened
+from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say
 from skyserve_cli.tables import put_table

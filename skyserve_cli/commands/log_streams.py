@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from provisioners.host_agent.lines import line_with_words
-from skyserve_cli.controller.client import ControllerDownError, RefusedError
+from skyserve_cli.controller.api.client import ControllerDownError, RefusedError
 
 TAIL_BYTES = 4096
 EVERY_S = 2.0  # on a cloud each read is a request to the replica's machine

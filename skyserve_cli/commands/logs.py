@@ -13,8 +13,8 @@ from skyserve_cli.commands import sentences
 from skyserve_cli.commands.durations import instant
 from skyserve_cli.commands.log_streams import Growing
 from skyserve_cli.commands.options import View, complete_service, controller, find, home
-from skyserve_cli.controller.client import Client, ControllerDownError
-from skyserve_cli.controller.clock import SystemClock
+from skyserve_cli.controller.api.client import Client, ControllerDownError
+from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, say
 
 POLL_S = 0.3

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from skyserve_cli.controller.client import Client, ControllerDownError, RefusedError
+from skyserve_cli.controller.api.client import Client, ControllerDownError, RefusedError
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed
 

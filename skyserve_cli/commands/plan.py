@@ -24,8 +24,8 @@ from skyserve_cli.commands.options import (
 )
 from skyserve_cli.commands.prices import candidates_table, insist_on_offers, plan_table, plan_total
 from skyserve_cli.config import load_config
-from skyserve_cli.controller.orders import requirements_of
-from skyserve_cli.controller.planning import first_plan, offer_view
+from skyserve_cli.controller.reconcile.mappers import requirements_of
+from skyserve_cli.controller.reconcile.planning import first_plan, offer_view
 from skyserve_cli.output import WrongUsage, put, put_json, say
 from skyserve_cli.spec import ServiceSpec
 from skyserve_cli.tables import put_table

@@ -11,8 +11,8 @@ from provisioners.clock import unix_now
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import View, home
 from skyserve_cli.config import load_config
-from skyserve_cli.controller.orders import requirements_of
-from skyserve_cli.controller.planning import first_plan
+from skyserve_cli.controller.reconcile.mappers import requirements_of
+from skyserve_cli.controller.reconcile.planning import first_plan
 from skyserve_cli.output import CommandFailed, WrongUsage, accelerators, place, plural, saving, say, usd
 from skyserve_cli.spec import Loaded, Problem, ServiceSpec, SpecError
 from skyserve_cli.tables import Fitted, table

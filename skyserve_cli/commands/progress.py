@@ -14,8 +14,8 @@ from rich.live import Live
 from skyserve_cli.commands.log_streams import LastLines
 from skyserve_cli.commands.options import View
 from skyserve_cli.commands.sentences import live_replicas, obituary, timed_out, words
-from skyserve_cli.controller.client import Client, ControllerDownError, RefusedError
-from skyserve_cli.controller.clock import SystemClock
+from skyserve_cli.controller.api.client import Client, ControllerDownError, RefusedError
+from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, clock_time, place, say, span
 from skyserve_cli.state.values import AGENT_WORD
 from skyserve_cli.tables import Fitted, console, table

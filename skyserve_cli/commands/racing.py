@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from skyserve_cli.controller.clock import SystemClock
+from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, plural
 from skyserve_cli.sim import run as engine
 from skyserve_cli.sim import workers

@@ -12,7 +12,7 @@ from provisioners.local.visit import Inside, NoProcessError, inside
 from provisioners.shell import Login
 from skyserve_cli.commands import sentences
 from skyserve_cli.commands.options import View, find, home
-from skyserve_cli.controller.client import Client
+from skyserve_cli.controller.api.client import Client
 from skyserve_cli.output import CommandFailed, WrongUsage
 
 UNREACHABLE = 255  # what `ssh` says, too

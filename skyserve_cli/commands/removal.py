@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from skyserve_cli.commands.options import View
-from skyserve_cli.controller.janitor import Key
+from skyserve_cli.controller.clouds.garbage_collector import Key
 from skyserve_cli.output import say, span, usd
 from skyserve_cli.tables import Fitted, table
 

@@ -10,7 +10,7 @@ import typer
 from skyserve_cli.commands import pictures
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Format, Output, complete_service, controller, find
-from skyserve_cli.controller.clock import SystemClock
+from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, date_time, put, put_json, say
 from skyserve_cli.sim import lived_wording
 from skyserve_cli.sim.lived import Lived, NothingYetError, lived

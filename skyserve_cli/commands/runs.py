@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Literal, TypeVar
 
 from skyserve_cli.commands.durations import seconds
-from skyserve_cli.controller.orders import placement_of
+from skyserve_cli.controller.reconcile.mappers import placement_of
 from skyserve_cli.output import WrongUsage, plural, span
 from skyserve_cli.sim.arrivals import Arrivals, arrivals_of
 from skyserve_cli.sim.run import OVERPROVISIONING, POLICIES, Job

@@ -14,8 +14,8 @@ import typer
 
 from skyserve_cli.commands.options import View, complete_service, controller, find, home, no_such_service
 from skyserve_cli.commands.sentences import NO_SERVICE
-from skyserve_cli.controller.client import Client, ControllerDownError
-from skyserve_cli.controller.clock import SystemClock
+from skyserve_cli.controller.api.client import Client, ControllerDownError
+from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, put, put_json, say, span
 
 REFRESH_S = 1.0

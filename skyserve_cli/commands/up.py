@@ -25,7 +25,7 @@ from skyserve_cli.commands.options import (
     home,
 )
 from skyserve_cli.commands.prices import ask, insist_on_offers, listed_plan, plan_table, plan_total
-from skyserve_cli.controller.client import Client, ControllerDownError
+from skyserve_cli.controller.api.client import Client, ControllerDownError
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed, put, put_json, say
 from skyserve_cli.spec import Loaded, spec_to_json

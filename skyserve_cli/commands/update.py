@@ -26,7 +26,7 @@ from skyserve_cli.commands.options import (
     find,
 )
 from skyserve_cli.commands.prices import ask, insist_on_offers, plan_table, spreading_cost
-from skyserve_cli.controller.client import Client
+from skyserve_cli.controller.api.client import Client
 from skyserve_cli.output import CommandFailed, plural, put, put_json, say, span, usd
 from skyserve_cli.spec import ServiceSpec, spec_to_json
 from skyserve_cli.spec.problems import shown

@@ -28,9 +28,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from provisioners.host_agent.files import write_text
 from provisioners.host_agent.lines import line_with_words
-from skyserve_cli.controller.books import SpecBook
-from skyserve_cli.controller.clock import Clock
-from skyserve_cli.controller.lb_process import agent_environment
+from skyserve_cli.controller.balancers.agent_process import agent_environment
+from skyserve_cli.controller.clouds.caches import SpecBook
+from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import NoSuchServiceError, StoredStory, Story

@@ -33,34 +33,36 @@ from provisioners.base import Gated, Instance, Provisioner, Requirements
 from provisioners.certificates import Authority
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
-from skyserve_cli.controller import fingerprints, leases, unix_socket
-from skyserve_cli.controller.adoption import Adoption, read_restored
-from skyserve_cli.controller.api import Api
-from skyserve_cli.controller.attention import Attention
-from skyserve_cli.controller.books import OfferBook, SpecBook
+from skyserve_cli.controller.api import unix_socket
+from skyserve_cli.controller.api.http import Api
+from skyserve_cli.controller.api.service import Office
+from skyserve_cli.controller.balancers.dns import ThreadNames
+from skyserve_cli.controller.balancers.local_fleet import ProcessFleet
+from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet, admin_token
 from skyserve_cli.controller.callbacks import Callbacks
-from skyserve_cli.controller.clock import JUMP_S, SteadyClock, SystemClock
-from skyserve_cli.controller.evidence import DaemonEvidence
-from skyserve_cli.controller.fingerprints import ForeignKeysError
-from skyserve_cli.controller.gatekeeper import ThreadGatekeeper
-from skyserve_cli.controller.housekeeping import Housekeeper
-from skyserve_cli.controller.janitor import Sweeper
-from skyserve_cli.controller.last_words import LastWords
-from skyserve_cli.controller.lb_fleet import ProcessFleet
-from skyserve_cli.controller.lb_regional import RegionalFleet, admin_token
-from skyserve_cli.controller.leadership import Leadership, LeaseKeeper, about, holder_of
-from skyserve_cli.controller.names import ThreadNames
-from skyserve_cli.controller.office import Office
-from skyserve_cli.controller.opening import CannotOpenError, opened
-from skyserve_cli.controller.ports import Call, Offers
-from skyserve_cli.controller.probes import HttpProber
-from skyserve_cli.controller.reconciler import Reconciler
-from skyserve_cli.controller.runner import ThreadRunner
-from skyserve_cli.controller.seal import seal_of
-from skyserve_cli.controller.served import ServedReplicas
-from skyserve_cli.controller.short_pauses import ShortPauses
-from skyserve_cli.controller.store_health import sentence_of
-from skyserve_cli.controller.witness import ThreadWitness
+from skyserve_cli.controller.clouds.caches import OfferBook, SpecBook
+from skyserve_cli.controller.clouds.firewalls import ThreadGatekeeper
+from skyserve_cli.controller.clouds.garbage_collector import Sweeper
+from skyserve_cli.controller.clouds.instance_poller import ThreadWitness
+from skyserve_cli.controller.clouds.log_archive import LastWords
+from skyserve_cli.controller.clouds.operation_runner import ThreadRunner
+from skyserve_cli.controller.gc_pauses import ShortPauses
+from skyserve_cli.controller.persistence import key_fingerprints as fingerprints
+from skyserve_cli.controller.persistence.housekeeping import Housekeeper
+from skyserve_cli.controller.persistence.key_fingerprints import ForeignKeysError
+from skyserve_cli.controller.persistence.leadership import Leadership, LeaseKeeper, about, holder_of
+from skyserve_cli.controller.persistence.opening import CannotOpenError, opened
+from skyserve_cli.controller.readiness import HttpProber
+from skyserve_cli.controller.reconcile import leases
+from skyserve_cli.controller.reconcile.adoption import Adoption, read_restored
+from skyserve_cli.controller.reconcile.attention import Attention
+from skyserve_cli.controller.reconcile.clock import JUMP_S, SteadyClock, SystemClock
+from skyserve_cli.controller.reconcile.evidence import DaemonEvidence
+from skyserve_cli.controller.reconcile.ports import Call, Offers
+from skyserve_cli.controller.reconcile.reconciler import Reconciler
+from skyserve_cli.controller.reconcile.served_replicas import ServedReplicas
+from skyserve_cli.controller.reconcile.store_health import sentence_of
+from skyserve_cli.controller.secret_box import seal_of
 from skyserve_cli.home import Home, make_private
 from skyserve_cli.state.lease import NO_TERM, LeaseLostError
 from skyserve_cli.state.store import Store

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skyserve_cli.controller.kept import Kept, Orders
-from skyserve_cli.controller.ports import Sighting
-from skyserve_cli.controller.reconciler import Reconciler
+from skyserve_cli.controller.reconcile.ports import Sighting
+from skyserve_cli.controller.reconcile.reconciler import Reconciler
+from skyserve_cli.controller.reconcile.tick_cache import Kept, Orders
 from skyserve_cli.state.values import ServiceRow
 
 

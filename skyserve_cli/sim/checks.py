@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from lb.config.schema import Table
 from policies import rollout
 from policies.model import Replica, ReplicaState
-from skyserve_cli.controller.orders import goal_of, token_of
-from skyserve_cli.controller.ports import Specs
+from skyserve_cli.controller.reconcile.mappers import goal_of, token_of
+from skyserve_cli.controller.reconcile.ports import Specs
 from skyserve_cli.sim.world import SimCloud
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import ServiceRow

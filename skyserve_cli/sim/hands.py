@@ -14,11 +14,18 @@ from lb.config.schema import Readiness, Table
 from policies.model import Event, Load, Offer, ProbeFailed, ProbePassed
 from provisioners.base import Instance, LaunchOrder, Requirements
 from provisioners.errors import ProvisionError
-from skyserve_cli.controller.orders import token_of
-from skyserve_cli.controller.perform import Retry, perform
-from skyserve_cli.controller.ports import AgentOrder, Call, CallKind, ProbeOrder, RegionalOrder, Sighting
-from skyserve_cli.controller.runner import NOT_ALLOWED, CallBook
-from skyserve_cli.controller.sightings import same_objects
+from skyserve_cli.controller.clouds.execute import Retry, perform
+from skyserve_cli.controller.clouds.operation_runner import NOT_ALLOWED, CallBook
+from skyserve_cli.controller.reconcile.listing_events import same_objects
+from skyserve_cli.controller.reconcile.mappers import token_of
+from skyserve_cli.controller.reconcile.ports import (
+    AgentOrder,
+    Call,
+    CallKind,
+    ProbeOrder,
+    RegionalOrder,
+    Sighting,
+)
 from skyserve_cli.sim.clock import SimClock
 from skyserve_cli.sim.world import SimCloud
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy.exc import OperationalError
 
-from skyserve_cli.controller.leadership import RENEW_EVERY_S, STANDBY_POLL_S, Leadership
+from skyserve_cli.controller.persistence.leadership import RENEW_EVERY_S, STANDBY_POLL_S, Leadership
 from skyserve_cli.sim.checks import InvariantError
 from skyserve_cli.sim.clock import SimClock
 from skyserve_cli.sim.hands import Crash, SimFleet, SimOffers, SimProber, SimRegional, SimRunner, SimWitness

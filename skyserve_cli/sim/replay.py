@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from lb.config.schema import Readiness
 from policies.model import Event, Load, Offer, ProbePassed
 from provisioners.base import Instance, LaunchOrder, Requirements
-from skyserve_cli.controller.orders import token_of
-from skyserve_cli.controller.perform import Retry, perform
-from skyserve_cli.controller.ports import AgentOrder, Call, CallKind, ProbeOrder, Sighting
-from skyserve_cli.controller.runner import CallBook
+from skyserve_cli.controller.clouds.execute import Retry, perform
+from skyserve_cli.controller.clouds.operation_runner import CallBook
+from skyserve_cli.controller.reconcile.mappers import token_of
+from skyserve_cli.controller.reconcile.ports import AgentOrder, Call, CallKind, ProbeOrder, Sighting
 from skyserve_cli.sim.arrivals import Arrivals
 from skyserve_cli.sim.market import CLOUD, Market
 

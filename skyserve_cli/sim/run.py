@@ -17,10 +17,10 @@ from itertools import pairwise
 
 from policies import deadlines
 from policies.model import ReplicaState
-from skyserve_cli.controller.books import SpecBook
-from skyserve_cli.controller.orders import goal_of
-from skyserve_cli.controller.reconciler import Reconciler
-from skyserve_cli.controller.seal import Seal
+from skyserve_cli.controller.clouds.caches import SpecBook
+from skyserve_cli.controller.reconcile.mappers import goal_of
+from skyserve_cli.controller.reconcile.reconciler import Reconciler
+from skyserve_cli.controller.secret_box import Seal
 from skyserve_cli.sim.arrivals import Arrivals
 from skyserve_cli.sim.market import CLOUD, EPOCH_S, NEVER, Market, TickClock, usual_spot_usd_hour
 from skyserve_cli.sim.omniscient import solve

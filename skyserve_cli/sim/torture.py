@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies.model import UpdateMode, Zone
-from skyserve_cli.controller.books import SpecBook
-from skyserve_cli.controller.reconciler import Reconciler
-from skyserve_cli.controller.seal import Seal
+from skyserve_cli.controller.clouds.caches import SpecBook
+from skyserve_cli.controller.reconcile.reconciler import Reconciler
+from skyserve_cli.controller.secret_box import Seal
 from skyserve_cli.sim.checks import InvariantError, Invariants
 from skyserve_cli.sim.clock import SimClock
 from skyserve_cli.sim.hands import (

@@ -41,7 +41,7 @@ from skyserve_cli.state.connect import connected
 from skyserve_cli.state.history import read_history
 from skyserve_cli.state.lease import Lease, LeaseTable, verify
 from skyserve_cli.state.opening import check_file, check_revision, sqlite_file
-from skyserve_cli.state.photograph import Photograph
+from skyserve_cli.state.read_cache import Photograph
 from skyserve_cli.state.values import (
     Commit,
     History,

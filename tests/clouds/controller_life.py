@@ -10,10 +10,10 @@ from policies.model import ProbePassed, ReplicaState
 from policies.placement.blocks import market
 from policies.rollout import has_failed
 from provisioners.errors import ProvisionError
-from skyserve_cli.controller.orders import goal_of, order_of, requirements_of
-from skyserve_cli.controller.perform import perform
-from skyserve_cli.controller.ports import Sighting
-from skyserve_cli.controller.runner import CallBook
+from skyserve_cli.controller.clouds.execute import perform
+from skyserve_cli.controller.clouds.operation_runner import CallBook
+from skyserve_cli.controller.reconcile.mappers import goal_of, order_of, requirements_of
+from skyserve_cli.controller.reconcile.ports import Sighting
 from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
 from tests.contract.contract_rented import RentedSubject
 from tests.unit.test_controller_reconciler import World

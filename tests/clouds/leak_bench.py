@@ -9,8 +9,8 @@ from typing import ClassVar
 from provisioners.contract.hosts import MemoryHosts
 from provisioners.fleet import FleetProvisioner
 from provisioners.machines import Machines
-from skyserve_cli.controller.janitor import Janitor, Tidied
-from skyserve_cli.controller.leaks import Known, Part
+from skyserve_cli.controller.clouds.garbage_collector import Janitor, Tidied
+from skyserve_cli.controller.clouds.orphans import Known, Part
 from skyserve_cli.state.values import Story
 from tests.clouds.memory_machines import order_of
 

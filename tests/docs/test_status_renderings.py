@@ -21,9 +21,9 @@ from policies.model import (
     Zone,
 )
 from skyserve_cli.commands.status_tables import tables
-from skyserve_cli.controller.lb_fleet import AgentView
-from skyserve_cli.controller.orders import goal_of
-from skyserve_cli.controller.view import last_failure, service_view
+from skyserve_cli.controller.api.views import last_failure, service_view
+from skyserve_cli.controller.balancers.local_fleet import AgentView
+from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.spec import load_text
 from skyserve_cli.state.values import ServiceRow, Spent
 

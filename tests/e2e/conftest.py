@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from skyserve_cli.controller.client import Client, ControllerDownError
+from skyserve_cli.controller.api.client import Client, ControllerDownError
 from skyserve_cli.home import Home
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ import yaml
 from moto.server import ThreadedMotoServer
 
 from provisioners.own_address import OwnAddresses
-from skyserve_cli.controller.bundle import LIBRARIES
+from skyserve_cli.controller.balancers.bundle import LIBRARIES
 from tests.clouds.aws.aws_account import Launched
 from tests.clouds.aws.aws_world import AwsWorld
 from tests.clouds.vms import vm_world

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from provisioners.keys import Keys
-from skyserve_cli.controller.bundle import LIBRARIES
+from skyserve_cli.controller.balancers.bundle import LIBRARIES
 from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import until

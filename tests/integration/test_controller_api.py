@@ -22,18 +22,17 @@ from provisioners.base import Candidate, Requirements
 from provisioners.local.cloud import LocalProvisioner
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import Config, LoadBalancerConfig
-from skyserve_cli.controller import unix_socket
-from skyserve_cli.controller.api import Api
-from skyserve_cli.controller.books import SpecBook
-from skyserve_cli.controller.client import Client
-from skyserve_cli.controller.last_words import LastWords
-from skyserve_cli.controller.lb_fleet import ProcessFleet
-from skyserve_cli.controller.lb_regional import RegionalFleet
-from skyserve_cli.controller.leadership import Leadership
-from skyserve_cli.controller.names import ThreadNames
-from skyserve_cli.controller.office import Office
-from skyserve_cli.controller.seal import Seal
-from skyserve_cli.controller.store_health import StoreHealth
+from skyserve_cli.controller.api.client import Client
+from skyserve_cli.controller.api.http import Api, unix_socket
+from skyserve_cli.controller.api.service import Office
+from skyserve_cli.controller.balancers.dns import ThreadNames
+from skyserve_cli.controller.balancers.local_fleet import ProcessFleet
+from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet
+from skyserve_cli.controller.clouds.caches import SpecBook
+from skyserve_cli.controller.clouds.log_archive import LastWords
+from skyserve_cli.controller.persistence.leadership import Leadership
+from skyserve_cli.controller.reconcile.store_health import StoreHealth
+from skyserve_cli.controller.secret_box import Seal
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, spec_to_json
 from skyserve_cli.state.store import Store

@@ -12,8 +12,8 @@ from threading import Event
 
 import pytest
 
-from skyserve_cli.controller.client import Client, ControllerDownError
-from skyserve_cli.controller.keeper import keep
+from skyserve_cli.controller.api.client import Client, ControllerDownError
+from skyserve_cli.controller.supervisor import keep
 from skyserve_cli.home import Home
 
 
@@ -54,7 +54,7 @@ def test_a_controller_that_is_killed_comes_back_and_one_that_is_stopped_does_not
     root = tmp_path / "home"
     environment = {**os.environ, "SKYSERVE_HOME": str(root)}
     environment.pop("SKYSERVE_DB", None)
-    keeper = subprocess.Popen([sys.executable, "-m", "skyserve_cli.controller.keeper"], env=environment)
+    keeper = subprocess.Popen([sys.executable, "-m", "skyserve_cli.controller.supervisor"], env=environment)
     try:
         client = Client(Home(root, f"sqlite:///{root / 'state.db'}"))
         first = _pid(client, other_than=0)

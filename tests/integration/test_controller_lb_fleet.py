@@ -20,9 +20,9 @@ from aiohttp.test_utils import TestServer
 from lb.config.options import Access, ApiKey
 from lb.config.schema import Limits, Readiness, Table, Target
 from policies.model import Load
-from skyserve_cli.controller.lb_fleet import ProcessFleet
-from skyserve_cli.controller.lb_process import AgentFolder
-from skyserve_cli.controller.ports import AgentOrder
+from skyserve_cli.controller.balancers.agent_process import AgentFolder
+from skyserve_cli.controller.balancers.local_fleet import ProcessFleet
+from skyserve_cli.controller.reconcile.ports import AgentOrder
 
 WAIT = aiohttp.ClientTimeout(total=10.0)
 

@@ -13,10 +13,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from policies.model import Event, ProbeFailed, ProbePassed
-from skyserve_cli.controller.attention import Attention
-from skyserve_cli.controller.clock import SystemClock
-from skyserve_cli.controller.ports import ProbeOrder
-from skyserve_cli.controller.probes import HttpProber
+from skyserve_cli.controller.readiness import HttpProber
+from skyserve_cli.controller.reconcile.attention import Attention
+from skyserve_cli.controller.reconcile.clock import SystemClock
+from skyserve_cli.controller.reconcile.ports import ProbeOrder
 from skyserve_cli.spec.model import Probe
 
 QUICK = Probe("/health", timeout_s=5.0, interval_s=0.01)

@@ -24,8 +24,9 @@ import psutil
 import pytest
 
 from lb.config.schema import Table, Target
-from skyserve_cli.controller.bundle import Bundle, agent_bundle, bundle_of, package_folder
-from skyserve_cli.controller.deploy import Release, arguments_of, keeper_file
+from skyserve_cli.controller.agent_files import package_folder, supervisor_file
+from skyserve_cli.controller.balancers.bundle import Bundle, agent_bundle, bundle_of
+from skyserve_cli.controller.balancers.deploy import Release, arguments_of
 
 POLLS, POLL_S = 600, 0.05
 
@@ -51,7 +52,7 @@ class Machine:
         table = Table("chat", "1", (Target("1", f"http://127.0.0.1:{backend}"),))
         (folder / "table.json").write_text(json.dumps(table.to_json()))
         self.keeper = subprocess.Popen(
-            [sys.executable, keeper_file()],
+            [sys.executable, supervisor_file()],
             cwd=folder,
             env={**os.environ, "SKYSERVE_LB_TOKEN": "secret"},
             stderr=(folder / "log").open("wb"),

@@ -16,8 +16,8 @@ from provisioners.azure.machines import AzureMachines
 from provisioners.errors import TransientError
 from provisioners.gcp.machines import GcpMachines
 from provisioners.machines import OWNER_TAG, TOKEN_TAG, MachineOrder, Machines
-from skyserve_cli.controller.janitor import AGAIN_S
-from skyserve_cli.controller.leaks import Part
+from skyserve_cli.controller.clouds.garbage_collector import AGAIN_S
+from skyserve_cli.controller.clouds.orphans import Part
 from tests.clouds.aws.aws_bench import ORDER as AWS_ORDER
 from tests.clouds.aws.aws_bench import Killed, aws_bench
 from tests.clouds.azure.azure_harness import OWNER as AZURE_OWNER

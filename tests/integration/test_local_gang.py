@@ -25,9 +25,9 @@ from provisioners.local.cloud import LocalProvisioner
 from provisioners.local.host import HostOrder
 from provisioners.local.spawn import spawn_host
 from provisioners.local.store import InstanceFolder, LocalStore
-from skyserve_cli.controller.perform import perform
-from skyserve_cli.controller.ports import Call, CallKind
-from skyserve_cli.controller.sightings import events_of
+from skyserve_cli.controller.clouds.execute import perform
+from skyserve_cli.controller.reconcile.listing_events import events_of
+from skyserve_cli.controller.reconcile.ports import Call, CallKind
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the local cloud needs Linux")
 

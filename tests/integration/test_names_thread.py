@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from provisioners.errors import AuthError
-from skyserve_cli.controller import names
-from skyserve_cli.controller.names import ThreadNames
-from skyserve_cli.controller.ports import NameOrder
+from skyserve_cli.controller.balancers import dns as names
+from skyserve_cli.controller.balancers.dns import ThreadNames
+from skyserve_cli.controller.reconcile.ports import NameOrder
 
 ORDER = NameOrder(
     "chat", "example.com.", "chat.example.com.", (("aws", "east", "192.0.2.1"), ("gcp", "x", "192.0.2.2"))

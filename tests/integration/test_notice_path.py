@@ -15,15 +15,15 @@ from provisioners.base import Instance, InstanceState, Requirements
 from provisioners.contract.hosts import MemoryHosts
 from provisioners.fleet import FleetProvisioner, HostReport
 from provisioners.machines import Machine, Silent
-from skyserve_cli.controller.books import SpecBook
-from skyserve_cli.controller.clock import Steady, SystemClock
+from skyserve_cli.controller.clouds.caches import SpecBook
+from skyserve_cli.controller.clouds.instance_poller import ThreadWitness
 from skyserve_cli.controller.daemon import Ticker
-from skyserve_cli.controller.leadership import Leadership
-from skyserve_cli.controller.orders import order_of
-from skyserve_cli.controller.ports import AgentOrder, Call, ProbeOrder
-from skyserve_cli.controller.reconciler import Reconciler
-from skyserve_cli.controller.seal import Seal
-from skyserve_cli.controller.witness import ThreadWitness
+from skyserve_cli.controller.persistence.leadership import Leadership
+from skyserve_cli.controller.reconcile.clock import Steady, SystemClock
+from skyserve_cli.controller.reconcile.mappers import order_of
+from skyserve_cli.controller.reconcile.ports import AgentOrder, Call, ProbeOrder
+from skyserve_cli.controller.reconcile.reconciler import Reconciler
+from skyserve_cli.controller.secret_box import Seal
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import ReplicaPolicy, ResourceChoice, ServiceSpec
 from skyserve_cli.state.store import Store

@@ -27,8 +27,8 @@ from provisioners.host_agent import front as front_module
 from provisioners.host_agent.bundle import agent_bundle
 from provisioners.host_agent.files import is_locked
 from provisioners.host_agent.front import CERTIFICATE, LOCK, port_of
-from skyserve_cli.controller.ports import ProbeOrder
-from skyserve_cli.controller.probes import ReplicaLine
+from skyserve_cli.controller.readiness import ReplicaLine
+from skyserve_cli.controller.reconcile.ports import ProbeOrder
 from skyserve_cli.spec.model import Probe
 
 AUTHORITY = Authority(bytes(32), "own")

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from skyserve_cli.controller.reconciler import Reconciler
+from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.sim.audit import AuditedReconciler
 from skyserve_cli.sim.pair import PairLife
 from skyserve_cli.sim.torture import Life, run_seed

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from skyserve_cli.commands.log_streams import Growing, LastLines, PrefixedLog
 from skyserve_cli.commands.progress import progress_table
-from skyserve_cli.controller.client import ControllerDownError, RefusedError
+from skyserve_cli.controller.api.client import ControllerDownError, RefusedError
 
 MOST = 8  # bytes of a read
 

@@ -13,7 +13,7 @@ from skyserve_cli.commands import sentences
 from skyserve_cli.commands.progress import story_line
 from skyserve_cli.commands.sentences import EVENTS, end_of, obituary, version_given_up, words
 from skyserve_cli.commands.status_tables import tables
-from skyserve_cli.controller.client import ControllerDownError
+from skyserve_cli.controller.api.client import ControllerDownError
 from tests.unit.test_cmd_status import replica, service, shown
 
 COMMANDS = Path(sentences.__file__).parent

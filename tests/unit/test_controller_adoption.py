@@ -10,9 +10,9 @@ import pytest
 
 from policies.model import CapacityType, Offer, ReplicaState, Zone
 from provisioners.base import Instance, InstanceState, Requirements
-from skyserve_cli.controller.adoption import PATIENCE_S, Adoption, match
-from skyserve_cli.controller.orders import token_of
-from skyserve_cli.controller.ports import Sighting
+from skyserve_cli.controller.reconcile.adoption import PATIENCE_S, Adoption, match
+from skyserve_cli.controller.reconcile.mappers import token_of
+from skyserve_cli.controller.reconcile.ports import Sighting
 from skyserve_cli.spec.model import ServiceSpec
 from tests.unit.test_controller_reconciler import OFFERS, SPEC, World, a_replica
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from skyserve_cli.controller.attention import LOST_AFTER_S, Attention
+from skyserve_cli.controller.reconcile.attention import LOST_AFTER_S, Attention
 from tests.integration.lb_wires import LeapLoop, run
 
 

@@ -11,11 +11,11 @@ import pytest
 import sqlalchemy as sa
 
 from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, UpdateMode, Zone
-from skyserve_cli.controller import backup as backups
-from skyserve_cli.controller.adoption import read_restored
-from skyserve_cli.controller.backup import BackupError, read_backup, restore, write_backup
-from skyserve_cli.controller.opening import opened
-from skyserve_cli.controller.seal import seal_of
+from skyserve_cli.controller.persistence import backup as backups
+from skyserve_cli.controller.persistence.backup import BackupError, read_backup, restore, write_backup
+from skyserve_cli.controller.persistence.opening import opened
+from skyserve_cli.controller.reconcile.adoption import read_restored
+from skyserve_cli.controller.secret_box import seal_of
 from skyserve_cli.home import Home
 from skyserve_cli.state.copies import copy_of_day
 from skyserve_cli.state.export import IDS_LEFT_OUT

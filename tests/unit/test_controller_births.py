@@ -11,7 +11,7 @@ import pytest
 from policies.model import CapacityType, EndReason, FailureKind, Launched, Offer, Scope, Terminated, Zone
 from provisioners.base import InstanceState
 from provisioners.errors import Refusal
-from skyserve_cli.controller.ports import CallKind
+from skyserve_cli.controller.reconcile.ports import CallKind
 from skyserve_cli.spec.model import ReplicaPolicy, ServiceSpec
 from tests.unit.test_controller_reconciler import OFFERS, World
 

@@ -23,11 +23,11 @@ from provisioners.base import (
 )
 from provisioners.errors import AuthError, ProvisionError, RegionClosedError, TransientError
 from provisioners.fake import FakeProvisioner
-from skyserve_cli.controller.books import OfferBook, SpecBook, all_offers
-from skyserve_cli.controller.orders import requirements_of, token_of
-from skyserve_cli.controller.ports import Call, CallKind, Sighting
-from skyserve_cli.controller.seal import CannotUnsealError, Seal
-from skyserve_cli.controller.witness import PATIENCE, ThreadWitness
+from skyserve_cli.controller.clouds.caches import OfferBook, SpecBook, all_offers
+from skyserve_cli.controller.clouds.instance_poller import PATIENCE, ThreadWitness
+from skyserve_cli.controller.reconcile.mappers import requirements_of, token_of
+from skyserve_cli.controller.reconcile.ports import Call, CallKind, Sighting
+from skyserve_cli.controller.secret_box import CannotUnsealError, Seal
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import Probe, ServiceSpec
 from skyserve_cli.state.store import Store

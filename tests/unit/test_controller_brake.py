@@ -10,7 +10,7 @@ import pytest
 
 from policies.brake import HELD_FOR_BALANCERS, HELD_OFFLINE, Evidence, FailedProbe
 from policies.model import Load, ReplicaState
-from skyserve_cli.controller.evidence import ONLINE_S, DaemonEvidence
+from skyserve_cli.controller.reconcile.evidence import ONLINE_S, DaemonEvidence
 from tests.unit.test_controller_reconciler import World, a_replica
 
 S = ReplicaState

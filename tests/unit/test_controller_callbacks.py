@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from policies.model import UpdateMode
-from skyserve_cli.controller.books import SpecBook
 from skyserve_cli.controller.callbacks import (
     AT_ONCE,
     FAILED,
@@ -20,7 +19,8 @@ from skyserve_cli.controller.callbacks import (
     Commands,
     variables_of,
 )
-from skyserve_cli.controller.seal import Seal
+from skyserve_cli.controller.clouds.caches import SpecBook
+from skyserve_cli.controller.secret_box import Seal
 from skyserve_cli.spec import load_text, spec_to_json
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import StoredStory, Story

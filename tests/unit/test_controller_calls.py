@@ -34,11 +34,17 @@ from provisioners.errors import (
     TransientError,
 )
 from provisioners.fake import DEFAULT_PRICES, FakeProvisioner
-from skyserve_cli.controller.orders import order_of, token_of
-from skyserve_cli.controller.perform import LONGEST_RETRY_S, MAX_LAUNCH_TRIES, Retry, backoff_s, perform
-from skyserve_cli.controller.ports import Call, CallKind
-from skyserve_cli.controller.runner import CallBook, ThreadRunner
-from skyserve_cli.controller.seal import CannotUnsealError
+from skyserve_cli.controller.clouds.execute import (
+    LONGEST_RETRY_S,
+    MAX_LAUNCH_TRIES,
+    Retry,
+    backoff_s,
+    perform,
+)
+from skyserve_cli.controller.clouds.operation_runner import CallBook, ThreadRunner
+from skyserve_cli.controller.reconcile.mappers import order_of, token_of
+from skyserve_cli.controller.reconcile.ports import Call, CallKind
+from skyserve_cli.controller.secret_box import CannotUnsealError
 from skyserve_cli.spec.model import ServiceSpec
 
 OWNER = "0a1b2c3d"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyserve_cli.controller.front_address import choose_port, reach_of, shown_host
+from skyserve_cli.controller.balancers.front_address import choose_port, reach_of, shown_host
 
 PORTS = range(30001, 30005)
 

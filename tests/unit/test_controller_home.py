@@ -16,7 +16,7 @@ from provisioners.base import Candidate, Requirements
 from provisioners.rented import RentedProvisioner
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import CloudConfig, Config, ConfigError, GcpConfig, load_config
-from skyserve_cli.controller.seal import CannotUnsealError, Seal
+from skyserve_cli.controller.secret_box import CannotUnsealError, Seal
 from skyserve_cli.home import Home, HomeError
 
 

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Zone
-from skyserve_cli.controller.housekeeping import Housekeeper, cut
+from skyserve_cli.controller.persistence.housekeeping import Housekeeper, cut
 from skyserve_cli.state import copies, prune
 from skyserve_cli.state.copies import KEPT_COPIES, NoRoomError, copy_of_day
 from skyserve_cli.state.store import Store

@@ -10,8 +10,16 @@ import pytest
 
 from policies.model import CapacityType, Load, Memory, Plan, UpdateMode, Zone
 from provisioners.base import Instance, InstanceState
-from skyserve_cli.controller.kept import Around, Kept, Listings, Orders, demand_of, is_news, why_again
-from skyserve_cli.controller.ports import Sighting
+from skyserve_cli.controller.reconcile.ports import Sighting
+from skyserve_cli.controller.reconcile.tick_cache import (
+    Around,
+    Kept,
+    Listings,
+    Orders,
+    demand_of,
+    is_news,
+    why_again,
+)
 from skyserve_cli.state.values import ServiceRow
 
 ROW = ServiceRow(

@@ -12,7 +12,7 @@ from policies.model import CapacityType, EndReason, Offer, Replica, ReplicaState
 from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.errors import TransientError
 from provisioners.host_agent.log_times import offset_since
-from skyserve_cli.controller.last_words import KEPT_BYTES, KEPT_FILES, LastWords
+from skyserve_cli.controller.clouds.log_archive import KEPT_BYTES, KEPT_FILES, LastWords
 
 ZONE = Zone("sky", "r", "z")
 INSTANCE = Instance("i-7", "t-7", "me", "chat", 7, ZONE, CapacityType.SPOT, InstanceState.RUNNING)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyserve_cli.controller.lb_process import agent_environment
+from skyserve_cli.controller.balancers.agent_process import agent_environment
 
 
 def test_an_agent_gets_no_keys_of_clouds_and_databases() -> None:

@@ -10,10 +10,17 @@ from time import sleep
 
 import pytest
 
-from skyserve_cli.controller import fingerprints, leadership
-from skyserve_cli.controller.fingerprints import ForeignKeysError
-from skyserve_cli.controller.leadership import TTL_S, Leadership, LeaseKeeper, NotLeadingError, holder_of
-from skyserve_cli.controller.ports import CallKind
+from skyserve_cli.controller.persistence import key_fingerprints as fingerprints
+from skyserve_cli.controller.persistence import leadership
+from skyserve_cli.controller.persistence.key_fingerprints import ForeignKeysError
+from skyserve_cli.controller.persistence.leadership import (
+    TTL_S,
+    Leadership,
+    LeaseKeeper,
+    NotLeadingError,
+    holder_of,
+)
+from skyserve_cli.controller.reconcile.ports import CallKind
 from skyserve_cli.home import Home
 from skyserve_cli.state.lease import NO_TERM, Lease, LeaseLostError
 from skyserve_cli.state.store import Store

@@ -24,7 +24,9 @@ from policies.model import (
     UpdateMode,
     Zone,
 )
-from skyserve_cli.controller.orders import (
+from skyserve_cli.controller.api.views import endpoint_of, replica_view
+from skyserve_cli.controller.reconcile.lb_config import table_of
+from skyserve_cli.controller.reconcile.mappers import (
     goal_of,
     on_demand_price,
     order_of,
@@ -32,8 +34,6 @@ from skyserve_cli.controller.orders import (
     requirements_of,
     token_of,
 )
-from skyserve_cli.controller.tables import table_of
-from skyserve_cli.controller.view import endpoint_of, replica_view
 from skyserve_cli.spec.model import (
     LoadBalancerSpec,
     Probe,

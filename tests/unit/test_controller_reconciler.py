@@ -31,9 +31,9 @@ from policies.model import (
     Zone,
 )
 from provisioners.base import Instance, InstanceState, Requirements
-from skyserve_cli.controller.orders import token_of
-from skyserve_cli.controller.ports import AgentOrder, Call, CallKind, ProbeOrder, Sighting
-from skyserve_cli.controller.reconciler import Reconciler
+from skyserve_cli.controller.reconcile.mappers import token_of
+from skyserve_cli.controller.reconcile.ports import AgentOrder, Call, CallKind, ProbeOrder, Sighting
+from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.spec import spec_from_json, spec_to_json
 from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
 from skyserve_cli.state.store import Store

@@ -8,17 +8,17 @@ import pytest
 
 from lb.config.schema import Table, Target
 from policies.model import CapacityType, Load, Memory, Offer, Replica, ReplicaState, Role, UpdateMode, Zone
-from skyserve_cli.controller.loads import merged
-from skyserve_cli.controller.orders import (
+from skyserve_cli.controller.api.views import endpoints_of
+from skyserve_cli.controller.reconcile.demand import merged
+from skyserve_cli.controller.reconcile.lb_config import without_loopback
+from skyserve_cli.controller.reconcile.mappers import (
     agent_fleet_of,
     agent_order_of,
     agent_requirements_of,
     name_orders_of,
     stands_beside,
 )
-from skyserve_cli.controller.ports import NameOrder
-from skyserve_cli.controller.tables import without_loopback
-from skyserve_cli.controller.view import endpoints_of
+from skyserve_cli.controller.reconcile.ports import NameOrder
 from skyserve_cli.spec import load_text
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import ServiceRow

@@ -9,10 +9,10 @@ import pytest
 from cryptography.fernet import Fernet, InvalidToken
 
 from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, Zone
-from skyserve_cli.controller import fingerprints
-from skyserve_cli.controller.opening import opened
-from skyserve_cli.controller.rotation import rotate
-from skyserve_cli.controller.seal import Seal, seal_of
+from skyserve_cli.controller.persistence import key_fingerprints as fingerprints
+from skyserve_cli.controller.persistence.key_rotation import rotate
+from skyserve_cli.controller.persistence.opening import opened
+from skyserve_cli.controller.secret_box import Seal, seal_of
 from skyserve_cli.home import Home
 from skyserve_cli.state.store import Store
 

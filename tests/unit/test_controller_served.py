@@ -12,10 +12,10 @@ import pytest
 
 from lb.config.schema import Stats, TargetStats
 from policies.model import ProbeFailed, ReplicaState
-from skyserve_cli.controller.attention import Attention
-from skyserve_cli.controller.ports import ProbeOrder
-from skyserve_cli.controller.probes import HttpProber, ProbeOutcome
-from skyserve_cli.controller.served import (
+from skyserve_cli.controller.readiness import HttpProber, ProbeOutcome
+from skyserve_cli.controller.reconcile.attention import Attention
+from skyserve_cli.controller.reconcile.ports import ProbeOrder
+from skyserve_cli.controller.reconcile.served_replicas import (
     NEVER,
     ServedReplicas,
     ServedReport,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyserve_cli.controller.short_pauses import ShortPauses
+from skyserve_cli.controller.gc_pauses import ShortPauses
 
 
 class _Cycle:

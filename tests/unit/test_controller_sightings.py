@@ -29,9 +29,9 @@ from policies.model import (
 )
 from provisioners.base import Instance, InstanceState
 from provisioners.errors import Refusal
-from skyserve_cli.controller.change import Change
-from skyserve_cli.controller.ports import Sighting
-from skyserve_cli.controller.sightings import events_of, missing_from, orphans
+from skyserve_cli.controller.reconcile.listing_events import events_of, missing_from, orphans
+from skyserve_cli.controller.reconcile.ports import Sighting
+from skyserve_cli.controller.reconcile.transitions import Change
 
 S, I = ReplicaState, InstanceState  # noqa: E741
 ZONE = Zone("c", "r", "z")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from skyserve_cli.controller.snapshot import OLDEST_S, Rendered, Snapshots
+from skyserve_cli.controller.api.snapshot import OLDEST_S, Rendered, Snapshots
 
 
 @dataclass

@@ -11,8 +11,8 @@ from policies.model import AcceleratorQps, Offer
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.prices import spreading_cost
 from skyserve_cli.config import Config
-from skyserve_cli.controller.planning import first_plan
-from skyserve_cli.controller.spreading import Spreading, spreading
+from skyserve_cli.controller.reconcile.planning import first_plan
+from skyserve_cli.controller.reconcile.spreading import Spreading, spreading
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text
 from tests.unit.placement_world import ON_DEMAND, an_offer

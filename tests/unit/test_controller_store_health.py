@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from policies.model import ProbeFailed, ReplicaState
-from skyserve_cli.controller.store_health import sentence_of
+from skyserve_cli.controller.reconcile.store_health import sentence_of
 from skyserve_cli.state.store import Store
 from tests.unit.test_controller_reconciler import World, a_replica
 

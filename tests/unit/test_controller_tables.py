@@ -24,7 +24,7 @@ from policies.model import (
     Zone,
 )
 from policies.routing.base import RequestView
-from skyserve_cli.controller.tables import table_of
+from skyserve_cli.controller.reconcile.lb_config import table_of
 from skyserve_cli.spec import load_text
 from skyserve_cli.spec.model import ServiceSpec
 

@@ -8,9 +8,9 @@ import pytest
 
 from policies.model import Memory, Replica, ReplicaState, UpdateMode
 from skyserve_cli.commands.update import course_sentence
-from skyserve_cli.controller.orders import goal_of
-from skyserve_cli.controller.planning import _new_row
-from skyserve_cli.controller.update_plan import changes, course, extra, usual_start_s
+from skyserve_cli.controller.reconcile.mappers import goal_of
+from skyserve_cli.controller.reconcile.planning import _new_row
+from skyserve_cli.controller.reconcile.update_plan import changes, course, extra, usual_start_s
 from skyserve_cli.spec import load_text, spec_to_json
 from tests.unit.placement_world import ON_DEMAND, an_offer
 

@@ -18,9 +18,9 @@ from policies.model import (
     UpdateMode,
     Zone,
 )
-from skyserve_cli.controller.lb_fleet import AgentView
-from skyserve_cli.controller.orders import goal_of
-from skyserve_cli.controller.view import failure_view, last_failure, service_view, serving_version
+from skyserve_cli.controller.api.views import failure_view, last_failure, service_view, serving_version
+from skyserve_cli.controller.balancers.local_fleet import AgentView
+from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.spec import load_text
 from skyserve_cli.state.values import ServiceRow, Spent
 

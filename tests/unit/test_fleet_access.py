@@ -16,8 +16,8 @@ from provisioners.errors import AuthError, TransientError
 from provisioners.own_address import OwnAddresses
 from provisioners.rented import RULES_EVERY_S, SETTLED_S, RentedProvisioner
 from skyserve_cli.config import AwsConfig, RentedConfig
-from skyserve_cli.controller.gatekeeper import ThreadGatekeeper
-from skyserve_cli.controller.orders import agent_addresses
+from skyserve_cli.controller.clouds.firewalls import ThreadGatekeeper
+from skyserve_cli.controller.reconcile.mappers import agent_addresses
 from tests.clouds.memory_machines import CLOUD, ZONES, MemoryMachines
 from tests.contract.contract_subjects import FakeSubject
 from tests.unit.test_controller_orders import S, a_replica, a_row

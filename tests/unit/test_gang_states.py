@@ -13,7 +13,7 @@ from policies.placement import blocks
 from provisioners.base import Candidate, Instance, InstanceState, Requirements
 from provisioners.gang import gang_of, gang_state
 from provisioners.offering import ZonePrices, offers_for
-from skyserve_cli.controller.orders import order_of, requirements_of
+from skyserve_cli.controller.reconcile.mappers import order_of, requirements_of
 from skyserve_cli.spec.model import ServiceSpec
 
 I = InstanceState  # noqa: E741

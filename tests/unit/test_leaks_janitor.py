@@ -12,8 +12,8 @@ from policies.model import CapacityType, Offer
 from provisioners.base import LaunchOrder
 from provisioners.errors import AuthError, ProvisionError, TransientError
 from provisioners.machines import Leftover, Machine, Silent
-from skyserve_cli.controller.janitor import AGAIN_S, PATIENCE_S, Sweeper
-from skyserve_cli.controller.leaks import Part
+from skyserve_cli.controller.clouds.garbage_collector import AGAIN_S, PATIENCE_S, Sweeper
+from skyserve_cli.controller.clouds.orphans import Part
 from tests.clouds.leak_bench import LeakBench
 from tests.clouds.memory_machines import CLOUD, ZONES, KilledError, MemoryMachines
 from tests.clouds.vms.vm_bench import until

@@ -7,7 +7,7 @@ import pytest
 from policies.model import CapacityType, Zone
 from provisioners.base import Instance, InstanceState
 from provisioners.machines import Leftover, Machine, MachineState, machine_token, token_of_replica
-from skyserve_cli.controller.leaks import (
+from skyserve_cli.controller.clouds.orphans import (
     HOURS_PER_MONTH,
     YOUNG_S,
     Known,

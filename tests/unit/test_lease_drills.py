@@ -13,7 +13,7 @@ from provisioners.gang import gang_of
 from provisioners.keys import Keys, user_data
 from provisioners.lease import FIRST_S, LEASE_S, MOST_S, Lease, Terms, shortest_s, terms_of
 from provisioners.machines import MachineOrder
-from skyserve_cli.controller.leases import LeaseWatch, lease_view, warning_of
+from skyserve_cli.controller.reconcile.leases import LeaseWatch, lease_view, warning_of
 from tests.clouds.switch_bench import DAY, HOUR, Outcome, live
 
 KEYS = Keys(bytes(range(32)), "owner-1")

@@ -19,7 +19,7 @@ from provisioners.machines import Finding, Level, Machine, MachineOrder, machine
 from provisioners.named import MAX_NAME, Named, name_of, openings_of, parse
 from provisioners.plugins import API_VERSION, CloudPlugin, PluginError, checked, listings_of
 from provisioners.shell import HostKeyError, Login
-from skyserve_cli.controller.orders import token_of
+from skyserve_cli.controller.reconcile.mappers import token_of
 from tests.clouds.memory_machines import CLOUD, ZONES, MemoryMachines
 
 OFFER = Offer(Zone("meadow", "north", "north-1"), "sheep-1", "L4", 1.0, CapacityType.SPOT, 1.0)

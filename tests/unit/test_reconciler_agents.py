@@ -10,7 +10,7 @@ import pytest
 
 from policies.model import Event, Launched, Load, ProbePassed, Replica, ReplicaState, Role, Terminated
 from provisioners.base import InstanceState
-from skyserve_cli.controller.ports import CallKind, NameOrder, RegionalOrder
+from skyserve_cli.controller.reconcile.ports import CallKind, NameOrder, RegionalOrder
 from skyserve_cli.spec.model import AgentPlace, DnsName, RegionalAgents
 from tests.unit.test_controller_reconciler import SPEC, Killed, World, a_replica
 

@@ -11,7 +11,7 @@ from provisioners.base import Candidate, Requirements
 from provisioners.small import small_offers, small_types
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import load_config
-from skyserve_cli.controller.planning import insist_on_regions
+from skyserve_cli.controller.reconcile.planning import insist_on_regions
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text
 

@@ -20,9 +20,9 @@ from provisioners.candidates import in_order, offers_of
 from provisioners.catalog import packaged
 from provisioners.offering import ZonePrices, offers_for
 from provisioners.ssh import pool
-from skyserve_cli.controller.change import Change
-from skyserve_cli.controller.choices import candidates_of
-from skyserve_cli.controller.orders import goal_of, order_of, requirements_of
+from skyserve_cli.controller.reconcile.mappers import goal_of, order_of, requirements_of
+from skyserve_cli.controller.reconcile.resource_match import candidates_of
+from skyserve_cli.controller.reconcile.transitions import Change
 from skyserve_cli.spec import load_text, spec_from_json, spec_to_json
 from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
 from skyserve_cli.state.store import Store

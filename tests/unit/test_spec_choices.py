@@ -10,9 +10,9 @@ import pytest
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
 from provisioners.base import LaunchOrder
 from provisioners.rented import DISK_GB, Rent, order_of
-from skyserve_cli.controller import orders
-from skyserve_cli.controller.choices import candidates_of, copies_of, image_of
-from skyserve_cli.controller.digest import folder_digest
+from skyserve_cli.controller.content_hash import folder_digest
+from skyserve_cli.controller.reconcile import mappers as orders
+from skyserve_cli.controller.reconcile.resource_match import candidates_of, copies_of, image_of
 from skyserve_cli.spec import spec_from_json, spec_to_json
 from skyserve_cli.spec.model import FileMount, ResourceChoice, ServiceSpec
 

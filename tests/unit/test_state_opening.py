@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from skyserve_cli.controller.client import Client, ControllerDownError, MisconfiguredError
-from skyserve_cli.controller.opening import CannotOpenError, opened
+from skyserve_cli.controller.api.client import Client, ControllerDownError, MisconfiguredError
+from skyserve_cli.controller.persistence.opening import CannotOpenError, opened
 from skyserve_cli.home import Home
 from skyserve_cli.state.copies import copy_of_day
 from skyserve_cli.state.opening import DamagedDatabaseError, NewerDatabaseError, check_file

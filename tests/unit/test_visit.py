@@ -20,7 +20,7 @@ from provisioners.local.cloud import LocalProvisioner
 from provisioners.shell import Login
 from skyserve_cli.commands.reach import OverSsh
 from skyserve_cli.commands.ssh import remove_leftovers, ssh_command, write_private
-from skyserve_cli.controller.shells import NoAccessError, access_to
+from skyserve_cli.controller.api.shells import NoAccessError, access_to
 
 NOW = 1e9
 KEYS = Keys(bytes(range(32)), "me")

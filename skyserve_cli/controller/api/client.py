@@ -1,0 +1,273 @@
+"""The CLI's side of the controller's API, and how a controller is started."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from skyserve_cli.controller.api import unix_socket
+from skyserve_cli.home import Home, is_held
+
+START_TIMEOUT_S = 30.0
+COMEBACK_TIMEOUT_S = 15.0  # the keeper's longest pause, and the start
+POLL_S = 0.05
+CALL_TIMEOUT_S = 30.0
+TIDY_TIMEOUT_S = 900.0  # a cloud may take its time to give networks up
+
+
+_ADDED_TO_ERRORS = ("(Background on this error at", "[SQL:", "[parameters:")
+
+
+class ControllerDownError(Exception):
+    """The controller is not running, so the state of services is not known (they go on serving without it); `serve controller start` starts it."""
+
+
+class MisconfiguredError(ControllerDownError):
+    """The controller does not start with this configuration, or on this database."""
+
+
+class _NotReachedError(ControllerDownError):
+    """Nobody has heard the call, or it only asked: it may be made again."""
+
+
+class RefusedError(Exception):
+    """The controller said no; the text says why. `status` is the HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Client:
+    """Calls of one home's controller. Plain http.client: a command that asks one question need not load a framework."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    # --- verbs --------------------------------------------------------------------------------------------
+
+    def health(self) -> dict[str, Any]:
+        return self._json("GET", "/v1/health")
+
+    def services(self, *, down: bool = False, ended: bool = False) -> list[dict[str, Any]]:
+        services: list[dict[str, Any]] = self._json("GET", "/v1/services", query=_flags(down, ended))[
+            "services"
+        ]
+        return services
+
+    def services_since(
+        self, etag: str, *, down: bool = False, ended: bool = False
+    ) -> tuple[list[dict[str, Any]] | None, str]:
+        """The services and the ETag of this response; None in place of them if nothing changed since that ETag."""
+        headers = {"If-None-Match": etag} if etag else {}
+        content, got = self._call("GET", "/v1/services", query=_flags(down, ended), headers=headers)
+        if not content:  # 304
+            return None, etag
+        return json.loads(content)["services"], got.get("ETag", "")
+
+    def put(self, name: str, spec: Mapping[str, Any], secrets: Mapping[str, str], mode: str | None) -> int:
+        body = {"spec": spec, "secrets": dict(secrets), "mode": mode}
+        return int(self._json("PUT", f"/v1/services/{name}", body)["version"])
+
+    def down(self, name: str, *, purge: bool) -> None:
+        self._json("POST", f"/v1/services/{name}/down", {"purge": purge})
+
+    def kill(self, name: str, replica_id: int) -> None:
+        self._json("POST", f"/v1/services/{name}/replicas/{replica_id}/down", {})
+
+    def plan(
+        self, spec: Mapping[str, Any], secrets: Mapping[str, str], mode: str | None = None
+    ) -> dict[str, Any]:
+        """What an `up` would do, or an update in this `mode` (None: that of the spec); see `Office.plan`."""
+        return self._json("POST", "/v1/plan", {"spec": spec, "secrets": dict(secrets), "mode": mode})
+
+    def events(
+        self, service: str | None, *, after: int = 0, limit: int = 1000, newest: bool = False
+    ) -> list[dict[str, Any]]:
+        query = {"after": str(after), "limit": str(limit)}
+        if service is not None:
+            query["service"] = service
+        if newest:
+            query["newest"] = "1"
+        events: list[dict[str, Any]] = self._json("GET", "/v1/events", query=query)["events"]
+        return events
+
+    def history(self, name: str, *, since: float = 0.0) -> dict[str, Any]:
+        """What became of a service since then (UNIX seconds), at most since it was brought up."""
+        return self._json("GET", f"/v1/services/{name}/history", query={"since": repr(since)})
+
+    def log(self, what: str, *, offset: int = 0, since: float | None = None) -> tuple[bytes, int]:
+        """Bytes of a log and the next offset. `what` is "controller", "load_balancer/NAME" or "replica/NAME/ID[/NODE]". `since`
+        (UNIX seconds) is where to begin in the log of a replica, in place of the offset 0."""
+        query = {"offset": str(offset)}
+        if since is not None and offset == 0:
+            query["since"] = repr(since)
+        content, headers = self._call("GET", f"/v1/logs/{what}", query=query)
+        return content, int(headers.get("X-Next-Offset", offset))
+
+    def access(self, name: str, replica_id: int, *, node: int = 0) -> dict[str, Any]:
+        """How to run commands where a replica runs; see `controller.shells`."""
+        path = f"/v1/services/{name}/replicas/{replica_id}/access"
+        return self._json("GET", path, query={"node": str(node)})
+
+    def tidy(self, services: Sequence[str]) -> dict[str, Any]:
+        """One step towards nothing being left of services that are down; see the API."""
+        return self._json("POST", "/v1/tidy", {"services": list(services)}, timeout_s=TIDY_TIMEOUT_S)
+
+    def leaks(self, cloud: str) -> dict[str, Any]:
+        return self._json("GET", f"/v1/leaks/{cloud}", timeout_s=TIDY_TIMEOUT_S)
+
+    def remove_leak(self, cloud: str, kind: str, id: str, region: str) -> dict[str, Any]:
+        body = {"kind": kind, "id": id, "region": region}
+        return self._json("POST", f"/v1/leaks/{cloud}/remove", body, timeout_s=TIDY_TIMEOUT_S)
+
+    def forget_cloud(self, cloud: str) -> list[str]:
+        answer = self._json("POST", f"/v1/leaks/{cloud}/forget", {}, timeout_s=TIDY_TIMEOUT_S)
+        return [str(problem) for problem in answer["problems"]]
+
+    def stop(self) -> int:
+        """Ask the controller to stop; answers its pid."""
+        return int(self._json("POST", "/v1/stop", {})["pid"])
+
+    # --- the process --------------------------------------------------------------------------------------
+
+    def ensure_running(self) -> bool:
+        """Start a controller if none answers; True if one was started. Raises ControllerDownError with the
+        reason if it does not come up."""
+        try:
+            self.health()
+            return False
+        except ControllerDownError:
+            pass
+        self._home.create()
+        descriptor = os.open(self._home.controller_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "ab") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "skyserve_cli.controller.supervisor"],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                cwd="/",
+                env=self._environment(),
+            )
+        for _ in range(int(START_TIMEOUT_S / POLL_S)):
+            try:
+                self.health()
+                return True
+            except ControllerDownError:
+                if process.poll() in (2, 4):
+                    raise MisconfiguredError(self._last_words()) from None
+                if process.poll() not in (None, 3):  # 3: somebody else's is on its way up
+                    raise ControllerDownError(
+                        f"the controller did not start: {self._last_words()} (see {self._home.controller_log})"
+                    ) from None
+            time.sleep(POLL_S)
+        raise ControllerDownError(f"the controller did not answer within {START_TIMEOUT_S:g} s")
+
+    def _environment(self) -> dict[str, str]:
+        """The daemon runs in `/`, and must find the same home and the same code."""
+        environment = dict(os.environ)
+        environment["SKYSERVE_HOME"] = str(self._home.root)
+        if "PYTHONPATH" in environment:
+            paths = environment["PYTHONPATH"].split(os.pathsep)
+            environment["PYTHONPATH"] = os.pathsep.join(str(Path(path).absolute()) for path in paths)
+        return environment
+
+    def _last_words(self) -> str:
+        """What the controller printed last, without what SQLAlchemy adds to an error: a URL, the statement, its values."""
+        text = self._home.controller_log.read_text(errors="replace")
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_ADDED_TO_ERRORS)]
+        return lines[-1] if lines else "it printed nothing"
+
+    # --- HTTP ---------------------------------------------------------------------------------------------
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        query: Mapping[str, str] | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        content, _ = self._call(method, path, body, query, timeout_s)
+        answer: dict[str, Any] = json.loads(content)
+        return answer
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        query: Mapping[str, str] | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[bytes, http.client.HTTPMessage]:
+        for _ in range(int(COMEBACK_TIMEOUT_S / POLL_S)):
+            try:
+                return self._call_once(method, path, body, query, timeout_s, headers or {})
+            except _NotReachedError:
+                if not is_held(self._home.keeper_lock):
+                    break
+            time.sleep(POLL_S)  # it has died, and its keeper is about to start it again
+        raise ControllerDownError(ControllerDownError.__doc__)
+
+    def _call_once(
+        self,
+        method: str,
+        path: str,
+        body: object,
+        query: Mapping[str, str] | None,
+        timeout_s: float,
+        more: Mapping[str, str],
+    ) -> tuple[bytes, http.client.HTTPMessage]:
+        target = urllib.parse.quote(path) + ("?" + urllib.parse.urlencode(query) if query else "")
+        connection = _Connection(self._home.controller_socket, timeout_s)
+        try:
+            connection.connect()
+            headers = {"Authorization": f"Bearer {self._home.token()}", "Content-Type": "application/json"}
+            headers.update(more)
+            connection.request(method, target, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise _NotReachedError from None
+        except (OSError, http.client.HTTPException):
+            if method == "GET":
+                raise _NotReachedError from None
+            raise ControllerDownError(ControllerDownError.__doc__) from None
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            raise RefusedError(answer.status, _reason(answer.status, content))
+        return content, answer.headers
+
+
+def _flags(down: bool, ended: bool) -> dict[str, str]:
+    return {name: "1" for name, wanted in (("all", down), ("ended", ended)) if wanted}
+
+
+class _Connection(http.client.HTTPConnection):
+    """To the controller's socket."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("controller", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = unix_socket.connected(self._path, self.timeout)
+
+
+def _reason(status: int, content: bytes) -> str:
+    try:
+        return str(json.loads(content)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"the controller answered {status}"

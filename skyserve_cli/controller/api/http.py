@@ -1,0 +1,322 @@
+"""The controller's HTTP API: on a Unix socket in the home, a bearer token on every path, JSON.
+
+It reads the store and writes goals; the reconciler does the rest. Database work is done on threads, so that a
+slow disk does not stop the probes on this event loop.
+
+    GET  /v1/health
+    GET  /v1/services            ?all=1 also those that are down   ?ended=1 with replicas that have ended
+    PUT  /v1/services/NAME       {"spec", "secrets", "mode": null | "rolling" | "blue_green"} -> {"version"}
+    POST /v1/services/NAME/down  {"purge"}
+    POST /v1/services/NAME/replicas/ID/down
+    GET  /v1/services/NAME/replicas/ID/access    ?node=    how to run commands there, with a private key
+    GET  /v1/services/NAME/history    ?since= UNIX seconds   &most= replicas
+    POST /v1/plan                {"spec", "secrets", "mode": of an update, null for that of the spec}
+    GET  /v1/events              ?service= &after= &limit= &newest=1
+    GET  /v1/logs/controller | /v1/logs/load_balancer/NAME | /v1/logs/replica/NAME/ID[/NODE]    ?offset= &max=
+                                 ?since= UNIX seconds: from the first line of a replica written then, in place of offset
+    POST /v1/tidy                {"services"} -> {"removed", "waiting", "problems"}
+    GET  /v1/leaks/CLOUD
+    POST /v1/leaks/CLOUD/remove  {"kind", "id", "region"} -> {"why": "" or why not, "passes"}
+    POST /v1/leaks/CLOUD/forget  -> {"problems"}
+    POST /v1/stop
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import math
+import os
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from sqlalchemy.exc import SQLAlchemyError
+
+from policies.model import UpdateMode
+from provisioners.base import LogSource
+from provisioners.host_agent.log_times import offset_since
+from skyserve_cli.clouds import CloudNotEnabledError
+from skyserve_cli.config import ConfigError
+from skyserve_cli.controller.api.service import NoFreePortError, NoSuchReplicaError, Office
+from skyserve_cli.controller.api.shells import NoAccessError, access_to
+from skyserve_cli.controller.api.snapshot import Snapshots
+from skyserve_cli.controller.persistence.leadership import NotLeadingError
+from skyserve_cli.controller.reconcile.clock import SteadyClock
+from skyserve_cli.controller.reconcile.store_health import sentence_of
+from skyserve_cli.state.lease import LeaseLostError
+from skyserve_cli.state.values import NoSuchServiceError, ServiceExistsError, StillGoingDownError
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 8 << 20
+MAX_LOG_BYTES = 1 << 20
+PIECE_BYTES = 64 * 1024
+MAX_HISTORY_REPLICAS = 5_000
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Api:
+    """Routes to the office, and from its errors to status codes."""
+
+    def __init__(self, office: Office, token: str, controller_log: Path, stop: Callable[[], None]) -> None:
+        self._office = office
+        self._token = token
+        self._controller_log = controller_log
+        self._stop = stop
+        self._snapshots = Snapshots(office.changes, SteadyClock())
+
+    def app(self) -> web.Application:
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._guard(request, handler)
+
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard])
+        app.add_routes(
+            [
+                web.get("/v1/health", self._health),
+                web.get("/v1/services", self._services),
+                web.put("/v1/services/{name}", self._put),
+                web.post("/v1/services/{name}/down", self._down),
+                web.post("/v1/services/{name}/replicas/{id:\\d+}/down", self._kill),
+                web.get("/v1/services/{name}/replicas/{id:\\d+}/access", self._access),
+                web.get("/v1/services/{name}/history", self._history),
+                web.post("/v1/plan", self._plan),
+                web.get("/v1/events", self._events),
+                web.get("/v1/logs/controller", self._log_of_controller),
+                web.get("/v1/logs/load_balancer/{name}", self._log_of_load_balancer),
+                web.get("/v1/logs/replica/{name}/{id:\\d+}", self._log_of_replica),
+                web.get("/v1/logs/replica/{name}/{id:\\d+}/{node:\\d+}", self._log_of_replica),
+                web.post("/v1/tidy", self._tidy),
+                web.get("/v1/leaks/{cloud}", self._leaks),
+                web.post("/v1/leaks/{cloud}/remove", self._remove_leak),
+                web.post("/v1/leaks/{cloud}/forget", self._forget_cloud),
+                web.post("/v1/stop", self._stop_daemon),
+            ]
+        )
+        return app
+
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(
+            given.encode("utf-8", "surrogateescape"), f"Bearer {self._token}".encode()
+        ):
+            return _refuse(401, "the token is missing or wrong")
+        try:
+            return await handler(request)
+        except web.HTTPException:
+            raise
+        except NoSuchServiceError as error:
+            return _refuse(404, f"there is no service {error}")
+        except NoSuchReplicaError as error:
+            return _refuse(404, str(error))
+        except StillGoingDownError as error:
+            return _refuse(409, f"service {error} is still going down; try again when it is gone")
+        except ServiceExistsError as error:
+            return _refuse(409, f"service {error} is up; use `serve update`, or `serve down` first")
+        except NotLeadingError as error:
+            return _refuse(409, str(error))
+        except LeaseLostError as error:
+            return _refuse(503, str(error))
+        except SQLAlchemyError as error:
+            return _refuse(503, f"the controller cannot read or write its state: {sentence_of(error)}")
+        except (CloudNotEnabledError, NoFreePortError, ConfigError) as error:
+            return _refuse(422, str(error))
+        except (KeyError, TypeError, ValueError) as error:
+            return _refuse(400, f"{type(error).__name__}: {error}")
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response(self._office.health())
+
+    async def _services(self, request: web.Request) -> web.StreamResponse:
+        everything, ended = "all" in request.query, "ended" in request.query
+        content = partial(self._office.services, down=everything, ended=ended)
+        found = await self._snapshots.get((everything, ended), lambda: {"services": content()})
+        headers = {"ETag": found.etag, "Cache-Control": "no-cache"}
+        if found.etag in (tag.strip() for tag in request.headers.get("If-None-Match", "").split(",")):
+            return web.Response(status=304, headers=headers)
+        if len(found.body) <= PIECE_BYTES:
+            return web.Response(body=found.body, content_type="application/json", headers=headers)
+        # Written at once, asyncio would move what is left of it after each piece that the socket takes.
+        response = web.StreamResponse(headers=headers)
+        response.content_type, response.content_length = "application/json", len(found.body)
+        await response.prepare(request)
+        for start in range(0, len(found.body), PIECE_BYTES):
+            await response.write(found.body[start : start + PIECE_BYTES])
+        await response.write_eof()
+        return response
+
+    async def _put(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        mode = None if body.get("mode") is None else UpdateMode(body["mode"])
+        name = request.match_info["name"]
+        version = await asyncio.to_thread(
+            self._office.put, name, body["spec"], dict(body.get("secrets", {})), mode
+        )
+        return web.json_response({"name": name, "version": version})
+
+    async def _down(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        await asyncio.to_thread(self._office.down, request.match_info["name"], bool(body.get("purge")))
+        return web.json_response({})
+
+    async def _kill(self, request: web.Request) -> web.Response:
+        name, replica_id = request.match_info["name"], int(request.match_info["id"])
+        await asyncio.to_thread(self._office.kill, name, replica_id)
+        return web.json_response({})
+
+    async def _access(self, request: web.Request) -> web.Response:
+        name, replica_id = request.match_info["name"], int(request.match_info["id"])
+        node = int(request.query.get("node", 0))
+        source, instance, lives = await asyncio.to_thread(self._office.instance, name, replica_id, node)
+        try:
+            place = await asyncio.to_thread(access_to, source, instance if lives else None, node)
+        except NoAccessError as error:
+            return _refuse(409, f"replica {replica_id} of {name} {error}")
+        return web.json_response(place, headers={"Cache-Control": "no-store"})
+
+    async def _history(self, request: web.Request) -> web.Response:
+        since = float(request.query.get("since", 0.0))
+        if not math.isfinite(since):
+            raise ValueError("since is not an instant")
+        most = min(MAX_HISTORY_REPLICAS, max(1, int(request.query.get("most", MAX_HISTORY_REPLICAS))))
+        history = await asyncio.to_thread(
+            self._office.history, request.match_info["name"], since=since, most=most
+        )
+        return web.json_response(history)
+
+    async def _plan(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        mode = None if body.get("mode") is None else UpdateMode(body["mode"])
+        planned = await asyncio.to_thread(
+            self._office.plan, body["spec"], dict(body.get("secrets", {})), mode
+        )
+        return web.json_response(planned)
+
+    async def _events(self, request: web.Request) -> web.Response:
+        query = request.query
+        events = await asyncio.to_thread(
+            self._office.events,
+            query.get("service"),
+            after=min(2**62, max(0, int(query.get("after", 0)))),
+            limit=min(10_000, max(0, int(query.get("limit", 1000)))),
+            newest="newest" in query,
+        )
+        return web.json_response({"events": events})
+
+    async def _log_of_controller(self, request: web.Request) -> web.Response:
+        return await _file_response(request, self._controller_log)
+
+    async def _log_of_load_balancer(self, request: web.Request) -> web.Response:
+        path = self._office.load_balancer_log(request.match_info["name"])
+        return await _file_response(request, path)
+
+    async def _log_of_replica(self, request: web.Request) -> web.Response:
+        name, replica_id = request.match_info["name"], int(request.match_info["id"])
+        node = int(request.match_info.get("node", 0))
+        source, instance, lives = await asyncio.to_thread(self._office.instance, name, replica_id, node)
+        kept = await asyncio.to_thread(self._office.last_words.find, name, replica_id, node)
+        is_whole = kept is not None and kept[1] == 0  # no need to ask a machine that may be dying
+        if instance is not None and isinstance(source, LogSource) and not is_whole:
+            first, end = await asyncio.to_thread(source.log_window, instance, node)
+            if end:
+                return await _log_answer(
+                    request,
+                    lambda offset, most: source.read_log(instance, offset, most, node),
+                    first,
+                    end,
+                    lambda after, most: source.log_times(instance, after, 0, most, node),
+                )
+        if kept is not None:
+            path, first = kept
+            return await _log_answer(
+                request,
+                lambda offset, most: _read(path, offset - first, most),
+                first,
+                first + path.stat().st_size,
+                self._office.last_words.times(name, replica_id, node),
+            )
+        if lives or instance is not None:
+            return await _log_answer(request, lambda offset, most: b"")  # not yet, or never a word
+        return _refuse(404, f"replica {replica_id} of {name} has no log that is still kept")
+
+    async def _tidy(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        return web.json_response(await asyncio.to_thread(self._office.tidy, list(body["services"])))
+
+    async def _leaks(self, request: web.Request) -> web.Response:
+        look = await asyncio.to_thread(self._office.janitor.look, request.match_info["cloud"])
+        return web.json_response(look.view())
+
+    async def _remove_leak(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        key = request.match_info["cloud"], str(body["kind"]), str(body["id"]), str(body["region"])
+        refusal = await asyncio.to_thread(self._office.janitor.remove, key)
+        return web.json_response(refusal.view())
+
+    async def _forget_cloud(self, request: web.Request) -> web.Response:
+        problems = await asyncio.to_thread(self._office.janitor.forget, request.match_info["cloud"])
+        return web.json_response({"problems": list(problems)})
+
+    async def _stop_daemon(self, request: web.Request) -> web.Response:
+        self._stop()
+        return web.json_response({"pid": os.getpid()})
+
+
+def _refuse(status: int, message: str) -> web.Response:
+    return web.json_response({"error": message}, status=status)
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    body = await request.json() if request.can_read_body else {}
+    if not isinstance(body, dict):
+        raise TypeError("the body must be a JSON object")
+    return body
+
+
+async def _log_answer(
+    request: web.Request,
+    read: Callable[[int, int], bytes],
+    first_kept: int = 0,
+    end: int = 0,
+    times: Callable[[float, int], bytes] | None = None,
+) -> web.Response:
+    """`times` reads marks of the log (see `host_agent.log_times`); a log without any is shown whole."""
+    asked = int(request.query.get("offset", 0))
+    if "since" in request.query and times is not None:
+        since = float(request.query["since"])
+        found = await asyncio.to_thread(offset_since, times, since)
+        asked = asked if found is None else end if found < 0 else found
+    offset = min(2**62, max(first_kept, asked))
+    content = await asyncio.to_thread(read, offset, _most(request))
+    return web.Response(body=content, headers={"X-Next-Offset": str(offset + len(content))})
+
+
+async def _file_response(request: web.Request, path: Path) -> web.Response:
+    asked = min(2**62, max(0, int(request.query.get("offset", 0))))
+    content, end = await asyncio.to_thread(_read_cut, path, asked, _most(request))
+    return web.Response(body=content, headers={"X-Next-Offset": str(end)})
+
+
+def _read_cut(path: Path, offset: int, most: int) -> tuple[bytes, int]:
+    """Read a log that is cut when it is large. An offset beyond its end is from before the cut: read from the beginning."""
+    if path.exists() and offset > path.stat().st_size:
+        offset = 0
+    content = _read(path, offset, most)
+    return content, offset + len(content)
+
+
+def _most(request: web.Request) -> int:
+    return min(MAX_LOG_BYTES, max(0, int(request.query.get("max", MAX_LOG_BYTES))))
+
+
+def _read(path: Path, offset: int, most: int) -> bytes:
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(most)

@@ -1,0 +1,353 @@
+"""What the API can do, without HTTP: goals in, facts out. Synchronous; called on threads."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from policies.model import EndReason, Replica, ReplicaState, Role, UpdateMode
+from provisioners.base import Instance, Provisioner
+from provisioners.bootstrap import is_url
+from provisioners.lease import Lease
+from skyserve_cli import __version__
+from skyserve_cli.clouds import Clouds
+from skyserve_cli.controller.api.views import history_view, is_well, last_failure, service_view
+from skyserve_cli.controller.balancers.dns import ThreadNames
+from skyserve_cli.controller.balancers.front_address import choose_port, shown_host
+from skyserve_cli.controller.balancers.local_fleet import ProcessFleet
+from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet
+from skyserve_cli.controller.clouds.caches import SpecBook, all_offers
+from skyserve_cli.controller.clouds.garbage_collector import Tidied, janitor_of
+from skyserve_cli.controller.clouds.log_archive import TELLING, LastWords
+from skyserve_cli.controller.content_hash import folder_digest
+from skyserve_cli.controller.persistence.leadership import Leadership
+from skyserve_cli.controller.reconcile.clock import Clock
+from skyserve_cli.controller.reconcile.demand import merged
+from skyserve_cli.controller.reconcile.mappers import goal_of, placement_of, requirements_of, stands_beside
+from skyserve_cli.controller.reconcile.planning import first_plan, insist_on_regions, update_plan
+from skyserve_cli.controller.reconcile.resource_match import copies_of
+from skyserve_cli.controller.reconcile.store_health import StoreHealth
+from skyserve_cli.controller.reconcile.update_plan import changes
+from skyserve_cli.controller.secret_box import Seal
+from skyserve_cli.spec import spec_from_json, spec_to_json
+from skyserve_cli.spec.model import ServiceSpec
+from skyserve_cli.state.store import Store
+from skyserve_cli.state.values import NoSuchServiceError, ServiceRow, Spent
+
+#: Why a launch ends that the cloud has refused: it has left nothing.
+_REFUSED = (EndReason.CAPACITY, EndReason.QUOTA, EndReason.AUTH, EndReason.REFUSED, EndReason.CONFIG)
+ENDED_SHOWN_FOR_S = 3600.0
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
+
+
+class NoFreePortError(Exception):
+    """No port is left for another endpoint."""
+
+
+class NoSuchReplicaError(Exception):
+    """The service has no live replica of that id."""
+
+
+class Office:
+    """One per daemon. What changes something raises NotLeadingError where another controller leads. `wake` makes the reconciler look at once, `sighted` is a cloud's last listing."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        specs: SpecBook,
+        seal: Seal,
+        clouds: Clouds,
+        fleet: ProcessFleet,
+        regional: RegionalFleet,
+        names: ThreadNames,
+        clock: Clock,
+        leadership: Leadership,
+        owner: str,
+        wake: Callable[[], None],
+        sighted: Callable[[str], Sequence[Instance]],
+        leases: Callable[[str], Mapping[str, Lease]] = lambda cloud: {},
+        last_words: LastWords,
+        load_balancer_log: Callable[[str], Path],
+        store_health: StoreHealth,
+    ) -> None:
+        self._store = store
+        self._store_health = store_health
+        self._specs = specs
+        self._seal = seal
+        self._clouds = clouds
+        self._fleet = fleet
+        self._regional = regional
+        self._names = names
+        self._clock = clock
+        self._leadership = leadership
+        self._owner = owner
+        self._wake = wake
+        self._sighted = sighted
+        self._leases = leases
+        self.last_words = last_words
+        self._started_at = clock.now()
+        self._choosing = threading.Lock()
+        self.load_balancer_log = load_balancer_log
+        self.janitor = janitor_of(store, specs, clouds, clock, leadership.may_terminate)
+
+    def health(self) -> dict[str, Any]:
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "uptime_s": round(self._clock.now() - self._started_at, 3),
+            "clouds": list(self._clouds.enabled),
+            "store": self._store_health.to_json(),
+            "database": self._store.url.render_as_string(hide_password=True),
+            "lease": self._leadership.to_json(),
+        }
+
+    def put(
+        self, name: str, spec_json: Mapping[str, Any], secrets: Mapping[str, str], mode: UpdateMode | None
+    ) -> int:
+        """A new service (`mode` None) or a new version of one; answers the version.
+
+        Raises CloudNotEnabledError, NoFreePortError and the store's errors; after an error nothing has changed.
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name[:80]!r} is no name of a service")
+        self._leadership.refuse_unless_leading()
+        spec = spec_from_json(dict(spec_json))
+        self._clouds.resolve(requirements_of(spec))
+        insist_on_regions(spec, self._clouds)
+        missing = sorted(set(spec.secrets) - set(secrets))
+        if missing:
+            raise ValueError(f"secrets without a value: {', '.join(missing)}")
+        with self._choosing:  # or two that come at once would be given the same port
+            version = self._store.put_service(
+                name,
+                spec_json,
+                replica_hash=spec.replica_hash(self._content_digest(spec, secrets)),
+                sealed_secrets=self._seal.close(secrets),
+                lb_port=self._port(name, spec),
+                target=_first_target(spec),
+                mode=mode,
+                now=self._clock.now(),
+            )
+        self._wake()
+        return version
+
+    def down(self, name: str, purge: bool) -> None:
+        """Raises NoSuchServiceError."""
+        self._leadership.refuse_unless_leading()
+        self._store.set_down(name, purge=purge, now=self._clock.now())
+        self._wake()
+
+    def tidy(self, names: Sequence[str]) -> dict[str, Any]:
+        """One step towards nothing being left of services that are down, where they have ever been; see `Janitor.tidy`.
+        May take minutes."""
+        places: dict[str, set[str]] = {}
+        for name in names:
+            for one in self._store.replicas(name, limit=1000):
+                here = places.setdefault(one.zone.cloud, set())
+                if one.launched_at is not None or one.end_reason not in _REFUSED:
+                    here |= {one.zone.region, one.zone.name}
+        steps = (self.janitor.tidy(cloud, names, here) for cloud, here in sorted(places.items()))
+        return sum(steps, Tidied()).view()
+
+    def kill(self, name: str, replica_id: int) -> None:
+        """Raises NoSuchServiceError, NoSuchReplicaError."""
+        self._leadership.refuse_unless_leading()
+        try:
+            self._store.kill_replica(name, replica_id, now=self._clock.now())
+        except KeyError:
+            raise NoSuchReplicaError(f"service {name} has no live replica {replica_id}") from None
+        self._wake()
+
+    def plan(
+        self, spec_json: Mapping[str, Any], secrets: Mapping[str, str], mode: UpdateMode | None = None
+    ) -> dict[str, Any]:
+        """What would be launched where, and what it costs: on empty ground, or as an update if a service of that name is up.
+
+        `keeps_replicas`: a service of that name is up, and its replicas may serve this spec as they are. `changes` are the
+        keys in which its spec differs, and `nothing_changes` says that an update would have no effect. `mode` None is that
+        of the spec.
+        """
+        spec = spec_from_json(dict(spec_json))
+        offers = all_offers(self._clouds.all(), self._clouds.resolve(requirements_of(spec)))
+        now = self._clock.now()
+        running = next(
+            (row for row in self._store.services() if row.name == spec.name and not row.down), None
+        )
+        if running is None:
+            planned = first_plan(spec, offers, self._clouds, now)
+            return {**planned, "keeps_replicas": False, "changes": [], "nothing_changes": False}
+        keeps = self._keeps_replicas(running, spec, secrets)
+        mode = mode or UpdateMode(spec.update.mode)
+        planned = update_plan(spec, offers, self._clouds, now, running, keeps=keeps, mode=mode)
+        changed = changes(spec_to_json(self._specs.get(running.name, running.version)), spec_to_json(spec))
+        gave_up = running.version in running.memory.rollout.get("failed", ())
+        same = keeps and not changed and not gave_up
+        return {**planned, "keeps_replicas": keeps, "changes": changed, "nothing_changes": same}
+
+    def services(self, *, down: bool, ended: bool) -> list[dict[str, Any]]:
+        """The views of all services, by name."""
+        with self._store.still():
+            now = self._clock.now()
+            rows = self._store.services(down=down)
+            spent = self._store.spent(now)
+            names = [row.name for row in rows if ended or not is_well(row)]
+            gone = self._store.recently_ended(names, now - ENDED_SHOWN_FOR_S)
+        return [
+            self._view(row, spent.get(row.name, Spent(0.0, 0.0)), gone.get(row.name, ()), ended, now)
+            for row in rows
+        ]
+
+    def changes(self) -> int:
+        """How many times the database has changed."""
+        return self._store.count()
+
+    def events(self, service: str | None, *, after: int, limit: int, newest: bool) -> list[dict[str, Any]]:
+        """The story, oldest first."""
+        return [
+            {
+                "seq": line.seq,
+                "at": line.at,
+                "service": line.service,
+                "replica_id": line.story.replica_id,
+                "kind": line.story.kind,
+                "state": line.story.state,
+                "message": line.story.message,
+            }
+            for line in self._store.events(service, after=after, limit=limit, newest=newest)
+        ]
+
+    def history(self, name: str, *, since: float, most: int) -> dict[str, Any]:
+        """What became of a service since then, at most since the `up` that began its present life. `most`
+        replicas at most, the last to end. Raises NoSuchServiceError."""
+        row = next((row for row in self._store.services(down=True) if row.name == name), None)
+        if row is None:
+            raise NoSuchServiceError(name)
+        history = self._store.history(name, since=max(since, row.created_at), most=most)
+        num_nodes = {
+            version: self._specs.get(name, version).num_nodes
+            for version in {replica.version for replica in history.replicas}
+        }
+        placement = placement_of(self._specs.get(name, row.version))
+        return history_view(row, placement, history, num_nodes, self._clock.now())
+
+    def instance(
+        self, name: str, replica_id: int, node: int = 0
+    ) -> tuple[Provisioner, Instance | None, bool]:
+        """The instance of a replica, dead or alive, its cloud, and whether the replica lives. Raises NoSuchReplicaError if
+        there is no such replica, or no such node in it."""
+        known = {replica.id: replica for replica in self._store.replicas(name, limit=1000)}
+        if replica_id not in known:
+            raise NoSuchReplicaError(f"service {name} has no replica {replica_id}")
+        replica = known[replica_id]
+        is_agent = replica.role is Role.LOAD_BALANCER
+        last = 0 if is_agent else self._specs.get(name, replica.version).num_nodes - 1
+        if node > last:
+            raise NoSuchReplicaError(f"replica {replica_id} of {name} has no node {node}; its last is {last}")
+        cloud, lives = self._clouds.get(replica.zone.cloud), replica.state is not ReplicaState.GONE
+        if replica.instance_id is None:
+            return cloud, None, lives
+        # Whoever follows a log asks several times a second, which is more than a cloud wants to be asked.
+        found = _by_id(self._sighted(cloud.name), replica.instance_id)
+        if found is None and not self.last_words.find(name, replica_id, node):
+            found = _by_id(cloud.instances(self._owner, name), replica.instance_id)
+        return cloud, found, lives
+
+    def _view(
+        self, row: ServiceRow, spent: Spent, recently: Sequence[Replica], ended: bool, now: float
+    ) -> dict[str, Any]:
+        spec = self._specs.get(row.name, row.version)
+        shown = (*row.replicas, *(recently if ended else ()))
+        kept = {r.id: self.last_words.find(row.name, r.id) for r in shown if r.end_reason in TELLING}
+        is_beside = self._fleet.view(row.name).alive
+        is_beside |= self._leadership.leads and stands_beside(row, spec)
+        loads = [self._fleet.load(row.name)] if is_beside else []
+        view = service_view(
+            row,
+            spec,
+            goal_of(row, spec),
+            beside=self._fleet.view(row.name) if is_beside else None,
+            agents={agent.id: self._regional.view(row.name, agent.id) for agent in row.balancers},
+            load=merged([*loads, *self._regional.loads(row.name)]),
+            spent=spent,
+            host=shown_host(spec.load_balancer.host or self._clouds.config.load_balancer.host),
+            ended=recently if ended else (),
+            num_nodes={
+                version: self._specs.get(row.name, version).num_nodes
+                for version in {replica.version for replica in shown}
+            },
+            now=now,
+            failure=last_failure(row, recently),
+            leases={cloud: self._leases(cloud) for cloud in {r.zone.cloud for r in row.attempts}},
+            logs={replica_id: str(found[0]) for replica_id, found in kept.items() if found is not None},
+        )
+        troubles = [self._fleet.view(row.name).trouble if is_beside else "", self._names.trouble(row.name)]
+        view["notes"] = "; ".join(filter(None, [row.notes, *troubles]))
+        return view
+
+    def _port(self, name: str, spec: ServiceSpec) -> int:
+        """The endpoint's port: the one asked for, the one the name had, or the first that is free."""
+        rows = {row.name: row for row in self._store.services(down=True)}
+        taken = {row.lb_port for row in rows.values() if row.name != name and not row.down}
+        had = rows[name].lb_port if name in rows else None
+        settings = self._clouds.config.load_balancer
+        host = spec.load_balancer.host or settings.host
+        chosen = spec.load_balancer.port
+        if chosen is not None:
+            if chosen in taken:
+                raise NoFreePortError(f"service.load_balancer.port: {chosen} belongs to another service")
+            if chosen != had and not _is_free(host, chosen):  # its own agent may still hold it
+                raise NoFreePortError(f"service.load_balancer.port: {chosen} is in use on {host}")
+            return chosen
+        if had is not None and not rows[name].down:
+            return had
+        port = choose_port(
+            range(settings.first_port, settings.last_port + 1),
+            had=had,
+            taken=taken,
+            remembered={row.lb_port for row in rows.values() if row.name != name and row.down},
+            is_free=lambda port: _is_free(host, port),
+        )
+        if port is None:
+            raise NoFreePortError(
+                f"no free port from {settings.first_port} to {settings.last_port} for an endpoint"
+            )
+        return port
+
+    def _keeps_replicas(self, running: ServiceRow, spec: ServiceSpec, secrets: Mapping[str, str]) -> bool:
+        made = self._store.version(running.name, running.version).replica_hash
+        return spec.replica_hash(self._content_digest(spec, secrets)) == made
+
+    def _content_digest(self, spec: ServiceSpec, secrets: Mapping[str, str]) -> str:
+        """What the spec only names: the files of the working directory and of mounts, and secret values, these by a
+        keyed digest that does not give them away."""
+        files = folder_digest(Path(spec.workdir)) if spec.workdir is not None else ""
+        sources = sorted(source for source in copies_of(spec.file_mounts).values() if not is_url(source))
+        files += "".join(folder_digest(Path(source)) for source in sources)
+        return files + (self._seal.digest(secrets) if secrets else "")
+
+
+def _by_id(instances: Sequence[Instance], instance_id: str) -> Instance | None:
+    return next((instance for instance in instances if instance.id == instance_id), None)
+
+
+def _first_target(spec: ServiceSpec) -> int:
+    """What a service shows as its target until the first tick has planned."""
+    policy = spec.replica_policy
+    return policy.min_replicas + policy.num_overprovision if policy.min_replicas else 0
+
+
+def _is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,47 @@
+"""`GET /v1/services` as bytes: rendered once for all who ask at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import orjson
+
+from skyserve_cli.controller.reconcile.clock import Clock
+
+OLDEST_S = 1.0  # loads, ages and costs change without a change in the database
+
+
+class Rendered(NamedTuple):
+    """One snapshot. `changes` is the database's count of changes that it was rendered after, `at` when."""
+
+    body: bytes
+    etag: str
+    changes: int
+    at: float
+
+
+class Snapshots:
+    """The last one of each kind, and at most one rendering of each under way. `changes` counts those of the database."""
+
+    def __init__(self, changes: Callable[[], int], clock: Clock) -> None:
+        self._changes = changes
+        self._clock = clock
+        self._last: dict[Hashable, Rendered] = {}
+        self._locks: dict[Hashable, asyncio.Lock] = {}
+
+    async def get(self, kind: Hashable, content: Callable[[], Any]) -> Rendered:
+        """The snapshot, at most OLDEST_S old and never older than the last change; `content` is called on a thread."""
+        asked_after = await asyncio.to_thread(self._changes)
+        async with self._locks.setdefault(kind, asyncio.Lock()):
+            last = self._last.get(kind)
+            if last is None or last.changes < asked_after or not 0 <= self._clock.now() - last.at < OLDEST_S:
+                last = self._last[kind] = await asyncio.to_thread(self._render, content)
+            return last
+
+    def _render(self, content: Callable[[], Any]) -> Rendered:
+        changes, at = self._changes(), self._clock.now()
+        body = orjson.dumps(content())
+        return Rendered(body, f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"', changes, at)

@@ -1,0 +1,286 @@
+"""What `serve status` and `serve report` show, as JSON: pure functions of rows and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
+
+from policies.model import CapacityType, EndReason, Goal, Load, PlacementGoal, Replica, ReplicaState
+from policies.service_state import service_state
+from provisioners.lease import Lease
+from skyserve_cli.controller.balancers.front_address import reach_of
+from skyserve_cli.controller.balancers.local_fleet import AgentView
+from skyserve_cli.controller.balancers.regional_fleet import RegionalView
+from skyserve_cli.controller.reconcile.leases import lease_view
+from skyserve_cli.controller.reconcile.mappers import on_demand_price
+from skyserve_cli.spec.model import ServiceSpec
+from skyserve_cli.state.values import History, ServiceRow, Spent
+
+_NOTHING: Mapping[int, str] = MappingProxyType({})
+_NO_LEASES: Mapping[str, Mapping[str, Lease]] = MappingProxyType({})
+
+#: Ends that nobody wished for and that say what is to be mended. Preemptions are the business.
+FAILURES = frozenset(
+    {
+        EndReason.CAPACITY,
+        EndReason.QUOTA,
+        EndReason.AUTH,
+        EndReason.REFUSED,
+        EndReason.CONFIG,
+        EndReason.SETUP_FAILED,
+        EndReason.RUN_EXITED,
+        EndReason.START_TIMEOUT,
+        EndReason.PROBE_FAILED,
+        EndReason.CLOUD_ERROR,
+        EndReason.LOST,
+    }
+)
+
+
+def service_view(
+    row: ServiceRow,
+    spec: ServiceSpec,
+    goal: Goal,
+    *,
+    beside: AgentView | None,
+    agents: Mapping[int, RegionalView],
+    load: Load,
+    spent: Spent,
+    host: str,
+    ended: Sequence[Replica],
+    num_nodes: Mapping[int, int],
+    now: float,
+    failure: Replica | None = None,
+    logs: Mapping[int, str] = _NOTHING,
+    leases: Mapping[str, Mapping[str, Lease]] = _NO_LEASES,
+) -> dict[str, Any]:
+    """One service. Instants are UNIX seconds, money is US dollars; `ended` replicas are listed after the live.
+    `failure` is the last replica that failed, while that matters; `logs` are the files of the home that have the end of a
+    replica's log, `leases` those of machines by cloud and instance. `num_nodes` are the nodes of a replica by its version. `beside` is the load balancer agent beside the
+    controller, if there is to be one, `agents` are those on machines of their own by id. Of the hourly costs, `_on_demand` is that of the same
+    replicas on demand, and `_wanted_on_demand` that of as many as are wanted."""
+    endpoints = endpoints_of(row, spec, host, is_beside=beside is not None)
+    status = service_state(
+        goal, row.attempts if row.down else row.replicas, row.target, row.memory.rollout, now
+    )
+    billed = [r for r in row.replicas if r.launched_at is not None]
+    renting = [agent for agent in row.balancers if agent.launched_at is not None]
+    stand_ins = _stand_ins(row.replicas, goal.placement)
+    rate = load.requests / load.window_s if load.known else None
+    return {
+        "name": row.name,
+        "version": row.version,
+        "serving_version": serving_version(row),
+        "status": status.value,
+        "endpoint": endpoints[0] if endpoints else "",
+        "endpoints": endpoints,
+        "endpoint_reach": reach_of(endpoints[0]) if endpoints else None,
+        "wanted": row.wanted,
+        "target": row.target,
+        "ready": sum(r.state is ReplicaState.READY for r in row.replicas),
+        "notes": row.notes,
+        "created_at": row.created_at,
+        "update_mode": row.update_mode.value,
+        "failed_versions": list(row.memory.rollout.get("failed", ())),
+        "same_versions": sorted(row.same_replicas),
+        "load_balancing_policy": spec.load_balancing_policy,
+        "load_balancer": None
+        if beside is None
+        else {
+            "alive": beside.alive,
+            "synced": beside.acked,
+            "ready_targets": beside.ready_targets,
+            "restarts": beside.restarts,
+        },
+        "load_balancers": [
+            _agent_view(agent, spec, agents[agent.id], _lease_of(agent, leases)) for agent in row.balancers
+        ],
+        "load_balancers_wanted": 0 if row.down else spec.regional.count * len(spec.regional.places),
+        "load": {"requests_per_s": rate, "in_flight": load.in_flight, "queued": load.queued},
+        "cost": {
+            "usd_per_hour": round(sum(r.offer.price_usd_hour for r in billed), 6),
+            "usd_per_hour_load_balancers": round(sum(r.offer.price_usd_hour for r in renting), 6),
+            "usd_per_hour_on_demand": round(sum(on_demand_price(r.offer) for r in billed), 6),
+            "usd_per_hour_wanted_on_demand": round(
+                row.wanted * min((on_demand_price(r.offer) for r in billed), default=0.0), 6
+            ),
+            "usd_total": round(spent.usd, 6),
+            "usd_on_demand_equivalent": round(spent.usd_on_demand, 6),
+        },
+        "replicas": [
+            {
+                **replica_view(r, num_nodes[r.version]),
+                "lease": lease_view(_lease_of(r, leases)),
+                "stands_in": r.id in stand_ins,
+                "kept_log": logs.get(r.id),
+            }
+            for r in (*row.replicas, *ended)
+        ],
+        "last_failure": None if failure is None else failure_view(failure),
+    }
+
+
+def serving_version(row: ServiceRow) -> int | None:
+    """The newest version that has a ready replica and was not given up; None if there is none. Replicas of an older
+    version that the newest keeps count as its own."""
+    versions = {
+        row.version if replica.version in row.same_replicas else replica.version
+        for replica in row.replicas
+        if replica.state is ReplicaState.READY
+    }
+    return max(versions - set(row.memory.rollout.get("failed", ())), default=None)
+
+
+def is_well(row: ServiceRow) -> bool:
+    """As many replicas are ready as are wanted, and of the version that is wanted."""
+    ready = sum(replica.state is ReplicaState.READY for replica in row.replicas)
+    return ready >= row.wanted and row.version not in row.memory.rollout.get("failed", ())
+
+
+def last_failure(row: ServiceRow, ended: Sequence[Replica]) -> Replica | None:
+    """Why the service is not well, as far as a replica's end tells: the last one of its version to fail, unless another
+    has become ready since."""
+    if is_well(row):
+        return None
+    given_up = row.version in row.memory.rollout.get("failed", ())
+    ready = [replica.id for replica in row.replicas if replica.state is ReplicaState.READY]
+    first = 0 if given_up else max(ready, default=0)
+    failed = [
+        replica
+        for replica in (*row.replicas, *ended)
+        if replica.end_reason in FAILURES
+        and replica.id > first
+        and (replica.version == row.version or replica.version in row.same_replicas)
+    ]
+    return max(failed, key=lambda replica: replica.id, default=None)
+
+
+def failure_view(replica: Replica) -> dict[str, Any]:
+    """Why a replica failed: `reason` for programs, `message` for people."""
+    zone, reason = replica.zone, replica.end_reason
+    return {
+        "replica_id": replica.id,
+        "version": replica.version,
+        "at": replica.ended_at or replica.since,
+        "cloud": zone.cloud,
+        "region": zone.region,
+        "zone": zone.label,
+        "reason": None if reason is None else reason.value,
+        "message": replica.message,
+    }
+
+
+def _lease_of(replica: Replica, leases: Mapping[str, Mapping[str, Lease]]) -> Lease | None:
+    of_cloud = leases.get(replica.zone.cloud, {})
+    return None if replica.instance_id is None else of_cloud.get(replica.instance_id)
+
+
+def _agent_view(agent: Replica, spec: ServiceSpec, seen: RegionalView, lease: Lease | None) -> dict[str, Any]:
+    """A load balancer agent on a machine of its own. `version` is of its code; `newest`: it is the one that we have."""
+    return {
+        **replica_view(agent),
+        "lease": lease_view(lease),
+        "endpoint": None if agent.endpoint is None else _with_scheme(agent.endpoint, spec),
+        "alive": agent.state is ReplicaState.READY,
+        "synced": seen.synced,
+        "ready_targets": seen.ready_targets,
+        "agent_version": seen.version,
+        "newest": seen.newest,
+        "starts": seen.starts,
+        "message": agent.message or seen.trouble,
+        "trouble": seen.trouble,
+    }
+
+
+def endpoints_of(row: ServiceRow, spec: ServiceSpec, host: str, *, is_beside: bool) -> list[str]:
+    """Where the service answers, the address for everybody first: its name if it has one, else an agent's."""
+    ready = [agent for agent in row.balancers if agent.state is ReplicaState.READY and agent.endpoint]
+    ready.sort(key=lambda agent: (_rank(agent, spec), agent.id))
+    found = [_with_scheme(agent.endpoint or "", spec) for agent in ready]
+    if spec.regional.dns is not None and found:
+        port = urlsplit(found[0]).port
+        found.insert(0, f"{_scheme(spec)}://{spec.regional.dns.full.removesuffix('.')}:{port}")
+    return [*found, endpoint_of(row, spec, host)] if is_beside else found
+
+
+def _rank(agent: Replica, spec: ServiceSpec) -> int:
+    """Where its region stands in the file."""
+    here = (agent.zone.cloud, agent.zone.region)
+    places = [tuple(place) for place in spec.regional.places]
+    return places.index(here) if here in places else len(places)
+
+
+def _with_scheme(endpoint: str, spec: ServiceSpec) -> str:
+    return endpoint.replace("http://", f"{_scheme(spec)}://", 1)
+
+
+def _scheme(spec: ServiceSpec) -> str:
+    return "http" if spec.tls is None else "https"
+
+
+def _stand_ins(replicas: Sequence[Replica], placement: PlacementGoal) -> frozenset[int]:
+    """The on-demand replicas that are there because spot ones are missing: all but the oldest ones that are always
+    on demand."""
+    if not placement.dynamic_ondemand_fallback:
+        return frozenset()
+    on_demand = sorted(r.id for r in replicas if r.offer.capacity_type is CapacityType.ON_DEMAND)
+    return frozenset(on_demand[placement.base_ondemand_fallback_replicas :])
+
+
+def endpoint_of(row: ServiceRow, spec: ServiceSpec, host: str) -> str:
+    shown = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - shown, not bound
+    shown = f"[{shown}]" if ":" in shown else shown
+    return f"{_scheme(spec)}://{shown}:{row.lb_port}"
+
+
+def history_view(
+    row: ServiceRow, placement: PlacementGoal, history: History, num_nodes: Mapping[int, int], now: float
+) -> dict[str, Any]:
+    """What became of a service: its replicas, and `changes` of their states and of the number wanted (those
+    without a replica), in order. `placement` is that of its present version."""
+    return {
+        "name": row.name,
+        "version": row.version,
+        "down": row.down,
+        "created_at": row.created_at,
+        "since": history.since,
+        "complete_from": history.complete_from,
+        "now": now,
+        "policy": placement.placer,
+        "overprovision": placement.num_overprovision,
+        "availability_target": placement.availability_target,
+        "replicas": [replica_view(r, num_nodes[r.version]) for r in history.replicas],
+        "changes": [change._asdict() for change in history.changes],
+    }
+
+
+def replica_view(replica: Replica, num_nodes: int = 1) -> dict[str, Any]:
+    offer = replica.offer
+    return {
+        "id": replica.id,
+        "version": replica.version,
+        "state": replica.state.value,
+        "cloud": offer.zone.cloud,
+        "region": offer.zone.region,
+        "zone": offer.zone.label,
+        "capacity_type": offer.capacity_type.value,
+        "instance_type": offer.instance_type,
+        "accelerator": offer.accelerator,
+        "accelerator_count": offer.accelerator_count,
+        "num_nodes": num_nodes,
+        "price_usd_hour": offer.price_usd_hour,
+        "on_demand_usd_hour": on_demand_price(offer),
+        "endpoint": replica.endpoint,
+        "instance_id": replica.instance_id,
+        "since": replica.since,
+        "created_at": replica.created_at,
+        "launched_at": replica.launched_at,
+        "ready_at": replica.ready_at,
+        "preempt_at": replica.preempt_at,
+        "retire_at": replica.retire_at,
+        "ended_at": replica.ended_at,
+        "end_reason": None if replica.end_reason is None else replica.end_reason.value,
+        "message": replica.message,
+    }

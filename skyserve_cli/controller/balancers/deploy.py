@@ -1,0 +1,159 @@
+"""Bringing an agent to a machine where `lb.agent.supervisor` runs, over SSH. Synchronous; called on threads.
+
+Every step looks first and can be cut short anywhere: what says that a bundle is complete is written last, and whatever is
+to be acted on appears whole. A new release takes over from the old one without a refused connection, which is the keeper's
+business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from skyserve_cli.controller.balancers.bundle import Bundle
+
+if TYPE_CHECKING:
+    from provisioners.shell import Shell
+
+PREPARE_TIMEOUT_S = 900.0
+_TRANSFER_TIMEOUT_S = 300.0
+TRAFFIC_FILE = "/var/lib/skyserve/traffic"  # of the dead-man switch, on machines that have one
+_TLS = ("tls-cert.pem", "tls-key.pem")
+
+# The machine's own Python if it can import all that is needed; else one of our own, with the libraries that are pinned.
+# Debian's has no venv until a package of that name is there.
+_PREPARE = """cd bundles/{version} && [ -f interpreter ] && exit 0
+can() {{ PYTHONPATH="$PWD" "$1" -c 'import lb.__main__' >/dev/null 2>&1; }}
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+  {{ echo "a load balancer agent needs Python 3.10, and this machine has $(python3 --version)" >&2; exit 1; }}
+python=python3
+can python3 || {{
+  rm -rf venv; python3 -m venv venv 2>/dev/null || {{
+    sudo -n apt-get update -q && sudo -n apt-get install -qy python3-venv && rm -rf venv && python3 -m venv venv
+  }} >&2 || exit 1
+  venv/bin/python -m pip install --quiet --requirement requirements.txt >&2 || exit 1
+  python="$PWD/venv/bin/python"
+  PYTHONPATH="$PWD" "$python" -c 'import lb.__main__' || exit 1
+}}
+echo "$python" >interpreter.new && mv interpreter.new interpreter
+"""
+
+# Whatever is answered, somebody is there.
+_ASK = """import http.client
+line = http.client.HTTPConnection("127.0.0.1", {port}, timeout=5)
+line.request("GET", "/-/live")
+line.getresponse()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What is to run: code, arguments, and the certificate shown to clients (PEM), if any."""
+
+    bundle: Bundle
+    arguments: tuple[str, ...]
+    tls: tuple[bytes, bytes] | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Equal for equal releases."""
+        parts = [self.bundle.version.encode(), *(one.encode() for one in self.arguments), *(self.tls or ())]
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
+
+    @property
+    def wanted(self) -> bytes:
+        """What the keeper reads."""
+        wanted = {"release": self.name, "bundle": self.bundle.version, "arguments": self.arguments}
+        return json.dumps(wanted).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What the keeper says. `release` is the one that serves, `refused` one whose agent did not come up."""
+
+    release: str | None
+    version: str | None
+    pid: int | None
+    admin_port: int | None
+    starts: int
+    refused: str | None
+
+
+def arguments_of(service: str, region: str, port: int, has_tls: bool) -> tuple[str, ...]:
+    """How the agent is started; nothing in it is a secret. Of the loopback it takes any port for its admin."""
+    arguments: tuple[str, ...] = ("--service", service, "--region", region)
+    arguments += ("--host", "0.0.0.0", "--port", str(port), "--admin-host", "127.0.0.1", "--admin-port", "0")  # noqa: S104
+    arguments += ("--traffic-file", TRAFFIC_FILE)
+    return (*arguments, "--tls-certfile", _TLS[0], "--tls-keyfile", _TLS[1]) if has_tls else arguments
+
+
+def deploy(shell: Shell, folder: str, release: Release, table: Mapping[str, Any]) -> None:
+    """Have the release run in the keeper's folder. `table` is what an agent begins with that never had one. Raises
+    ShellError."""
+    version = release.bundle.version
+    there = set(_list(shell, folder, f"bundles/{version}/interpreter", "table.json"))
+    if f"bundles/{version}/interpreter" not in there:
+        _in(
+            shell,
+            folder,
+            f"mkdir -p bundles/{version} && tar -xzf - -C bundles/{version}",
+            release.bundle.data,
+        )
+        _prepare(shell, folder, version)
+    if "table.json" not in there:
+        shell.put(f"{folder}/table.json", json.dumps(table).encode())
+    for name, content in zip(_TLS, release.tls or (), strict=False):
+        shell.put(f"{folder}/{name}", content)
+    shell.put(f"{folder}/wanted.json", release.wanted)
+
+
+def _prepare(shell: Shell, folder: str, version: str) -> None:
+    from provisioners.shell import CommandError, DiskFullError
+
+    try:
+        _in(shell, folder, _PREPARE.format(version=version), timeout_s=PREPARE_TIMEOUT_S)
+    except DiskFullError:
+        raise
+    except CommandError as error:
+        why = error.output.said.splitlines()[-1:] or [f"exit code {error.output.code}"]
+        text = f"{shell.login.name}: what a load balancer agent needs cannot be installed there: {why[0]}"
+        raise CommandError(text, error.output) from error
+
+
+def serving(shell: Shell, folder: str) -> Serving | None:
+    """What runs there; None if nothing ever did. Raises ShellError."""
+    raw = shell.read(f"{folder}/serving.json")
+    if not raw:
+        return None
+    told = json.loads(raw)
+    return Serving(
+        told["release"], told["bundle"], told["pid"], told["admin_port"], told["starts"], told["refused"]
+    )
+
+
+def tidy(shell: Shell, folder: str, kept: str) -> None:
+    """Remove the bundles of the past. Raises ShellError."""
+    _in(shell, folder, f'cd bundles && for b in *; do [ "$b" = {shlex.quote(kept)} ] || rm -rf "$b"; done')
+
+
+def end_frozen(shell: Shell, agent: Serving) -> None:
+    """End an agent that answers nobody; the keeper starts it anew. It is asked on its own machine, because it may as well be
+    the way there that is slow, and this command that is late. Raises ShellError."""
+    ask = _ASK.format(port=agent.admin_port)
+    shell.run(f"python3 -c {shlex.quote(ask)} 2>/dev/null || kill -9 {agent.pid}", check=False)
+
+
+def _list(shell: Shell, folder: str, *paths: str) -> Sequence[str]:
+    said = shell.run(f"cd {shlex.quote(folder)} && ls -d {shlex.join(paths)} 2>/dev/null", check=False)
+    return said.out.decode().split()
+
+
+def _in(
+    shell: Shell, folder: str, script: str, stdin: bytes = b"", timeout_s: float = _TRANSFER_TIMEOUT_S
+) -> None:
+    """The script, in the folder. Its last words are the error's."""
+    shell.run(f"cd {shlex.quote(folder)} || exit 1\n{script}", stdin=stdin, timeout_s=timeout_s)

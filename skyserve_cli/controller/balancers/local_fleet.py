@@ -1,0 +1,339 @@
+"""Keeps the load balancer agents: one process per service, beside the controller.
+
+An agent outlives the controller (it is the start of a session of its own) and goes on serving with its last
+table; a new controller finds it by its address file and takes it back. An agent that dies is seen at once (its
+pidfd becomes readable) and started again on the same port, with the table it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import aiohttp
+import orjson
+
+from lb.config.options import Listen
+from lb.config.schema import Readiness, Stats, Table, WireError
+from policies.model import Load
+from skyserve_cli.controller.balancers.agent_process import Agent, AgentFolder, Shape, shape_of, table_for
+from skyserve_cli.controller.reconcile.attention import Attention
+from skyserve_cli.controller.reconcile.demand import load_of, slowdown
+from skyserve_cli.controller.reconcile.ports import AgentOrder
+from skyserve_cli.controller.reconcile.served_replicas import ServedReplicas, served_report
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+DRAIN_POLL_S = 0.1
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 5.0
+LONGEST_RESTART_S = 5.0
+CALL_TIMEOUT_S = 3.0
+FROZEN_AFTER_SILENCES = 4
+BESIDE = 0  # the number of the agent beside the controller; replicas and other agents are numbered from 1
+
+
+@dataclass(frozen=True, slots=True)
+class AgentView:
+    """What `serve status` tells about an agent. `acked`: it has the newest table. `trouble`: why it does not listen where it
+    should."""
+
+    alive: bool
+    acked: bool
+    ready_targets: int
+    restarts: int
+    trouble: str = ""
+
+
+class ProcessFleet:
+    """The daemon's fleet."""
+
+    def __init__(
+        self,
+        folder: Path,
+        loop: asyncio.AbstractEventLoop,
+        wake: Callable[[], None],
+        attention: Attention | None = None,
+        served: ServedReplicas | None = None,
+    ) -> None:
+        self._folder = folder
+        self._attention = attention
+        self._served = ServedReplicas() if served is None else served
+        self._loop = loop
+        self._wake = wake
+        self._keepers: dict[str, _Keeper] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+
+    async def close(self) -> None:
+        """Let go of the agents; they go on serving."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    def ensure(self, orders: Mapping[str, AgentOrder | None]) -> None:
+        self._loop.call_soon_threadsafe(self._apply, dict(orders))
+
+    def load(self, service: str) -> Load:
+        keeper = self._keepers.get(service)
+        return Load() if keeper is None else keeper.load
+
+    def view(self, service: str) -> AgentView:
+        keeper = self._keepers.get(service)
+        return AgentView(False, False, 0, 0) if keeper is None else keeper.view()
+
+    def _apply(self, orders: Mapping[str, AgentOrder | None]) -> None:
+        """Also finds agents that an earlier controller left for services that have gone down since."""
+        left = {path.parent.name for path in self._folder.glob("*/agent.json")}
+        for service in self._keepers.keys() | left | orders.keys():
+            if service in orders and orders[service] is None:
+                continue
+            keeper = self._keepers.get(service)
+            if keeper is None:
+                assert self._session is not None  # noqa: S101 - start() comes first
+                keeper = self._keepers[service] = _Keeper(
+                    self._folder / service, self._session, self._wake, self._attention, self._served
+                )
+            keeper.want(orders.get(service))
+            task = self._tasks.get(service)
+            if task is None or task.done():
+                if keeper.finished:
+                    del self._keepers[service]
+                    self._tasks.pop(service, None)
+                else:
+                    self._tasks[service] = self._loop.create_task(keeper.run())
+
+
+class _Keeper:
+    """Looks after the agent of one service."""
+
+    def __init__(
+        self,
+        folder: Path,
+        session: aiohttp.ClientSession,
+        wake: Callable[[], None],
+        attention: Attention | None,
+        served: ServedReplicas,
+    ) -> None:
+        self._name = folder.name
+        self._attention = attention
+        self._served = served
+        self._folder = AgentFolder(folder)
+        self._session = session
+        self._wake = wake
+        self._order: AgentOrder | None = None
+        self._agent: Agent | None = None
+        self._stirred = asyncio.Event()
+        self._acked: Table | None = None
+        self._restarts = -1
+        self._failures = 0  # in a row
+        self._silences = 0  # in a row, of a living agent
+        self._trouble = ""
+        self.load = Load()
+        self.finished = False
+
+    def want(self, order: AgentOrder | None) -> None:
+        if order != self._order or order is None:
+            self._order = order
+            self.finished = self.finished and order is None
+            self._stirred.set()
+
+    def view(self) -> AgentView:
+        wanted = self._order.table.revision if self._order is not None else None
+        acked = self._acked is not None and self._acked.revision == wanted
+        ready = 0
+        if acked and self._acked is not None:
+            ready = sum(target.state is Readiness.READY for target in self._acked.targets)
+        return AgentView(self._agent is not None, acked, ready, max(0, self._restarts), self._trouble)
+
+    async def run(self) -> None:
+        """Until the agent is not wanted any more and is gone."""
+        while True:
+            self._stirred.clear()
+            begun = asyncio.get_running_loop().time()
+            try:
+                await self._turn()
+            except (TimeoutError, aiohttp.ClientError, OSError, WireError, ValueError) as error:
+                log.warning("load balancer %s: %s: %s", self._name, type(error).__name__, error)
+                self._failures += 1
+                # A controller that is late itself cannot say that its agent is silent.
+                was_late = self._attention is not None and self._attention.was_lost(begun)
+                self._silences += isinstance(error, TimeoutError) and not was_late
+                self.load = replace(self.load, heard=frozenset())  # as far as is known now
+                self._served.silent(self._name, BESIDE)
+            if self.finished:
+                return
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stirred.wait(), self._pause_s())
+
+    def _pause_s(self) -> float:
+        if self._failures:
+            return float(min(LONGEST_RESTART_S, 0.05 * 2 ** min(self._failures, 10)))
+        table = self._acked
+        targets = () if table is None else table.targets
+        draining = any(target.state is Readiness.DRAINING for target in targets)
+        return (DRAIN_POLL_S if draining else POLL_S) * slowdown(len(targets))
+
+    async def _turn(self) -> None:
+        order = self._order
+        if order is None:
+            await self._end()
+            return
+        shape = shape_of(order)
+        if self._agent is not None and self._is_lost(self._agent, shape):
+            await self._lose(self._agent)
+        if self._agent is None:
+            self._agent = await self._adopt(shape) or await self._spawn(order)
+            self._restarts = max(0, self._restarts)
+            self._watch(self._agent)
+        agent = self._agent
+        acked = self._acked
+        if (
+            acked is None
+            or acked.revision != order.table.revision
+            or acked.listen != Listen(order.host, order.port)
+        ):
+            await self._push(agent, order)
+        await self._ask(agent, order.window_s)
+        self._failures = self._silences = 0
+
+    def _is_lost(self, agent: Agent, shape: Shape) -> bool:
+        """Dead, of the wrong shape, or frozen: an agent that answers its controller nothing, time after time,
+        answers its clients nothing either."""
+        return not agent.alive() or agent.shape != shape or self._silences >= FROZEN_AFTER_SILENCES
+
+    async def _push(self, agent: Agent, order: AgentOrder) -> None:
+        """Give the agent its table. If it cannot listen on the address of the order, it gets the rest, goes on listening
+        where it does, and is asked to move again at each turn."""
+        table = table_for(order)
+        trouble = await self._put(agent, table)
+        if trouble:
+            if trouble != self._trouble:
+                log.warning("load balancer %s: %s", self._name, trouble)
+            table = replace(table, listen=await self._listening(agent))
+            acked = self._acked
+            if acked is None or acked.revision != table.revision:
+                await self._put(agent, table)
+        if table != self._acked or trouble != self._trouble:
+            self._acked, self._trouble = table, trouble
+            self._wake()
+
+    async def _put(self, agent: Agent, table: Table) -> str:
+        """Push a table. Returns why the agent cannot listen on its address, empty if it does. Raises ValueError."""
+        async with self._session.put(
+            f"{agent.admin_url}/-/targets", json=table.to_json(), headers=agent.authorization
+        ) as response:
+            if response.status == 409:
+                error = (await response.json())["error"]
+                if error["code"] == "cannot_listen":
+                    return str(error["message"])
+            if response.status != 200:
+                raise ValueError(f"push refused: {response.status} {(await response.text())[:200]}")
+        return ""
+
+    async def _listening(self, agent: Agent) -> Listen | None:
+        """The address in the agent's own table."""
+        url = f"{agent.admin_url}/-/targets"
+        async with self._session.get(url, headers=agent.authorization) as response:
+            response.raise_for_status()
+            return Table.from_json(await response.json()).listen
+
+    async def _ask(self, agent: Agent, window_s: float) -> None:
+        url = f"{agent.admin_url}/-/stats?window_s={window_s:g}"
+        asked_at = asyncio.get_running_loop().time()
+        async with self._session.get(url, headers=agent.authorization) as response:
+            response.raise_for_status()
+            stats = Stats.from_json(orjson.loads(await response.read()))
+        table = self._acked
+        if table is not None and stats.revision != table.revision:
+            self._acked = None  # somebody restarted it behind our back: push again
+            self._stirred.set()
+            return
+        self._served.reported(self._name, BESIDE, served_report(stats, asked_at))
+        load = load_of(stats, table)
+        stirring = load.empty - self.load.empty or (load.queued > 0) != (self.load.queued > 0)
+        self.load = load
+        if stirring:
+            self._wake()
+
+    async def _adopt(self, shape: Shape | None) -> Agent | None:
+        """The agent an earlier controller left, if it has the wanted shape (None: any)."""
+        found = self._folder.left()
+        if found is not None and shape is not None and found.shape != shape:
+            await self._lose(found)
+            return None
+        return found
+
+    async def _spawn(self, order: AgentOrder) -> Agent:
+        process = self._folder.start(order)
+        self._restarts += 1  # from -1: the first start is none
+        log.info("start load balancer service=%s pid=%d port=%d", order.service, process.pid, order.port)
+        for _ in range(int(START_TIMEOUT_S / 0.02)):
+            agent = self._folder.started(process, order)
+            if agent is not None:
+                return agent
+            await asyncio.sleep(0.02)
+        process.kill()
+        raise OSError(f"the agent did not listen within {START_TIMEOUT_S:g} s")
+
+    def _watch(self, agent: Agent) -> None:
+        """Be told at once when the process ends."""
+        loop = asyncio.get_running_loop()
+        try:
+            fd = os.pidfd_open(agent.pid)
+        except ProcessLookupError:
+            self._stirred.set()
+            return
+
+        def ended() -> None:
+            loop.remove_reader(fd)
+            os.close(fd)
+            self._stirred.set()
+
+        loop.add_reader(fd, ended)
+
+    async def _lose(self, agent: Agent) -> None:
+        """End the agent, if it is not dead already, and forget what it knew."""
+        await self._stop(agent)
+        self._agent = None
+        self._acked = None
+        self._trouble = ""
+        self._silences = 0
+        self.load = Load()
+        self._served.silent(self._name, BESIDE)
+
+    async def _stop(self, agent: Agent) -> None:
+        """Ask, then insist; one that is frozen hears only the second."""
+        frozen = self._silences >= FROZEN_AFTER_SILENCES
+        for sign in (signal.SIGKILL,) if frozen else (signal.SIGTERM, signal.SIGKILL):
+            if agent.alive():
+                agent.send(sign)
+            for _ in range(int(STOP_TIMEOUT_S / 0.05)):
+                if not agent.alive():
+                    return
+                await asyncio.sleep(0.05)
+
+    async def _end(self) -> None:
+        if self._agent is None:
+            self._agent = await self._adopt(None)
+        if self._agent is not None:
+            await self._lose(self._agent)
+        if self._folder.is_held():
+            raise OSError("an agent lives that does not answer; trying again")
+        self._folder.clear()
+        self.finished = True
+        self._wake()

@@ -1,0 +1,353 @@
+"""Finds what belongs to nothing we know (`leaks`), and removes it. For the daemon's sweeps, `serve down` and `serve gc`.
+
+Nothing of this is written down: whoever is killed in the middle leaves the rest to the next one, who finds it by its tag.
+One at a time looks after a cloud.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from provisioners.base import Provisioner
+from provisioners.errors import ProvisionError, RegionClosedError, TransientError
+from provisioners.fleet import FleetProvisioner
+from skyserve_cli.clouds import CloudNotEnabledError, Clouds
+from skyserve_cli.controller.clouds import orphans as leaks
+from skyserve_cli.controller.clouds.caches import SpecBook
+from skyserve_cli.controller.clouds.orphans import Known, Part, Stray
+from skyserve_cli.controller.reconcile.clock import Clock
+from skyserve_cli.controller.reconcile.mappers import known_tokens, requirements_of
+from skyserve_cli.state.store import Store
+from skyserve_cli.state.values import ServiceRow, Story
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 10.0  # between the two times that a leftover must be seen before nobody is asked about its end
+PATIENCE_S = 60.0  # with a region that does not answer, until somebody has to look after it
+
+_NOT_LEADING = "this controller's lease is not confirmed"
+
+Key = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Unlisted:
+    """A region, or ("") a whole cloud, that could not be listed. `passes`: it may answer another time."""
+
+    cloud: str
+    region: str
+    why: str
+    passes: bool
+
+    def __str__(self) -> str:
+        return f"{self.cloud}{'/' * bool(self.region)}{self.region} cannot be listed: {self.why}"
+
+    def may_have(self, places: Collection[str] | None) -> bool:
+        """Whether what is not listed may be in one of these regions or zones. Some clouds name several at once."""
+        return places is None or not self.region or any(place in self.region for place in places)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One cloud, as it was just found. `is_empty`: no instance of ours lives there. `is_withheld`: there is something that
+    machines share, and as not every region has said that it has none, nobody knows whether it is needed."""
+
+    strays: tuple[Stray, ...]
+    unlisted: tuple[Unlisted, ...]
+    is_empty: bool
+    is_withheld: bool = False
+
+    def of(self, part: Part) -> list[Stray]:
+        return [stray for stray in self.strays if stray.part is part]
+
+    def view(self) -> dict[str, Any]:
+        return {
+            "strays": [stray.view() for stray in self.strays],
+            "unlisted": [asdict(one) for one in self.unlisted],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Tidied:
+    """What came of tidying. `waiting` and `problems` are sentences: what takes its time, and what needs somebody."""
+
+    removed: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def __add__(self, other: Tidied) -> Tidied:
+        return Tidied(
+            self.removed + other.removed, self.waiting + other.waiting, self.problems + other.problems
+        )
+
+    def view(self) -> dict[str, Any]:
+        return {"removed": self.removed, "waiting": self.waiting, "problems": self.problems}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why something could not be removed; "" if it was. `passes`: it may be another time."""
+
+    why: str = ""
+    passes: bool = False
+
+    def view(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What is remembered of a cloud from one look to the next."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    ends: dict[Key, Callable[[], None]] = field(default_factory=dict)  # how to remove what was found
+    seen: dict[Key, float] = field(default_factory=dict)  # leftovers, and when they were first seen
+    silent: dict[str, float] = field(default_factory=dict)  # regions, and since when they are
+    told: tuple[str, ...] = ()
+
+
+class Janitor:
+    """Thread-safe. `known` reads the rows when it is called; see `leaks` for why that matters. `allows` says right before
+    something is removed whether this process may."""
+
+    def __init__(
+        self,
+        provisioners: Callable[[str], Provisioner],
+        owner: str,
+        known: Callable[[], Known],
+        clock: Clock,
+        tell: Callable[[Story], None],
+        allows: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._provisioners = provisioners
+        self._owner = owner
+        self._known = known
+        self._clock = clock
+        self._tell = tell
+        self._allows = allows
+        self._notes: dict[str, _Notes] = {}
+
+    def rents(self, cloud: str) -> bool:
+        """Whether there can be anything but instances."""
+        return isinstance(self._provisioners(cloud), FleetProvisioner)
+
+    def look(self, cloud: str) -> Look:
+        """What is there. A region that does not answer is named, the others are listed."""
+        notes = self._notes_of(cloud)
+        with notes.lock:
+            unlisted: list[Unlisted] = []
+
+            def silent(region: str, error: ProvisionError) -> None:
+                if isinstance(error, RegionClosedError):
+                    return  # nothing can be made there, and what there may be of before is out of our reach
+                unlisted.append(
+                    Unlisted(cloud, region, error.message, passes=isinstance(error, TransientError))
+                )
+
+            try:
+                strays, is_empty = self._strays(cloud, silent)
+            except ProvisionError as error:
+                silent("", error)
+                strays, is_empty = {}, False
+            notes.ends = {stray.key: end for stray, end in strays.items() if end is not None}
+            if not unlisted:
+                return Look(tuple(strays), (), is_empty)
+            distinct = {(one.region, one.why): one for one in unlisted}
+            sure = tuple(stray for stray in strays if stray.part is not Part.SHARED)
+            return Look(sure, tuple(distinct.values()), is_empty=False, is_withheld=len(sure) < len(strays))
+
+    def remove(self, key: Key) -> Refusal:
+        """End an instance, or remove a leftover, that a look has found. Already gone is success; of an instance it is
+        the order that is given, not the end that is awaited. What was nobody's has stayed so: no token is used twice."""
+        cloud = key[0]
+        notes = self._notes_of(cloud)
+        with notes.lock:
+            if key not in notes.ends:
+                self.look(cloud)  # another process may have found it
+            end = notes.ends.get(key)
+            if end is None:
+                return Refusal()
+            if not self._allows():
+                return Refusal(_NOT_LEADING, passes=True)
+            try:
+                end()
+            except ProvisionError as error:
+                return Refusal(error.message, passes=isinstance(error, TransientError))
+            del notes.ends[key]
+            _, kind, name, region = key
+            self._tell_removed(f"{kind} {name} in {cloud}/{region}, which belonged to nothing")
+            return Refusal()
+
+    def forget(self, cloud: str) -> Sequence[str]:
+        """Remove what machines share, unless a service could want it. Sentences about what is left, and why."""
+        notes = self._notes_of(cloud)
+        with notes.lock:
+            provisioner = self._provisioners(cloud)
+            if not isinstance(provisioner, FleetProvisioner):
+                return ()
+            if cloud in self._known().clouds:
+                return (f"a service uses {cloud}, so nothing that machines share is removed",)
+            if not self._allows():
+                return (_NOT_LEADING,)
+            try:
+                problems = provisioner.forget(self._owner)
+            except ProvisionError as error:
+                return (error.message,)
+            if not problems:
+                self._tell_removed(
+                    f"all that machines in {cloud} shared: none is left, and no service needs it"
+                )
+            return problems
+
+    def tidy(
+        self, cloud: str, services: Iterable[str] | None = None, places: Collection[str] | None = None
+    ) -> Tidied:
+        """One step: remove the leftovers that are seen for the second time, and once nothing lives there any more and
+        nobody could want anything, what machines share.
+
+        Instances are ended by the tick, and waited for here: those of these services (None: of all). So are regions that
+        do not answer: those that have any of these places (names of regions and zones) in them (None: all).
+        """
+        notes = self._notes_of(cloud)
+        with notes.lock:
+            look = self.look(cloud)
+            wanted = None if services is None else frozenset(services)
+            alive = [one for one in look.of(Part.INSTANCE) if wanted is None or one.service in wanted]
+            self._note(notes, look)
+            awaited = [one for one in look.unlisted if look.is_withheld or one.may_have(places)]
+            patient = [one for one in awaited if one.passes and self._is_news(notes, one)]
+            done = Tidied(
+                waiting=(*(f"{stray} is not gone yet" for stray in alive), *map(str, patient)),
+                problems=tuple(str(one) for one in awaited if one not in patient),
+            )
+            for leftover in look.of(Part.LEFTOVER):
+                done += self._remove_if_seen_twice(notes, leftover)
+            if look.is_empty and look.of(Part.SHARED) and not done.waiting and not done.problems:
+                done += self._forget(cloud, look.of(Part.SHARED))
+            self._tell_problems(notes, done.problems)
+            return done
+
+    # --- inside
+
+    def _notes_of(self, cloud: str) -> _Notes:
+        return self._notes.setdefault(cloud, _Notes())
+
+    def _strays(
+        self, cloud: str, silent: Callable[[str, ProvisionError], None]
+    ) -> tuple[dict[Stray, Callable[[], None] | None], bool]:
+        """The strays with how to remove each (what machines share goes by `forget`), in an order in which they can be;
+        and whether no instance lives."""
+        provisioner = self._provisioners(cloud)
+        strays: dict[Stray, Callable[[], None] | None] = {}
+        if not isinstance(provisioner, FleetProvisioner):
+            instances = provisioner.instances(self._owner)
+            for instance in leaks.stray_instances(instances, self._known()):
+                strays[leaks.of_instance(instance)] = partial(provisioner.terminate, instance)
+            return strays, all(one.state.is_gone for one in instances)
+        rented = provisioner.machines
+        machines = rented.machines(self._owner, silent)
+        leftovers = rented.leftovers(self._owner, silent)
+        shared = rented.shared(self._owner, silent)
+        known = self._known()  # after the cloud
+        for machine in leaks.stray_machines(machines, known):
+            stray = leaks.of_machine(machine, provisioner.usd_hour(machine))
+            strays[stray] = partial(rented.destroy, machine)
+        for leftover in leaks.stray_leftovers(leftovers, known, self._clock.now()):
+            strays[leaks.of_leftover(cloud, Part.LEFTOVER, leftover)] = partial(rented.remove, leftover)
+        if cloud not in known.clouds:
+            strays |= dict.fromkeys(leaks.of_leftover(cloud, Part.SHARED, one) for one in shared)
+        return strays, all(one.state.is_gone for one in machines)
+
+    def _note(self, notes: _Notes, look: Look) -> None:
+        """When each leftover was first seen, and since when each region has been silent; what is over is struck out."""
+        now = self._clock.now()
+        notes.seen = {one.key: notes.seen.get(one.key, now) for one in look.of(Part.LEFTOVER)}
+        notes.silent = {one.region: notes.silent.get(one.region, now) for one in look.unlisted}
+
+    def _is_news(self, notes: _Notes, unlisted: Unlisted) -> bool:
+        return self._clock.now() - notes.silent[unlisted.region] < PATIENCE_S
+
+    def _remove_if_seen_twice(self, notes: _Notes, leftover: Stray) -> Tidied:
+        if self._clock.now() - notes.seen[leftover.key] < AGAIN_S:
+            return Tidied(waiting=(f"{leftover} seems to be left over",))
+        refusal = self.remove(leftover.key)
+        if not refusal.why:
+            return Tidied(removed=(str(leftover),))
+        sentence = f"{leftover} cannot be removed: {refusal.why}"
+        return Tidied(waiting=(sentence,)) if refusal.passes else Tidied(problems=(sentence,))
+
+    def _forget(self, cloud: str, shared: Sequence[Stray]) -> Tidied:
+        problems = tuple(self.forget(cloud))
+        return Tidied(problems=problems) if problems else Tidied(removed=tuple(map(str, shared)))
+
+    def _tell_removed(self, what: str) -> None:
+        log.info("removed %s", what)
+        self._tell(Story("Removed", what))
+
+    def _tell_problems(self, notes: _Notes, problems: tuple[str, ...]) -> None:
+        """Those of this sweep, unless they are those of the last one."""
+        if problems == notes.told:
+            return
+        notes.told = problems
+        for problem in problems:
+            log.warning("%s", problem)
+            self._tell(Story("NotRemoved", problem))
+
+
+def known_of(owner: str, rows: Iterable[ServiceRow], specs: SpecBook, clouds: Clouds) -> Known:
+    """What these rows, all that are up or have a replica that lives, say that we know."""
+    rows = list(rows)
+    used = {replica.zone.cloud for row in rows for replica in row.attempts}
+    for row in rows:
+        if not row.down:
+            need = requirements_of(specs.get(row.name, row.version))
+            try:
+                need = clouds.resolve(need)
+            except CloudNotEnabledError:
+                continue
+            used |= {candidate.cloud for candidate in need.candidates if candidate.cloud is not None}
+    return Known(known_tokens(owner, rows), frozenset(used))
+
+
+def janitor_of(
+    store: Store, specs: SpecBook, clouds: Clouds, clock: Clock, allows: Callable[[], bool] = lambda: True
+) -> Janitor:
+    """Of one home."""
+    owner = store.owner()
+    return Janitor(
+        clouds.get,
+        owner,
+        lambda: known_of(owner, store.services(), specs, clouds),
+        clock,
+        lambda story: store.tell(story, now=clock.now()),
+        allows,
+    )
+
+
+class Sweeper(threading.Thread):
+    """Tidies the clouds that rent, at the start and then every `every_s`."""
+
+    def __init__(self, janitor: Janitor, clouds: Sequence[str], every_s: float) -> None:
+        super().__init__(name="sweeper", daemon=True)
+        self._janitor = janitor
+        self._clouds = clouds
+        self._every_s = every_s
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            for cloud in self._clouds:
+                try:
+                    if self._janitor.rents(cloud):
+                        self._janitor.tidy(cloud)
+                except Exception:  # a bug in a plug-in, or no database: the next sweep is another chance
+                    log.exception("sweep of %s", cloud)
+            self._stopping.wait(self._every_s)
+
+    def stop(self) -> None:
+        self._stopping.set()

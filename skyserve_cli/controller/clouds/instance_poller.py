@@ -1,0 +1,208 @@
+"""Looks at the clouds: one thread per cloud lists our instances over and over, and between two listings reads what
+machines have reported as soon as they report it. A preemption notice of 30 seconds must not wait for the next listing.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+
+from provisioners.base import Instance, Listing, Provisioner, RegionalSource, ReportSource
+from provisioners.errors import AuthError, ProvisionError, TransientError
+from provisioners.fleet import BUSY_POLL_S, FleetProvisioner
+from provisioners.lease import Lease
+from skyserve_cli.controller.reconcile.clock import Clock
+from skyserve_cli.controller.reconcile.leases import LeaseWatch, Warn
+from skyserve_cli.controller.reconcile.listing_events import same_objects
+from skyserve_cli.controller.reconcile.ports import Sighting
+
+log = logging.getLogger(__name__)
+
+DEFAULT_POLL_S = BUSY_POLL_S
+LOCAL = "local"  # the cloud of processes on this machine, which needs no network
+PATIENCE = 3  # listings that fail in a row until somebody is told
+BURST_S = 0.05  # reports of many machines that come so close together are read at once
+
+
+class ThreadWitness:
+    """The daemon's witness. `poll_s` by cloud; the tick is woken only when a listing differs from the last. `tell` takes a
+    sentence for the event log, `warn` one about a replica, `tell_clock` one about
+    a cloud's clock."""
+
+    def __init__(
+        self,
+        provisioners: Callable[[str], Provisioner],
+        owner: str,
+        clock: Clock,
+        wake: Callable[[], None],
+        poll_s: Mapping[str, float],
+        tell: Callable[[str], None] = lambda sentence: None,
+        warn: Warn = lambda service, replica_id, sentence: None,
+        tell_clock: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        self._provisioners = provisioners
+        self._owner = owner
+        self._clock = clock
+        self._wake = wake
+        self._poll_s = poll_s
+        self._tell = tell
+        self._warn = warn
+        self._tell_clock = tell_clock
+        self._off: set[str] = set()  # clouds whose clocks are not ours
+        self._leases: dict[str, LeaseWatch] = {}
+        self._silent: dict[tuple[str, str], int] = {}  # by cloud and place: listings in a row without it
+        self._closed: set[tuple[str, str]] = set()  # what was told of
+        self._seen: queue.SimpleQueue[Sighting] = queue.SimpleQueue()
+        self._watched: frozenset[str] = frozenset()
+        self._threads: dict[str, threading.Thread] = {}
+        self._last: dict[str, tuple[Instance, ...]] = {}
+        self._trouble: dict[str, str] = {}
+        self._listed_at: dict[str, float] = {}  # clouds beyond this machine
+        self._stop = threading.Event()
+        self._fleets: dict[str, FleetProvisioner] = {}  # as last listed
+        self._reports: dict[str, threading.Event] = {}  # by cloud: set when a machine of it has reported
+
+    def watch(self, clouds: frozenset[str]) -> None:
+        self._watched = clouds
+        for cloud in clouds - self._threads.keys():
+            self._reports[cloud] = threading.Event()
+            self._leases[cloud] = LeaseWatch(self._warn)
+            thread = threading.Thread(target=self._look, args=(cloud,), daemon=True, name=f"witness-{cloud}")
+            self._threads[cloud] = thread
+            thread.start()
+
+    def drain(self) -> list[Sighting]:
+        sightings = []
+        while not self._seen.empty():
+            sightings.append(self._seen.get())
+        return sightings
+
+    def last(self, cloud: str) -> tuple[Instance, ...]:
+        """What the last listing of the cloud showed; nothing before the first. Safe from any thread."""
+        return self._last.get(cloud, ())
+
+    def leases(self, cloud: str) -> Mapping[str, Lease]:
+        """Of the instances of the last listing, by id. Safe from any thread."""
+        watch = self._leases.get(cloud)
+        return {} if watch is None else watch.by_id
+
+    def trouble(self) -> Mapping[str, str]:
+        """Why clouds cannot be listed, by cloud."""
+        return dict(self._trouble)
+
+    def reached_at(self) -> float | None:
+        """When a cloud last listed its instances; None if only this machine's are listed."""
+        if not self._watched - {LOCAL}:
+            return None
+        return max(self._listed_at.copy().values(), default=float("-inf"))
+
+    def close(self) -> None:
+        self._stop.set()
+        for report in self._reports.values():
+            report.set()
+
+    def _look(self, cloud: str) -> None:
+        failures = 0
+        while not self._stop.is_set():
+            if cloud in self._watched:
+                asked_at = self._clock.now()
+                try:
+                    provisioner = self._provisioners(cloud)
+                    if isinstance(provisioner, FleetProvisioner):
+                        self._fleets[cloud] = provisioner
+                    if isinstance(provisioner, ReportSource):
+                        provisioner.on_report(self._reports[cloud].set)
+                    listing = self._listing(provisioner)
+                    instances = same_objects(self._last.get(cloud, ()), listing.instances)
+                except ProvisionError as error:
+                    failures += 1
+                    # What passes by itself is nobody's business at once; a login does not mend itself.
+                    if isinstance(error, AuthError) or failures >= PATIENCE:
+                        self._complain(cloud, error.message)
+                except OSError as error:  # of the local cloud: a full disk of this machine
+                    failures += 1
+                    if failures >= PATIENCE:
+                        self._complain(cloud, error.strerror or str(error))
+                except Exception:  # a bug in a plug-in must not blind us to the cloud for good
+                    log.exception("listing %s", cloud)
+                else:
+                    failures = 0
+                    if cloud != LOCAL:
+                        self._listed_at[cloud] = self._clock.now()
+                    silent, closed = frozenset(listing.silent), frozenset(listing.closed)
+                    self._seen.put(Sighting(cloud, asked_at, instances, silent=silent, closed=closed))
+                    is_news = self._note_regions(cloud, listing)
+                    self._note_clock(cloud, provisioner)
+                    is_news |= self._leases[cloud].look(instances, self._clock.now())
+                    is_news |= self._trouble.pop(cloud, None) is not None
+                    if is_news or instances != self._last.get(cloud):
+                        self._last[cloud] = instances
+                        self._wake()
+            self._await_next_listing(cloud)
+
+    def _listing(self, provisioner: Provisioner) -> Listing:
+        if isinstance(provisioner, RegionalSource):
+            return provisioner.listing(self._owner)
+        return Listing(provisioner.instances(self._owner))
+
+    def _note_regions(self, cloud: str, listing: Listing) -> bool:
+        """Tell of regions and zones that do not respond, as of clouds, and once of each that is closed. Returns whether a
+        region that did not respond does so again."""
+        for region, sentence in listing.closed.items():
+            if (cloud, region) not in self._closed:
+                self._closed.add((cloud, region))
+                log.warning("%s/%s is left out: %s", cloud, region, sentence)
+                self._tell(f"{cloud}/{region} is left out: {sentence}")
+        for place, error in listing.silent.items():
+            failures = self._silent[cloud, place] = self._silent.get((cloud, place), 0) + 1
+            if failures >= PATIENCE or not isinstance(error, TransientError):
+                self._complain(f"{cloud}/{place}", error.message)
+        back = [key for key in self._silent if key[0] == cloud and key[1] not in listing.silent]
+        for key in back:
+            del self._silent[key]
+            self._trouble.pop("/".join(key), None)
+        return bool(back)
+
+    def _note_clock(self, cloud: str, provisioner: Provisioner) -> None:
+        """Tell once of a cloud whose clock is not ours, and again after it has been right."""
+        warning = provisioner.clock_warning() if isinstance(provisioner, FleetProvisioner) else ""
+        if warning and cloud not in self._off:
+            log.warning("%s: %s", cloud, warning)
+            self._tell_clock(f"{cloud}: {warning}")
+        (self._off.add if warning else self._off.discard)(cloud)
+
+    def _await_next_listing(self, cloud: str) -> None:
+        """Read what machines report meanwhile."""
+        report, listed_at = self._reports[cloud], self._clock.now()
+        left_s = self._pause_s(cloud)
+        while left_s > 0 and report.wait(left_s) and not self._stop.wait(BURST_S):
+            report.clear()
+            if cloud in self._watched:
+                self._read_reports(cloud)
+            left_s = min(left_s, listed_at + self._pause_s(cloud) - self._clock.now())
+
+    def _pause_s(self, cloud: str) -> float:
+        """Between two listings: as configured, or as the cloud's limits and what is under way there suggest."""
+        if cloud in self._poll_s:
+            return self._poll_s[cloud]
+        fleet = self._fleets.get(cloud)
+        return DEFAULT_POLL_S if fleet is None else fleet.poll_s()
+
+    def _read_reports(self, cloud: str) -> None:
+        asked_at = self._clock.now()
+        try:
+            provisioner = self._provisioners(cloud)
+            if isinstance(provisioner, ReportSource):
+                instances = tuple(provisioner.reported(self._owner))
+                self._seen.put(Sighting(cloud, asked_at, instances, is_listing=False))
+                self._wake()
+        except Exception:  # a bug in a plug-in; the next listing shows the same
+            log.exception("reading reports of %s", cloud)
+
+    def _complain(self, cloud: str, sentence: str) -> None:
+        if self._trouble.get(cloud) != sentence:
+            log.warning("cannot list %s: %s", cloud, sentence)
+            self._trouble[cloud] = sentence
+            self._wake()

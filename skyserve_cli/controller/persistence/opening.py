@@ -1,0 +1,58 @@
+"""The controller's database, opened; if that fails, one sentence with what to do next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from skyserve_cli.controller.reconcile.store_health import sentence_of
+from skyserve_cli.home import Home
+from skyserve_cli.state.copies import copies
+from skyserve_cli.state.opening import DamagedDatabaseError, NewerDatabaseError, sqlite_file
+from skyserve_cli.state.store import Store
+
+
+class CannotOpenError(Exception):
+    """The database cannot be used now; the text says why and what to do. `is_final`: trying again would not help."""
+
+    def __init__(self, message: str, *, is_final: bool) -> None:
+        super().__init__(message)
+        self.is_final = is_final
+
+
+def opened(home: Home) -> Store:
+    """The store of this home. Raises CannotOpenError."""
+    try:
+        return Store(home.database_url)
+    except DamagedDatabaseError as error:
+        raise CannotOpenError(f"{error}; {_cure(home)}", is_final=True) from error
+    except NewerDatabaseError as error:
+        raise CannotOpenError(
+            f"{error}; install that release again, or restore a backup from before it with "
+            f"`serve controller restore FILE --force`",
+            is_final=True,
+        ) from error
+    except (ArgumentError, ImportError) as error:
+        reason = str(error).partition("\n")[0]
+        raise CannotOpenError(f"$SKYSERVE_DB is no usable database URL: {reason}", is_final=True) from error
+    except SQLAlchemyError as error:
+        where = make_url(home.database_url).render_as_string(hide_password=True)
+        raise CannotOpenError(
+            f"the database {where} cannot be opened: {sentence_of(error)}; {_hint(home)}", is_final=False
+        ) from error
+
+
+def _cure(home: Home) -> str:
+    newest = next(iter(copies(home.backups)), None)
+    if newest is None:
+        return f"there is no copy in {home.backups}; restore a backup with `serve controller restore FILE --force`"
+    return f"restore the newest copy with `serve controller restore {newest} --force`"
+
+
+def _hint(home: Home) -> str:
+    file = sqlite_file(make_url(home.database_url))
+    if file is None:
+        return "start the database server, or correct SKYSERVE_DB"
+    return f"check the permissions and the free space of {Path(file).parent}"

@@ -1,0 +1,270 @@
+"""From a spec to what the floors below need: goal, requirements, token, launch order. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from policies.balancers import Fleet, Place
+from policies.model import CapacityType, Goal, Offer, PlacementGoal, Replica, ReplicaState, Role, ScalingGoal
+from policies.registry import ALIASES, AUTO, MIXERS
+from provisioners.base import Candidate, LaunchOrder, Requirements
+from provisioners.machines import MAX_TOKEN
+from skyserve_cli.controller.agent_files import TOKEN_VARIABLE, supervisor_file
+from skyserve_cli.controller.reconcile.ports import NameOrder
+from skyserve_cli.controller.reconcile.resource_match import candidates_of, copies_of, image_of
+from skyserve_cli.spec.model import RegionalAgents, ResourceChoice, ServiceSpec
+from skyserve_cli.state.values import ServiceRow
+
+_AGENT_DISK_GB = 30
+_FIRST_FREE_PORT = 1024  # below it ports are root's, unless the kernel is told otherwise
+
+
+def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
+    """What policies need to know of the service."""
+    policy = spec.replica_policy
+    return Goal(
+        version=row.version,
+        scaling=ScalingGoal(
+            min_replicas=policy.min_replicas,
+            max_replicas=policy.max_replicas,
+            target_qps_per_replica=policy.target_qps_per_replica,
+            upscale_delay_s=policy.upscale_delay_s,
+            downscale_delay_s=policy.downscale_delay_s,
+            target_qps_by_accelerator=policy.target_qps_by_accelerator,
+            target_ongoing_per_replica=policy.target_ongoing_requests_per_replica,
+        ),
+        placement=placement_of(spec),
+        same_replicas=row.same_replicas,
+        update_mode=row.update_mode,
+        max_surge=spec.update.max_surge,
+        max_unavailable=spec.update.max_unavailable,
+        initial_delay_s=spec.probe.initial_delay_s,
+        probe_failure_threshold_s=spec.probe.failure_threshold_s,
+        drain_timeout_s=0.0 if row.purge else spec.drain_timeout_s,
+        down=row.down,
+        killed=row.killed,
+        max_usd_hour=policy.max_usd_hour,
+    )
+
+
+def placement_of(spec: ServiceSpec) -> PlacementGoal:
+    """Who places the replicas of this spec, and with which knobs.
+
+    Without a placer by name, a file that gives a knob gets the placer which that knob belongs to, and one that
+    gives none is spread plainly. A service without spot replicas leaves nothing to hedge.
+    """
+    policy = spec.replica_policy
+    one_continent = not any(region for choice in spec.resources for _, region in choice.places())
+    if not any(choice.use_spot for choice in spec.resources):
+        return PlacementGoal(
+            num_overprovision=policy.num_overprovision,
+            work=policy.target_qps_by_accelerator,
+            price_band=policy.price_band,
+            one_continent=one_continent,
+        )
+    aims, stands_in = policy.availability_target is not None, policy.dynamic_ondemand_fallback
+    placer = policy.spot_placer
+    chooses = aims or placer in ("auto", "risk_hedge")  # leaves the capacity to the placer
+    if placer is None and (stands_in or policy.base_ondemand_fallback_replicas) and not aims:
+        placer = "dynamic_fallback"
+    if placer is None:
+        placer = "auto" if aims else "spread"
+    if placer == "auto":
+        placer = "dynamic_fallback" if policy.num_overprovision else AUTO
+    return PlacementGoal(
+        placer=ALIASES.get(placer, placer),
+        num_overprovision=policy.num_overprovision,
+        dynamic_ondemand_fallback=chooses if stands_in is None else stands_in,
+        base_ondemand_fallback_replicas=policy.base_ondemand_fallback_replicas,
+        availability_target=policy.availability_target,
+        work=policy.target_qps_by_accelerator,
+        price_band=policy.price_band,
+        spot_price_cap=policy.spot_price_cap,
+        spread_again_after_s=policy.spread_again_after_s,
+        one_continent=one_continent,
+    )
+
+
+def requirements_of(spec: ServiceSpec) -> Requirements:
+    """What to ask the clouds for: what the file names, and the same on demand where the placer may want that."""
+    goal = placement_of(spec)
+    alternatives: dict[ResourceChoice, int] = {}  # each with the index of the one under `resources`
+    for index, choice in enumerate(spec.resources):
+        alternatives.setdefault(choice, index)
+    if goal.dynamic_ondemand_fallback or goal.base_ondemand_fallback_replicas or goal.placer in MIXERS:
+        for index, choice in enumerate(spec.resources):
+            if choice.use_spot:
+                alternatives.setdefault(replace(choice, use_spot=False), index)
+    return Requirements(
+        candidates=tuple(
+            candidate
+            for place, (choice, index) in enumerate(alternatives.items())
+            for candidate in candidates_of(choice, place if spec.resources_ordered else 0, index)
+        ),
+        ordered=spec.resources_ordered,
+        num_nodes=spec.num_nodes,
+        work=spec.replica_policy.target_qps_by_accelerator,
+    )
+
+
+def token_of(owner: str, service: str, incarnation: str, replica_id: int, offer: Offer) -> str:
+    """The idempotency token of one attempt: the same attempt always has the same, no other ever has it.
+
+    Fit for instance names and tags: lower-case letters, digits and hyphens, at most MAX_TOKEN characters. The offer is
+    part of it because clouds refuse a known token with changed parameters.
+    """
+    attempt = f"{owner}/{service}/{incarnation}/{replica_id}/{offer.zone}/{offer.instance_type}/{offer.capacity_type.value}"
+    digest = hashlib.sha256(attempt.encode()).hexdigest()[:10]
+    head = f"{owner}-{service.lower()}"[: MAX_TOKEN - len(digest) - len(str(replica_id)) - 2].rstrip("-")
+    return f"{head}-{replica_id}-{digest}"
+
+
+def tls_name_of(owner: str, row: ServiceRow, replica: Replica) -> str:
+    """The name in the certificate of a replica that is reached by TLS: its machine's token."""
+    if not (replica.endpoint or "").startswith("https:"):
+        return ""
+    return token_of(owner, row.name, row.incarnation, replica.id, replica.offer)
+
+
+def known_tokens(owner: str, rows: Iterable[ServiceRow]) -> frozenset[str]:
+    """The tokens of all instances that we want, or have yet to see the end of. Whatever else carries our tag is nobody's."""
+    return frozenset(
+        token_of(owner, row.name, row.incarnation, replica.id, replica.offer)
+        for row in rows
+        for replica in row.attempts
+    )
+
+
+def order_of(
+    owner: str,
+    service: str,
+    incarnation: str,
+    replica: Replica,
+    spec: ServiceSpec,
+    secrets: Mapping[str, str],
+) -> LaunchOrder:
+    """Everything the launch of `replica` needs."""
+    choice = spec.resources[replica.offer.choice]
+    return LaunchOrder(
+        token=token_of(owner, service, incarnation, replica.id, replica.offer),
+        owner=owner,
+        service=service,
+        replica_id=replica.id,
+        version=replica.version,
+        offer=replica.offer,
+        setup=spec.setup,
+        run=spec.run,
+        port=spec.port,
+        env=dict(spec.envs),
+        secrets=dict(secrets),
+        workdir=spec.workdir,
+        file_mounts=copies_of(spec.file_mounts),
+        num_nodes=spec.num_nodes,
+        image=image_of(choice, replica.offer.zone),
+        disk_gb=choice.disk_size_gb,
+        labels=dict(choice.labels),
+    )
+
+
+def agent_requirements_of(regional: RegionalAgents) -> Requirements:
+    """What to ask the clouds for, for the agents on machines of their own."""
+    candidates = (
+        Candidate(cloud=place.cloud, region=place.region, instance_type=regional.instance_type(place.cloud))
+        for place in regional.places
+    )
+    return Requirements(tuple(candidates), ordered=True, role=Role.LOAD_BALANCER)
+
+
+def agent_fleet_of(
+    row: ServiceRow, agents: Sequence[Replica], spec_of: Callable[[int], ServiceSpec]
+) -> Fleet:
+    """The agents that are wanted and those that there are; `spec_of` gives the spec of a version."""
+    wanted = spec_of(row.version).regional
+
+    def fits(agent: Replica) -> bool:
+        kind = wanted.instance_type(agent.zone.cloud)
+        was = spec_of(agent.version).regional
+        return was.port == wanted.port and kind in (None, agent.offer.instance_type)
+
+    return Fleet(
+        places=tuple(Place(*place) for place in wanted.places),
+        count=wanted.count,
+        agents=tuple(agents),
+        fitting=frozenset(agent.id for agent in agents if fits(agent)),
+    )
+
+
+def name_orders_of(
+    row: ServiceRow, agents: Sequence[Replica], spec_of: Callable[[int], ServiceSpec]
+) -> list[NameOrder]:
+    """The service's name and what it should mean; and that the name which it had before an update means nothing any
+    more. An agent that does not answer us may answer its clients, so it is left in."""
+    found = []
+    now = None if row.down else spec_of(row.version).regional.dns
+    if now is not None:
+        serving = [one for one in agents if one.state in (ReplicaState.READY, ReplicaState.NOT_READY)]
+        addresses = tuple(
+            (one.zone.cloud, one.zone.region, urlsplit(one.endpoint or "").hostname or "") for one in serving
+        )
+        found.append(NameOrder(row.name, now.zone, now.full, tuple(sorted(addresses))))
+    for version in (row.version, row.version - 1):
+        was = spec_of(version).regional.dns if version > 0 else None
+        if was is not None and all(was.full != order.name for order in found):
+            found.append(NameOrder(row.name, was.zone, was.full))
+    return found
+
+
+def agent_addresses(rows: Iterable[ServiceRow]) -> dict[str, frozenset[str]]:
+    """By service, where its load balancers on machines of their own call from: the addresses at which they listen. Every
+    service has an entry. An agent that is about to be terminated has none any more."""
+
+    def of(row: ServiceRow) -> Iterator[str]:
+        for agent in row.balancers:
+            host = urlsplit(agent.endpoint or "").hostname
+            if host is not None and agent.state not in (ReplicaState.TERMINATING, ReplicaState.GONE):
+                yield host
+
+    return {row.name: frozenset(of(row)) for row in rows}
+
+
+def stands_beside(row: ServiceRow, spec: ServiceSpec) -> bool:
+    """Whether the service has an agent beside the controller: as its only one, or until the first one of those that an
+    update put into regions is ready."""
+    if not spec.regional.places:
+        return True
+    had_one = row.version > 1
+    return had_one and not row.down and not any(agent.state is ReplicaState.READY for agent in row.balancers)
+
+
+def agent_order_of(
+    owner: str, service: str, incarnation: str, agent: Replica, spec: ServiceSpec, admin_token: str
+) -> LaunchOrder:
+    """Everything the launch of an agent's machine needs. What the agent is made of comes later, and anew with every
+    release; its machine only has the keeper and the token of its admin port."""
+    port = spec.regional.port
+    opened = f"sudo -n sysctl -qw net.ipv4.ip_unprivileged_port_start={port}"
+    return LaunchOrder(
+        token=token_of(owner, service, incarnation, agent.id, agent.offer),
+        owner=owner,
+        service=service,
+        replica_id=agent.id,
+        version=agent.version,
+        offer=agent.offer,
+        setup=opened if port is not None and port < _FIRST_FREE_PORT else None,
+        run="exec python3 keeper.py",
+        port=port,
+        secrets={TOKEN_VARIABLE: admin_token},
+        file_mounts={"keeper.py": supervisor_file()},
+        disk_gb=_AGENT_DISK_GB,
+        role=Role.LOAD_BALANCER,
+    )
+
+
+def on_demand_price(offer: Offer) -> float:
+    """The hourly price of the same instance on demand, as far as it is known."""
+    if offer.capacity_type is CapacityType.ON_DEMAND or offer.on_demand_usd_hour is None:
+        return offer.price_usd_hour
+    return offer.on_demand_usd_hour

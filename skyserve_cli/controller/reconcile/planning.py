@@ -1,0 +1,202 @@
+"""The first decision about a service, before anything is launched: what `serve plan` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from policies.balancers import decide as decide_agents
+from policies.model import Launch, Memory, Observation, Offer, UpdateMode
+from policies.plan import plan
+from policies.registry import policies_for
+from provisioners.small import small_types
+from skyserve_cli.clouds import CloudNotEnabledError, Clouds
+from skyserve_cli.controller.reconcile.mappers import (
+    agent_fleet_of,
+    agent_requirements_of,
+    goal_of,
+    on_demand_price,
+    placement_of,
+)
+from skyserve_cli.controller.reconcile.resource_match import candidates_of
+from skyserve_cli.controller.reconcile.spreading import spreading
+from skyserve_cli.controller.reconcile.update_plan import course, extra, usual_start_s
+from skyserve_cli.spec.model import ServiceSpec
+from skyserve_cli.state.values import ServiceRow
+
+
+def update_plan(
+    spec: ServiceSpec,
+    offers: Sequence[Offer],
+    clouds: Clouds,
+    now: float,
+    running: ServiceRow,
+    *,
+    keeps: bool,
+    mode: UpdateMode,
+) -> dict[str, Any]:
+    """As `first_plan`, of a new version of a running service: `launches` are those of the whole update, and `ends` the
+    replicas that it ends. `usd_per_hour` is the price when it is complete. `update` is what it needs meanwhile: in each of
+    `steps` it waits until replicas are ready, `usual_start_s` is how long the running ones took (null if none is ready).
+    """
+    planned = first_plan(spec, offers, clouds, now)
+    same = frozenset({running.version, *running.same_replicas}) if keeps else frozenset[int]()
+    row = replace(running, version=running.version + 1, same_replicas=same, update_mode=mode)
+    # What failed says nothing about the new version.
+    memory = replace(running.memory, rollout={})
+    made = course(goal_of(row, spec), running.replicas, offers, memory, now)
+    ended = {each.replica_id for each in made.ends}
+    replicas, dollars = extra(made, [each.offer for each in running.replicas])
+    kept = [each.offer for each in running.replicas if each.id not in ended]
+    left = [*kept, *(each.offer for each in made.launches if each.replica_id not in ended)]
+    return {
+        **planned,
+        "target": made.target,
+        "launches": [_launch_view(launch, spec) for launch in made.launches],
+        "ends": [{"replica_id": each.replica_id, "why": each.why} for each in made.ends],
+        "notes": list(made.notes),
+        "replicas": len(left),
+        "update": {
+            "mode": mode.value,
+            "steps": made.steps,
+            "extra_replicas": replicas,
+            "extra_usd_per_hour": round(dollars, 6),
+            "usual_start_s": usual_start_s(running.replicas),
+            "drain_timeout_s": spec.drain_timeout_s,
+        },
+        "spreading": _spreading_view(made.launches, offers, spec),
+        "usd_per_hour": round(sum(offer.price_usd_hour for offer in left), 6),
+        "usd_per_hour_on_demand": round(sum(on_demand_price(offer) for offer in left), 6),
+    }
+
+
+def _spreading_view(
+    launches: Sequence[Launch], offers: Sequence[Offer], spec: ServiceSpec
+) -> dict[str, Any] | None:
+    found = spreading([launch.offer for launch in launches], offers, placement_of(spec).work)
+    return found.view() if found else None
+
+
+def _launch_view(launch: Launch, spec: ServiceSpec) -> dict[str, Any]:
+    return {
+        "replica_id": launch.replica_id,
+        **offer_view(launch.offer),
+        "num_nodes": spec.num_nodes,
+        "why": launch.why,
+    }
+
+
+def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: float) -> dict[str, Any]:
+    """The first tick of this spec on empty ground: what would be launched where, and what it costs.
+
+    `offers` are how many there are. `refused` says of each alternative without any why there is none: `choice` is its
+    index, `field` what it says that leaves nothing. `spreading` is what it costs that the replicas are not all in the
+    cheapest zone; null where it costs nothing. `beside_usd_per_hour` is about what disks and addresses cost beyond
+    `usd_per_hour`.
+    """
+    row = _new_row(spec, now)
+    photograph = Observation(now, goal_of(row, spec), (), tuple(offers))
+    decided = plan(photograph, row.memory, policies_for(photograph.goal))
+    launches = [action for action in decided.actions if isinstance(action, Launch)]
+    agents = _first_agents(spec, photograph, clouds)
+    return {
+        "name": spec.name,
+        "target": decided.target,
+        "placement": placement_of(spec).placer,
+        "load_balancing_policy": spec.load_balancing_policy,
+        "launches": [_launch_view(launch, spec) for launch in launches],
+        "load_balancers": [offer_view(agent.offer) for agent in agents],
+        "notes": list(decided.notes),
+        "offers": len(offers),
+        "refused": _refused(spec, offers, clouds),
+        "usd_per_hour": round(sum(launch.offer.price_usd_hour for launch in launches), 6),
+        "usd_per_hour_on_demand": round(sum(on_demand_price(launch.offer) for launch in launches), 6),
+        "beside_usd_per_hour": round(_beside(launches, spec, clouds), 6),
+        "spreading": _spreading_view(launches, offers, spec),
+    }
+
+
+def _beside(launches: Sequence[Launch], spec: ServiceSpec, clouds: Clouds) -> float:
+    """Disks and addresses of all machines."""
+    each = (
+        clouds.beside_usd_hour(launch.offer.zone.cloud, spec.resources[launch.offer.choice].disk_size_gb)
+        for launch in launches
+    )
+    return spec.num_nodes * sum(each)
+
+
+def insist_on_regions(spec: ServiceSpec, clouds: Clouds) -> None:
+    """Raises CloudNotEnabledError if a load balancer could never stand where it is wanted. Asks nobody."""
+    for place in spec.regional.places:
+        at = f"service.load_balancers.regions: {place}"
+        if place.cloud not in clouds.enabled:
+            enabled = ", ".join(clouds.enabled) or "none"
+            raise CloudNotEnabledError(f"{at}: {place.cloud} is not enabled here (enabled: {enabled})")
+        wanted, known = spec.regional.instance_type(place.cloud), small_types(place.cloud)
+        if wanted is not None and known and wanted not in known:
+            raise CloudNotEnabledError(
+                f"service.load_balancers.instance_type: the price of {wanted} on {place.cloud} is not known; "
+                f"take one of {', '.join(known)}"
+            )
+        if not clouds.listed(agent_requirements_of(replace(spec.regional, places=(place,)))):
+            raise CloudNotEnabledError(f"{at}: {place.cloud} offers no machine for a load balancer there")
+
+
+def _first_agents(spec: ServiceSpec, photograph: Observation, clouds: Clouds) -> list[Launch]:
+    """The load balancers that would be launched, as the catalog has them."""
+    if not spec.regional.places:
+        return []
+    insist_on_regions(spec, clouds)
+    offers = clouds.listed(agent_requirements_of(spec.regional))
+    fleet = agent_fleet_of(_new_row(spec, photograph.now), (), lambda version: spec)
+    decided = decide_agents(fleet, offers, photograph.goal, {}, 1, photograph.now)
+    return [action for action in decided.actions if isinstance(action, Launch)]
+
+
+def offer_view(offer: Offer) -> dict[str, Any]:
+    """An offer in JSON; the price is of all nodes of a replica."""
+    return {
+        "cloud": offer.zone.cloud,
+        "region": offer.zone.region,
+        "zone": offer.zone.label,
+        "capacity_type": offer.capacity_type.value,
+        "instance_type": offer.instance_type,
+        "accelerator": offer.accelerator,
+        "accelerator_count": offer.accelerator_count,
+        "price_usd_hour": offer.price_usd_hour,
+    }
+
+
+def _refused(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds) -> list[dict[str, Any]]:
+    answered = {offer.choice for offer in offers}
+    refused = []
+    for index, choice in enumerate(spec.resources):
+        if index in answered:
+            continue
+        reasons = [clouds.why_nothing(candidate) for candidate in candidates_of(choice)]
+        why = reasons[0] if reasons and None not in reasons else None
+        if why is not None:
+            told = {"field": why.field, "message": why.message, "hint": why.hint}
+            refused.append({"choice": index, **told})
+    return refused
+
+
+def _new_row(spec: ServiceSpec, now: float) -> ServiceRow:
+    return ServiceRow(
+        name=spec.name,
+        incarnation="",
+        created_at=now,
+        version=1,
+        same_replicas=frozenset(),
+        update_mode=UpdateMode.ROLLING,
+        down=False,
+        purge=False,
+        wanted=0,
+        target=0,
+        notes="",
+        memory=Memory(),
+        lb_port=0,
+        killed=frozenset(),
+        replicas=(),
+    )

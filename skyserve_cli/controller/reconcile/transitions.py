@@ -1,0 +1,116 @@
+"""What becomes of the replicas of one service during one tick, and the story of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from policies.lifecycle import InvalidTransition, apply, request
+from policies.model import (
+    Action,
+    Event,
+    Goal,
+    Launch,
+    ProbeFailed,
+    ProbePassed,
+    Progressed,
+    Replica,
+    ReplicaState,
+    Role,
+)
+from skyserve_cli.controller.reconcile.listing_events import events_of
+from skyserve_cli.controller.reconcile.ports import Sighting
+from skyserve_cli.state.values import AGENT_WORD, Story
+
+log = logging.getLogger(__name__)
+
+
+class Change:
+    """The replicas (or the agents) of one service during one tick, and the story of what happened to them, in which
+    every word about an agent begins with AGENT_WORD."""
+
+    def __init__(self, before: Iterable[Replica], goal: Goal, now: float, role: Role = Role.REPLICA) -> None:
+        self.before: Mapping[int, Replica] = {replica.id: replica for replica in before}
+        self._role = role
+        self.replicas = dict(self.before)
+        self.events: list[Event] = []
+        self.story: list[Story] = []
+        self.now = now
+        self._goal = goal
+
+    def concerns(self, action: Action) -> bool:
+        """Whether it is about one of these, or brings one into being."""
+        if isinstance(action, Launch):
+            return action.role is self._role
+        return action.replica_id in self.replicas
+
+    def observe(self, answers: Iterable[Event], sightings: Iterable[Sighting]) -> None:
+        """What the hands have answered, and what the clouds show."""
+        self.take(answers)
+        for sighting in sightings:
+            instances = sighting.by_id
+            here = [r for r in self.replicas.values() if r.zone.cloud == sighting.cloud]
+            # Nothing follows from what a report, or a region that did not respond, lacks.
+            here = [r for r in here if r.instance_id in instances or sighting.shows(r)]
+            self.take(events_of(here, instances, sighting.asked_at))
+
+    def take(self, events: Iterable[Event]) -> None:
+        """Apply events in order. One that a replica cannot handle is set aside, with its story."""
+        for event in events:
+            replica = self.replicas.get(event.replica_id)
+            if replica is None or replica.state is ReplicaState.GONE:
+                continue  # the answer to a question nobody asks any more
+            try:
+                after = apply(replica, event, self.now, self._goal.drain_timeout_s)
+            except InvalidTransition as error:
+                log.error("%s", error)
+                self.story.append(Story("error", str(error), replica.id))
+                continue
+            self.events.append(event)
+            self._record(type(event).__name__, replica, after, event)
+
+    def scale(self, before: int, wanted: int) -> None:
+        if before != wanted:
+            told = f"{wanted} replicas wanted" + (f", {before} before" if before else "")
+            self.story.append(Story("scale", told, state=str(wanted)))
+
+    def act(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Launch):
+                born = request(action, self.now)
+                self.replicas[born.id] = born
+                self.story.append(Story(self._word("Launch"), _told(action), born.id, born.state.value))
+                continue
+            replica = self.replicas[action.replica_id]
+            after = apply(replica, action, self.now, self._goal.drain_timeout_s)
+            self._record(type(action).__name__, replica, after, action)
+
+    def live(self) -> tuple[Replica, ...]:
+        return tuple(r for r in self.replicas.values() if r.state is not ReplicaState.GONE)
+
+    def changed(self) -> list[Replica]:
+        return [r for i, r in self.replicas.items() if self.before.get(i) is not r]
+
+    def _record(self, kind: str, before: Replica, after: Replica, cause: Event | Action) -> None:
+        self.replicas[after.id] = after
+        if after is before and isinstance(cause, (ProbePassed, ProbeFailed, Progressed)):
+            return
+        message = getattr(cause, "message", "") or getattr(cause, "why", "") or _detail(cause)
+        self.story.append(Story(self._word(kind), message, after.id, after.state.value))
+
+    def _word(self, kind: str) -> str:
+        return kind if self._role is Role.REPLICA else f"{AGENT_WORD}{kind}"
+
+
+def _told(launch: Launch) -> str:
+    offer = launch.offer
+    price = f"{offer.price_usd_hour:.3f} USD/h"
+    return f"{offer.zone} {offer.capacity_type.value} at {price}: {launch.why}"
+
+
+def _detail(cause: Event | Action) -> str:
+    for name in ("endpoint", "instance_id"):
+        value = getattr(cause, name, None)
+        if value:
+            return str(value)
+    return ""
