@@ -46,8 +46,8 @@ from provisioners.gcp.machines import GcpMachines
 from provisioners.machines import Machines
 from provisioners.pacing import Pacer
 from provisioners.rented import Rent, order_of, within
-from skyserve_cli.controller.clouds.instance_poller import ThreadWitness
-from skyserve_cli.controller.clouds.operation_runner import ThreadRunner
+from skyserve_cli.controller.clouds.instance_poller import ThreadInstancePoller
+from skyserve_cli.controller.clouds.operation_runner import ThreadOperationRunner
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.controller.reconcile.mappers import order_of as order_of_replica
 from skyserve_cli.controller.reconcile.ports import Call, CallKind
@@ -224,19 +224,19 @@ class Storm:
     def __post_init__(self) -> None:
         self._clock = SystemClock()
         self._woken = threading.Event()
-        self._runner = ThreadRunner(self._fleet, self._order, OWNER, self._clock, self._woken.set)
+        self._runner = ThreadOperationRunner(self._fleet, self._order, OWNER, self._clock, self._woken.set)
         polls = dict.fromkeys(self.clouds, LIST_EVERY_S)
-        self._witness = ThreadWitness(self._fleet, OWNER, self._clock, self._woken.set, polls)
+        self._instance_poller = ThreadInstancePoller(self._fleet, OWNER, self._clock, self._woken.set, polls)
         self.figures = {name: Figures() for name in self.clouds}
 
     def run(self) -> None:
         began = time.monotonic()
-        self._witness.watch(frozenset(self.clouds))
+        self._instance_poller.watch(frozenset(self.clouds))
         launched = self._until_done(self.replicas, CallKind.LAUNCH, "launched_s")
         self._until_listed(launched, began)
         self._until_done(launched, CallKind.TERMINATE, "gone_s")
         self._until(lambda: not any(cloud.alive() for cloud in self.clouds.values()), "the last is gone")
-        self._witness.close()
+        self._instance_poller.close()
         for name, cloud in self.clouds.items():
             self._count(name, cloud)
 
@@ -272,7 +272,7 @@ class Storm:
         seen: set[str] = set()
 
         def turn() -> bool:
-            for sighting in self._witness.drain():
+            for sighting in self._instance_poller.drain():
                 ids = {one.replica_id for one in sighting.instances if not one.state.is_gone}
                 if ids == wanted[sighting.cloud] and sighting.cloud not in seen:
                     seen.add(sighting.cloud)

@@ -204,7 +204,7 @@ async def awake(router: Process, port: int, fleet: Fleet, model: str) -> None:
     deadline = time.monotonic() + START_S
     while not all(one["generation_tokens"] for one in fleet.counters()):
         if router.ended or time.monotonic() > deadline:
-            raise Broken(router.last_words() or "it does not reach every engine")
+            raise Broken(router.log_archive() or "it does not reach every engine")
         await asyncio.gather(*(complete(port, model, first_words(), 4) for _ in range(FIRST_WORDS)))
         await asyncio.sleep(0.1)
 

@@ -26,7 +26,7 @@ from functools import cache
 
 from provisioners.base import InstanceState
 from provisioners.bootstrap import Node
-from provisioners.bringup import BringUp, BringUpError, Progress, StrangerError
+from provisioners.bringup import BootstrapError, BootstrapRunner, HostKeyMismatchError, Progress
 from provisioners.errors import ProvisionError
 from provisioners.fleet import HostReport
 from provisioners.host import Host, HostStatus, NoAgentError, agent_command, status_of
@@ -58,8 +58,8 @@ class _CannotFollowError(Exception):
     """The machine's agent, just installed, does not follow."""
 
 
-class Attendant:
-    """One machine. `report` and `host` are replaced, never changed. `last_words` are what the step printed that failed.
+class HostSupervisor:
+    """One machine. `report` and `host` are replaced, never changed. `log_archive` are what the step printed that failed.
     `changed` is called after a report with another state, port or notice, `seen_from` with the address that the machine sees
     us at."""
 
@@ -85,7 +85,7 @@ class Attendant:
         self.node = node
         self.report = HostReport(InstanceState.SETUP, node.port, "waiting for ssh")
         self.host: Host | None = None
-        self.last_words = b""
+        self.log_archive = b""
         self._num_nodes = num_nodes
         self._connect_line = connect_line
         self._poll_s = poll_s
@@ -103,7 +103,7 @@ class Attendant:
         self._now = now
         self._lease: Lease | None = None  # as the machine last reported it
         self._visited_at = 0.0  # when it was last renewed
-        self._bring_up = BringUp(
+        self._bring_up = BootstrapRunner(
             connect,
             node.folder,
             steps,
@@ -142,12 +142,12 @@ class Attendant:
                         self._hand_over(host)
                         return
                     self._watch(host)
-                except StrangerError as error:
+                except HostKeyMismatchError as error:
                     self._lose(error.message)
                     return
-                except (BringUpError, ProvisionError) as error:
+                except (BootstrapError, ProvisionError) as error:
                     if not self._was_up:
-                        self.last_words = error.tail.encode() if isinstance(error, BringUpError) else b""
+                        self.log_archive = error.tail.encode() if isinstance(error, BootstrapError) else b""
                         self._fail(error.message)
                         return
                 except ShellError as error:

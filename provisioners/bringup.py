@@ -48,7 +48,7 @@ class Progress:
         return f"{self.doing} ({self.number}/{self.total})"
 
 
-class BringUpError(Exception):
+class BootstrapError(Exception):
     """The machine cannot be brought up. `step` is what failed, `tail` the last lines it printed."""
 
     def __init__(self, step: str, message: str, tail: str = "") -> None:
@@ -58,11 +58,11 @@ class BringUpError(Exception):
         self.tail = tail
 
 
-class StrangerError(BringUpError):
+class HostKeyMismatchError(BootstrapError):
     """At the machine's address something answers that is not the machine."""
 
 
-class BringUp:
+class BootstrapRunner:
     """`is_booting`: the machine is new. Then it may refuse our key for a while, or show the host key that its image
     came with, until it has run its user data: that is waited for, as is sshd itself. Nothing is sent to a host with a
     wrong key meanwhile. A host that is not new and does either is not the host, or not ours, and that is an error.
@@ -96,7 +96,7 @@ class BringUp:
         self._boot_timeout_s = boot_timeout_s
 
     def drive(self) -> Host:
-        """Do what is to be done; the machine's agent, connected. Raises BringUpError."""
+        """Do what is to be done; the machine's agent, connected. Raises BootstrapError."""
         host = self._log_in(self._now() + self._boot_timeout_s)
         try:
             done = self._prepare(host)
@@ -120,10 +120,10 @@ class BringUp:
                 host = Host(self._connect(), self._folder)
             except (UnreachableError, LoginRefusedError, HostKeyError) as error:
                 if not self._is_booting and not isinstance(error, UnreachableError):
-                    kind = StrangerError if isinstance(error, HostKeyError) else BringUpError
+                    kind = HostKeyMismatchError if isinstance(error, HostKeyError) else BootstrapError
                     raise kind("ssh", error.message) from error
                 if self._now() >= until:
-                    raise BringUpError("ssh", f"no login in time: {error.message}") from error
+                    raise BootstrapError("ssh", f"no login in time: {error.message}") from error
                 if isinstance(error, LoginRefusedError):
                     pause_s, refused_again_s = refused_again_s, min(2 * refused_again_s, _REFUSED_AGAIN_S)
                 if self._now() - begun > _USUAL_BOOT_S and not has_wondered:
@@ -163,8 +163,8 @@ class BringUp:
                 raise _failed(step.name, error) from error
 
 
-def _failed(step: str, error: ShellError | PackingError) -> BringUpError:
+def _failed(step: str, error: ShellError | PackingError) -> BootstrapError:
     said = error.output.said if isinstance(error, CommandError) else ""
     lines = said.splitlines()[-_TAIL_LINES:]
     why = str(error) if isinstance(error, DiskFullError) or not lines else lines[-1]
-    return BringUpError(step, f"step {step!r} failed: {why}", "\n".join(lines))
+    return BootstrapError(step, f"step {step!r} failed: {why}", "\n".join(lines))

@@ -1,6 +1,6 @@
 """What runs on machines, over SSH: `fleet.Hosts` for every cloud.
 
-Each machine that is attended has an `Attendant`, which brings it up in a thread of its own and then follows its reports
+Each machine that is attended has an `HostSupervisor`, which brings it up in a thread of its own and then follows its reports
 over one connection, together with all others in one thread (`line`).
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from policies.model import Role
-from provisioners.attendant import HEARTBEAT_S, POLL_S, Attendant
+from provisioners.attendant import HEARTBEAT_S, POLL_S, HostSupervisor
 from provisioners.base import LaunchOrder
 from provisioners.bootstrap import Front, Node, steps_for
 from provisioners.bringup import BOOT_TIMEOUT_S, patience
@@ -60,7 +60,7 @@ class SshHosts:
         self._now = now
         self._dial = dial
         self._dial_line = dial_line
-        self._attendants: dict[str, Attendant] = {}
+        self._attendants: dict[str, HostSupervisor] = {}
         self._prepared: dict[str, set[int]] = {}  # by the replica's token: the ranks whose `setup` is done
         self._changed: Callable[[], None] = _ignore
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class SshHosts:
             port = DEFAULT_PORT if order.port is None else order.port
             front = self._front(machine, order) if machine.rank == 0 and order.role is Role.REPLICA else None
             node = Node(machine.token, machine.rank, tuple(node_ips), port, order.docker_image, front)
-            attendant = Attendant(
+            attendant = HostSupervisor(
                 replica_token(machine),
                 node,
                 steps_for(order, node),
@@ -116,20 +116,20 @@ class SshHosts:
 
     def read_log(self, machine: Machine, offset: int, max_bytes: int) -> bytes:
         said = self._with_host(machine, lambda host: host.read_log(offset, max_bytes), b"")
-        return said or self._last_words(machine)[offset : offset + max_bytes]
+        return said or self._log_archive(machine)[offset : offset + max_bytes]
 
     def log_window(self, machine: Machine) -> tuple[int, int]:
         window = self._with_host(machine, lambda host: host.status(renew=False).log, (0, 0))
-        return window if window[1] else (0, len(self._last_words(machine)))
+        return window if window[1] else (0, len(self._log_archive(machine)))
 
     def log_times(self, machine: Machine, after: float, offset: int, most: int) -> bytes:
         return self._with_host(machine, lambda host: host.log_times(after, offset, most), b"")
 
-    def _last_words(self, machine: Machine) -> bytes:
+    def _log_archive(self, machine: Machine) -> bytes:
         """Of a step that failed where no log could be written."""
         with self._lock:
             attendant = self._attendants.get(machine.token)
-        return b"" if attendant is None else attendant.last_words
+        return b"" if attendant is None else attendant.log_archive
 
     def log_in(self, machine: Machine) -> Shell:
         return self._dial(self._login(machine))

@@ -152,7 +152,7 @@ class Home:
         return self.root / "backup_hinted"
 
     @property
-    def last_words(self) -> Path:
+    def log_archive(self) -> Path:
         """The ends of the logs of replicas that failed."""
         return self.logs / "replicas"
 

@@ -281,9 +281,9 @@ class Stack:
         daemon = "skyserve_cli.controller.daemon"
         return [process.pid for process, command in self._processes() if daemon in command]
 
-    def _keepers(self) -> list[int]:
-        keeper = "skyserve_cli.controller.supervisor"
-        return [process.pid for process, command in self._processes() if keeper in command]
+    def _supervisors(self) -> list[int]:
+        supervisor = "skyserve_cli.controller.supervisor"
+        return [process.pid for process, command in self._processes() if supervisor in command]
 
     # --- the load balancer's admin port
 
@@ -350,7 +350,7 @@ class Stack:
         finally:
             pid = self.client.stop()
             until(lambda: not _lives(pid), "the controller does not stop", 30.0)
-            until(lambda: not self._keepers(), "the controller's keeper does not stop", 30.0)
+            until(lambda: not self._supervisors(), "the controller's keeper does not stop", 30.0)
 
     def leftovers(self) -> list[str]:
         """Everything of this installation that is still there, as sentences."""

@@ -196,7 +196,7 @@ def _await(port: int, process: Process) -> None:
     in_a_row = 0
     while in_a_row < _IN_A_ROW:
         if process.ended or time.monotonic() > deadline:
-            raise Broken(process.last_words() or "it does not respond")
+            raise Broken(process.log_archive() or "it does not respond")
         try:
             status, _ = ask(
                 port, "POST", "/v1/chat/completions", _PROBE, {"Content-Type": "application/json"}

@@ -89,7 +89,7 @@ PassphraseFile = Annotated[
     Path | None,
     typer.Option(
         "--passphrase-file",
-        help="Seal the backup with the passphrase on the first line of this file; - reads standard input.",
+        help="SecretBox the backup with the passphrase on the first line of this file; - reads standard input.",
         metavar="FILE",
     ),
 ]

@@ -22,8 +22,8 @@ from skyserve_cli.commands.prices import ask
 from skyserve_cli.commands.removal import Hands, cost, key_of, remove_all, stray_table, where
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.api.client import Client, ControllerDownError
-from skyserve_cli.controller.clouds.caches import SpecBook
-from skyserve_cli.controller.clouds.garbage_collector import Janitor, janitor_of
+from skyserve_cli.controller.clouds.caches import SpecCache
+from skyserve_cli.controller.clouds.garbage_collector import GarbageCollector, janitor_of
 from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.controller.secret_box import seal_of
@@ -64,7 +64,7 @@ def gc(
         return
     with _hands(here) as hands:
         looks = {name: hands.look(name) for name in names}
-    found = [stray for look in looks.values() for stray in look["strays"]]
+    found = [orphan for look in looks.values() for orphan in look["orphans"]]
     unlisted = [region for look in looks.values() for region in look["unlisted"]]
     if output is Output.TABLE and found:
         put_table(stray_table(found, SystemClock().now()))
@@ -105,8 +105,8 @@ class _Asked:
     def look(self, cloud: str) -> View:
         return self._client.leaks(cloud)
 
-    def remove(self, stray: View) -> View:
-        return self._client.remove_leak(stray["cloud"], stray["kind"], stray["id"], stray["region"])
+    def remove(self, orphan: View) -> View:
+        return self._client.remove_leak(orphan["cloud"], orphan["kind"], orphan["id"], orphan["region"])
 
     def forget(self, cloud: str) -> Sequence[str]:
         return self._client.forget_cloud(cloud)
@@ -115,17 +115,17 @@ class _Asked:
 class _Own:
     """We do it."""
 
-    def __init__(self, janitor: Janitor) -> None:
-        self._janitor = janitor
+    def __init__(self, garbage_collector: GarbageCollector) -> None:
+        self._garbage_collector = garbage_collector
 
     def look(self, cloud: str) -> View:
-        return self._janitor.look(cloud).view()
+        return self._garbage_collector.look(cloud).view()
 
-    def remove(self, stray: View) -> View:
-        return self._janitor.remove(key_of(stray)).view()
+    def remove(self, orphan: View) -> View:
+        return self._garbage_collector.remove(key_of(orphan)).view()
 
     def forget(self, cloud: str) -> Sequence[str]:
-        return self._janitor.forget(cloud)
+        return self._garbage_collector.forget(cloud)
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def _hands(here: Home) -> Iterator[Hands]:
         store = opened(here)
         try:
             clouds = Clouds(here, load_config(here.config))
-            specs = SpecBook(store, seal_of(here))
+            specs = SpecCache(store, seal_of(here))
             yield _Own(janitor_of(store, specs, clouds, SystemClock()))
         finally:
             store.close()

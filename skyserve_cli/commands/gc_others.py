@@ -17,7 +17,7 @@ from skyserve_cli.commands.options import Output, View
 from skyserve_cli.commands.prices import ask
 from skyserve_cli.commands.removal import cost, remove_all, stray_table, where
 from skyserve_cli.config import load_config
-from skyserve_cli.controller.clouds.garbage_collector import Janitor
+from skyserve_cli.controller.clouds.garbage_collector import GarbageCollector
 from skyserve_cli.controller.clouds.orphans import Known
 from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.controller.reconcile.clock import SystemClock
@@ -31,18 +31,18 @@ _NOTHING = Known(frozenset(), frozenset())
 class _Owned:
     """The hands for the things of one other home."""
 
-    def __init__(self, janitor: Janitor) -> None:
-        self._janitor = janitor
+    def __init__(self, garbage_collector: GarbageCollector) -> None:
+        self._garbage_collector = garbage_collector
 
     def look(self, cloud: str) -> View:
-        return self._janitor.look(cloud).view()
+        return self._garbage_collector.look(cloud).view()
 
-    def remove(self, stray: View) -> View:
-        key = stray["cloud"], stray["kind"], stray["id"], stray["region"]
-        return self._janitor.remove(key).view()
+    def remove(self, orphan: View) -> View:
+        key = orphan["cloud"], orphan["kind"], orphan["id"], orphan["region"]
+        return self._garbage_collector.remove(key).view()
 
     def forget(self, cloud: str) -> Sequence[str]:
-        return self._janitor.forget(cloud)
+        return self._garbage_collector.forget(cloud)
 
 
 def gc(
@@ -63,17 +63,17 @@ def gc(
         hand = hands.setdefault(owner, _owned(clouds, owner))
         look = hand.look(cloud)
         unlisted += look["unlisted"]
-        if look["strays"]:
-            found.setdefault(owner, []).extend(look["strays"])
+        if look["orphans"]:
+            found.setdefault(owner, []).extend(look["orphans"])
     _show(found, unlisted, output)
     removed, failed = list[View](), list[View]()
-    for owner, strays in found.items() if not dry_run else ():
-        ask(f"Remove {plural(len(strays), 'thing')}{cost(strays)} of home {owner}?", yes=yes)
-        done, left = remove_all(hands[owner], strays)
+    for owner, orphans in found.items() if not dry_run else ():
+        ask(f"Remove {plural(len(orphans), 'thing')}{cost(orphans)} of home {owner}?", yes=yes)
+        done, left = remove_all(hands[owner], orphans)
         removed += [{**one, "owner": owner} for one in done]
         failed += [{**one, "owner": owner} for one in left]
     if output is Output.JSON:
-        told = [{**one, "owner": owner} for owner, strays in found.items() for one in strays]
+        told = [{**one, "owner": owner} for owner, orphans in found.items() for one in orphans]
         put_json({"found": told, "unlisted": unlisted, "removed": removed, "failed": failed})
     if failed:
         raise CommandFailed(f"{plural(len(failed), 'thing')} could not be removed; see above")
@@ -104,7 +104,7 @@ def _owners(clouds: Clouds, names: Sequence[str], unlisted: list[View]) -> Itera
 
 
 def _owned(clouds: Clouds, owner: str) -> _Owned:
-    return _Owned(Janitor(clouds.get, owner, lambda: _NOTHING, SystemClock(), lambda story: None))
+    return _Owned(GarbageCollector(clouds.get, owner, lambda: _NOTHING, SystemClock(), lambda story: None))
 
 
 def _own(here: Home) -> str:
@@ -120,10 +120,10 @@ def _own(here: Home) -> str:
 
 def _show(found: Mapping[str, Sequence[View]], unlisted: Sequence[View], output: Output) -> None:
     if output is Output.TABLE:
-        for owner, strays in found.items():
-            services = sorted({one["service"] for one in strays if one["service"]})
+        for owner, orphans in found.items():
+            services = sorted({one["service"] for one in orphans if one["service"]})
             say(f"home {owner}" + (f", services {', '.join(services)}" if services else ""))
-            put_table(stray_table(strays, SystemClock().now()))
+            put_table(stray_table(orphans, SystemClock().now()))
         if not found and not unlisted:
             say("other homes have nothing here")
     for region in unlisted:

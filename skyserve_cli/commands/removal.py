@@ -21,7 +21,7 @@ class Hands(Protocol):
 
     def look(self, cloud: str) -> View: ...
 
-    def remove(self, stray: View) -> View: ...
+    def remove(self, orphan: View) -> View: ...
 
     def forget(self, cloud: str) -> Sequence[str]: ...
 
@@ -31,44 +31,44 @@ def remove_all(hands: Hands, found: Sequence[View]) -> tuple[list[View], list[Vi
     failed: list[View] = []
     removed: list[View] = []
 
-    def note(stray: View, why: str) -> None:
+    def note(orphan: View, why: str) -> None:
         if why:
-            failed.append(stray | {"why": why})
-            say(f"{named(stray)} is left: {why}")
+            failed.append(orphan | {"why": why})
+            say(f"{named(orphan)} is left: {why}")
         else:
-            removed.append(stray)
-            say(f"removed {named(stray)}")
+            removed.append(orphan)
+            say(f"removed {named(orphan)}")
 
-    instances = [stray for stray in found if stray["part"] == "instance"]
-    refusals = {key_of(stray): _insist(hands, stray) for stray in instances}
-    still = _await_gone(hands, [stray for stray in instances if not refusals[key_of(stray)]])
-    for stray in instances:
-        lives = "it has been asked to end, and the cloud still lists it" if key_of(stray) in still else ""
-        note(stray, refusals[key_of(stray)] or lives)
-    for stray in found:
-        if stray["part"] == "leftover":
-            note(stray, _insist(hands, stray))
-    shared = [stray for stray in found if stray["part"] == "shared"]
-    for cloud in sorted({stray["cloud"] for stray in shared}):
-        of_cloud = [stray for stray in shared if stray["cloud"] == cloud]
+    instances = [orphan for orphan in found if orphan["part"] == "instance"]
+    refusals = {key_of(orphan): _insist(hands, orphan) for orphan in instances}
+    still = _await_gone(hands, [orphan for orphan in instances if not refusals[key_of(orphan)]])
+    for orphan in instances:
+        lives = "it has been asked to end, and the cloud still lists it" if key_of(orphan) in still else ""
+        note(orphan, refusals[key_of(orphan)] or lives)
+    for orphan in found:
+        if orphan["part"] == "leftover":
+            note(orphan, _insist(hands, orphan))
+    shared = [orphan for orphan in found if orphan["part"] == "shared"]
+    for cloud in sorted({orphan["cloud"] for orphan in shared}):
+        of_cloud = [orphan for orphan in shared if orphan["cloud"] == cloud]
         problems = hands.forget(cloud)
         left = _left(hands, of_cloud) if problems else set()
-        for stray in of_cloud:
-            note(stray, "; ".join(problems) if key_of(stray) in left else "")
+        for orphan in of_cloud:
+            note(orphan, "; ".join(problems) if key_of(orphan) in left else "")
     return removed, failed
 
 
 def _left(hands: Hands, shared: Sequence[View]) -> set[Key]:
     """What is there of it after something went wrong; all of it, where nobody can tell."""
-    keys = {key_of(stray) for stray in shared}
-    listed = {key_of(stray) for stray in hands.look(shared[0]["cloud"])["strays"]}
+    keys = {key_of(orphan) for orphan in shared}
+    listed = {key_of(orphan) for orphan in hands.look(shared[0]["cloud"])["orphans"]}
     return keys & listed or keys
 
 
-def _insist(hands: Hands, stray: View) -> str:
+def _insist(hands: Hands, orphan: View) -> str:
     """Remove it; why not, if it cannot be."""
     for _ in range(TRIES):
-        refusal = hands.remove(stray)
+        refusal = hands.remove(orphan)
         if not refusal["passes"]:
             break
         time.sleep(POLL_S)
@@ -77,11 +77,11 @@ def _insist(hands: Hands, stray: View) -> str:
 
 def _await_gone(hands: Hands, instances: Sequence[View]) -> set[Key]:
     """The keys of those that the clouds still list in the end."""
-    waited = {key_of(stray): stray["cloud"] for stray in instances}
+    waited = {key_of(orphan): orphan["cloud"] for orphan in instances}
     for _ in range(int(GONE_PATIENCE_S / POLL_S)):
         for cloud in sorted(set(waited.values())):
             look = hands.look(cloud)
-            listed = {key_of(stray) for stray in look["strays"]}
+            listed = {key_of(orphan) for orphan in look["orphans"]}
             if not look["unlisted"]:
                 waited = {key: at for key, at in waited.items() if at != cloud or key in listed}
         if not waited:
@@ -95,30 +95,30 @@ def stray_table(found: Sequence[View], now: float) -> Fitted:
         ("CLOUD", "REGION", "KIND", "$/MONTH", "AGE", "ID"),
         [
             (
-                stray["cloud"],
-                stray["region"],
-                stray["kind"],
-                "-" if stray["usd_month"] is None else usd(stray["usd_month"]),
-                "-" if stray["created_at"] is None else span(now - stray["created_at"]),
-                stray["id"],
+                orphan["cloud"],
+                orphan["region"],
+                orphan["kind"],
+                "-" if orphan["usd_month"] is None else usd(orphan["usd_month"]),
+                "-" if orphan["created_at"] is None else span(now - orphan["created_at"]),
+                orphan["id"],
             )
-            for stray in found
+            for orphan in found
         ],
     )
 
 
 def cost(found: Sequence[View]) -> str:
-    month = sum(stray["usd_month"] or 0.0 for stray in found)
+    month = sum(orphan["usd_month"] or 0.0 for orphan in found)
     return f", about ${usd(month)} per month" if month else ""
 
 
-def named(stray: View) -> str:
-    return f"{stray['kind']} {stray['id']} in {where(stray)}"
+def named(orphan: View) -> str:
+    return f"{orphan['kind']} {orphan['id']} in {where(orphan)}"
 
 
 def where(thing: Mapping[str, object]) -> str:
     return "/".join(str(thing[key]) for key in ("cloud", "region") if thing[key])
 
 
-def key_of(stray: View) -> Key:
-    return stray["cloud"], stray["kind"], stray["id"], stray["region"]
+def key_of(orphan: View) -> Key:
+    return orphan["cloud"], orphan["kind"], orphan["id"], orphan["region"]

@@ -29,11 +29,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from provisioners.host_agent.files import write_text
 from provisioners.host_agent.lines import line_with_words
 from skyserve_cli.controller.balancers.agent_process import agent_environment
-from skyserve_cli.controller.clouds.caches import SpecBook
+from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import NoSuchServiceError, StoredStory, Story
+from skyserve_cli.state.values import NoSuchServiceError, StoredEvents, Story
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ _SILENT = frozenset({"Progressed", FAILED})
 class Callback(NamedTuple):
     """One run: of which event, which command, and with which variables."""
 
-    event: StoredStory
+    event: StoredEvents
     command: str
     variables: Mapping[str, str]
 
@@ -63,7 +63,7 @@ class Callbacks(threading.Thread):
     def __init__(
         self,
         store: Store,
-        specs: SpecBook,
+        specs: SpecCache,
         clock: Clock,
         position: Path,
         *,
@@ -115,7 +115,7 @@ class Callbacks(threading.Thread):
         self._start()
         self._write()
 
-    def _take(self, events: Sequence[StoredStory]) -> None:
+    def _take(self, events: Sequence[StoredEvents]) -> None:
         """Queue the callbacks of these events."""
         versions = {row.name: row.version for row in self._store.services()} if events else {}
         if any(event.service and event.service not in versions for event in events):
@@ -139,7 +139,7 @@ class Callbacks(threading.Thread):
             return min(end, int(json.loads(self._position.read_text())["seq"]))
         return end
 
-    def _callback(self, event: StoredStory, version: int | None) -> Callback | None:
+    def _callback(self, event: StoredEvents, version: int | None) -> Callback | None:
         if version is None or event.story.kind in _SILENT:
             return None
         try:
@@ -215,7 +215,7 @@ class Callbacks(threading.Thread):
                 self._written = done
 
 
-def variables_of(event: StoredStory) -> dict[str, str]:
+def variables_of(event: StoredEvents) -> dict[str, str]:
     """What a command is told about its event: our names, and those that SkyPilot's scripts read."""
     story = event.story
     replica = "" if story.replica_id is None else str(story.replica_id)

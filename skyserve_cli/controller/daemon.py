@@ -3,7 +3,7 @@
 Two threads of control: the event loop (API, probes, load balancers) and the reconciler's, which waits until
 somebody wakes it or a tick has passed. Nothing needs to be saved on the way out, because everything is saved on
 the way: SIGKILL is a way of stopping like any other. Replicas and load balancers go on without it, and
-`keeper` starts it again.
+`supervisor` starts it again.
 
     python -m skyserve_cli.controller.daemon
 """
@@ -35,18 +35,18 @@ from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.controller.api import unix_socket
 from skyserve_cli.controller.api.http import Api
-from skyserve_cli.controller.api.service import Office
-from skyserve_cli.controller.balancers.dns import ThreadNames
-from skyserve_cli.controller.balancers.local_fleet import ProcessFleet
+from skyserve_cli.controller.api.service import ControllerService
+from skyserve_cli.controller.balancers.dns import ThreadDns
+from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet, admin_token
 from skyserve_cli.controller.callbacks import Callbacks
-from skyserve_cli.controller.clouds.caches import OfferBook, SpecBook
-from skyserve_cli.controller.clouds.firewalls import ThreadGatekeeper
+from skyserve_cli.controller.clouds.caches import OfferCache, SpecCache
+from skyserve_cli.controller.clouds.firewalls import ThreadFirewalls
 from skyserve_cli.controller.clouds.garbage_collector import Sweeper
-from skyserve_cli.controller.clouds.instance_poller import ThreadWitness
-from skyserve_cli.controller.clouds.log_archive import LastWords
-from skyserve_cli.controller.clouds.operation_runner import ThreadRunner
-from skyserve_cli.controller.gc_pauses import ShortPauses
+from skyserve_cli.controller.clouds.instance_poller import ThreadInstancePoller
+from skyserve_cli.controller.clouds.log_archive import LogArchive
+from skyserve_cli.controller.clouds.operation_runner import ThreadOperationRunner
+from skyserve_cli.controller.gc_pauses import GcPauses
 from skyserve_cli.controller.persistence import key_fingerprints as fingerprints
 from skyserve_cli.controller.persistence.housekeeping import Housekeeper
 from skyserve_cli.controller.persistence.key_fingerprints import ForeignKeysError
@@ -177,7 +177,7 @@ def _tell_rules(store: Store, cloud: str, sentence: str, now: float) -> None:
 class _ResolvedOffers:
     """The offer book, asked only for enabled clouds; a need that only disabled ones could meet meets no offer."""
 
-    def __init__(self, clouds: Clouds, book: OfferBook) -> None:
+    def __init__(self, clouds: Clouds, book: OfferCache) -> None:
         self._clouds = clouds
         self._book = book
 
@@ -247,7 +247,7 @@ async def run(home: Home) -> None:
     leadership.step()
     clock = SystemClock(leadership.database_now)
     seal = seal_of(home)
-    specs = SpecBook(store, seal, lambda token: admin_token(home.machine_secret(), token))
+    specs = SpecCache(store, seal, lambda token: admin_token(home.machine_secret(), token))
     clouds = Clouds(home, config)
     usable = clouds.all()
     for name in clouds.without_sdk:
@@ -257,12 +257,12 @@ async def run(home: Home) -> None:
     regional = RegionalFleet(
         clouds.get, home.machine_secret(), clock, loop, woken.set, attention=attention, served=served
     )
-    names = ThreadNames(clouds.names, clouds.name_region, owner, steady, woken.set, leadership.may_terminate)
+    names = ThreadDns(clouds.names, clouds.name_region, owner, steady, woken.set, leadership.may_terminate)
     # Agents are known by their folder, whichever links lead to it.
-    fleet = ProcessFleet(home.load_balancers.resolve(), loop, woken.set, attention, served)
+    fleet = LocalFleet(home.load_balancers.resolve(), loop, woken.set, attention, served)
     authority = Authority(home.machine_secret(), owner).certificate
     prober = HttpProber(loop, woken.set, attention, served, authority=authority)
-    witness = ThreadWitness(
+    instance_poller = ThreadInstancePoller(
         clouds.get,
         owner,
         clock,
@@ -272,13 +272,13 @@ async def run(home: Home) -> None:
         tell_clock=lambda sentence: _tell_clock(store, sentence, clock.now()),
         warn=lambda service, id_, sentence: _tell_lease(store, service, id_, sentence, clock.now()),
     )
-    last_words = LastWords(home.last_words)
+    log_archive = LogArchive(home.log_archive)
 
     def farewell(call: Call, cloud: Provisioner, instance: Instance) -> None:
         num_nodes = specs.get(call.service, call.replica.version).num_nodes
-        last_words.keep(call.service, call.replica, instance, cloud, num_nodes)
+        log_archive.keep(call.service, call.replica, instance, cloud, num_nodes)
 
-    runner = ThreadRunner(
+    runner = ThreadOperationRunner(
         clouds.get,
         lambda call: specs.order(owner, call),
         owner,
@@ -287,7 +287,7 @@ async def run(home: Home) -> None:
         farewell=farewell,
         allows=leadership.allows,
     )
-    gatekeeper = ThreadGatekeeper(
+    firewalls = ThreadFirewalls(
         [name for name in clouds.enabled if name not in clouds.without_sdk],
         lambda name: cloud if isinstance(cloud := clouds.get(name), Gated) else None,
         owner,
@@ -295,7 +295,7 @@ async def run(home: Home) -> None:
         leadership.may_terminate,  # closing a rule that another controller needs is as final
         tell=lambda cloud, sentence: _tell_rules(store, cloud, sentence, clock.now()),
     )
-    offers: Offers = _ResolvedOffers(clouds, OfferBook(usable, steady, woken.set))
+    offers: Offers = _ResolvedOffers(clouds, OfferCache(usable, steady, woken.set))
     restored = read_restored(home.restored)
     adoption = Adoption(
         restored,
@@ -312,21 +312,21 @@ async def run(home: Home) -> None:
         specs=specs,
         offers=offers,
         runner=runner,
-        witness=witness,
+        instance_poller=instance_poller,
         prober=prober,
         fleet=fleet,
         enabled_clouds=frozenset(clouds.enabled),
         lb_host=config.load_balancer.host,
         regional=regional,
         names=names,
-        gatekeeper=gatekeeper,
+        firewalls=firewalls,
         adoption=adoption,
-        evidence=DaemonEvidence(attention, prober, fleet, regional, (prober, witness, regional)).of,
+        evidence=DaemonEvidence(attention, prober, fleet, regional, (prober, instance_poller, regional)).of,
         epoch=lambda: leadership.epoch,
         targets_ca=base64.b64encode(authority).decode(),
         max_usd_hour=config.controller.max_usd_hour,
     )
-    office = Office(
+    controller_service = ControllerService(
         store=store,
         specs=specs,
         seal=seal,
@@ -338,9 +338,9 @@ async def run(home: Home) -> None:
         leadership=leadership,
         owner=owner,
         wake=woken.set,
-        sighted=witness.last,
-        leases=witness.leases,
-        last_words=last_words,
+        sighted=instance_poller.last,
+        leases=instance_poller.leases,
+        log_archive=log_archive,
         store_health=reconciler.store_health,
         load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
     )
@@ -349,14 +349,14 @@ async def run(home: Home) -> None:
     await regional.start()
     ticker = Ticker(reconciler, store, clock, woken, config.controller.tick_seconds, leadership)
     swept = [name for name in clouds.enabled if name not in clouds.without_sdk]
-    sweeper = Sweeper(office.janitor, swept, config.controller.sweep_minutes * 60.0)
+    sweeper = Sweeper(controller_service.garbage_collector, swept, config.controller.sweep_minutes * 60.0)
     housekeeper = Housekeeper(store, clock, steady, home.backups, home.load_balancers)
     term = _Term(home, store, clock, lambda: loop.call_soon_threadsafe(stopping.set))
     callbacks = Callbacks(store, specs, clock, home.callbacks)
     term.threads = (ticker, sweeper, housekeeper, callbacks)
     lease_keeper = LeaseKeeper(leadership, term.begin, begin_again, ticker.turn)
     lease_keeper.start()
-    api = Api(office, home.token(), home.controller_log, stopping.set)
+    api = Api(controller_service, home.token(), home.controller_log, stopping.set)
     site = await _listen(api.app(), home)
     log.info("controller is up pid=%d owner=%s database=%s", os.getpid(), owner, _without_password(store))
     await stopping.wait()
@@ -373,7 +373,7 @@ async def run(home: Home) -> None:
         await asyncio.to_thread(leadership.release)
     except SQLAlchemyError as error:
         log.warning("the lease cannot be released, it runs out by itself: %s", sentence_of(error))
-    witness.close()
+    instance_poller.close()
     await attention.close()
     await prober.close()
     await fleet.close()
@@ -423,7 +423,7 @@ def main() -> int:
         print(f"a controller of {home.root} is already running", file=sys.stderr)
         return 3
     _log_to(home)
-    ShortPauses(SteadyClock().now).install()
+    GcPauses(SteadyClock().now).install()
     try:
         # Not asyncio.run: it would wait for every thread that a query holds up.
         asyncio.new_event_loop().run_until_complete(run(home))

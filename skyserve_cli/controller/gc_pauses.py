@@ -16,7 +16,7 @@ WALK_ALL_EVERY_S = 6 * 3600.0
 _OLDEST = 2
 
 
-class ShortPauses:
+class GcPauses:
     """A callback of `gc`. `now` counts seconds."""
 
     def __init__(self, now: Callable[[], float], walk_all_every_s: float = WALK_ALL_EVERY_S) -> None:

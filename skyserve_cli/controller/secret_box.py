@@ -16,7 +16,7 @@ class CannotUnsealError(Exception):
     """The sealing key in the home is not the one the secrets were sealed with; run `serve update` again."""
 
 
-class Seal:
+class SecretBox:
     """`key` seals; `older` ones still open, while a rotation is under way. Digests are made with `digest_key`, which outlives
     rotations: with another one every service would seem to have changed at its next update."""
 
@@ -48,5 +48,5 @@ class Seal:
         return hmac.new(self._digest_key, content, hashlib.sha256).hexdigest()
 
 
-def seal_of(home: Home) -> Seal:
-    return Seal(*home.sealing_keys(), digest_key=home.digest_key())
+def seal_of(home: Home) -> SecretBox:
+    return SecretBox(*home.sealing_keys(), digest_key=home.digest_key())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skyserve_cli.controller.reconcile.ports import Sighting
+from skyserve_cli.controller.reconcile.ports import InstanceListing
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.reconcile.tick_cache import Kept, Orders
 from skyserve_cli.state.values import ServiceRow
@@ -22,7 +22,7 @@ class AuditedReconciler(Reconciler):
 
     stood = 0
 
-    def _stand(self, kept: Kept, row: ServiceRow, sightings: Sequence[Sighting], now: float) -> Orders:
+    def _stand(self, kept: Kept, row: ServiceRow, sightings: Sequence[InstanceListing], now: float) -> Orders:
         decided = self._service_turn.decide(row, (), sightings, now)
         if decided.commit is not None:
             raise StaleError(f"{now:.1f} {row.name}: not written: {decided.commit}")

@@ -52,7 +52,7 @@ class Invariants:
         for table in tables:
             self._targets_live(table.service, table, rows)
 
-    def photograph(self, kept: Sequence[ServiceRow], read: Sequence[ServiceRow]) -> None:
+    def read_cache(self, kept: Sequence[ServiceRow], read: Sequence[ServiceRow]) -> None:
         """What the store remembers is what is in the database."""
         true = [row for row in read if row.attempts or not row.down]
         self._require(list(kept) == true, f"the store remembers {kept} and holds {true}")

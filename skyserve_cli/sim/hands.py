@@ -15,16 +15,16 @@ from policies.model import Event, Load, Offer, ProbeFailed, ProbePassed
 from provisioners.base import Instance, LaunchOrder, Requirements
 from provisioners.errors import ProvisionError
 from skyserve_cli.controller.clouds.execute import Retry, perform
-from skyserve_cli.controller.clouds.operation_runner import NOT_ALLOWED, CallBook
+from skyserve_cli.controller.clouds.operation_runner import NOT_ALLOWED, OperationsInFlight
 from skyserve_cli.controller.reconcile.listing_events import same_objects
 from skyserve_cli.controller.reconcile.mappers import token_of
 from skyserve_cli.controller.reconcile.ports import (
     AgentOrder,
     Call,
     CallKind,
+    InstanceListing,
     ProbeOrder,
     RegionalOrder,
-    Sighting,
 )
 from skyserve_cli.sim.clock import SimClock
 from skyserve_cli.sim.world import SimCloud
@@ -34,7 +34,7 @@ class Crash(BaseException):
     """The controller is killed, here and now."""
 
 
-class SimRunner:
+class SimOperationRunner:
     """Calls reach the cloud after a while and answer after another."""
 
     def __init__(
@@ -52,7 +52,7 @@ class SimRunner:
         self._rng = rng
         self._owner = owner
         self._order = order
-        self._book = CallBook()
+        self._book = OperationsInFlight()
         self._answers: list[tuple[Call, Event | Retry | None]] = []
         self.crash_before_calls = False
         self.dead = False
@@ -93,7 +93,7 @@ class SimRunner:
         return self._rng.expovariate(1.0 / self._cloud.faults.slow_call_s)
 
 
-class SimWitness:
+class SimInstancePoller:
     """Lists the cloud every `poll_s`; a listing is a little old when it arrives."""
 
     def __init__(self, cloud: SimCloud, clock: SimClock, owner: str, poll_s: float = 5.0) -> None:
@@ -101,7 +101,7 @@ class SimWitness:
         self._clock = clock
         self._owner = owner
         self._poll_s = poll_s
-        self._seen: list[Sighting] = []
+        self._seen: list[InstanceListing] = []
         self._last: tuple[Instance, ...] = ()
         self._started = False
         self.dead = False
@@ -114,7 +114,7 @@ class SimWitness:
             self._started = True
             self._look()
 
-    def drain(self) -> list[Sighting]:
+    def drain(self) -> list[InstanceListing]:
         seen, self._seen = self._seen, []
         return seen
 
@@ -123,7 +123,7 @@ class SimWitness:
             return
         listing = self._cloud.listing(self._owner)
         self._last = same_objects(self._last, listing.instances)
-        sighting = Sighting("sim", self._clock.now(), self._last, silent=frozenset(listing.silent))
+        sighting = InstanceListing("sim", self._clock.now(), self._last, silent=frozenset(listing.silent))
         self._clock.after(0.5, lambda: self._seen.append(sighting))
         self._clock.after(self._poll_s, self._look)
 

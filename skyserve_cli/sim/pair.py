@@ -15,7 +15,15 @@ from sqlalchemy.exc import OperationalError
 from skyserve_cli.controller.persistence.leadership import RENEW_EVERY_S, STANDBY_POLL_S, Leadership
 from skyserve_cli.sim.checks import InvariantError
 from skyserve_cli.sim.clock import SimClock
-from skyserve_cli.sim.hands import Crash, SimFleet, SimOffers, SimProber, SimRegional, SimRunner, SimWitness
+from skyserve_cli.sim.hands import (
+    Crash,
+    SimFleet,
+    SimInstancePoller,
+    SimOffers,
+    SimOperationRunner,
+    SimProber,
+    SimRegional,
+)
 from skyserve_cli.sim.torture import Life, SimStore
 from skyserve_cli.state.lease import NO_TERM, Lease, LeaseLostError
 from skyserve_cli.state.values import Commit
@@ -93,7 +101,7 @@ class Controller:
         self.store = SharedStore(life.rng, life.database_clock, life.store)
         self.store.fence(NO_TERM)
         self.leadership = Leadership(self.store, name, f"controller {name}", self.clock)
-        self.runner = SimRunner(
+        self.runner = SimOperationRunner(
             life.cloud,
             self.clock,
             life.rng,
@@ -101,7 +109,7 @@ class Controller:
             lambda call: life.specs.order(life.owner, call),
             allows=lambda kind: self.leadership.allows(kind) or life.rng.random() < _CHECKED_BEFORE,
         )
-        self.witness = SimWitness(life.cloud, self.clock, life.owner)
+        self.instance_poller = SimInstancePoller(life.cloud, self.clock, life.owner)
         self.fleet = SimFleet(life.agents, self.clock)
         self.regional = SimRegional(life.agents, life.cloud, self.clock)
         self.reconciler = life.make_reconciler(
@@ -110,7 +118,7 @@ class Controller:
             specs=life.specs,
             offers=SimOffers(life.cloud),
             runner=self.runner,
-            witness=self.witness,
+            instance_poller=self.instance_poller,
             prober=SimProber(life.cloud, life.rng),
             fleet=self.fleet,
             enabled_clouds=frozenset({"sim"}),
@@ -147,7 +155,7 @@ class Controller:
 
     def die(self) -> None:
         self.is_dead = True
-        self.runner.dead = self.witness.dead = self.fleet.dead = self.regional.dead = True
+        self.runner.dead = self.instance_poller.dead = self.fleet.dead = self.regional.dead = True
 
 
 class PairLife(Life):

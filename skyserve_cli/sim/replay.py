@@ -1,6 +1,6 @@
 """The controller's hands in a recorded market: each class fills one port of `controller.ports`.
 
-What a tick orders is done in the same tick, by `ReplayRunner.act`; what it came to is seen in the next.
+What a tick orders is done in the same tick, by `ReplayOperationRunner.act`; what it came to is seen in the next.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from lb.config.schema import Readiness
 from policies.model import Event, Load, Offer, ProbePassed
 from provisioners.base import Instance, LaunchOrder, Requirements
 from skyserve_cli.controller.clouds.execute import Retry, perform
-from skyserve_cli.controller.clouds.operation_runner import CallBook
+from skyserve_cli.controller.clouds.operation_runner import OperationsInFlight
 from skyserve_cli.controller.reconcile.mappers import token_of
-from skyserve_cli.controller.reconcile.ports import AgentOrder, Call, CallKind, ProbeOrder, Sighting
+from skyserve_cli.controller.reconcile.ports import AgentOrder, Call, CallKind, InstanceListing, ProbeOrder
 from skyserve_cli.sim.arrivals import Arrivals
 from skyserve_cli.sim.market import CLOUD, Market
 
 
-class ReplayRunner:
+class ReplayOperationRunner:
     """Makes the calls of a tick within it."""
 
     def __init__(self, market: Market, owner: str, order: Callable[[Call], LaunchOrder]) -> None:
         self._market = market
         self._owner = owner
         self._order = order
-        self._book = CallBook()
+        self._book = OperationsInFlight()
         self._calls: list[Call] = []
         self._answers: list[tuple[Call, Event | Retry | None]] = []
 
@@ -63,7 +63,7 @@ class ReplayRunner:
         self._answers.append((call, outcome))
 
 
-class ReplayWitness:
+class ReplayInstancePoller:
     """Lists the market as it was at the end of the tick before, when there is something new to see."""
 
     def __init__(self, market: Market, owner: str) -> None:
@@ -76,12 +76,12 @@ class ReplayWitness:
     def watch(self, clouds: frozenset[str]) -> None:
         pass
 
-    def drain(self) -> list[Sighting]:
+    def drain(self) -> list[InstanceListing]:
         if not self._market.news:
             return []
         self._market.news = False
         asked_at = self._market.clock.now() - self._market.trace.tick_s
-        return [Sighting(CLOUD, asked_at, tuple(self._market.instances(self._owner)))]
+        return [InstanceListing(CLOUD, asked_at, tuple(self._market.instances(self._owner)))]
 
 
 class ReplayProber:

@@ -17,19 +17,19 @@ from itertools import pairwise
 
 from policies import deadlines
 from policies.model import ReplicaState
-from skyserve_cli.controller.clouds.caches import SpecBook
+from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
-from skyserve_cli.controller.secret_box import Seal
+from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.sim.arrivals import Arrivals
 from skyserve_cli.sim.market import CLOUD, EPOCH_S, NEVER, Market, TickClock, usual_spot_usd_hour
 from skyserve_cli.sim.omniscient import solve
 from skyserve_cli.sim.replay import (
     ReplayFleet,
+    ReplayInstancePoller,
     ReplayOffers,
+    ReplayOperationRunner,
     ReplayProber,
-    ReplayRunner,
-    ReplayWitness,
 )
 from skyserve_cli.sim.results import ON_DEMAND, SPOT, Run, Step
 from skyserve_cli.sim.trace import Trace
@@ -136,9 +136,9 @@ class Replay:
         rng = random.Random(job.seed)
         self.store = Store("sqlite://", draw=lambda size: rng.randbytes(size).hex())
         self._spec = _spec_of(setting, job)
-        specs = SpecBook(self.store, Seal(_KEY))
+        specs = SpecCache(self.store, SecretBox(_KEY))
         owner = self.store.owner()
-        self._runner = ReplayRunner(self.market, owner, lambda call: specs.order(owner, call))
+        self._runner = ReplayOperationRunner(self.market, owner, lambda call: specs.order(owner, call))
         self._fleet = ReplayFleet(self.market, setting.arrivals, self._spec.replica_policy.load_window_s)
         self.reconciler = Reconciler(
             clock=self._clock,
@@ -146,7 +146,7 @@ class Replay:
             specs=specs,
             offers=ReplayOffers(self.market),
             runner=self._runner,
-            witness=ReplayWitness(self.market, owner),
+            instance_poller=ReplayInstancePoller(self.market, owner),
             prober=ReplayProber(self.market),
             fleet=self._fleet,
             enabled_clouds=frozenset({CLOUD}),

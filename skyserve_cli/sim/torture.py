@@ -13,20 +13,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies.model import UpdateMode, Zone
-from skyserve_cli.controller.clouds.caches import SpecBook
+from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
-from skyserve_cli.controller.secret_box import Seal
+from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.sim.checks import InvariantError, Invariants
 from skyserve_cli.sim.clock import SimClock
 from skyserve_cli.sim.hands import (
     Crash,
     SimAgents,
     SimFleet,
+    SimInstancePoller,
     SimOffers,
+    SimOperationRunner,
     SimProber,
     SimRegional,
-    SimRunner,
-    SimWitness,
 )
 from skyserve_cli.sim.world import Faults, SimCloud, SimZone
 from skyserve_cli.spec import spec_to_json
@@ -117,7 +117,7 @@ class Life:
         ]
         self.cloud = SimCloud(self.clock, self.rng, places, faults)
         self.store = SimStore(self.rng)
-        self.specs = SpecBook(self.store, Seal(_KEY))
+        self.specs = SpecCache(self.store, SecretBox(_KEY))
         self.agents = SimAgents(self.clock, self.rng)
         self.owner = self.store.owner()
         self.invariants = Invariants(self.store, self.cloud, self.owner, f"seed {seed}")
@@ -127,10 +127,10 @@ class Life:
     def start_controller(self) -> None:
         """A new process: nothing in it but what the store and the world say."""
         self.store.forget()
-        self.runner = SimRunner(
+        self.runner = SimOperationRunner(
             self.cloud, self.clock, self.rng, self.owner, lambda call: self.specs.order(self.owner, call)
         )
-        self.witness = SimWitness(self.cloud, self.clock, self.owner)
+        self.instance_poller = SimInstancePoller(self.cloud, self.clock, self.owner)
         self.fleet = SimFleet(self.agents, self.clock)
         self.regional = SimRegional(self.agents, self.cloud, self.clock)
         self.reconciler = self.make_reconciler(
@@ -139,7 +139,7 @@ class Life:
             specs=self.specs,
             offers=SimOffers(self.cloud),
             runner=self.runner,
-            witness=self.witness,
+            instance_poller=self.instance_poller,
             prober=self.make_prober(self.cloud, self.rng),
             fleet=self.fleet,
             enabled_clouds=frozenset({"sim"}),
@@ -168,7 +168,7 @@ class Life:
             self.reconciler.tick()
         rows = self.store.services(down=True)
         self.invariants.after_tick(rows, [*self.agents.tables.values(), *self.agents.regional.values()])
-        self.invariants.photograph(self.store.services(), rows)
+        self.invariants.read_cache(self.store.services(), rows)
 
     def run_for(self, seconds: float, tick_s: float) -> None:
         end = self.clock.now() + seconds
@@ -182,7 +182,7 @@ class Life:
             spec.name,
             spec_to_json(spec),
             replica_hash=spec.replica_hash(),
-            sealed_secrets=Seal(_KEY).close({}),
+            sealed_secrets=SecretBox(_KEY).close({}),
             lb_port=30001,
             target=spec.replica_policy.min_replicas,
             mode=mode,
@@ -203,7 +203,7 @@ class Life:
 
     def _die(self) -> None:
         self.crashes += 1
-        self.runner.dead = self.witness.dead = self.fleet.dead = self.regional.dead = True
+        self.runner.dead = self.instance_poller.dead = self.fleet.dead = self.regional.dead = True
         self.clock.advance(self.clock.now() + self.rng.uniform(0.0, 20.0))
         self.start_controller()
 

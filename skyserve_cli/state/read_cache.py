@@ -10,7 +10,7 @@ from skyserve_cli.state.values import Commit, ServiceRow
 
 
 @dataclass(slots=True)
-class Photograph:
+class ReadCache:
     """The rows as of `count` changes. It is true as long as the database counts the same."""
 
     count: int

@@ -41,7 +41,7 @@ from skyserve_cli.state.connect import connected
 from skyserve_cli.state.history import read_history
 from skyserve_cli.state.lease import Lease, LeaseTable, verify
 from skyserve_cli.state.opening import check_file, check_revision, sqlite_file
-from skyserve_cli.state.read_cache import Photograph
+from skyserve_cli.state.read_cache import ReadCache
 from skyserve_cli.state.values import (
     Commit,
     History,
@@ -50,7 +50,7 @@ from skyserve_cli.state.values import (
     ServiceRow,
     Spent,
     StillGoingDownError,
-    StoredStory,
+    StoredEvents,
     Story,
     VersionRow,
 )
@@ -78,7 +78,7 @@ class Store:
         virtual time. `beside` is another store, whose database in memory this one is to share."""
         self._draw = draw
         self._epoch: int | None = None
-        self._photograph: Photograph | None = None
+        self._read_cache: ReadCache | None = None
         self._lock = threading.Lock()
         self._moving = threading.RLock()
         url = make_url(url)
@@ -287,16 +287,16 @@ class Store:
 
     def services(self, *, down: bool = False) -> list[ServiceRow]:
         """The photograph: every service that is up or of which something lives (`down`: also the others)."""
-        if self._alone and self._photograph is not None and not down:
-            return list(self._photograph.rows.values())
+        if self._alone and self._read_cache is not None and not down:
+            return list(self._read_cache.rows.values())
         with self._reader.connect() as c, self._lock:
             count = int(c.execute(q.COUNT).scalar_one())
             if down:
                 return self._read(c, down=True)
-            if self._photograph is None or self._photograph.count != count:
+            if self._read_cache is None or self._read_cache.count != count:
                 rows = self._read(c, down=False)
-                self._photograph = Photograph(count, {row.name: row for row in rows})
-            return list(self._photograph.rows.values())
+                self._read_cache = ReadCache(count, {row.name: row for row in rows})
+            return list(self._read_cache.rows.values())
 
     def count(self) -> int:
         """How many times what `services` shows has changed."""
@@ -306,7 +306,7 @@ class Store:
     def forget(self) -> None:
         """Read everything anew next time, as a process does that has just started."""
         with self._lock:
-            self._photograph = None
+            self._read_cache = None
 
     def _read(self, c: Connection, *, down: bool) -> list[ServiceRow]:
         rows = c.execute(q.SERVICES).all()
@@ -382,8 +382,8 @@ class Store:
             if lines:
                 c.execute(q.TELL, lines)
         with self._lock:
-            if self._photograph is not None:
-                self._photograph.follow(count, read)
+            if self._read_cache is not None:
+                self._read_cache.follow(count, read)
 
     def reseal(
         self, again: Callable[[bytes], bytes | None], also: Callable[[Connection], None] = lambda c: None
@@ -507,7 +507,7 @@ class Store:
 
     def events(
         self, name: str | None, *, after: int = 0, limit: int = 1000, newest: bool = False
-    ) -> list[StoredStory]:
+    ) -> list[StoredEvents]:
         """The story after `seq` = `after`, oldest first; `newest`: the last `limit` lines instead of the first."""
         query = sa.select(t.events).where(t.events.c.seq > after)
         if name is not None:
@@ -516,7 +516,7 @@ class Store:
         with self._reader.connect() as c:
             rows = c.execute(query.order_by(order).limit(limit)).all()
         return [
-            StoredStory(r.seq, r.at, r.service, Story(r.kind, r.message, r.replica_id, r.state))
+            StoredEvents(r.seq, r.at, r.service, Story(r.kind, r.message, r.replica_id, r.state))
             for r in (reversed(rows) if newest else rows)
         ]
 
@@ -543,7 +543,7 @@ class Store:
     def _unasked(self, name: str) -> int | None:
         """The count of changes for which it is known that no replica of the service is to be ended by id."""
         with self._lock:
-            kept = self._photograph
+            kept = self._read_cache
             row = None if kept is None else kept.rows.get(name)
             return None if kept is None or row is None or row.killed else kept.count
 

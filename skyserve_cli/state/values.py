@@ -77,7 +77,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredStory:
+class StoredEvents:
     seq: int
     at: float
     service: str

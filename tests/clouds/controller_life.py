@@ -11,9 +11,9 @@ from policies.placement.blocks import market
 from policies.rollout import has_failed
 from provisioners.errors import ProvisionError
 from skyserve_cli.controller.clouds.execute import perform
-from skyserve_cli.controller.clouds.operation_runner import CallBook
+from skyserve_cli.controller.clouds.operation_runner import OperationsInFlight
 from skyserve_cli.controller.reconcile.mappers import goal_of, order_of, requirements_of
-from skyserve_cli.controller.reconcile.ports import Sighting
+from skyserve_cli.controller.reconcile.ports import InstanceListing
 from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
 from tests.contract.contract_rented import RentedSubject
 from tests.unit.test_controller_reconciler import World
@@ -53,7 +53,7 @@ class ControllerLife(World):
         """The controller dies; another begins with the rows alone."""
         self.events.clear()
         self.sightings.clear()
-        self.book = CallBook()
+        self.book = OperationsInFlight()
         self.subject.cloud = self.subject.restarted()
         self.controller = self.reconciler()
 
@@ -95,7 +95,7 @@ class ControllerLife(World):
         silent, closed = frozenset(listing.silent), frozenset(listing.closed)
         name = self.subject.catalog.cloud
         self.sightings.append(
-            Sighting(name, asked_at, tuple(listing.instances), silent=silent, closed=closed)
+            InstanceListing(name, asked_at, tuple(listing.instances), silent=silent, closed=closed)
         )
 
     def is_given_up(self) -> bool:

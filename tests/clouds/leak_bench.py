@@ -9,7 +9,7 @@ from typing import ClassVar
 from provisioners.contract.hosts import MemoryHosts
 from provisioners.fleet import FleetProvisioner
 from provisioners.machines import Machines
-from skyserve_cli.controller.clouds.garbage_collector import Janitor, Tidied
+from skyserve_cli.controller.clouds.garbage_collector import GarbageCollector, Tidied
 from skyserve_cli.controller.clouds.orphans import Known, Part
 from skyserve_cli.state.values import Story
 from tests.clouds.memory_machines import order_of
@@ -26,11 +26,11 @@ class LeakBench:
     clouds: set[str] = field(default_factory=set)
     story: list[Story] = field(default_factory=list)
     fleet: FleetProvisioner = field(init=False)
-    janitor: Janitor = field(init=False)
+    garbage_collector: GarbageCollector = field(init=False)
 
     def __post_init__(self) -> None:
         self.fleet = fleet_of(self.machines, self.now)
-        self.janitor = Janitor(
+        self.garbage_collector = GarbageCollector(
             lambda name: self.fleet,
             self.owner,
             lambda: Known(frozenset(self.tokens), frozenset(self.clouds)),
@@ -42,19 +42,19 @@ class LeakBench:
     def cloud(self) -> str:
         return self.machines.name
 
-    def strays(self, part: Part | None = None) -> list[str]:
+    def orphans(self, part: Part | None = None) -> list[str]:
         """The ids of what is found, in order."""
-        look = self.janitor.look(self.cloud)
+        look = self.garbage_collector.look(self.cloud)
         assert look.unlisted == ()
-        return [stray.id for stray in look.strays if part in (None, stray.part)]
+        return [orphan.id for orphan in look.orphans if part in (None, orphan.part)]
 
     def tidy(self, services: Iterable[str] | None = None) -> Tidied:
-        return self.janitor.tidy(self.cloud, services)
+        return self.garbage_collector.tidy(self.cloud, services)
 
     def end_strays(self) -> None:
         """What the tick does with instances that have no row."""
-        for stray in self.janitor.look(self.cloud).of(Part.INSTANCE):
-            assert self.janitor.remove(stray.key).why == ""
+        for orphan in self.garbage_collector.look(self.cloud).of(Part.INSTANCE):
+            assert self.garbage_collector.remove(orphan.key).why == ""
 
     def settle(self, sleep: Callable[[float], object]) -> Tidied:
         """Tidy until nothing is waited for, in virtual time; all that was removed, and the problems of the last step."""

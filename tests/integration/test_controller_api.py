@@ -24,15 +24,15 @@ from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import Config, LoadBalancerConfig
 from skyserve_cli.controller.api.client import Client
 from skyserve_cli.controller.api.http import Api, unix_socket
-from skyserve_cli.controller.api.service import Office
-from skyserve_cli.controller.balancers.dns import ThreadNames
-from skyserve_cli.controller.balancers.local_fleet import ProcessFleet
+from skyserve_cli.controller.api.service import ControllerService
+from skyserve_cli.controller.balancers.dns import ThreadDns
+from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet
-from skyserve_cli.controller.clouds.caches import SpecBook
-from skyserve_cli.controller.clouds.log_archive import LastWords
+from skyserve_cli.controller.clouds.caches import SpecCache
+from skyserve_cli.controller.clouds.log_archive import LogArchive
 from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
-from skyserve_cli.controller.secret_box import Seal
+from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, spec_to_json
 from skyserve_cli.state.store import Store
@@ -64,32 +64,32 @@ ROUTES = [
 class Controller:
     """The API with everything behind it but the reconciler."""
 
-    def __init__(self, home: Home, fleet: ProcessFleet, ports: range) -> None:
+    def __init__(self, home: Home, fleet: LocalFleet, ports: range) -> None:
         self.time = 1000.0
         self.home = home
         self.store = Store(home.database_url)
         self.leadership = Leadership(self.store, "here", "this one", self)
         self.leadership.step()
         self.woken = self.stopped = 0
-        seal = Seal(home.sealing_key())
+        seal = SecretBox(home.sealing_key())
         settings = LoadBalancerConfig(first_port=ports.start, last_port=ports.stop - 1)
-        self.specs = SpecBook(self.store, seal)
+        self.specs = SpecCache(self.store, seal)
         clouds = Clouds(home, Config(load_balancer=settings))
         loop = asyncio.get_running_loop()
-        self.office = Office(
+        self.controller_service = ControllerService(
             store=self.store,
             specs=self.specs,
             seal=seal,
             clouds=clouds,
             fleet=fleet,
             regional=RegionalFleet(clouds.get, home.machine_secret(), self, loop, self._wake),
-            names=ThreadNames(clouds.names, clouds.name_region, "own", self, self._wake),
+            names=ThreadDns(clouds.names, clouds.name_region, "own", self, self._wake),
             clock=self,
             leadership=self.leadership,
             owner=self.store.owner(),
             wake=self._wake,
             sighted=lambda cloud: (),
-            last_words=LastWords(home.last_words),
+            log_archive=LogArchive(home.log_archive),
             store_health=StoreHealth(0.0),
             load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
         )
@@ -97,7 +97,7 @@ class Controller:
         self.session = aiohttp.ClientSession()
 
     def api(self) -> Api:
-        return Api(self.office, TOKEN, self.home.controller_log, self._stop)
+        return Api(self.controller_service, TOKEN, self.home.controller_log, self._stop)
 
     def now(self) -> float:
         return self.time
@@ -145,7 +145,7 @@ async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
     home = Home.from_environment({"SKYSERVE_HOME": str(tmp_path)})
     home.create()
     first = free_port()
-    fleet = ProcessFleet(home.load_balancers, asyncio.get_running_loop(), lambda: None)
+    fleet = LocalFleet(home.load_balancers, asyncio.get_running_loop(), lambda: None)
     controller = Controller(home, fleet, range(first, first + 20))
     await controller.server.start_server()
     yield controller
@@ -415,9 +415,11 @@ async def test_replicas_that_ended_cost_as_many_statements_for_many_services_as_
     counts = []
     for number in range(1, 5):
         assert (await controller.up(name=f"chat{number}"))[0] == 200
-        controller.office.services(down=True, ended=True)  # reads the spec of each new version once
+        controller.controller_service.services(
+            down=True, ended=True
+        )  # reads the spec of each new version once
         asked.clear()
-        assert len(controller.office.services(down=True, ended=True)) == number
+        assert len(controller.controller_service.services(down=True, ended=True)) == number
         counts.append(len(asked))
     assert len(set(counts)) == 1, counts
     assert any("ended_at >" in statement for statement in asked)
@@ -538,8 +540,8 @@ async def test_logs_that_are_not_there(controller: Controller) -> None:
 async def test_the_end_of_a_log_that_outlived_its_machine(controller: Controller) -> None:
     await controller.up()
     controller.has(replace(a_replica(controller), state=ReplicaState.GONE, ended_at=2.0))
-    controller.home.last_words.mkdir(parents=True)
-    (controller.home.last_words / "chat.1.0.100.log").write_bytes(b"no wheel\n")
+    controller.home.log_archive.mkdir(parents=True)
+    (controller.home.log_archive / "chat.1.0.100.log").write_bytes(b"no wheel\n")
     for asked, said, then in (("0", b"no wheel\n", "109"), ("103", b"wheel\n", "109"), ("109", b"", "109")):
         status, content, headers = await controller.raw("GET", f"/v1/logs/replica/chat/1?offset={asked}")
         assert (status, content, headers["X-Next-Offset"]) == (200, said, then)

@@ -54,7 +54,9 @@ def test_a_controller_that_is_killed_comes_back_and_one_that_is_stopped_does_not
     root = tmp_path / "home"
     environment = {**os.environ, "SKYSERVE_HOME": str(root)}
     environment.pop("SKYSERVE_DB", None)
-    keeper = subprocess.Popen([sys.executable, "-m", "skyserve_cli.controller.supervisor"], env=environment)
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "skyserve_cli.controller.supervisor"], env=environment
+    )
     try:
         client = Client(Home(root, f"sqlite:///{root / 'state.db'}"))
         first = _pid(client, other_than=0)
@@ -67,12 +69,12 @@ def test_a_controller_that_is_killed_comes_back_and_one_that_is_stopped_does_not
         assert client.services() == []
         third = int(client.health()["pid"])
         assert client.stop() == third
-        assert keeper.wait(timeout=30) == 0
+        assert supervisor.wait(timeout=30) == 0
         with pytest.raises(ControllerDownError):
             client.health()
     finally:
-        keeper.terminate()
-        keeper.wait(timeout=30)
+        supervisor.terminate()
+        supervisor.wait(timeout=30)
 
 
 def _pid(client: Client, *, other_than: int) -> int:

@@ -21,7 +21,7 @@ from lb.config.options import Access, ApiKey
 from lb.config.schema import Limits, Readiness, Table, Target
 from policies.model import Load
 from skyserve_cli.controller.balancers.agent_process import AgentFolder
-from skyserve_cli.controller.balancers.local_fleet import ProcessFleet
+from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.reconcile.ports import AgentOrder
 
 WAIT = aiohttp.ClientTimeout(total=10.0)
@@ -33,7 +33,7 @@ class World:
 
     folder: Path
     backend: str
-    fleets: list[ProcessFleet] = field(default_factory=list)
+    fleets: list[LocalFleet] = field(default_factory=list)
     pids: set[int] = field(default_factory=set)
     woken: int = 0
     release: asyncio.Event = field(default_factory=asyncio.Event)
@@ -41,8 +41,8 @@ class World:
     def wake(self) -> None:
         self.woken += 1
 
-    async def fleet(self) -> ProcessFleet:
-        fleet = ProcessFleet(self.folder, asyncio.get_running_loop(), self.wake)
+    async def fleet(self) -> LocalFleet:
+        fleet = LocalFleet(self.folder, asyncio.get_running_loop(), self.wake)
         await fleet.start()
         self.fleets.append(fleet)
         return fleet
@@ -121,7 +121,7 @@ def port() -> int:
     return found
 
 
-def synced(fleet: ProcessFleet, service: str = "chat") -> Callable[[], bool]:
+def synced(fleet: LocalFleet, service: str = "chat") -> Callable[[], bool]:
     return lambda: fleet.view(service).acked
 
 
@@ -221,7 +221,7 @@ async def test_the_next_controller_takes_the_agent_back(world: World, port: int,
     before = [process.pid for process in world.agents()]
     await first.close()
     if parting == "dropped":
-        first._keepers.clear()
+        first._supervisors.clear()
     assert await world.get(port) == 200
     second = await world.fleet()
     second.ensure({"chat": world.order(Readiness.READY, port=port)})

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from provisioners.base import InstanceState
-from provisioners.bringup import BringUpError, Progress
+from provisioners.bringup import BootstrapError, Progress
 from provisioners.clock import unix_now
 from provisioners.fleet import HostReport
 from provisioners.hosts import SshHosts
@@ -197,7 +197,7 @@ def test_a_machine_that_boots_late_is_waited_for(world: VmWorld) -> None:
 
 def test_a_machine_that_never_lets_us_in_is_given_up_with_the_reason(world: VmWorld) -> None:
     vm = world.boot("deaf", boot_s=1000)
-    with pytest.raises(BringUpError, match=r"no login in time: deaf .* cannot be reached: .*refused"):
+    with pytest.raises(BootstrapError, match=r"no login in time: deaf .* cannot be reached: .*refused"):
         bring_up(vm, launch_order("deaf"), boot_timeout_s=1.0)
 
 
@@ -289,7 +289,7 @@ def test_scripts_run_in_a_container_where_an_image_is_asked_for(world: VmWorld) 
 def test_fewer_gpus_than_asked_for_is_a_sentence(world: VmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("provisioners.bootstrap._DRIVER_S", 5.0)
     vm = boot(world, "fewer", gpus=1)
-    with pytest.raises(BringUpError) as caught:
+    with pytest.raises(BootstrapError) as caught:
         bring_up(vm, launch_order("fewer", accelerator="L4", count=4))
     assert (caught.value.step, caught.value.message) == (
         "gpus",
@@ -300,14 +300,14 @@ def test_fewer_gpus_than_asked_for_is_a_sentence(world: VmWorld, monkeypatch: py
 
 def test_a_work_directory_that_is_not_there_is_a_sentence(world: VmWorld) -> None:
     vm = boot(world, "nowhere")
-    with pytest.raises(BringUpError, match="step 'workdir' failed: there is no /nowhere on this machine"):
+    with pytest.raises(BootstrapError, match="step 'workdir' failed: there is no /nowhere on this machine"):
         bring_up(vm, launch_order("nowhere", workdir="/nowhere"))
 
 
 def test_a_disk_that_fills_up_while_files_come_is_a_sentence(world: VmWorld, tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(os.urandom(30_000_000))
     vm = boot(world, "full", disk_mb=12)
-    with pytest.raises(BringUpError, match="step 'workdir' failed: full: the disk is full"):
+    with pytest.raises(BootstrapError, match="step 'workdir' failed: full: the disk is full"):
         bring_up(vm, launch_order("full", workdir=str(tmp_path)))
 
 

@@ -51,7 +51,7 @@ class Machine:
             self.port = free.getsockname()[1]
         table = Table("chat", "1", (Target("1", f"http://127.0.0.1:{backend}"),))
         (folder / "table.json").write_text(json.dumps(table.to_json()))
-        self.keeper = subprocess.Popen(
+        self.supervisor = subprocess.Popen(
             [sys.executable, supervisor_file()],
             cwd=folder,
             env={**os.environ, "SKYSERVE_LB_TOKEN": "secret"},
@@ -90,13 +90,13 @@ class Machine:
             return b""
 
     def agents(self) -> list[psutil.Process]:
-        found = psutil.Process(self.keeper.pid).children() if self.keeper.poll() is None else []
+        found = psutil.Process(self.supervisor.pid).children() if self.supervisor.poll() is None else []
         return [one for one in found if one.status() != psutil.STATUS_ZOMBIE]
 
     def end(self) -> None:
         agents = self.agents()
-        self.keeper.send_signal(signal.SIGTERM)
-        self.keeper.wait(30)
+        self.supervisor.send_signal(signal.SIGTERM)
+        self.supervisor.wait(30)
         for agent in agents:
             with suppress(psutil.Error):
                 agent.kill()
@@ -119,7 +119,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         made.bring(agent_bundle())
         yield made
     finally:
-        if made.keeper.poll() is None:
+        if made.supervisor.poll() is None:
             made.end()
         server.shutdown()
         server.server_close()
@@ -192,9 +192,9 @@ def test_a_hangup_is_passed_on_and_has_the_agent_read_its_table_again(machine: M
     (machine.folder / "table.json").write_text(
         json.dumps({**table, "revision": "2", "targets": [], "limits": {"hold_s": 0}})
     )
-    machine.keeper.send_signal(signal.SIGHUP)
+    machine.supervisor.send_signal(signal.SIGHUP)
     until(lambda: machine.asks() == b"")
-    assert machine.keeper.poll() is None
+    assert machine.supervisor.poll() is None
     assert [one.pid for one in machine.agents()] == [machine.serving()["pid"]] == [before]
 
 
@@ -202,13 +202,13 @@ def test_no_secret_is_in_a_command_line(machine: Machine) -> None:
     machine.want(machine.release(agent_bundle()))
     until(machine.asks)
     (agent,) = machine.agents()
-    words = " ".join([*agent.cmdline(), *psutil.Process(machine.keeper.pid).cmdline()])
+    words = " ".join([*agent.cmdline(), *psutil.Process(machine.supervisor.pid).cmdline()])
     assert "secret" not in words
     assert "--table-file" in words
 
 
 def test_there_is_no_agent_before_one_is_wanted(machine: Machine) -> None:
-    until(lambda: machine.keeper.poll() is None and not machine.agents())
+    until(lambda: machine.supervisor.poll() is None and not machine.agents())
     assert machine.serving() == {}
 
 

@@ -242,21 +242,21 @@ def clean(bench: LeakBench, ground: Ground) -> None:
     """What the tick does and what the sweeps do, until there is nothing left to wait for."""
     bench.end_strays()
     assert bench.settle(ground.sleep).problems == ()
-    assert bench.strays() == []
+    assert bench.orphans() == []
 
 
 def test_everything_that_was_lost_is_found_with_what_is_known_of_it(ground: Ground) -> None:
-    look = ground.bench().janitor.look(ground.fresh().name)
+    look = ground.bench().garbage_collector.look(ground.fresh().name)
     assert look.unlisted == ()
-    assert look.strays[0].part is Part.INSTANCE
-    assert {stray.part for stray in look.strays} == set(Part)
+    assert look.orphans[0].part is Part.INSTANCE
+    assert {orphan.part for orphan in look.orphans} == set(Part)
     (orphan,) = look.of(Part.INSTANCE)
     assert orphan.created_at is not None
     assert 0.0 < ground.now() - orphan.created_at <= 2 * 3600.0
-    assert all(stray.region for stray in look.strays)
-    costs = [stray.usd_month for stray in look.of(Part.LEFTOVER)]
+    assert all(orphan.region for orphan in look.orphans)
+    costs = [orphan.usd_month for orphan in look.of(Part.LEFTOVER)]
     assert any(cost is not None and cost > 0.0 for cost in costs)
-    assert {stray.usd_month for stray in look.of(Part.SHARED)} == {0.0}
+    assert {orphan.usd_month for orphan in look.of(Part.SHARED)} == {0.0}
 
 
 def test_all_of_it_is_removed_and_nothing_of_anybody_else(ground: Ground) -> None:
@@ -272,9 +272,9 @@ def test_what_a_replica_that_lives_has_is_left_alone(ground: Ground) -> None:
     before = ground.everything()
     bench = ground.bench()
     bench.tokens, bench.clouds = {ORPHAN, LOST}, {bench.cloud}
-    assert bench.strays() == []
+    assert bench.orphans() == []
     assert bench.settle(ground.sleep).removed == ()
-    assert list(bench.janitor.forget(bench.cloud)) != []
+    assert list(bench.garbage_collector.forget(bench.cloud)) != []
     assert ground.everything() == before
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from provisioners.errors import AuthError
 from skyserve_cli.controller.balancers import dns as names
-from skyserve_cli.controller.balancers.dns import ThreadNames
+from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.reconcile.ports import NameOrder
 
 ORDER = NameOrder(
@@ -26,7 +26,7 @@ class World:
         self.told: list[tuple[str, dict[str, list[str]]]] = []
         self.tries = 0
         self.woken = threading.Event()
-        self.names = ThreadNames(
+        self.names = ThreadDns(
             lambda: self, lambda cloud, region: f"{cloud}-{region}", "own", self, self.woken.set
         )
 

@@ -15,15 +15,15 @@ from provisioners.base import Instance, InstanceState, Requirements
 from provisioners.contract.hosts import MemoryHosts
 from provisioners.fleet import FleetProvisioner, HostReport
 from provisioners.machines import Machine, Silent
-from skyserve_cli.controller.clouds.caches import SpecBook
-from skyserve_cli.controller.clouds.instance_poller import ThreadWitness
+from skyserve_cli.controller.clouds.caches import SpecCache
+from skyserve_cli.controller.clouds.instance_poller import ThreadInstancePoller
 from skyserve_cli.controller.daemon import Ticker
 from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.clock import Steady, SystemClock
 from skyserve_cli.controller.reconcile.mappers import order_of
 from skyserve_cli.controller.reconcile.ports import AgentOrder, Call, ProbeOrder
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
-from skyserve_cli.controller.secret_box import Seal
+from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import ReplicaPolicy, ResourceChoice, ServiceSpec
 from skyserve_cli.state.store import Store
@@ -127,14 +127,14 @@ def test_a_notice_leaves_the_table_without_a_listing() -> None:
     hosts.told[order.token] = HostReport(InstanceState.RUNNING, 8000)
 
     woken = threading.Event()
-    witness = ThreadWitness(lambda name: fleet, owner, time, woken.set, {CLOUD: NEVER_S})
+    instance_poller = ThreadInstancePoller(lambda name: fleet, owner, time, woken.set, {CLOUD: NEVER_S})
     reconciler = Reconciler(
         clock=time,
         store=store,
-        specs=SpecBook(store, Seal(Fernet.generate_key())),
+        specs=SpecCache(store, SecretBox(Fernet.generate_key())),
         offers=hands,
         runner=hands,
-        witness=witness,
+        instance_poller=instance_poller,
         prober=hands,
         fleet=hands,
         enabled_clouds=frozenset({CLOUD}),
@@ -147,12 +147,12 @@ def test_a_notice_leaves_the_table_without_a_listing() -> None:
     ticker.start()
     try:
         woken.set()
-        while not witness.last(CLOUD):  # the first listing wakes the tick
+        while not instance_poller.last(CLOUD):  # the first listing wakes the tick
             awaited(hands.states, Readiness.READY.value)
         hosts.tell(order.token, HostReport(InstanceState.RUNNING, 8000, preempt_at=time.at + 30.0))
         awaited(hands.states, Readiness.DRAINING.value)
         assert machines.listings == 1
     finally:
         ticker.stop()
-        witness.close()
+        instance_poller.close()
         store.close()

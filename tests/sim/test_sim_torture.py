@@ -115,7 +115,7 @@ class TestCrashes:
         life.put(spec(replicas=2))
         life.tick()
         life.clock.advance(life.clock.now() + 60.0)  # both calls reached the cloud, and answered nobody
-        life.runner.dead = life.witness.dead = life.fleet.dead = True
+        life.runner.dead = life.instance_poller.dead = life.fleet.dead = True
         assert len(life.cloud.made) == 2
         life.start_controller()
         settle(life, 2)
@@ -217,9 +217,9 @@ def test_an_instance_without_a_row_is_ended() -> None:
     life.put(spec(replicas=1))
     settle(life, 1)
     order = next(iter(life.cloud.made.values())).order
-    stray = type(order)(
+    orphan = type(order)(
         **{**{f: getattr(order, f) for f in order.__slots__}, "token": "left-behind", "replica_id": 99}
     )
-    life.cloud.launch(stray)
+    life.cloud.launch(orphan)
     life.run_for(60.0, 2.0)
     assert [one.order.token for one in life.cloud.alive()] == [order.token]

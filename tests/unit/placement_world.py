@@ -103,17 +103,17 @@ class World:
         before, events = dict(self.fleet), self._events
         for event in events:
             self._apply(event, now)
-        photograph = Observation(
+        read_cache = Observation(
             now, self.goal, tuple(self.fleet.values()), self.offers, events=tuple(events)
         )
-        learned = learn(photograph, before, self.memory, policies)
-        decided = plan(photograph, learned, policies)
+        learned = learn(read_cache, before, self.memory, policies)
+        decided = plan(read_cache, learned, policies)
         for action in decided.actions:
             if isinstance(action, Launch):
                 self.fleet[action.replica_id] = request(action, now)
             else:
                 self._apply(action, now)
-        self._check(photograph, decided)
+        self._check(read_cache, decided)
         stored = json.loads(json.dumps(decided.memory.placement))  # a controller may be killed at any tick
         assert stored == decided.memory.placement
         self.memory = replace(decided.memory, placement=stored)

@@ -12,7 +12,7 @@ from policies.model import CapacityType, Offer, ReplicaState, Zone
 from provisioners.base import Instance, InstanceState, Requirements
 from skyserve_cli.controller.reconcile.adoption import PATIENCE_S, Adoption, match
 from skyserve_cli.controller.reconcile.mappers import token_of
-from skyserve_cli.controller.reconcile.ports import Sighting
+from skyserve_cli.controller.reconcile.ports import InstanceListing
 from skyserve_cli.spec.model import ServiceSpec
 from tests.unit.test_controller_reconciler import OFFERS, SPEC, World, a_replica
 
@@ -151,10 +151,10 @@ def test_ids_of_instances_that_have_ended_are_not_used_again(world: RestoredWorl
 
 def test_an_instance_that_fits_nothing_is_terminated_and_the_story_has_it(world: RestoredWorld) -> None:
     reconciler = world.reconciler()
-    stray = world.unknown(60, OTHER)
+    orphan = world.unknown(60, OTHER)
     for _ in range(3):
         world.time += 1.0
-        world.lists(stray)
+        world.lists(orphan)
         reconciler.tick()
     assert set(world.abandoned) == {"i-60"}
     assert any("i-60" in line.story.message for line in world.store.events("chat"))
@@ -202,6 +202,6 @@ def test_a_cloud_that_is_never_listed_keeps_a_service_waiting_for_so_long_and_no
 
 def test_a_listing_that_is_none_adopts_nothing(world: RestoredWorld) -> None:
     reconciler = world.reconciler()
-    world.sightings.append(Sighting("sky", world.time, (world.unknown(60),), is_listing=False))
+    world.sightings.append(InstanceListing("sky", world.time, (world.unknown(60),), is_listing=False))
     reconciler.tick()
     assert world.ids() == {}

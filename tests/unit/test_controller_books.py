@@ -23,11 +23,11 @@ from provisioners.base import (
 )
 from provisioners.errors import AuthError, ProvisionError, RegionClosedError, TransientError
 from provisioners.fake import FakeProvisioner
-from skyserve_cli.controller.clouds.caches import OfferBook, SpecBook, all_offers
-from skyserve_cli.controller.clouds.instance_poller import PATIENCE, ThreadWitness
+from skyserve_cli.controller.clouds.caches import OfferCache, SpecCache, all_offers
+from skyserve_cli.controller.clouds.instance_poller import PATIENCE, ThreadInstancePoller
 from skyserve_cli.controller.reconcile.mappers import requirements_of, token_of
-from skyserve_cli.controller.reconcile.ports import Call, CallKind, Sighting
-from skyserve_cli.controller.secret_box import CannotUnsealError, Seal
+from skyserve_cli.controller.reconcile.ports import Call, CallKind, InstanceListing
+from skyserve_cli.controller.secret_box import CannotUnsealError, SecretBox
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import Probe, ServiceSpec
 from skyserve_cli.state.store import Store
@@ -99,7 +99,7 @@ def test_a_cloud_that_cannot_be_asked_keeps_no_other_from_being_used(error: Exce
 def test_the_book_never_waits_and_asks_once_at_a_time() -> None:
     shop, woken = Shop(1.0), threading.Event()
     shop.gate.clear()
-    book = OfferBook([shop], Clock(), woken.set)
+    book = OfferCache([shop], Clock(), woken.set)
     assert [book.get(NEED) for _ in range(5)] == [None] * 5
     shop.gate.set()
     eventually(woken.is_set)
@@ -109,7 +109,7 @@ def test_the_book_never_waits_and_asks_once_at_a_time() -> None:
 
 def test_the_book_shows_the_old_prices_until_the_new_are_there() -> None:
     shop, clock, woken = Shop(1.0), Clock(), threading.Event()
-    book = OfferBook([shop], clock, woken.set, ttl_s=60.0)
+    book = OfferCache([shop], clock, woken.set, ttl_s=60.0)
     book.get(NEED)
     eventually(woken.is_set)
     shop.price = 2.0
@@ -132,7 +132,7 @@ def store() -> Iterator[Store]:
     store.close()
 
 
-def stored(store: Store, seal: Seal, spec: ServiceSpec = SPEC) -> None:
+def stored(store: Store, seal: SecretBox, spec: ServiceSpec = SPEC) -> None:
     sealed = seal.close({"KEY": "hunter2"})
     store.put_service(
         "chat",
@@ -147,9 +147,9 @@ def stored(store: Store, seal: Seal, spec: ServiceSpec = SPEC) -> None:
 
 
 def test_specs_come_back_as_they_were_with_secrets_only_where_they_are_needed(store: Store) -> None:
-    seal = Seal(Fernet.generate_key())
+    seal = SecretBox(Fernet.generate_key())
     stored(store, seal)
-    book = SpecBook(store, seal)
+    book = SpecCache(store, seal)
     assert book.get("chat", 1) == SPEC
     assert book.get("chat", 1) is book.get("chat", 1)
     assert book.probe("chat", 1).headers == (("Authorization", "Bearer hunter2"),)
@@ -161,8 +161,8 @@ def test_specs_come_back_as_they_were_with_secrets_only_where_they_are_needed(st
 
 
 def test_another_homes_secrets_stay_closed(store: Store) -> None:
-    stored(store, Seal(Fernet.generate_key()))
-    book = SpecBook(store, Seal(Fernet.generate_key()))
+    stored(store, SecretBox(Fernet.generate_key()))
+    book = SpecCache(store, SecretBox(Fernet.generate_key()))
     assert book.get("chat", 1) == SPEC
     with pytest.raises(CannotUnsealError):
         book.probe("chat", 1)
@@ -170,7 +170,7 @@ def test_another_homes_secrets_stay_closed(store: Store) -> None:
 
 def test_a_version_that_never_was(store: Store) -> None:
     with pytest.raises(KeyError):
-        SpecBook(store, Seal(Fernet.generate_key())).get("chat", 1)
+        SpecCache(store, SecretBox(Fernet.generate_key())).get("chat", 1)
 
 
 def test_every_need_of_a_spec_can_be_a_key() -> None:
@@ -220,10 +220,10 @@ class Looking:
         self.clouds: dict[str, Any] = {name: Sky() for name in names}
         self.clock = Clock()
         self.woken = 0
-        self.sightings: list[Sighting] = []
+        self.sightings: list[InstanceListing] = []
         provisioners: Callable[[str], Provisioner] = lambda name: self.clouds[name]  # noqa: E731
         self.told: list[str] = []
-        self.witness = ThreadWitness(
+        self.instance_poller = ThreadInstancePoller(
             provisioners, "me", self.clock, self._wake, dict.fromkeys(names, 0.005), tell=self.told.append
         )
 
@@ -232,7 +232,7 @@ class Looking:
 
     def sees(self, holds: Callable[[], bool]) -> None:
         def look() -> bool:
-            self.sightings += self.witness.drain()
+            self.sightings += self.instance_poller.drain()
             return holds()
 
         eventually(look)
@@ -242,12 +242,12 @@ class Looking:
 def looking() -> Iterator[Looking]:
     looking = Looking("sky", "sea")
     yield looking
-    looking.witness.close()
+    looking.instance_poller.close()
 
 
 def test_it_looks_over_and_over_and_wakes_the_tick_for_news_alone(looking: Looking) -> None:
     sky = looking.clouds["sky"]
-    looking.witness.watch(frozenset({"sky"}))
+    looking.instance_poller.watch(frozenset({"sky"}))
     looking.sees(lambda: len(looking.sightings) >= 3)
     assert looking.woken == 1
     assert {(one.cloud, one.asked_at, one.instances) for one in looking.sightings} == {("sky", 1000.0, ())}
@@ -266,7 +266,7 @@ def test_a_cloud_that_cannot_be_listed_gives_no_sighting_and_is_asked_again(
     """No listing is not an empty listing: nobody must be thought gone because the cloud did not answer."""
     sky = looking.clouds["sky"]
     sky.error = error
-    looking.witness.watch(frozenset({"sky", "sea"}))
+    looking.instance_poller.watch(frozenset({"sky", "sea"}))
     looking.sees(lambda: sky.times >= 3 and len(looking.sightings) >= 1)
     assert {one.cloud for one in looking.sightings} == {"sea"}
     sky.error = None
@@ -284,14 +284,14 @@ def test_what_keeps_a_cloud_from_being_listed_is_told_until_it_is_mended(
     looking: Looking, error: ProvisionError, times: int
 ) -> None:
     sky = looking.clouds["sky"]
-    looking.witness.watch(frozenset({"sky"}))
+    looking.instance_poller.watch(frozenset({"sky"}))
     looking.sees(lambda: bool(looking.sightings))
     sky.error = error
-    eventually(lambda: bool(looking.witness.trouble()))
+    eventually(lambda: bool(looking.instance_poller.trouble()))
     assert sky.refused >= times
-    assert looking.witness.trouble() == {"sky": error.message}
+    assert looking.instance_poller.trouble() == {"sky": error.message}
     sky.error = None
-    eventually(lambda: looking.witness.trouble() == {})
+    eventually(lambda: looking.instance_poller.trouble() == {})
     eventually(lambda: looking.woken == 3)  # the first listing, the trouble, its end
 
 
@@ -308,31 +308,31 @@ class RegionalSky(Sky):
 def test_a_silent_region_is_told_of_after_some_listings_and_hides_no_other(looking: Looking) -> None:
     sky = looking.clouds["sky"] = RegionalSky()
     sky.listed = [INSTANCE]
-    looking.witness.watch(frozenset({"sky"}))
+    looking.instance_poller.watch(frozenset({"sky"}))
     looking.sees(lambda: bool(looking.sightings))
     sky.silent = {"far": TransientError("no answer", cloud="sky")}
-    eventually(lambda: looking.witness.trouble() == {"sky/far": "no answer"})
+    eventually(lambda: looking.instance_poller.trouble() == {"sky/far": "no answer"})
     looking.sees(lambda: looking.sightings[-1].silent == {"far"})
     assert looking.sightings[-1].instances == (INSTANCE,)
     sky.silent = {}
-    eventually(lambda: looking.witness.trouble() == {})
+    eventually(lambda: looking.instance_poller.trouble() == {})
 
 
 def test_a_closed_region_is_told_of_once(looking: Looking) -> None:
     sky = looking.clouds["sky"] = RegionalSky()
     error = RegionClosedError("a policy forbids it", cloud="sky", region="far")
     sky.silent, sky.closed = {"far": error}, {"far": error.message}
-    looking.witness.watch(frozenset({"sky"}))
+    looking.instance_poller.watch(frozenset({"sky"}))
     looking.sees(lambda: len(looking.sightings) > 3)
     assert looking.told == ["sky/far is left out: a policy forbids it"]
     assert looking.sightings[-1].closed == {"far"}
-    assert looking.witness.trouble() == {"sky/far": "a policy forbids it"}
+    assert looking.instance_poller.trouble() == {"sky/far": "a policy forbids it"}
 
 
 def test_a_cloud_that_is_not_watched_any_more_is_not_asked(looking: Looking) -> None:
-    looking.witness.watch(frozenset({"sky", "sea"}))
+    looking.instance_poller.watch(frozenset({"sky", "sea"}))
     looking.sees(lambda: {one.cloud for one in looking.sightings} == {"sky", "sea"})
-    looking.witness.watch(frozenset({"sea"}))
+    looking.instance_poller.watch(frozenset({"sea"}))
     sky, sea = looking.clouds["sky"], looking.clouds["sea"]
     before, seen = sky.times, sea.times
     eventually(lambda: sea.times > seen + 5)

@@ -19,11 +19,11 @@ from skyserve_cli.controller.callbacks import (
     Commands,
     variables_of,
 )
-from skyserve_cli.controller.clouds.caches import SpecBook
-from skyserve_cli.controller.secret_box import Seal
+from skyserve_cli.controller.clouds.caches import SpecCache
+from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import load_text, spec_to_json
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import StoredStory, Story
+from skyserve_cli.state.values import StoredEvents, Story
 
 KEY = base64.urlsafe_b64encode(b"k" * 32)
 
@@ -33,7 +33,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.store = Store("sqlite://")
-        self.seal = Seal(KEY)
+        self.seal = SecretBox(KEY)
         self.position = folder / "callbacks.json"
         self.why = ""
         self.tasks: list[Callable[[], None]] = []
@@ -46,7 +46,7 @@ class World:
     def fresh(self) -> Callbacks:
         """Also what a controller has that was killed and started again."""
         self.tasks = []
-        specs = SpecBook(self.store, self.seal)
+        specs = SpecCache(self.store, self.seal)
         return Callbacks(self.store, specs, self, self.position, run=self._run, submit=self.tasks.append)
 
     def _run(self, callback: Callback) -> str:
@@ -167,11 +167,11 @@ def test_a_damaged_position_is_that_of_a_first_start(world: World) -> None:
         assert world.tasks == []
 
 
-def reports(world: World) -> list[StoredStory]:
+def reports(world: World) -> list[StoredEvents]:
     return [event for event in world.store.events(None) if event.story.kind == FAILED]
 
 
-EVENT = StoredStory(9, 12.0, "chat", Story("ProbePassed", 'it\'s "up" \0', 3, "READY"))
+EVENT = StoredEvents(9, 12.0, "chat", Story("ProbePassed", 'it\'s "up" \0', 3, "READY"))
 
 
 def test_the_variables() -> None:

@@ -41,7 +41,7 @@ from skyserve_cli.controller.clouds.execute import (
     backoff_s,
     perform,
 )
-from skyserve_cli.controller.clouds.operation_runner import CallBook, ThreadRunner
+from skyserve_cli.controller.clouds.operation_runner import OperationsInFlight, ThreadOperationRunner
 from skyserve_cli.controller.reconcile.mappers import order_of, token_of
 from skyserve_cli.controller.reconcile.ports import Call, CallKind
 from skyserve_cli.controller.secret_box import CannotUnsealError
@@ -196,14 +196,14 @@ def test_waits_double_up_to_half_a_minute() -> None:
 
 
 def test_a_call_under_way_is_not_started_again() -> None:
-    book, call = CallBook(), a_call(L)
+    book, call = OperationsInFlight(), a_call(L)
     assert book.startable([call], 0.0) == [call]
     assert book.startable([call], 1e9) == []
     assert book.startable([call, a_call(L, 2)], 1e9) == [a_call(L, 2)]
 
 
 def test_terminate_waits_for_the_launch_to_answer() -> None:
-    book, launch, terminate = CallBook(), a_call(L), a_call(T)
+    book, launch, terminate = OperationsInFlight(), a_call(L), a_call(T)
     book.startable([launch], 0.0)
     assert book.startable([terminate], 1.0) == []
     assert book.settled(launch, Launched(1, "i-1"), 2.0) == Launched(1, "i-1")
@@ -211,14 +211,14 @@ def test_terminate_waits_for_the_launch_to_answer() -> None:
 
 
 def test_terminate_does_not_wait_for_the_retry_of_a_launch() -> None:
-    book, launch, terminate = CallBook(), a_call(L), a_call(T)
+    book, launch, terminate = OperationsInFlight(), a_call(L), a_call(T)
     book.startable([launch], 0.0)
     assert book.settled(launch, Retry(60.0, "503"), 1.0) is None
     assert book.startable([terminate], 1.0) == [terminate]
 
 
 def test_a_launch_is_tried_again_after_its_wait_and_then_given_up() -> None:
-    book, call, now = CallBook(), a_call(L), 0.0
+    book, call, now = OperationsInFlight(), a_call(L), 0.0
     for tries in range(1, MAX_LAUNCH_TRIES):
         assert book.startable([call], now) == [call]
         assert book.settled(call, Retry(2.0, "503"), now) is None
@@ -234,7 +234,7 @@ def test_a_launch_is_tried_again_after_its_wait_and_then_given_up() -> None:
 
 
 def test_a_terminate_is_never_given_up() -> None:
-    book, call, now = CallBook(), a_call(T), 0.0
+    book, call, now = OperationsInFlight(), a_call(T), 0.0
     for _ in range(50):
         assert book.startable([call], now) == [call]
         assert book.settled(call, Retry(1.0, "503"), now) is None
@@ -242,7 +242,7 @@ def test_a_terminate_is_never_given_up() -> None:
 
 
 def test_a_call_that_is_not_asked_for_any_more_is_forgotten() -> None:
-    book, call = CallBook(), a_call(L)
+    book, call = OperationsInFlight(), a_call(L)
     book.startable([call], 0.0)
     book.settled(call, Retry(60.0, "503"), 0.0)
     book.startable([], 1.0)
@@ -274,7 +274,7 @@ class Hands:
         self.time = 0.0
         self.woken = threading.Event()
         self.allowed = {L, A, T}
-        self.runner = ThreadRunner(
+        self.runner = ThreadOperationRunner(
             lambda name: cloud,
             an_order,
             OWNER,

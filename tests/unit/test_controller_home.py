@@ -16,7 +16,7 @@ from provisioners.base import Candidate, Requirements
 from provisioners.rented import RentedProvisioner
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import CloudConfig, Config, ConfigError, GcpConfig, load_config
-from skyserve_cli.controller.secret_box import CannotUnsealError, Seal
+from skyserve_cli.controller.secret_box import CannotUnsealError, SecretBox
 from skyserve_cli.home import Home, HomeError
 
 
@@ -270,7 +270,7 @@ SECRETS = {"TOKEN": "hunter2", "LONG": "é\n" * 1000}
 
 
 def test_what_is_sealed_can_be_opened_with_the_key_and_not_read_without() -> None:
-    seal = Seal(Fernet.generate_key())
+    seal = SecretBox(Fernet.generate_key())
     sealed = seal.close(SECRETS)
     assert seal.open(sealed) == SECRETS
     assert b"hunter2" not in sealed
@@ -279,16 +279,16 @@ def test_what_is_sealed_can_be_opened_with_the_key_and_not_read_without() -> Non
 
 @pytest.mark.parametrize("damage", ["another key", "cut", "changed", "empty"])
 def test_what_cannot_be_opened_says_what_to_do(damage: str) -> None:
-    seal = Seal(Fernet.generate_key())
+    seal = SecretBox(Fernet.generate_key())
     sealed = seal.close(SECRETS)
     broken = {"cut": sealed[:-9], "changed": sealed[:-9] + b"AAAAAAAA=", "empty": b""}.get(damage, sealed)
-    reader = Seal(Fernet.generate_key()) if damage == "another key" else seal
+    reader = SecretBox(Fernet.generate_key()) if damage == "another key" else seal
     with pytest.raises(CannotUnsealError, match="serve update"):
         reader.open(broken)
 
 
 def test_a_digest_is_of_the_content_and_of_the_key() -> None:
-    seal, other = Seal(Fernet.generate_key()), Seal(Fernet.generate_key())
+    seal, other = SecretBox(Fernet.generate_key()), SecretBox(Fernet.generate_key())
     assert seal.digest({"a": "1", "b": "2"}) == seal.digest({"b": "2", "a": "1"})
     assert seal.digest({"a": "1"}) != seal.digest({"a": "2"})
     assert seal.digest({"a": "1"}) != other.digest({"a": "1"})

@@ -182,25 +182,25 @@ def test_a_round_does_what_is_due_and_reports_a_trouble_once(
     with (agents / "chat" / "agent.log").open("wb") as log:
         os.truncate(log.fileno(), 17 << 20)
     (tmp_path / "backups").write_text("a file where the folder should be")
-    keeper = Housekeeper(store, clock, clock, tmp_path / "backups", agents)
-    keeper.round()
-    keeper.round()
+    supervisor = Housekeeper(store, clock, clock, tmp_path / "backups", agents)
+    supervisor.round()
+    supervisor.round()
     assert (agents / "chat" / "agent.log").stat().st_size == 0
     assert caplog.text.count("File exists") == 1
     (tmp_path / "backups").unlink()
-    keeper.round()
+    supervisor.round()
     assert [path.name for path in (tmp_path / "backups").iterdir()] == ["state-2027-01-15.db"]
     store.close()
 
 
 def test_rows_are_removed_once_an_hour(store: Store, tmp_path: Path) -> None:
     clock = Clock()
-    keeper = Housekeeper(store, clock, clock, tmp_path / "backups", tmp_path / "lb")
-    keeper.round()
+    supervisor = Housekeeper(store, clock, clock, tmp_path / "backups", tmp_path / "lb")
+    supervisor.round()
     commit(store, NOW - 40 * DAY_S, [], 1500)
-    keeper.round()
+    supervisor.round()
     assert len(store.events("chat", limit=100_000)) > 1500
     clock.at += 3600.0
-    keeper.round()
+    supervisor.round()
     assert len(store.events("chat", limit=100_000)) == 1000
     store.close()

@@ -10,7 +10,7 @@ import pytest
 
 from policies.model import CapacityType, Load, Memory, Plan, UpdateMode, Zone
 from provisioners.base import Instance, InstanceState
-from skyserve_cli.controller.reconcile.ports import Sighting
+from skyserve_cli.controller.reconcile.ports import InstanceListing
 from skyserve_cli.controller.reconcile.tick_cache import (
     Around,
     Kept,
@@ -111,8 +111,8 @@ def test_what_no_scaler_reads_of_a_load_does_not_count() -> None:
     assert demand_of(replace(LOAD, in_flight=2)) == demand_of(replace(LOAD, queued=9)) != demand_of(LOAD)
 
 
-def listing(*instances: Instance, is_listing: bool = True) -> Sighting:
-    return Sighting("sky", 1.0, instances, is_listing)
+def listing(*instances: Instance, is_listing: bool = True) -> InstanceListing:
+    return InstanceListing("sky", 1.0, instances, is_listing)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,9 @@ def listing(*instances: Instance, is_listing: bool = True) -> Sighting:
         pytest.param(listing(INSTANCE, is_listing=False), {"chat"}, id="a report"),
     ],
 )
-def test_services_whose_instances_differ_from_the_last_listing(sighting: Sighting, changed: set[str]) -> None:
+def test_services_whose_instances_differ_from_the_last_listing(
+    sighting: InstanceListing, changed: set[str]
+) -> None:
     listings = Listings()
     assert listings.changed([listing(INSTANCE)]) == {"chat"}
     assert listings.changed([sighting]) == changed

@@ -12,7 +12,7 @@ from policies.model import CapacityType, EndReason, Offer, Replica, ReplicaState
 from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.errors import TransientError
 from provisioners.host_agent.log_times import offset_since
-from skyserve_cli.controller.clouds.log_archive import KEPT_BYTES, KEPT_FILES, LastWords
+from skyserve_cli.controller.clouds.log_archive import KEPT_BYTES, KEPT_FILES, LogArchive
 
 ZONE = Zone("sky", "r", "z")
 INSTANCE = Instance("i-7", "t-7", "me", "chat", 7, ZONE, CapacityType.SPOT, InstanceState.RUNNING)
@@ -58,11 +58,11 @@ def failed(reason: EndReason | None = EndReason.SETUP_FAILED, replica_id: int = 
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> LastWords:
-    return LastWords(tmp_path / "replicas")
+def kept(tmp_path: Path) -> LogArchive:
+    return LogArchive(tmp_path / "replicas")
 
 
-def read(kept: LastWords, node: int = 0, replica_id: int = 7) -> tuple[int, bytes] | None:
+def read(kept: LogArchive, node: int = 0, replica_id: int = 7) -> tuple[int, bytes] | None:
     found = kept.find("chat", replica_id, node)
     return None if found is None else (found[1], found[0].read_bytes())
 
@@ -83,19 +83,19 @@ LONG = bytes(range(256)) * 512
         pytest.param(Sky(b""), None, id="nothing of one that said nothing"),
     ],
 )
-def test_what_is_kept(kept: LastWords, cloud: Sky, expected: tuple[int, bytes] | None) -> None:
+def test_what_is_kept(kept: LogArchive, cloud: Sky, expected: tuple[int, bytes] | None) -> None:
     kept.keep("chat", failed(), INSTANCE, cloud)
     assert read(kept) == expected
 
 
 @pytest.mark.parametrize("reason", list(EndReason), ids=lambda reason: reason.value)
-def test_whose_words_are_kept(kept: LastWords, reason: EndReason) -> None:
+def test_whose_words_are_kept(kept: LogArchive, reason: EndReason) -> None:
     kept.keep("chat", failed(reason), INSTANCE, Sky(b"x"))
     tells = {"SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT", "PROBE_FAILED"}
     assert (read(kept) is not None) is (reason.value in tells)
 
 
-def test_they_are_fetched_once_and_node_by_node(kept: LastWords) -> None:
+def test_they_are_fetched_once_and_node_by_node(kept: LogArchive) -> None:
     kept.keep("chat", failed(), INSTANCE, Sky(b"head", b"tail"), num_nodes=2)
     kept.keep("chat", failed(), INSTANCE, Sky(b"later", b"later"), num_nodes=2)
     assert (read(kept), read(kept, node=1)) == ((0, b"head"), (0, b"tail"))
@@ -103,7 +103,7 @@ def test_they_are_fetched_once_and_node_by_node(kept: LastWords) -> None:
     assert kept.find("chat-7", 0) is None
 
 
-def test_a_machine_that_cannot_be_asked_is_let_go_of(kept: LastWords, caplog: Any) -> None:
+def test_a_machine_that_cannot_be_asked_is_let_go_of(kept: LogArchive, caplog: Any) -> None:
     cloud = Sky(b"x")
     cloud.is_away = True
     kept.keep("chat", failed(), INSTANCE, cloud)
@@ -111,7 +111,7 @@ def test_a_machine_that_cannot_be_asked_is_let_go_of(kept: LastWords, caplog: An
     assert "the log of chat replica 7 is not kept: no answer" in caplog.text
 
 
-def test_the_oldest_make_room(kept: LastWords, tmp_path: Path) -> None:
+def test_the_oldest_make_room(kept: LogArchive, tmp_path: Path) -> None:
     for replica_id in range(KEPT_FILES + 3):
         kept.keep("chat", failed(replica_id=replica_id), INSTANCE, Sky(b"x"))
     assert len(list((tmp_path / "replicas").glob("*.log"))) == KEPT_FILES
@@ -119,7 +119,7 @@ def test_the_oldest_make_room(kept: LastWords, tmp_path: Path) -> None:
     assert read(kept, replica_id=KEPT_FILES + 2) == (0, b"x")
 
 
-def test_the_times_of_its_lines_are_kept_with_it(kept: LastWords) -> None:
+def test_the_times_of_its_lines_are_kept_with_it(kept: LogArchive) -> None:
     kept.keep("chat", failed(), INSTANCE, Sky(b"0123456789", dropped=4))
     times = kept.times("chat", 7)
     assert offset_since(times, 6.0) == 6

@@ -211,7 +211,7 @@ class Calls:
 
         monkeypatch.setattr(world.first, "renew_lease", slow)
         monkeypatch.setattr(world.first, "reconnect_lease", reconnect)
-        self.keeper = LeaseKeeper(world.a, self.started.set, self.over.set, self.turn)
+        self.supervisor = LeaseKeeper(world.a, self.started.set, self.over.set, self.turn)
 
     def turn(self) -> int | None:
         self.turned += 1
@@ -221,11 +221,11 @@ class Calls:
 @pytest.fixture
 def calls(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     calls = Calls(world, monkeypatch)
-    calls.keeper.start()
+    calls.supervisor.start()
     assert calls.started.wait(30.0)
     yield calls
     calls.responds.set()
-    calls.keeper.stop()
+    calls.supervisor.stop()
 
 
 def eventually(holds: Callable[[], bool]) -> None:

@@ -32,7 +32,7 @@ from policies.model import (
 )
 from provisioners.base import Instance, InstanceState, Requirements
 from skyserve_cli.controller.reconcile.mappers import token_of
-from skyserve_cli.controller.reconcile.ports import AgentOrder, Call, CallKind, ProbeOrder, Sighting
+from skyserve_cli.controller.reconcile.ports import AgentOrder, Call, CallKind, InstanceListing, ProbeOrder
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.spec import spec_from_json, spec_to_json
 from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
@@ -57,7 +57,7 @@ class World:
     time: float = 1000.0
     offers: tuple[Offer, ...] | None = OFFERS
     events: list[tuple[str, Event]] = field(default_factory=list)
-    sightings: list[Sighting] = field(default_factory=list)
+    sightings: list[InstanceListing] = field(default_factory=list)
     loads: dict[str, Load] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)  # services whose spec cannot be had
     unprobeable: set[str] = field(default_factory=set)
@@ -79,7 +79,7 @@ class World:
             specs=_Specs(self),
             offers=_Offers(self),
             runner=_Runner(self),
-            witness=_Witness(self),
+            instance_poller=_Witness(self),
             prober=_Prober(self),
             fleet=_Fleet(self),
             enabled_clouds=frozenset({"sky"}),
@@ -122,7 +122,7 @@ class World:
         self.events += [(name, event) for event in events]
 
     def lists(self, *instances: Instance, cloud: str = "sky") -> None:
-        self.sightings.append(Sighting(cloud, self.time, instances))
+        self.sightings.append(InstanceListing(cloud, self.time, instances))
 
     # --- what a test asks
 
@@ -187,7 +187,7 @@ class _Witness(_Hand):
         self.world.told("watch")
         self.world.watched = clouds
 
-    def drain(self) -> Sequence[Sighting]:
+    def drain(self) -> Sequence[InstanceListing]:
         sightings, self.world.sightings = self.world.sightings, []
         return sightings
 
@@ -532,13 +532,13 @@ def test_the_order_of_an_instance_that_nobody_attends_is_sent_again(
 def test_an_orphan_is_terminated_by_the_third_listing_of_a_controller_at_the_earliest(world: World) -> None:
     world.has(a_replica(1), a_replica(2))
     mine = [world.instance_of(replica) for replica in world.row().replicas]
-    stray = replace(mine[0], id="i-stray", token="t-stray")
+    orphan = replace(mine[0], id="i-stray", token="t-stray")
     reconciler = world.reconciler()
     for _ in range(2):
-        world.lists(*mine, stray)
+        world.lists(*mine, orphan)
         reconciler.tick()
         assert world.abandoned == []
-    world.lists(*mine, stray)
+    world.lists(*mine, orphan)
     reconciler.tick()
     assert world.abandoned == ["i-stray"]
 
@@ -546,15 +546,15 @@ def test_an_orphan_is_terminated_by_the_third_listing_of_a_controller_at_the_ear
 def test_an_orphan_is_seen_twice_before_it_is_terminated(world: World) -> None:
     world.has(a_replica(1), a_replica(2))
     mine = [world.instance_of(replica) for replica in world.row().replicas]
-    stray = replace(mine[0], id="i-stray", token="t-stray")
+    orphan = replace(mine[0], id="i-stray", token="t-stray")
     reconciler = world.reconciler()
     for _ in range(4):
         world.lists(*mine)
         reconciler.tick()
-    world.lists(*mine, stray)
+    world.lists(*mine, orphan)
     reconciler.tick()
     assert world.abandoned == []
-    world.lists(*mine, stray)
+    world.lists(*mine, orphan)
     reconciler.tick()
     assert world.abandoned == ["i-stray"]
 
@@ -569,17 +569,17 @@ def test_what_is_launched_while_it_is_listed_is_no_orphan(world: World) -> None:
 
 
 def test_two_listings_in_one_tick_count_twice_but_of_the_same_cloud_only(world: World) -> None:
-    stray = Instance(
+    orphan = Instance(
         "i-9", "t-9", world.store.owner(), "chat", 9, ZONES[0], CapacityType.SPOT, InstanceState.RUNNING
     )
     reconciler = world.reconciler()
     world.lists()
     world.lists()
-    world.lists(stray)
+    world.lists(orphan)
     world.lists(cloud="far")
     reconciler.tick()
     assert world.abandoned == []
-    world.lists(stray)
+    world.lists(orphan)
     reconciler.tick()
     assert world.abandoned == ["i-9"]
 
@@ -649,7 +649,7 @@ def test_states_of_targets_are_the_agents_words() -> None:
 
 
 def reports(world: World, *instances: Instance) -> None:
-    world.sightings.append(Sighting("sky", world.time, instances, is_listing=False))
+    world.sightings.append(InstanceListing("sky", world.time, instances, is_listing=False))
 
 
 def test_a_reported_notice_drains_in_the_same_tick(world: World) -> None:
@@ -670,9 +670,9 @@ def test_reports_are_no_listing_of_the_cloud(world: World) -> None:
     mine = a_replica(1)
     reconciler = world.reconciler()
     world.has(mine)
-    stray = replace(world.instance_of(a_replica(9)), token="stray")
+    orphan = replace(world.instance_of(a_replica(9)), token="stray")
     for _ in range(3):
-        reports(world, world.instance_of(mine), stray)
+        reports(world, world.instance_of(mine), orphan)
         reconciler.tick()
     assert (world.fleet(), world.calling(), world.abandoned) == ("1:READY", "", [])
     world.lists(world.instance_of(mine))

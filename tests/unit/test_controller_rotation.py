@@ -12,7 +12,7 @@ from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, Z
 from skyserve_cli.controller.persistence import key_fingerprints as fingerprints
 from skyserve_cli.controller.persistence.key_rotation import rotate
 from skyserve_cli.controller.persistence.opening import opened
-from skyserve_cli.controller.secret_box import Seal, seal_of
+from skyserve_cli.controller.secret_box import SecretBox, seal_of
 from skyserve_cli.home import Home
 from skyserve_cli.state.store import Store
 
@@ -79,7 +79,7 @@ def test_the_key_of_machines_that_run_is_kept(home: Home, store: Store, cloud: s
 
 
 def test_secrets_that_no_key_opens_are_named_and_left(home: Home, store: Store) -> None:
-    foreign = Seal(Fernet.generate_key()).close(SECRETS)
+    foreign = SecretBox(Fernet.generate_key()).close(SECRETS)
     put(store, "other", foreign)
     rotated = rotate(home, store)
     assert (rotated.resealed, list(rotated.unopened)) == (1, [("other", 1)])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyserve_cli.controller.gc_pauses import ShortPauses
+from skyserve_cli.controller.gc_pauses import GcPauses
 
 
 class _Cycle:
@@ -28,7 +28,7 @@ class _Clock:
 @pytest.fixture
 def clock() -> Iterator[_Clock]:
     clock = _Clock()
-    pauses = ShortPauses(clock, walk_all_every_s=100.0)
+    pauses = GcPauses(clock, walk_all_every_s=100.0)
     pauses.install()
     yield clock
     pauses.remove()

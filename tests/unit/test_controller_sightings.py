@@ -30,7 +30,7 @@ from policies.model import (
 from provisioners.base import Instance, InstanceState
 from provisioners.errors import Refusal
 from skyserve_cli.controller.reconcile.listing_events import events_of, missing_from, orphans
-from skyserve_cli.controller.reconcile.ports import Sighting
+from skyserve_cli.controller.reconcile.ports import InstanceListing
 from skyserve_cli.controller.reconcile.transitions import Change
 
 S, I = ReplicaState, InstanceState  # noqa: E741
@@ -221,19 +221,19 @@ MINE = frozenset({"t-mine"})
 
 
 def test_an_orphan_is_a_suspect_first() -> None:
-    found, suspects = orphans(Sighting("c", 1.0, LISTED), MINE, frozenset())
+    found, suspects = orphans(InstanceListing("c", 1.0, LISTED), MINE, frozenset())
     assert found == []
     assert suspects == {"i-stray", "i-stopping"}
 
 
 def test_a_suspect_that_is_seen_again_is_an_orphan() -> None:
-    found, suspects = orphans(Sighting("c", 2.0, LISTED), MINE, frozenset({"i-stray", "i-other"}))
+    found, suspects = orphans(InstanceListing("c", 2.0, LISTED), MINE, frozenset({"i-stray", "i-other"}))
     assert [instance.id for instance in found] == ["i-stray"]
     assert suspects == {"i-stray", "i-stopping"}
 
 
 def test_a_suspect_that_is_owned_or_gone_is_cleared() -> None:
-    found, suspects = orphans(Sighting("c", 2.0, LISTED[:1]), MINE, frozenset({"i-mine", "i-stray"}))
+    found, suspects = orphans(InstanceListing("c", 2.0, LISTED[:1]), MINE, frozenset({"i-mine", "i-stray"}))
     assert (found, suspects) == ([], frozenset())
 
 
@@ -243,7 +243,7 @@ def test_a_suspect_that_is_owned_or_gone_is_cleared() -> None:
 def test_a_replica_is_missing_only_if_its_region_responded(silent: tuple[str, ...], missing: bool) -> None:
     goal = Goal(1, ScalingGoal())
     change = Change([a_replica(S.READY)], goal, 200.0)
-    sighting = Sighting("c", ASKED_AT, (), silent=frozenset(silent))
+    sighting = InstanceListing("c", ASKED_AT, (), silent=frozenset(silent))
     change.observe((), [sighting])
     assert bool(change.events) is missing
     assert missing_from(sighting, [a_replica(S.READY)]) is missing

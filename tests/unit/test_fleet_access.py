@@ -16,7 +16,7 @@ from provisioners.errors import AuthError, TransientError
 from provisioners.own_address import OwnAddresses
 from provisioners.rented import RULES_EVERY_S, SETTLED_S, RentedProvisioner
 from skyserve_cli.config import AwsConfig, RentedConfig
-from skyserve_cli.controller.clouds.firewalls import ThreadGatekeeper
+from skyserve_cli.controller.clouds.firewalls import ThreadFirewalls
 from skyserve_cli.controller.reconcile.mappers import agent_addresses
 from tests.clouds.memory_machines import CLOUD, ZONES, MemoryMachines
 from tests.contract.contract_subjects import FakeSubject
@@ -173,14 +173,14 @@ def test_the_gatekeeper_passes_on_what_the_tick_says_and_tells_trouble_once() ->
         heard.set()
 
     gate.refuses = True
-    keeper = ThreadGatekeeper(
+    supervisor = ThreadFirewalls(
         ["aws", "local"], lambda name: gate if name == "aws" else None, "own", Clock(), tell=tell
     )
-    keeper.ensure({"chat": frozenset({AGENT})})
+    supervisor.ensure({"chat": frozenset({AGENT})})
     assert heard.wait(10)
     heard.clear()
     gate.refuses = False
-    keeper.ensure({"chat": frozenset()})
+    supervisor.ensure({"chat": frozenset()})
     assert heard.wait(10)
     assert gate.calls[0] == {"chat": {AGENT}}
     assert gate.calls[-1] == {"chat": frozenset()}
@@ -194,8 +194,8 @@ def test_nothing_is_changed_by_a_controller_that_may_not() -> None:
         asked.set()
         return False
 
-    keeper = ThreadGatekeeper(["aws"], lambda name: gate, "own", Clock(), allows)
-    keeper.ensure({"chat": frozenset()})
+    supervisor = ThreadFirewalls(["aws"], lambda name: gate, "own", Clock(), allows)
+    supervisor.ensure({"chat": frozenset()})
     assert asked.wait(10)
     assert gate.calls == []
 

@@ -19,7 +19,7 @@ import pytest
 from policies.model import CapacityType, Offer, Zone
 from provisioners.base import Candidate, LaunchOrder, Requirements
 from provisioners.bootstrap import Node, missing_sources, steps_for, task_for
-from provisioners.bringup import BringUp, BringUpError, patience
+from provisioners.bringup import BootstrapError, BootstrapRunner, patience
 from provisioners.host_agent import claims, notices
 from provisioners.host_agent.bundle import agent_bundle
 from provisioners.host_agent.log import log_window, pipe_of, pump, read_log
@@ -138,8 +138,8 @@ def test_a_host_that_refuses_our_login_is_tried_less_and_less_often() -> None:
         pauses.append(seconds)
         time[0] += seconds
 
-    bring_up = BringUp(connect, "folder", (), now=lambda: time[0], pause=pause, boot_timeout_s=30.0)
-    with pytest.raises(BringUpError, match="no login in time"):
+    bring_up = BootstrapRunner(connect, "folder", (), now=lambda: time[0], pause=pause, boot_timeout_s=30.0)
+    with pytest.raises(BootstrapError, match="no login in time"):
         bring_up.drive()
     assert pauses[:11] == [1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 4.0, 5.0, 5.0, 1.0, 1.0]
 

@@ -40,7 +40,7 @@ def walk(pieces: list[bytes], keep: bool = True) -> tuple[str | int, bytes]:
     return GOES_ON, b"".join(payloads or [])
 
 
-def witness(data: bytes) -> tuple[str | int, bytes]:
+def instance_poller(data: bytes) -> tuple[str | int, bytes]:
     """The same by h11."""
     http = h11.Connection(h11.SERVER)
     http.receive_data(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + data)
@@ -111,7 +111,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("data", WELL_FORMED.values(), ids=WELL_FORMED.keys())
 def test_well_formed_bodies_are_read_as_h11_reads_them(data: bytes) -> None:
-    assert walk([data]) == witness(data)
+    assert walk([data]) == instance_poller(data)
     assert walk([data])[0] != REFUSED
 
 
@@ -154,7 +154,7 @@ def test_whatever_we_accept_h11_reads_alike(parts: list[bytes], cut: int) -> Non
     ours = walk([data[:cut], data[cut:]])
     assert walk([data[:cut], data[cut:]], keep=False)[0] == ours[0]
     if ours[0] not in (REFUSED, GOES_ON):
-        assert ours == witness(data)
+        assert ours == instance_poller(data)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.binary(max_size=9), st.data())

@@ -40,7 +40,7 @@ def passed_on(request: RequestHead, framing: bytes = b"", hop: Hop = HOP) -> byt
     return request_bytes(request, hop, b"id-1", request.target, b"", request.host and b"", framing)
 
 
-def witness(data: bytes) -> h11.Request:
+def instance_poller(data: bytes) -> h11.Request:
     """The head as h11 reads it. Raises h11.RemoteProtocolError."""
     http = h11.Connection(h11.SERVER)
     http.receive_data(data)
@@ -210,7 +210,7 @@ def test_a_host_that_is_none_is_refused(host: bytes) -> None:
 def test_which_lines_arrive(lines: list[bytes], arrives: dict[bytes, list[bytes]]) -> None:
     request = read_request(head(*lines), 128)
     framing = b"Content-Length: %d\r\n" % request.length if request.length else b""
-    seen = witness(passed_on(request, framing))
+    seen = instance_poller(passed_on(request, framing))
     assert {name: values(seen, name) for name in arrives} == arrives
     assert values(seen, b"host") == [b"x"]
 
@@ -233,7 +233,7 @@ SAID_BY_A_PROXY = {
 def test_what_a_proxy_says_of_its_client_passes_if_it_is_trusted(trusted: bool) -> None:
     lines = [name + b": " + value for name, value in SAID_BY_A_PROXY.items()]
     request = read_request(head(*lines, b"X_Real_IP: 203.0.113.8", b"X-Mine: 1"), 128)
-    seen = witness(passed_on(request, hop=HOP._replace(trusted=trusted)))
+    seen = instance_poller(passed_on(request, hop=HOP._replace(trusted=trusted)))
     overwritten = {b"x-forwarded-for": b"192.0.2.1", b"x-forwarded-proto": b"http", b"x-forwarded-host": b"x"}
     appended = {**SAID_BY_A_PROXY, b"x-forwarded-for": b"203.0.113.7, 192.0.2.1"}
     expected = appended if trusted else overwritten
@@ -380,7 +380,7 @@ def test_whatever_we_accept_h11_accepts_and_reads_alike(data: bytes) -> None:
         ours = read_request(data, 128)
     except HeadError:
         return
-    theirs = witness(data)
+    theirs = instance_poller(data)
     assert ours.method == theirs.method
     assert ours.length == int((values(theirs, b"content-length") or [b"0"])[0])
     assert ours.chunked == bool(values(theirs, b"transfer-encoding"))
@@ -388,7 +388,7 @@ def test_whatever_we_accept_h11_accepts_and_reads_alike(data: bytes) -> None:
     framing = b"Transfer-Encoding: chunked\r\n" if ours.chunked else b"Content-Length: %d\r\n" % ours.length
     onward = passed_on(ours, framing)
     assert onward.find(END) == len(onward) - 4
-    again = witness(onward)
+    again = instance_poller(onward)
     assert again.target == ours.target
     assert len(values(again, b"host")) == 1
     assert values(again, b"content-length") == ([] if ours.chunked else [b"%d" % ours.length])
@@ -485,8 +485,8 @@ def test_headers_that_may_carry_a_key_are_told_apart_and_passed_on() -> None:
         (b"authorization", b"Bearer k2"),
         (b"api-key", b"k3"),
     )
-    assert values(witness(passed_on(request)), b"x-api-key") == [b"k1"]
-    rest = witness(passed_on(request.without(b"x-api-key")))
+    assert values(instance_poller(passed_on(request)), b"x-api-key") == [b"k1"]
+    rest = instance_poller(passed_on(request.without(b"x-api-key")))
     assert (values(rest, b"x-api-key"), values(rest, b"api-key")) == ([], [b"k3"])
 
 

@@ -83,26 +83,26 @@ def test_an_instance_without_a_row_is_found_and_ended_and_one_with_a_row_is_not(
     world.launch("own-chat-2-0a1b2c3d4e")
     world.launch("them-chat-1-0a1b2c3d4e", owner="them")
     world.bench.tokens = {"own-chat-2-0a1b2c3d4e"}
-    assert world.bench.strays() == ["m-1"]
+    assert world.bench.orphans() == ["m-1"]
     world.bench.end_strays()
     assert world.machines.live() == ["own-chat-2-0a1b2c3d4e", "them-chat-1-0a1b2c3d4e"]
-    assert world.bench.strays() == []
+    assert world.bench.orphans() == []
 
 
 def test_what_a_look_has_not_found_is_not_removed(world: World) -> None:
     world.launch()
     world.bench.tokens = {TOKEN}
     assert (
-        world.bench.janitor.remove((CLOUD, "instance", "m-1", "us")).why == ""
+        world.bench.garbage_collector.remove((CLOUD, "instance", "m-1", "us")).why == ""
     )  # as of something that is gone
     assert world.machines.live() == [TOKEN]
 
 
 def test_what_another_process_has_found_is_looked_for_and_removed(world: World) -> None:
     world.machines.left = [DISK]
-    assert world.bench.strays() == ["d-1"]
+    assert world.bench.orphans() == ["d-1"]
     world.restart()
-    assert world.bench.janitor.remove((CLOUD, "disk", "d-1", "us")).why == ""
+    assert world.bench.garbage_collector.remove((CLOUD, "disk", "d-1", "us")).why == ""
     assert world.machines.left == []
 
 
@@ -139,7 +139,7 @@ def test_what_a_launch_under_way_is_about_to_use_is_left_alone(world: World) -> 
         assert world.bench.tidy().view() == {"removed": (), "waiting": (), "problems": ()}
         world.time.sleep(1000.0)
     assert (world.machines.left, world.machines.common) == ([DISK], [GROUP])
-    assert list(world.bench.janitor.forget(CLOUD)) != []
+    assert list(world.bench.garbage_collector.forget(CLOUD)) != []
     assert world.machines.common == [GROUP]
 
 
@@ -166,11 +166,11 @@ def test_a_region_that_is_silent_is_named_and_the_others_are_tidied(world: World
     world.launch("own-chat-2-0a1b2c3d4e", zone=2)
     world.machines.left, world.machines.common = [DISK], [GROUP]
     world.machines.trouble = TransientError("no answer", cloud=CLOUD)
-    look = world.bench.janitor.look(CLOUD)
+    look = world.bench.garbage_collector.look(CLOUD)
     assert [str(one) for one in look.unlisted] == ["memory/eu cannot be listed: no answer"]
-    assert [stray.id for stray in look.strays] == ["m-1", "d-1"]  # and nothing that is shared
+    assert [orphan.id for orphan in look.orphans] == ["m-1", "d-1"]  # and nothing that is shared
     world.bench.end_strays()
-    assert world.bench.janitor.remove(("memory", "disk", "d-1", "us")).why == ""
+    assert world.bench.garbage_collector.remove(("memory", "disk", "d-1", "us")).why == ""
     step = world.bench.tidy()
     assert (step.removed, step.waiting) == ((), ("memory/eu cannot be listed: no answer",))
     world.time.sleep(PATIENCE_S)
@@ -193,7 +193,7 @@ def test_whether_a_silent_region_is_waited_for(
 ) -> None:
     world.machines.common = [GROUP] if has_shared else []
     world.machines.trouble = TransientError("no answer", cloud=CLOUD)
-    step = world.bench.janitor.tidy(CLOUD, ["chat"], places)
+    step = world.bench.garbage_collector.tidy(CLOUD, ["chat"], places)
     assert step.waiting == (("memory/eu cannot be listed: no answer",) if is_awaited else ())
     assert step.problems == ()
     assert len(world.machines.common) == has_shared
@@ -243,7 +243,7 @@ def test_the_sweeper_comes_again_and_outlives_a_bug(world: World) -> None:
 
     world.machines.left = [DISK]
     world.machines.leftovers = count  # type: ignore[method-assign]
-    sweeper = Sweeper(world.bench.janitor, (CLOUD,), every_s=0.001)
+    sweeper = Sweeper(world.bench.garbage_collector, (CLOUD,), every_s=0.001)
     sweeper.start()
     until(lambda: not world.machines.left and sweeps > 3, "the end of the disk")
     sweeper.stop()
@@ -323,4 +323,4 @@ def test_a_controller_that_dies_at_any_call_leaves_the_rest_to_the_next(at: int,
     assert done.problems == ()
     assert world.machines.live() == ["them-chat-1-0a1b2c3d4e"]
     assert (world.machines.left, world.machines.common) == ([], [])
-    assert world.bench.strays(Part.INSTANCE) == []
+    assert world.bench.orphans(Part.INSTANCE) == []

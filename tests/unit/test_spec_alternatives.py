@@ -54,8 +54,8 @@ def orders_of(spec: ServiceSpec) -> list[LaunchOrder]:
     stored = spec_from_json(dict(store.version("chat", 1).spec))
     (row,) = store.services()
     goal = goal_of(row, stored)
-    photograph = Observation(0.0, goal, (), the_offers(stored), Load())
-    decided = plan(photograph, row.memory, policies_for(goal))
+    read_cache = Observation(0.0, goal, (), the_offers(stored), Load())
+    decided = plan(read_cache, row.memory, policies_for(goal))
     change = Change((), goal, 0.0)
     change.act(action for action in decided.actions if isinstance(action, Launch))
     store.commit(

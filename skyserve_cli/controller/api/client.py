@@ -86,7 +86,7 @@ class Client:
     def plan(
         self, spec: Mapping[str, Any], secrets: Mapping[str, str], mode: str | None = None
     ) -> dict[str, Any]:
-        """What an `up` would do, or an update in this `mode` (None: that of the spec); see `Office.plan`."""
+        """What an `up` would do, or an update in this `mode` (None: that of the spec); see `ControllerService.plan`."""
         return self._json("POST", "/v1/plan", {"spec": spec, "secrets": dict(secrets), "mode": mode})
 
     def events(
@@ -165,10 +165,10 @@ class Client:
                 return True
             except ControllerDownError:
                 if process.poll() in (2, 4):
-                    raise MisconfiguredError(self._last_words()) from None
+                    raise MisconfiguredError(self._log_tail()) from None
                 if process.poll() not in (None, 3):  # 3: somebody else's is on its way up
                     raise ControllerDownError(
-                        f"the controller did not start: {self._last_words()} (see {self._home.controller_log})"
+                        f"the controller did not start: {self._log_tail()} (see {self._home.controller_log})"
                     ) from None
             time.sleep(POLL_S)
         raise ControllerDownError(f"the controller did not answer within {START_TIMEOUT_S:g} s")
@@ -182,7 +182,7 @@ class Client:
             environment["PYTHONPATH"] = os.pathsep.join(str(Path(path).absolute()) for path in paths)
         return environment
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         """What the controller printed last, without what SQLAlchemy adds to an error: a URL, the statement, its values."""
         text = self._home.controller_log.read_text(errors="replace")
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_ADDED_TO_ERRORS)]

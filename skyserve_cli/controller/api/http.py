@@ -41,7 +41,7 @@ from provisioners.base import LogSource
 from provisioners.host_agent.log_times import offset_since
 from skyserve_cli.clouds import CloudNotEnabledError
 from skyserve_cli.config import ConfigError
-from skyserve_cli.controller.api.service import NoFreePortError, NoSuchReplicaError, Office
+from skyserve_cli.controller.api.service import ControllerService, NoFreePortError, NoSuchReplicaError
 from skyserve_cli.controller.api.shells import NoAccessError, access_to
 from skyserve_cli.controller.api.snapshot import Snapshots
 from skyserve_cli.controller.persistence.leadership import NotLeadingError
@@ -63,12 +63,18 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Api:
     """Routes to the office, and from its errors to status codes."""
 
-    def __init__(self, office: Office, token: str, controller_log: Path, stop: Callable[[], None]) -> None:
-        self._office = office
+    def __init__(
+        self,
+        controller_service: ControllerService,
+        token: str,
+        controller_log: Path,
+        stop: Callable[[], None],
+    ) -> None:
+        self._controller_service = controller_service
         self._token = token
         self._controller_log = controller_log
         self._stop = stop
-        self._snapshots = Snapshots(office.changes, SteadyClock())
+        self._snapshots = Snapshots(controller_service.changes, SteadyClock())
 
     def app(self) -> web.Application:
         @web.middleware
@@ -130,11 +136,11 @@ class Api:
             return _refuse(400, f"{type(error).__name__}: {error}")
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.json_response(self._office.health())
+        return web.json_response(self._controller_service.health())
 
     async def _services(self, request: web.Request) -> web.StreamResponse:
         everything, ended = "all" in request.query, "ended" in request.query
-        content = partial(self._office.services, down=everything, ended=ended)
+        content = partial(self._controller_service.services, down=everything, ended=ended)
         found = await self._snapshots.get((everything, ended), lambda: {"services": content()})
         headers = {"ETag": found.etag, "Cache-Control": "no-cache"}
         if found.etag in (tag.strip() for tag in request.headers.get("If-None-Match", "").split(",")):
@@ -155,24 +161,28 @@ class Api:
         mode = None if body.get("mode") is None else UpdateMode(body["mode"])
         name = request.match_info["name"]
         version = await asyncio.to_thread(
-            self._office.put, name, body["spec"], dict(body.get("secrets", {})), mode
+            self._controller_service.put, name, body["spec"], dict(body.get("secrets", {})), mode
         )
         return web.json_response({"name": name, "version": version})
 
     async def _down(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        await asyncio.to_thread(self._office.down, request.match_info["name"], bool(body.get("purge")))
+        await asyncio.to_thread(
+            self._controller_service.down, request.match_info["name"], bool(body.get("purge"))
+        )
         return web.json_response({})
 
     async def _kill(self, request: web.Request) -> web.Response:
         name, replica_id = request.match_info["name"], int(request.match_info["id"])
-        await asyncio.to_thread(self._office.kill, name, replica_id)
+        await asyncio.to_thread(self._controller_service.kill, name, replica_id)
         return web.json_response({})
 
     async def _access(self, request: web.Request) -> web.Response:
         name, replica_id = request.match_info["name"], int(request.match_info["id"])
         node = int(request.query.get("node", 0))
-        source, instance, lives = await asyncio.to_thread(self._office.instance, name, replica_id, node)
+        source, instance, lives = await asyncio.to_thread(
+            self._controller_service.instance, name, replica_id, node
+        )
         try:
             place = await asyncio.to_thread(access_to, source, instance if lives else None, node)
         except NoAccessError as error:
@@ -185,7 +195,7 @@ class Api:
             raise ValueError("since is not an instant")
         most = min(MAX_HISTORY_REPLICAS, max(1, int(request.query.get("most", MAX_HISTORY_REPLICAS))))
         history = await asyncio.to_thread(
-            self._office.history, request.match_info["name"], since=since, most=most
+            self._controller_service.history, request.match_info["name"], since=since, most=most
         )
         return web.json_response(history)
 
@@ -193,14 +203,14 @@ class Api:
         body = await _body(request)
         mode = None if body.get("mode") is None else UpdateMode(body["mode"])
         planned = await asyncio.to_thread(
-            self._office.plan, body["spec"], dict(body.get("secrets", {})), mode
+            self._controller_service.plan, body["spec"], dict(body.get("secrets", {})), mode
         )
         return web.json_response(planned)
 
     async def _events(self, request: web.Request) -> web.Response:
         query = request.query
         events = await asyncio.to_thread(
-            self._office.events,
+            self._controller_service.events,
             query.get("service"),
             after=min(2**62, max(0, int(query.get("after", 0)))),
             limit=min(10_000, max(0, int(query.get("limit", 1000)))),
@@ -212,14 +222,16 @@ class Api:
         return await _file_response(request, self._controller_log)
 
     async def _log_of_load_balancer(self, request: web.Request) -> web.Response:
-        path = self._office.load_balancer_log(request.match_info["name"])
+        path = self._controller_service.load_balancer_log(request.match_info["name"])
         return await _file_response(request, path)
 
     async def _log_of_replica(self, request: web.Request) -> web.Response:
         name, replica_id = request.match_info["name"], int(request.match_info["id"])
         node = int(request.match_info.get("node", 0))
-        source, instance, lives = await asyncio.to_thread(self._office.instance, name, replica_id, node)
-        kept = await asyncio.to_thread(self._office.last_words.find, name, replica_id, node)
+        source, instance, lives = await asyncio.to_thread(
+            self._controller_service.instance, name, replica_id, node
+        )
+        kept = await asyncio.to_thread(self._controller_service.log_archive.find, name, replica_id, node)
         is_whole = kept is not None and kept[1] == 0  # no need to ask a machine that may be dying
         if instance is not None and isinstance(source, LogSource) and not is_whole:
             first, end = await asyncio.to_thread(source.log_window, instance, node)
@@ -238,7 +250,7 @@ class Api:
                 lambda offset, most: _read(path, offset - first, most),
                 first,
                 first + path.stat().st_size,
-                self._office.last_words.times(name, replica_id, node),
+                self._controller_service.log_archive.times(name, replica_id, node),
             )
         if lives or instance is not None:
             return await _log_answer(request, lambda offset, most: b"")  # not yet, or never a word
@@ -246,20 +258,26 @@ class Api:
 
     async def _tidy(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        return web.json_response(await asyncio.to_thread(self._office.tidy, list(body["services"])))
+        return web.json_response(
+            await asyncio.to_thread(self._controller_service.tidy, list(body["services"]))
+        )
 
     async def _leaks(self, request: web.Request) -> web.Response:
-        look = await asyncio.to_thread(self._office.janitor.look, request.match_info["cloud"])
+        look = await asyncio.to_thread(
+            self._controller_service.garbage_collector.look, request.match_info["cloud"]
+        )
         return web.json_response(look.view())
 
     async def _remove_leak(self, request: web.Request) -> web.Response:
         body = await _body(request)
         key = request.match_info["cloud"], str(body["kind"]), str(body["id"]), str(body["region"])
-        refusal = await asyncio.to_thread(self._office.janitor.remove, key)
+        refusal = await asyncio.to_thread(self._controller_service.garbage_collector.remove, key)
         return web.json_response(refusal.view())
 
     async def _forget_cloud(self, request: web.Request) -> web.Response:
-        problems = await asyncio.to_thread(self._office.janitor.forget, request.match_info["cloud"])
+        problems = await asyncio.to_thread(
+            self._controller_service.garbage_collector.forget, request.match_info["cloud"]
+        )
         return web.json_response({"problems": list(problems)})
 
     async def _stop_daemon(self, request: web.Request) -> web.Response:

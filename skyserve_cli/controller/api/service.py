@@ -17,13 +17,13 @@ from provisioners.lease import Lease
 from skyserve_cli import __version__
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.controller.api.views import history_view, is_well, last_failure, service_view
-from skyserve_cli.controller.balancers.dns import ThreadNames
+from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.balancers.front_address import choose_port, shown_host
-from skyserve_cli.controller.balancers.local_fleet import ProcessFleet
+from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet
-from skyserve_cli.controller.clouds.caches import SpecBook, all_offers
+from skyserve_cli.controller.clouds.caches import SpecCache, all_offers
 from skyserve_cli.controller.clouds.garbage_collector import Tidied, janitor_of
-from skyserve_cli.controller.clouds.log_archive import TELLING, LastWords
+from skyserve_cli.controller.clouds.log_archive import TELLING, LogArchive
 from skyserve_cli.controller.content_hash import folder_digest
 from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.clock import Clock
@@ -33,7 +33,7 @@ from skyserve_cli.controller.reconcile.planning import first_plan, insist_on_reg
 from skyserve_cli.controller.reconcile.resource_match import copies_of
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
 from skyserve_cli.controller.reconcile.update_plan import changes
-from skyserve_cli.controller.secret_box import Seal
+from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import spec_from_json, spec_to_json
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.store import Store
@@ -53,26 +53,26 @@ class NoSuchReplicaError(Exception):
     """The service has no live replica of that id."""
 
 
-class Office:
+class ControllerService:
     """One per daemon. What changes something raises NotLeadingError where another controller leads. `wake` makes the reconciler look at once, `sighted` is a cloud's last listing."""
 
     def __init__(
         self,
         *,
         store: Store,
-        specs: SpecBook,
-        seal: Seal,
+        specs: SpecCache,
+        seal: SecretBox,
         clouds: Clouds,
-        fleet: ProcessFleet,
+        fleet: LocalFleet,
         regional: RegionalFleet,
-        names: ThreadNames,
+        names: ThreadDns,
         clock: Clock,
         leadership: Leadership,
         owner: str,
         wake: Callable[[], None],
         sighted: Callable[[str], Sequence[Instance]],
         leases: Callable[[str], Mapping[str, Lease]] = lambda cloud: {},
-        last_words: LastWords,
+        log_archive: LogArchive,
         load_balancer_log: Callable[[str], Path],
         store_health: StoreHealth,
     ) -> None:
@@ -90,11 +90,11 @@ class Office:
         self._wake = wake
         self._sighted = sighted
         self._leases = leases
-        self.last_words = last_words
+        self.log_archive = log_archive
         self._started_at = clock.now()
         self._choosing = threading.Lock()
         self.load_balancer_log = load_balancer_log
-        self.janitor = janitor_of(store, specs, clouds, clock, leadership.may_terminate)
+        self.garbage_collector = janitor_of(store, specs, clouds, clock, leadership.may_terminate)
 
     def health(self) -> dict[str, Any]:
         return {
@@ -144,7 +144,7 @@ class Office:
         self._wake()
 
     def tidy(self, names: Sequence[str]) -> dict[str, Any]:
-        """One step towards nothing being left of services that are down, where they have ever been; see `Janitor.tidy`.
+        """One step towards nothing being left of services that are down, where they have ever been; see `GarbageCollector.tidy`.
         May take minutes."""
         places: dict[str, set[str]] = {}
         for name in names:
@@ -152,7 +152,7 @@ class Office:
                 here = places.setdefault(one.zone.cloud, set())
                 if one.launched_at is not None or one.end_reason not in _REFUSED:
                     here |= {one.zone.region, one.zone.name}
-        steps = (self.janitor.tidy(cloud, names, here) for cloud, here in sorted(places.items()))
+        steps = (self.garbage_collector.tidy(cloud, names, here) for cloud, here in sorted(places.items()))
         return sum(steps, Tidied()).view()
 
     def kill(self, name: str, replica_id: int) -> None:
@@ -254,7 +254,7 @@ class Office:
             return cloud, None, lives
         # Whoever follows a log asks several times a second, which is more than a cloud wants to be asked.
         found = _by_id(self._sighted(cloud.name), replica.instance_id)
-        if found is None and not self.last_words.find(name, replica_id, node):
+        if found is None and not self.log_archive.find(name, replica_id, node):
             found = _by_id(cloud.instances(self._owner, name), replica.instance_id)
         return cloud, found, lives
 
@@ -263,7 +263,7 @@ class Office:
     ) -> dict[str, Any]:
         spec = self._specs.get(row.name, row.version)
         shown = (*row.replicas, *(recently if ended else ()))
-        kept = {r.id: self.last_words.find(row.name, r.id) for r in shown if r.end_reason in TELLING}
+        kept = {r.id: self.log_archive.find(row.name, r.id) for r in shown if r.end_reason in TELLING}
         is_beside = self._fleet.view(row.name).alive
         is_beside |= self._leadership.leads and stands_beside(row, spec)
         loads = [self._fleet.load(row.name)] if is_beside else []

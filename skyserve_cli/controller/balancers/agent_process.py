@@ -121,7 +121,7 @@ class AgentFolder:
         if told is not None:
             return self._agent(told, shape_of(order), process)
         if process.poll() is not None:
-            raise OSError(f"the agent exited with {process.returncode}: {self._last_words()}")
+            raise OSError(f"the agent exited with {process.returncode}: {self._log_tail()}")
         return None
 
     def left(self) -> Agent | None:
@@ -165,7 +165,7 @@ class AgentFolder:
             return False
         return os.fsencode(self._token_file) in words
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         lines = (self.path / "agent.log").read_text(errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else "no output"
 

@@ -34,7 +34,7 @@ class _Record:
     why: str = ""
 
 
-class ThreadNames:
+class ThreadDns:
     """The daemon's. `publisher` is made when the first name is wanted; `region_of` gives the region by which an agent at
     (cloud, region) is found, `allows` whether this controller may publish now."""
 

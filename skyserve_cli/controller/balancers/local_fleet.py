@@ -52,7 +52,7 @@ class AgentView:
     trouble: str = ""
 
 
-class ProcessFleet:
+class LocalFleet:
     """The daemon's fleet."""
 
     def __init__(
@@ -68,7 +68,7 @@ class ProcessFleet:
         self._served = ServedReplicas() if served is None else served
         self._loop = loop
         self._wake = wake
-        self._keepers: dict[str, _Keeper] = {}
+        self._supervisors: dict[str, _Supervisor] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -89,36 +89,36 @@ class ProcessFleet:
         self._loop.call_soon_threadsafe(self._apply, dict(orders))
 
     def load(self, service: str) -> Load:
-        keeper = self._keepers.get(service)
-        return Load() if keeper is None else keeper.load
+        supervisor = self._supervisors.get(service)
+        return Load() if supervisor is None else supervisor.load
 
     def view(self, service: str) -> AgentView:
-        keeper = self._keepers.get(service)
-        return AgentView(False, False, 0, 0) if keeper is None else keeper.view()
+        supervisor = self._supervisors.get(service)
+        return AgentView(False, False, 0, 0) if supervisor is None else supervisor.view()
 
     def _apply(self, orders: Mapping[str, AgentOrder | None]) -> None:
         """Also finds agents that an earlier controller left for services that have gone down since."""
         left = {path.parent.name for path in self._folder.glob("*/agent.json")}
-        for service in self._keepers.keys() | left | orders.keys():
+        for service in self._supervisors.keys() | left | orders.keys():
             if service in orders and orders[service] is None:
                 continue
-            keeper = self._keepers.get(service)
-            if keeper is None:
+            supervisor = self._supervisors.get(service)
+            if supervisor is None:
                 assert self._session is not None  # noqa: S101 - start() comes first
-                keeper = self._keepers[service] = _Keeper(
+                supervisor = self._supervisors[service] = _Supervisor(
                     self._folder / service, self._session, self._wake, self._attention, self._served
                 )
-            keeper.want(orders.get(service))
+            supervisor.want(orders.get(service))
             task = self._tasks.get(service)
             if task is None or task.done():
-                if keeper.finished:
-                    del self._keepers[service]
+                if supervisor.finished:
+                    del self._supervisors[service]
                     self._tasks.pop(service, None)
                 else:
-                    self._tasks[service] = self._loop.create_task(keeper.run())
+                    self._tasks[service] = self._loop.create_task(supervisor.run())
 
 
-class _Keeper:
+class _Supervisor:
     """Looks after the agent of one service."""
 
     def __init__(

@@ -101,7 +101,7 @@ class RegionalFleet:
         self._loop = loop
         self._wake = wake
         self._bundle = bundle
-        self._keepers: dict[Key, _Keeper] = {}
+        self._supervisors: dict[Key, _Supervisor] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="regional")
         self._session: aiohttp.ClientSession | None = None
@@ -125,38 +125,40 @@ class RegionalFleet:
         self._loop.call_soon_threadsafe(self._apply, {order.key: order for order in orders})
 
     def drain(self) -> list[tuple[str, Event]]:
-        events = (keeper.news(self._clock.now()) for keeper in list(self._keepers.values()))
+        events = (supervisor.news(self._clock.now()) for supervisor in list(self._supervisors.values()))
         return [(keeper_news[0], keeper_news[1]) for keeper_news in events if keeper_news is not None]
 
     def loads(self, service: str) -> list[Load]:
-        return [keeper.load for (name, _), keeper in list(self._keepers.items()) if name == service]
+        return [
+            supervisor.load for (name, _), supervisor in list(self._supervisors.items()) if name == service
+        ]
 
     def reached_at(self) -> float | None:
         """When any agent last responded; None without agents."""
-        keepers = list(self._keepers.values())
-        if not keepers:
+        supervisors = list(self._supervisors.values())
+        if not supervisors:
             return None
-        return max((at for one in keepers if (at := one.heard_at) is not None), default=float("-inf"))
+        return max((at for one in supervisors if (at := one.heard_at) is not None), default=float("-inf"))
 
     def view(self, service: str, replica_id: int) -> RegionalView:
-        keeper = self._keepers.get((service, replica_id))
-        return RegionalView() if keeper is None else keeper.view()
+        supervisor = self._supervisors.get((service, replica_id))
+        return RegionalView() if supervisor is None else supervisor.view()
 
     # --- on the loop
 
     def _apply(self, orders: dict[Key, RegionalOrder]) -> None:
-        for key in self._keepers.keys() - orders.keys():
+        for key in self._supervisors.keys() - orders.keys():
             self._tasks.pop(key).cancel()
             self.served.silent(*key)
-            self._threads.submit(self._keepers.pop(key).let_go)  # to hang up may take a while
+            self._threads.submit(self._supervisors.pop(key).let_go)  # to hang up may take a while
         for key, order in orders.items():
-            keeper = self._keepers.get(key)
-            if keeper is None:
+            supervisor = self._supervisors.get(key)
+            if supervisor is None:
                 assert self._session is not None  # noqa: S101 - start() comes first
-                keeper = _Keeper(self, self._session, order, self._clock.now())
-                self._keepers[key] = keeper
-                self._tasks[key] = self._loop.create_task(keeper.run())
-            keeper.want(order)
+                supervisor = _Supervisor(self, self._session, order, self._clock.now())
+                self._supervisors[key] = supervisor
+                self._tasks[key] = self._loop.create_task(supervisor.run())
+            supervisor.want(order)
 
     # --- what keepers need
 
@@ -187,7 +189,7 @@ class RegionalFleet:
         return await self._loop.run_in_executor(self._threads, call)
 
 
-class _Keeper:
+class _Supervisor:
     """Looks after one agent."""
 
     def __init__(

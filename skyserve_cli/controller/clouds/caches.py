@@ -13,7 +13,7 @@ from provisioners.errors import ProvisionError
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.mappers import agent_order_of, order_of, token_of
 from skyserve_cli.controller.reconcile.ports import Call
-from skyserve_cli.controller.secret_box import Seal
+from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import spec_from_json
 from skyserve_cli.spec.model import Probe, ServiceSpec
 from skyserve_cli.state.store import Store
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 OFFERS_TTL_S = 60.0
 
 
-class SpecBook:
+class SpecCache:
     """Specs by (service, version): immutable once stored, so kept for good."""
 
     def __init__(
-        self, store: Store, seal: Seal, admin_token: Callable[[str], str] = lambda token: ""
+        self, store: Store, seal: SecretBox, admin_token: Callable[[str], str] = lambda token: ""
     ) -> None:
         """`admin_token` is that of the load balancer agent on the machine of a launch token."""
         self._store = store
@@ -68,7 +68,7 @@ class SpecBook:
         return order_of(owner, call.service, call.incarnation, call.replica, spec, secrets)
 
 
-class OfferBook:
+class OfferCache:
     """Offers by requirements, refreshed in the background."""
 
     def __init__(

@@ -18,8 +18,8 @@ from provisioners.errors import ProvisionError, RegionClosedError, TransientErro
 from provisioners.fleet import FleetProvisioner
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.controller.clouds import orphans as leaks
-from skyserve_cli.controller.clouds.caches import SpecBook
-from skyserve_cli.controller.clouds.orphans import Known, Part, Stray
+from skyserve_cli.controller.clouds.caches import SpecCache
+from skyserve_cli.controller.clouds.orphans import Known, Orphan, Part
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.mappers import known_tokens, requirements_of
 from skyserve_cli.state.store import Store
@@ -57,17 +57,17 @@ class Look:
     """One cloud, as it was just found. `is_empty`: no instance of ours lives there. `is_withheld`: there is something that
     machines share, and as not every region has said that it has none, nobody knows whether it is needed."""
 
-    strays: tuple[Stray, ...]
+    orphans: tuple[Orphan, ...]
     unlisted: tuple[Unlisted, ...]
     is_empty: bool
     is_withheld: bool = False
 
-    def of(self, part: Part) -> list[Stray]:
-        return [stray for stray in self.strays if stray.part is part]
+    def of(self, part: Part) -> list[Orphan]:
+        return [orphan for orphan in self.orphans if orphan.part is part]
 
     def view(self) -> dict[str, Any]:
         return {
-            "strays": [stray.view() for stray in self.strays],
+            "orphans": [orphan.view() for orphan in self.orphans],
             "unlisted": [asdict(one) for one in self.unlisted],
         }
 
@@ -111,7 +111,7 @@ class _Notes:
     told: tuple[str, ...] = ()
 
 
-class Janitor:
+class GarbageCollector:
     """Thread-safe. `known` reads the rows when it is called; see `leaks` for why that matters. `allows` says right before
     something is removed whether this process may."""
 
@@ -150,16 +150,16 @@ class Janitor:
                 )
 
             try:
-                strays, is_empty = self._strays(cloud, silent)
+                orphans, is_empty = self._orphans(cloud, silent)
             except ProvisionError as error:
                 silent("", error)
-                strays, is_empty = {}, False
-            notes.ends = {stray.key: end for stray, end in strays.items() if end is not None}
+                orphans, is_empty = {}, False
+            notes.ends = {orphan.key: end for orphan, end in orphans.items() if end is not None}
             if not unlisted:
-                return Look(tuple(strays), (), is_empty)
+                return Look(tuple(orphans), (), is_empty)
             distinct = {(one.region, one.why): one for one in unlisted}
-            sure = tuple(stray for stray in strays if stray.part is not Part.SHARED)
-            return Look(sure, tuple(distinct.values()), is_empty=False, is_withheld=len(sure) < len(strays))
+            sure = tuple(orphan for orphan in orphans if orphan.part is not Part.SHARED)
+            return Look(sure, tuple(distinct.values()), is_empty=False, is_withheld=len(sure) < len(orphans))
 
     def remove(self, key: Key) -> Refusal:
         """End an instance, or remove a leftover, that a look has found. Already gone is success; of an instance it is
@@ -222,7 +222,7 @@ class Janitor:
             awaited = [one for one in look.unlisted if look.is_withheld or one.may_have(places)]
             patient = [one for one in awaited if one.passes and self._is_news(notes, one)]
             done = Tidied(
-                waiting=(*(f"{stray} is not gone yet" for stray in alive), *map(str, patient)),
+                waiting=(*(f"{orphan} is not gone yet" for orphan in alive), *map(str, patient)),
                 problems=tuple(str(one) for one in awaited if one not in patient),
             )
             for leftover in look.of(Part.LEFTOVER):
@@ -237,31 +237,31 @@ class Janitor:
     def _notes_of(self, cloud: str) -> _Notes:
         return self._notes.setdefault(cloud, _Notes())
 
-    def _strays(
+    def _orphans(
         self, cloud: str, silent: Callable[[str, ProvisionError], None]
-    ) -> tuple[dict[Stray, Callable[[], None] | None], bool]:
-        """The strays with how to remove each (what machines share goes by `forget`), in an order in which they can be;
+    ) -> tuple[dict[Orphan, Callable[[], None] | None], bool]:
+        """The orphans with how to remove each (what machines share goes by `forget`), in an order in which they can be;
         and whether no instance lives."""
         provisioner = self._provisioners(cloud)
-        strays: dict[Stray, Callable[[], None] | None] = {}
+        orphans: dict[Orphan, Callable[[], None] | None] = {}
         if not isinstance(provisioner, FleetProvisioner):
             instances = provisioner.instances(self._owner)
             for instance in leaks.stray_instances(instances, self._known()):
-                strays[leaks.of_instance(instance)] = partial(provisioner.terminate, instance)
-            return strays, all(one.state.is_gone for one in instances)
+                orphans[leaks.of_instance(instance)] = partial(provisioner.terminate, instance)
+            return orphans, all(one.state.is_gone for one in instances)
         rented = provisioner.machines
         machines = rented.machines(self._owner, silent)
         leftovers = rented.leftovers(self._owner, silent)
         shared = rented.shared(self._owner, silent)
         known = self._known()  # after the cloud
         for machine in leaks.stray_machines(machines, known):
-            stray = leaks.of_machine(machine, provisioner.usd_hour(machine))
-            strays[stray] = partial(rented.destroy, machine)
+            orphan = leaks.of_machine(machine, provisioner.usd_hour(machine))
+            orphans[orphan] = partial(rented.destroy, machine)
         for leftover in leaks.stray_leftovers(leftovers, known, self._clock.now()):
-            strays[leaks.of_leftover(cloud, Part.LEFTOVER, leftover)] = partial(rented.remove, leftover)
+            orphans[leaks.of_leftover(cloud, Part.LEFTOVER, leftover)] = partial(rented.remove, leftover)
         if cloud not in known.clouds:
-            strays |= dict.fromkeys(leaks.of_leftover(cloud, Part.SHARED, one) for one in shared)
-        return strays, all(one.state.is_gone for one in machines)
+            orphans |= dict.fromkeys(leaks.of_leftover(cloud, Part.SHARED, one) for one in shared)
+        return orphans, all(one.state.is_gone for one in machines)
 
     def _note(self, notes: _Notes, look: Look) -> None:
         """When each leftover was first seen, and since when each region has been silent; what is over is struck out."""
@@ -272,7 +272,7 @@ class Janitor:
     def _is_news(self, notes: _Notes, unlisted: Unlisted) -> bool:
         return self._clock.now() - notes.silent[unlisted.region] < PATIENCE_S
 
-    def _remove_if_seen_twice(self, notes: _Notes, leftover: Stray) -> Tidied:
+    def _remove_if_seen_twice(self, notes: _Notes, leftover: Orphan) -> Tidied:
         if self._clock.now() - notes.seen[leftover.key] < AGAIN_S:
             return Tidied(waiting=(f"{leftover} seems to be left over",))
         refusal = self.remove(leftover.key)
@@ -281,7 +281,7 @@ class Janitor:
         sentence = f"{leftover} cannot be removed: {refusal.why}"
         return Tidied(waiting=(sentence,)) if refusal.passes else Tidied(problems=(sentence,))
 
-    def _forget(self, cloud: str, shared: Sequence[Stray]) -> Tidied:
+    def _forget(self, cloud: str, shared: Sequence[Orphan]) -> Tidied:
         problems = tuple(self.forget(cloud))
         return Tidied(problems=problems) if problems else Tidied(removed=tuple(map(str, shared)))
 
@@ -299,7 +299,7 @@ class Janitor:
             self._tell(Story("NotRemoved", problem))
 
 
-def known_of(owner: str, rows: Iterable[ServiceRow], specs: SpecBook, clouds: Clouds) -> Known:
+def known_of(owner: str, rows: Iterable[ServiceRow], specs: SpecCache, clouds: Clouds) -> Known:
     """What these rows, all that are up or have a replica that lives, say that we know."""
     rows = list(rows)
     used = {replica.zone.cloud for row in rows for replica in row.attempts}
@@ -315,11 +315,11 @@ def known_of(owner: str, rows: Iterable[ServiceRow], specs: SpecBook, clouds: Cl
 
 
 def janitor_of(
-    store: Store, specs: SpecBook, clouds: Clouds, clock: Clock, allows: Callable[[], bool] = lambda: True
-) -> Janitor:
+    store: Store, specs: SpecCache, clouds: Clouds, clock: Clock, allows: Callable[[], bool] = lambda: True
+) -> GarbageCollector:
     """Of one home."""
     owner = store.owner()
-    return Janitor(
+    return GarbageCollector(
         clouds.get,
         owner,
         lambda: known_of(owner, store.services(), specs, clouds),
@@ -332,9 +332,9 @@ def janitor_of(
 class Sweeper(threading.Thread):
     """Tidies the clouds that rent, at the start and then every `every_s`."""
 
-    def __init__(self, janitor: Janitor, clouds: Sequence[str], every_s: float) -> None:
+    def __init__(self, garbage_collector: GarbageCollector, clouds: Sequence[str], every_s: float) -> None:
         super().__init__(name="sweeper", daemon=True)
-        self._janitor = janitor
+        self._garbage_collector = garbage_collector
         self._clouds = clouds
         self._every_s = every_s
         self._stopping = threading.Event()
@@ -343,8 +343,8 @@ class Sweeper(threading.Thread):
         while not self._stopping.is_set():
             for cloud in self._clouds:
                 try:
-                    if self._janitor.rents(cloud):
-                        self._janitor.tidy(cloud)
+                    if self._garbage_collector.rents(cloud):
+                        self._garbage_collector.tidy(cloud)
                 except Exception:  # a bug in a plug-in, or no database: the next sweep is another chance
                     log.exception("sweep of %s", cloud)
             self._stopping.wait(self._every_s)

@@ -16,7 +16,7 @@ from provisioners.lease import Lease
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.leases import LeaseWatch, Warn
 from skyserve_cli.controller.reconcile.listing_events import same_objects
-from skyserve_cli.controller.reconcile.ports import Sighting
+from skyserve_cli.controller.reconcile.ports import InstanceListing
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ PATIENCE = 3  # listings that fail in a row until somebody is told
 BURST_S = 0.05  # reports of many machines that come so close together are read at once
 
 
-class ThreadWitness:
+class ThreadInstancePoller:
     """The daemon's witness. `poll_s` by cloud; the tick is woken only when a listing differs from the last. `tell` takes a
     sentence for the event log, `warn` one about a replica, `tell_clock` one about
     a cloud's clock."""
@@ -54,7 +54,7 @@ class ThreadWitness:
         self._leases: dict[str, LeaseWatch] = {}
         self._silent: dict[tuple[str, str], int] = {}  # by cloud and place: listings in a row without it
         self._closed: set[tuple[str, str]] = set()  # what was told of
-        self._seen: queue.SimpleQueue[Sighting] = queue.SimpleQueue()
+        self._seen: queue.SimpleQueue[InstanceListing] = queue.SimpleQueue()
         self._watched: frozenset[str] = frozenset()
         self._threads: dict[str, threading.Thread] = {}
         self._last: dict[str, tuple[Instance, ...]] = {}
@@ -73,7 +73,7 @@ class ThreadWitness:
             self._threads[cloud] = thread
             thread.start()
 
-    def drain(self) -> list[Sighting]:
+    def drain(self) -> list[InstanceListing]:
         sightings = []
         while not self._seen.empty():
             sightings.append(self._seen.get())
@@ -132,7 +132,7 @@ class ThreadWitness:
                     if cloud != LOCAL:
                         self._listed_at[cloud] = self._clock.now()
                     silent, closed = frozenset(listing.silent), frozenset(listing.closed)
-                    self._seen.put(Sighting(cloud, asked_at, instances, silent=silent, closed=closed))
+                    self._seen.put(InstanceListing(cloud, asked_at, instances, silent=silent, closed=closed))
                     is_news = self._note_regions(cloud, listing)
                     self._note_clock(cloud, provisioner)
                     is_news |= self._leases[cloud].look(instances, self._clock.now())
@@ -196,7 +196,7 @@ class ThreadWitness:
             provisioner = self._provisioners(cloud)
             if isinstance(provisioner, ReportSource):
                 instances = tuple(provisioner.reported(self._owner))
-                self._seen.put(Sighting(cloud, asked_at, instances, is_listing=False))
+                self._seen.put(InstanceListing(cloud, asked_at, instances, is_listing=False))
                 self._wake()
         except Exception:  # a bug in a plug-in; the next listing shows the same
             log.exception("reading reports of %s", cloud)

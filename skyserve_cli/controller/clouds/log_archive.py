@@ -27,7 +27,7 @@ TELLING = frozenset(
 )
 
 
-class LastWords:
+class LogArchive:
     """Thread-safe, as its files are written whole and once."""
 
     def __init__(self, folder: Path) -> None:

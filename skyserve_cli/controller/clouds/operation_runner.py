@@ -39,7 +39,7 @@ class _Record:
     not_before: float = 0.0
 
 
-class CallBook:
+class OperationsInFlight:
     """Which calls may start, and what their outcomes mean. Not thread-safe: the tick's own."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class _NotAllowedError(Exception):
     """The lease has run out since the call began."""
 
 
-class ThreadRunner:
+class ThreadOperationRunner:
     """The daemon's runner. `threads` is how many calls to one cloud may be under way, `farewell` sees every instance that is
     about to be terminated by a call, and `allows` is asked right before anything is launched or terminated."""
 
@@ -109,7 +109,7 @@ class ThreadRunner:
         self._wake = wake
         self._farewell = farewell
         self._allows = allows
-        self._book = CallBook()
+        self._book = OperationsInFlight()
         self._done: queue.SimpleQueue[tuple[Call, Event | Retry | None]] = queue.SimpleQueue()
         self._abandoned: set[str] = set()
         self._threads = threads

@@ -42,7 +42,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
+class Orphan:
     """Something that belongs to nothing we know. `kind` is the cloud's word for it, `created_at` in UNIX seconds."""
 
     cloud: str
@@ -84,8 +84,8 @@ def stray_leftovers(leftovers: Iterable[Leftover], known: Known, now: float) -> 
             yield one
 
 
-def of_machine(machine: Machine, usd_hour: float | None) -> Stray:
-    return Stray(
+def of_machine(machine: Machine, usd_hour: float | None) -> Orphan:
+    return Orphan(
         machine.zone.cloud,
         Part.INSTANCE,
         "instance",
@@ -97,13 +97,13 @@ def of_machine(machine: Machine, usd_hour: float | None) -> Stray:
     )
 
 
-def of_instance(instance: Instance) -> Stray:
+def of_instance(instance: Instance) -> Orphan:
     zone = instance.zone
-    return Stray(zone.cloud, Part.INSTANCE, "instance", instance.id, zone.region, instance.service)
+    return Orphan(zone.cloud, Part.INSTANCE, "instance", instance.id, zone.region, instance.service)
 
 
-def of_leftover(cloud: str, part: Part, leftover: Leftover) -> Stray:
-    return Stray(
+def of_leftover(cloud: str, part: Part, leftover: Leftover) -> Orphan:
+    return Orphan(
         cloud,
         part,
         leftover.kind,

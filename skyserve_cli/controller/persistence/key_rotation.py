@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from cryptography.fernet import Fernet
 
 from skyserve_cli.controller.persistence import key_fingerprints as fingerprints
-from skyserve_cli.controller.secret_box import CannotUnsealError, Seal
+from skyserve_cli.controller.secret_box import CannotUnsealError, SecretBox
 from skyserve_cli.home import MACHINE_SECRET_BYTES, Home, new_token, write_private
 from skyserve_cli.state.store import Store
 
@@ -41,7 +41,7 @@ def rotate(home: Home, store: Store) -> Rotated:
     machines = living_machines(store)
     machine_secret = home.machine_secret() if machines else secrets.token_bytes(MACHINE_SECRET_BYTES)
     write_private(home.sealing_key_file, b"\n".join((new, *old)))
-    seal = Seal(new, *old)
+    seal = SecretBox(new, *old)
 
     def again(sealed: bytes) -> bytes | None:
         try:

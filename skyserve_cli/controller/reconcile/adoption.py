@@ -20,7 +20,7 @@ from pathlib import Path
 from policies.model import Offer, Replica, ReplicaState, Role
 from provisioners.base import Instance, InstanceState, Requirements
 from skyserve_cli.controller.reconcile.mappers import agent_requirements_of, requirements_of, token_of
-from skyserve_cli.controller.reconcile.ports import Offers, Sighting, Specs
+from skyserve_cli.controller.reconcile.ports import InstanceListing, Offers, Specs
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import AGENT_WORD, ServiceRow, Story
 
@@ -119,7 +119,7 @@ class Adoption:
         """Whether an instance without a row may still be adopted."""
         return (instance.service, instance.zone.cloud) in self._open
 
-    def take(self, rows: Iterable[ServiceRow], listings: Sequence[Sighting], now: float) -> bool:
+    def take(self, rows: Iterable[ServiceRow], listings: Sequence[InstanceListing], now: float) -> bool:
         """Adopt what the listings show. Returns whether rows were added."""
         if not self._open:
             return False
@@ -154,7 +154,7 @@ class Adoption:
             return None
         return [(role, offer) for role, offers in known for offer in offers or ()]
 
-    def _adopt(self, row: ServiceRow, listing: Sighting, offers: RoleOffers, now: float) -> bool:
+    def _adopt(self, row: ServiceRow, listing: InstanceListing, offers: RoleOffers, now: float) -> bool:
         # The row as it now stands: an earlier listing of the same turn may have added to it.
         row = next(one for one in self._store.services() if one.name == row.name)
         found = match(self._owner, row, listing.instances, self._first_unknown[row.name], offers, now)

@@ -20,7 +20,7 @@ from policies.model import (
     RunExited,
 )
 from provisioners.base import Instance, InstanceState
-from skyserve_cli.controller.reconcile.ports import Sighting
+from skyserve_cli.controller.reconcile.ports import InstanceListing
 
 _SAME_S = 60.0
 _WITH_INSTANCE = frozenset(
@@ -99,7 +99,7 @@ def _is_news(retire_at: float, known: float | None) -> bool:
     return retire_at < known - _SAME_S if known is not None else retire_at > 0.0
 
 
-def missing_from(sighting: Sighting, replicas: Iterable[Replica]) -> bool:
+def missing_from(sighting: InstanceListing, replicas: Iterable[Replica]) -> bool:
     """Whether a replica has an instance in that cloud which the sighting lacks."""
     return any(
         sighting.shows(replica)
@@ -122,13 +122,13 @@ def _gone(replica: Replica, message: str, is_lost: bool = False) -> Preempted:
     return Preempted(replica.id, lost=lost, message=message)
 
 
-def unattended(sightings: Iterable[Sighting]) -> frozenset[str]:
+def unattended(sightings: Iterable[InstanceListing]) -> frozenset[str]:
     """The ids of instances whose order is to be sent again."""
     return frozenset().union(*(sighting.unattended for sighting in sightings))
 
 
 def orphans(
-    sighting: Sighting, live_tokens: frozenset[str], suspects: frozenset[str]
+    sighting: InstanceListing, live_tokens: frozenset[str], suspects: frozenset[str]
 ) -> tuple[list[Instance], frozenset[str]]:
     """The instances of ours that no live replica owns, and the suspects for the next listing.
 

@@ -96,10 +96,10 @@ def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: 
     `usd_per_hour`.
     """
     row = _new_row(spec, now)
-    photograph = Observation(now, goal_of(row, spec), (), tuple(offers))
-    decided = plan(photograph, row.memory, policies_for(photograph.goal))
+    read_cache = Observation(now, goal_of(row, spec), (), tuple(offers))
+    decided = plan(read_cache, row.memory, policies_for(read_cache.goal))
     launches = [action for action in decided.actions if isinstance(action, Launch)]
-    agents = _first_agents(spec, photograph, clouds)
+    agents = _first_agents(spec, read_cache, clouds)
     return {
         "name": spec.name,
         "target": decided.target,
@@ -143,14 +143,14 @@ def insist_on_regions(spec: ServiceSpec, clouds: Clouds) -> None:
             raise CloudNotEnabledError(f"{at}: {place.cloud} offers no machine for a load balancer there")
 
 
-def _first_agents(spec: ServiceSpec, photograph: Observation, clouds: Clouds) -> list[Launch]:
+def _first_agents(spec: ServiceSpec, read_cache: Observation, clouds: Clouds) -> list[Launch]:
     """The load balancers that would be launched, as the catalog has them."""
     if not spec.regional.places:
         return []
     insist_on_regions(spec, clouds)
     offers = clouds.listed(agent_requirements_of(spec.regional))
-    fleet = agent_fleet_of(_new_row(spec, photograph.now), (), lambda version: spec)
-    decided = decide_agents(fleet, offers, photograph.goal, {}, 1, photograph.now)
+    fleet = agent_fleet_of(_new_row(spec, read_cache.now), (), lambda version: spec)
+    decided = decide_agents(fleet, offers, read_cache.goal, {}, 1, read_cache.now)
     return [action for action in decided.actions if isinstance(action, Launch)]
 
 

@@ -54,7 +54,7 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True)
-class Sighting:
+class InstanceListing:
     """One listing of one cloud; it shows at least everything launched before `asked_at`, except in the `silent` regions or
     zones, which did not respond. `closed` regions do not let us in. Or, where `is_listing` is false, what machines have
     reported since the last one: a missing instance then means nothing."""
@@ -81,14 +81,14 @@ class Sighting:
         return frozenset(one.id for one in self.instances if one.state is InstanceState.UNATTENDED)
 
 
-class Witness(Protocol):
+class InstancePoller(Protocol):
     """Looks at the clouds' truth."""
 
     def watch(self, clouds: frozenset[str]) -> None:
         """List these clouds over and over."""
         ...
 
-    def drain(self) -> Sequence[Sighting]: ...
+    def drain(self) -> Sequence[InstanceListing]: ...
 
     def trouble(self) -> Mapping[str, str]:
         """Why clouds, or regions and zones of them (cloud/region), cannot be listed now: a sentence each."""
@@ -206,7 +206,7 @@ class Names(Protocol):
         ...
 
 
-class Gatekeeper(Protocol):
+class Firewalls(Protocol):
     """Sets the firewalls of rented machines."""
 
     def ensure(self, balancers: Mapping[str, frozenset[str]]) -> None:
@@ -214,14 +214,14 @@ class Gatekeeper(Protocol):
         ...
 
 
-class NoGatekeeper:
-    """The `Gatekeeper` of a world without firewalls."""
+class NoFirewalls:
+    """The `Firewalls` of a world without firewalls."""
 
     def ensure(self, balancers: Mapping[str, frozenset[str]]) -> None:
         pass
 
 
-class NoNames:
+class NoDns:
     """The `Names` of a world without any."""
 
     def ensure(self, orders: Sequence[NameOrder]) -> None:
@@ -231,7 +231,7 @@ class NoNames:
         return True
 
 
-class LbFleet(Protocol):
+class BalancerFleet(Protocol):
     """Keeps a load balancer agent alive per service and its table up to date."""
 
     def ensure(self, orders: Mapping[str, AgentOrder | None]) -> None:

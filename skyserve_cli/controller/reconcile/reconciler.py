@@ -35,14 +35,16 @@ from skyserve_cli.controller.reconcile.listing_events import orphans
 from skyserve_cli.controller.reconcile.mappers import agent_addresses, known_tokens
 from skyserve_cli.controller.reconcile.ports import (
     AgentOrder,
+    BalancerFleet,
     Call,
     CallKind,
-    Gatekeeper,
-    LbFleet,
+    Firewalls,
+    InstanceListing,
+    InstancePoller,
     NameOrder,
     Names,
-    NoGatekeeper,
-    NoNames,
+    NoDns,
+    NoFirewalls,
     NoRegions,
     Offers,
     ProbeOrder,
@@ -50,9 +52,7 @@ from skyserve_cli.controller.reconcile.ports import (
     Regional,
     RegionalOrder,
     Runner,
-    Sighting,
     Specs,
-    Witness,
 )
 from skyserve_cli.controller.reconcile.service_orders import OrderMaker
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
@@ -111,14 +111,14 @@ class Reconciler:
         specs: Specs,
         offers: Offers,
         runner: Runner,
-        witness: Witness,
+        instance_poller: InstancePoller,
         prober: Prober,
-        fleet: LbFleet,
+        fleet: BalancerFleet,
         enabled_clouds: frozenset[str],
         lb_host: str,
         regional: Regional | None = None,
         names: Names | None = None,
-        gatekeeper: Gatekeeper | None = None,
+        firewalls: Firewalls | None = None,
         evidence: Callable[[str], Evidence] | None = None,
         adoption: Adoption | None = None,
         epoch: Callable[[], int] = lambda: 0,
@@ -134,13 +134,13 @@ class Reconciler:
         self._specs = specs
         self._offers = TickOffers(offers)
         self._runner = runner
-        self._witness = witness
+        self._instance_poller = instance_poller
         self._prober = prober
         self._fleet = fleet
         self._enabled_clouds = enabled_clouds
         self._regional: Regional = NoRegions() if regional is None else regional
-        self._names: Names = NoNames() if names is None else names
-        self._gatekeeper: Gatekeeper = NoGatekeeper() if gatekeeper is None else gatekeeper
+        self._names: Names = NoDns() if names is None else names
+        self._firewalls: Firewalls = NoFirewalls() if firewalls is None else firewalls
         self._adoption = adoption
         self._owner = owner = store.owner()
         self._epoch = epoch
@@ -149,7 +149,7 @@ class Reconciler:
         self._service_turn = ServiceTurn(
             specs=specs,
             offers=self._offers,
-            witness=witness,
+            instance_poller=instance_poller,
             fleet=fleet,
             regional=self._regional,
             names=self._names,
@@ -182,13 +182,13 @@ class Reconciler:
     def _tick(self, now: float) -> None:
         rows = self._store.services()  # first: if it fails, no event and no sighting is lost
         answers = _by_service((*self._runner.drain(), *self._prober.drain(), *self._regional.drain()))
-        sightings = self._witness.drain()
+        sightings = self._instance_poller.drain()
         listings = [sighting for sighting in sightings if sighting.is_listing]
         self._seen.update(listing.cloud for listing in listings)
         if self._adoption is not None and self._adoption.take(rows, listings, now):
             rows = self._store.services()
         changed = self._listings.changed(sightings)
-        around = Around(self._epoch(), frozenset(self._seen), self._witness.trouble())
+        around = Around(self._epoch(), frozenset(self._seen), self._instance_poller.trouble())
         self._offers.begin()
         orders: dict[str, Orders] = {}
         decided: list[Decided] = []
@@ -238,14 +238,14 @@ class Reconciler:
             del self._kept[name]
         self.plans = {row.name: self._kept[row.name].plan for row in rows if row.name in self._kept}
         turn = self._gathered([(row.name, orders[row.name]) for row in rows])
-        self._gatekeeper.ensure(agent_addresses(rows))  # before any launch
+        self._firewalls.ensure(agent_addresses(rows))  # before any launch
         self._fleet.ensure(turn.agents)  # first: cheap, and no request goes where none should
         self._regional.ensure(turn.regional)
         self._names.ensure(turn.names)
         self._prober.watch(turn.probes)
         self._runner.ensure(turn.calls)
         self._abandon_orphans(listings)
-        self._witness.watch(frozenset(turn.clouds))
+        self._instance_poller.watch(frozenset(turn.clouds))
 
     def _room(self, rows: Iterable[ServiceRow]) -> float:
         """What is left of the budget of all services together, USD per hour."""
@@ -270,7 +270,7 @@ class Reconciler:
         kept: Kept,
         row: ServiceRow,
         answers: Sequence[Event],
-        sightings: Sequence[Sighting],
+        sightings: Sequence[InstanceListing],
         changed: Collection[str],
         around: Around,
         now: float,
@@ -290,14 +290,14 @@ class Reconciler:
             now=now,
         )
 
-    def _stand(self, kept: Kept, row: ServiceRow, sightings: Sequence[Sighting], now: float) -> Orders:
+    def _stand(self, kept: Kept, row: ServiceRow, sightings: Sequence[InstanceListing], now: float) -> Orders:
         """The orders of a service that does not have to be decided about again."""
         return kept.orders
 
     def _kept_of(
         self,
         decided: Decided,
-        sightings: Sequence[Sighting],
+        sightings: Sequence[InstanceListing],
         around: Around,
         had_answers: bool,
         now: float,
@@ -380,7 +380,7 @@ class Reconciler:
             self._tokens[row.name] = was if was and same else (row, known_tokens(self._owner, (row,)))
         return frozenset().union(*(tokens for _, tokens in self._tokens.values()))
 
-    def _abandon_orphans(self, sightings: Sequence[Sighting]) -> None:
+    def _abandon_orphans(self, sightings: Sequence[InstanceListing]) -> None:
         if not sightings:
             return
         # The rows as they now stand, after the clouds were listed: see `leaks`.

@@ -25,9 +25,9 @@ from skyserve_cli.controller.reconcile.ports import (
     AgentOrder,
     Call,
     CallKind,
+    InstanceListing,
     ProbeOrder,
     RegionalOrder,
-    Sighting,
     Specs,
 )
 from skyserve_cli.controller.reconcile.served_replicas import counts_served, has_one_version
@@ -55,7 +55,7 @@ class OrderMaker:
         self._lb_host = lb_host
         self._epoch = epoch
 
-    def of(self, decided: Decided, sightings: Sequence[Sighting], now: float) -> Orders:
+    def of(self, decided: Decided, sightings: Sequence[InstanceListing], now: float) -> Orders:
         """What the rows, as they now stand, require."""
         row, spec, goal = decided.row, decided.spec, decided.goal
         live, agents = decided.change.live(), decided.agents.live()
@@ -108,7 +108,7 @@ class OrderMaker:
         )
 
     def _calls_and_probes(
-        self, row: ServiceRow, live: Sequence[Replica], sightings: Sequence[Sighting]
+        self, row: ServiceRow, live: Sequence[Replica], sightings: Sequence[InstanceListing]
     ) -> tuple[list[Call], list[ProbeOrder]]:
         alone = unattended(sightings)
         calls, probes = [], []

@@ -17,10 +17,10 @@ from skyserve_cli.controller.reconcile.listing_events import missing_from
 from skyserve_cli.controller.reconcile.ports import (
     AgentOrder,
     Call,
+    InstanceListing,
     NameOrder,
     ProbeOrder,
     RegionalOrder,
-    Sighting,
 )
 from skyserve_cli.state.values import ServiceRow
 
@@ -118,7 +118,7 @@ class Listings:
     def __init__(self) -> None:
         self._last: dict[str, tuple[Instance, ...]] = {}
 
-    def changed(self, sightings: Iterable[Sighting]) -> set[str]:
+    def changed(self, sightings: Iterable[InstanceListing]) -> set[str]:
         """The services whose instances differ from the last listing of their cloud, or that a report is about."""
         names: set[str] = set()
         for sighting in sightings:
@@ -143,7 +143,7 @@ def _differing(before: Sequence[Instance], after: Sequence[Instance]) -> set[str
     return names | {instance.service for instance in old.values()}
 
 
-def is_news(kept: Kept, sightings: Iterable[Sighting], changed: Collection[str]) -> bool:
+def is_news(kept: Kept, sightings: Iterable[InstanceListing], changed: Collection[str]) -> bool:
     """Whether one of the sightings may mean something new for the service. `changed` as `Listings.changed` returned it."""
     if kept.row.name in changed:
         return True
@@ -155,7 +155,7 @@ def is_news(kept: Kept, sightings: Iterable[Sighting], changed: Collection[str])
     )
 
 
-def note_listings(kept: Kept, sightings: Iterable[Sighting]) -> None:
+def note_listings(kept: Kept, sightings: Iterable[InstanceListing]) -> None:
     """Remember that the service, as it stands, was compared with these."""
     for sighting in sightings:
         if not sighting.is_listing:

@@ -19,7 +19,7 @@ from policies.model import (
     Role,
 )
 from skyserve_cli.controller.reconcile.listing_events import events_of
-from skyserve_cli.controller.reconcile.ports import Sighting
+from skyserve_cli.controller.reconcile.ports import InstanceListing
 from skyserve_cli.state.values import AGENT_WORD, Story
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Change:
             return action.role is self._role
         return action.replica_id in self.replicas
 
-    def observe(self, answers: Iterable[Event], sightings: Iterable[Sighting]) -> None:
+    def observe(self, answers: Iterable[Event], sightings: Iterable[InstanceListing]) -> None:
         """What the hands have answered, and what the clouds show."""
         self.take(answers)
         for sighting in sightings:

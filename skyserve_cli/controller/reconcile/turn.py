@@ -39,13 +39,13 @@ from skyserve_cli.controller.reconcile.mappers import (
     stands_beside,
 )
 from skyserve_cli.controller.reconcile.ports import (
-    LbFleet,
+    BalancerFleet,
+    InstanceListing,
+    InstancePoller,
     Names,
     Offers,
     Regional,
-    Sighting,
     Specs,
-    Witness,
 )
 from skyserve_cli.controller.reconcile.transitions import Change
 from skyserve_cli.spec.model import ServiceSpec
@@ -105,8 +105,8 @@ class ServiceTurn:
         *,
         specs: Specs,
         offers: TickOffers,
-        witness: Witness,
-        fleet: LbFleet,
+        instance_poller: InstancePoller,
+        fleet: BalancerFleet,
         regional: Regional,
         names: Names,
         evidence: Callable[[str], Evidence],
@@ -115,7 +115,7 @@ class ServiceTurn:
     ) -> None:
         self._specs = specs
         self._offers = offers
-        self._witness = witness
+        self._instance_poller = instance_poller
         self._fleet = fleet
         self._regional = regional
         self._names = names
@@ -128,7 +128,7 @@ class ServiceTurn:
         self,
         row: ServiceRow,
         answers: Sequence[Event],
-        sightings: Sequence[Sighting],
+        sightings: Sequence[InstanceListing],
         now: float,
         room_usd_hour: float = math.inf,
     ) -> Decided:
@@ -144,8 +144,8 @@ class ServiceTurn:
         doubts.append(self._give_up(row.name, f"{row.name}/agents", agents, agent_goal(goal), Load()))
 
         policies = policies_for(goal)
-        photograph = Observation(now, goal, change.live(), (), load, tuple(change.events))
-        memory = learn(photograph, change.before, row.memory, policies)
+        read_cache = Observation(now, goal, change.live(), (), load, tuple(change.events))
+        memory = learn(read_cache, change.before, row.memory, policies)
         learned = balancers.learn(memory.balancers, agents.events, agents.before, now)
         memory = replace(memory, balancers=learned)
         # What was just learned may have changed which version is wanted, and so what to ask the clouds for.
@@ -157,16 +157,16 @@ class ServiceTurn:
         own = offers[0] if offers else ()
         decided = Plan((), memory, (row.notes,) if row.notes else (), row.target, row.wanted)
         is_awaited = self._adoption is not None and self._adoption.is_awaited(row.name, now)
-        if goal.down or (own is not None and self._knows_all(photograph.replicas) and not is_awaited):
+        if goal.down or (own is not None and self._knows_all(read_cache.replicas) and not is_awaited):
             decided = plan(
-                replace(photograph, offers=own or (), room_usd_hour=room_usd_hour), memory, policies
+                replace(read_cache, offers=own or (), room_usd_hour=room_usd_hour), memory, policies
             )
             decided = self._with_agents(
                 row, goal, change, agents, decided, offers[1] if offers[1:] else (), now
             )
         if is_awaited:
             decided = replace(decided, wake_at=now)  # the wait ends with time, or with what is adopted
-        doubts += self._blindness(photograph.replicas, decided.notes)
+        doubts += self._blindness(read_cache.replicas, decided.notes)
         new = dict.fromkeys(
             doubt for doubt in doubts if doubt and not any(doubt in note for note in decided.notes)
         )
@@ -244,7 +244,7 @@ class ServiceTurn:
             for zone in zones
             for place in (zone.cloud, f"{zone.cloud}/{zone.region}", f"{zone.cloud}/{zone.name}")
         }
-        for place, sentence in sorted(self._witness.trouble().items()):
+        for place, sentence in sorted(self._instance_poller.trouble().items()):
             note = f"{place} cannot be listed: {sentence}"
             if place in places and not any(note in one for one in told):
                 yield note

@@ -65,12 +65,12 @@ class Outcome:
         return told.hexdigest()
 
 
-class UnbalancedBooks(AssertionError):
+class UnbalancedBookings(AssertionError):
     """A run has ended and the balancer still thinks that something is under way."""
 
 
 def run(workload: Workload, setting: Setting) -> Outcome:
-    """Play `workload` to its end. Raises UnbalancedBooks if the balancer's accounts are not back at zero."""
+    """Play `workload` to its end. Raises UnbalancedBookings if the balancer's accounts are not back at zero."""
     return _World(workload, setting).play()
 
 
@@ -153,7 +153,7 @@ class _World:
             happen(what, now)
         problems = self._table.audit()
         if problems or self._table.in_flight or len(self._queue):
-            raise UnbalancedBooks("; ".join(problems) or "calls are still in flight or held")
+            raise UnbalancedBookings("; ".join(problems) or "calls are still in flight or held")
         return Outcome(
             served=tuple(self._served),
             refused=self._refused,

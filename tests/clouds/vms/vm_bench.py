@@ -9,7 +9,7 @@ from typing import TypeVar
 from policies.model import CapacityType, Offer, Zone
 from provisioners.base import LaunchOrder
 from provisioners.bootstrap import Node, steps_for
-from provisioners.bringup import BringUp, Progress
+from provisioners.bringup import BootstrapRunner, Progress
 from provisioners.clock import unix_now
 from provisioners.host import Host
 from provisioners.keys import Keys, user_data
@@ -133,7 +133,7 @@ def bring_up(
     boot_timeout_s: float = 60.0,
 ) -> Host:
     node = node or node_of(order)
-    drive = BringUp(
+    drive = BootstrapRunner(
         lambda: connect(login(vm)),
         node.folder,
         steps_for(order, node),
