@@ -8,7 +8,7 @@
     python -m benchmarks.routing pushing                selective, fixed-cap and blind pushing on trees of thought,
                                                         4 engines, over a range of clients (SkyWalker §5.2)
 
-The workloads are those of `skyserve_cli.sim.traffic`: `trees` (2 branches), `mixed` (some clients think in 4), `mooncake`
+The workloads are those of `benchmarks.traffic`: `trees` (2 branches), `mixed` (some clients think in 4), `mooncake`
 (recorded; lengths an eighth), `chat` and `documents` (drawn). GSM8K and Mooncake's trace are looked for in `--data`; without them
 the problems are made up and `mooncake` is left out. The balancer is the production code, the engines are the model of
 `skyserve_cli.engine`: figures compare policies, they do not predict a GPU. Means over the seeds, with half of a 95 %
@@ -30,18 +30,18 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from benchmarks.routing_published import PUBLISHED, make_policy
+from benchmarks.traffic.burst import Burst, WithBurst
+from benchmarks.traffic.chat import Chat, Habits
+from benchmarks.traffic.documents import Documents
+from benchmarks.traffic.driver import Outcome, Setting, run
+from benchmarks.traffic.measure import Metrics, Served, ideal_hit_rate
+from benchmarks.traffic.mooncake import Mooncake, Recorded, load_mooncake
+from benchmarks.traffic.trees import Clients, Problem, TreesOfThought, load_gsm8k, made_up
+from benchmarks.traffic.workloads import Spread, Workload, walk
 from lb.config.options import Pushing, PushMode
 from policies.routing.registry import POLICIES
 from skyserve_cli.engine.profiles import Profile, assumed, profile_named
 from skyserve_cli.sim.summary import Estimate, estimate
-from skyserve_cli.sim.traffic.burst import Burst, WithBurst
-from skyserve_cli.sim.traffic.chat import Chat, Habits
-from skyserve_cli.sim.traffic.documents import Documents
-from skyserve_cli.sim.traffic.driver import Outcome, Setting, run
-from skyserve_cli.sim.traffic.measure import Metrics, Served, ideal_hit_rate
-from skyserve_cli.sim.traffic.mooncake import Mooncake, Recorded, load_mooncake
-from skyserve_cli.sim.traffic.trees import Clients, Problem, TreesOfThought, load_gsm8k, made_up
-from skyserve_cli.sim.traffic.workloads import Spread, Workload, walk
 
 DATA = Path(os.environ.get("SKYSERVE_TRACES", ".")) / "workload"
 GSM8K = "gsm8k_train.jsonl.gz"

@@ -22,9 +22,9 @@ from typing import NamedTuple, cast
 import httptools
 import orjson
 
+from benchmarks.traffic.measure import Served, quantile
+from benchmarks.traffic.workloads import ANSWER_BEGIN, MESSAGE_END, Arrival, Call, Workload
 from skyserve_cli.engine.text import token_bytes
-from skyserve_cli.sim.traffic.measure import Served, quantile
-from skyserve_cli.sim.traffic.workloads import ANSWER_BEGIN, MESSAGE_END, Arrival, Call, Workload
 
 WATCH_S = 0.02  # of the clock
 

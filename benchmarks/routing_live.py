@@ -52,14 +52,14 @@ from benchmarks.routing_client import Until, play
 from benchmarks.routing_client import ask as complete
 from benchmarks.routing_live_report import CLAIMANT, REFERENCE, Row, render, worse
 from benchmarks.routing_published import PUBLISHED, make_policy
+from benchmarks.traffic.driver import Setting, run
+from benchmarks.traffic.measure import Metrics, ideal_hit_rate, measure
+from benchmarks.traffic.workloads import Workload, walk
 from lb.config import file as config_file
 from lb.config.options import Pushing, PushMode
 from lb.config.schema import Table, Target
 from policies.routing.registry import POLICIES
 from skyserve_cli.engine.profiles import profile_named
-from skyserve_cli.sim.traffic.driver import Setting, run
-from skyserve_cli.sim.traffic.measure import Metrics, ideal_hit_rate, measure
-from skyserve_cli.sim.traffic.workloads import Workload, walk
 
 PEERS = ("sglang-router", "smg")
 BLIND = ":blind"  # after a policy's name: its choice alone, nobody waits for room

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from benchmarks.router.report import interval
+from benchmarks.traffic.measure import Metrics
 from policies.routing.registry import SERVICE_POLICY
-from skyserve_cli.sim.traffic.measure import Metrics
 
 REFERENCE = "sglang-router"
 CLAIMANT = SERVICE_POLICY

@@ -18,10 +18,10 @@ from functools import partial
 
 from policies.model import Event, ReplicaState
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
-from skyserve_cli.sim.hands import SimProber
-from skyserve_cli.sim.torture import Life
-from skyserve_cli.sim.world import Faults
 from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from tests.kit.fault_cloud import Faults
+from tests.kit.life import Life
+from tests.kit.sim_ports import SimProber
 
 
 class TimedProber(SimProber):

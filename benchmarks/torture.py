@@ -3,7 +3,7 @@
     python benchmarks/torture.py [--first 0] [--seeds 2000] [--jobs 2] [--twice] [--pair]
 
 Every life ends in peace, in which the fleet must come to what the goals say and then to rest; the invariants of
-`skyserve_cli.sim.checks` hold after every tick. With `--twice` each seed is lived a second time and must tell the
+`tests.kit.invariants` hold after every tick. With `--twice` each seed is lived a second time and must tell the
 same story to the letter. With `--pair` two controllers share the database: each is frozen, cut off from it and killed, and
 the database's clock is set; no commit of an earlier term may follow one of a later. Exit code 1 if any invariant was broken.
 """
@@ -16,9 +16,9 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from skyserve_cli.sim.checks import InvariantError
-from skyserve_cli.sim.pair import PairLife
-from skyserve_cli.sim.torture import Life, Outcome, run_seed
+from tests.kit.controller_pair import PairLife
+from tests.kit.invariants import InvariantError
+from tests.kit.life import Life, Outcome, run_seed
 
 
 def live(seed: int, *, twice: bool, pair: bool) -> Outcome | str:

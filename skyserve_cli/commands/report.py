@@ -12,8 +12,8 @@ from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Format, Output, complete_service, controller, find
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, date_time, put, put_json, say
-from skyserve_cli.sim import lived_wording
-from skyserve_cli.sim.lived import Lived, NothingYetError, lived
+from skyserve_cli.report import history_text as lived_wording
+from skyserve_cli.report.history import Lived, NothingYetError, lived
 from skyserve_cli.tables import put_table, table
 
 _DIGITS = 6
@@ -104,6 +104,6 @@ def _rounded(value: Any) -> Any:
 
 
 def _draw(account: Lived, path: Path) -> None:
-    from skyserve_cli.sim import report as drawn  # Matplotlib takes a second to import
+    from skyserve_cli.report import page as drawn
 
     pictures.draw("--out", path, lambda command: drawn.write_lived(account, path, command=command))

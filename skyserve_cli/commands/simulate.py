@@ -14,12 +14,12 @@ from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Env, EnvFile, Format, Output, Secret, SecretFile, Set
 from skyserve_cli.commands.racing import run_all
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put, put_json, say
-from skyserve_cli.sim.export import to_json
+from skyserve_cli.report.export import to_json
+from skyserve_cli.report.text import setting, table_cells, verdict
 from skyserve_cli.sim.results import Simulation
 from skyserve_cli.sim.run import POLICIES, Setting
 from skyserve_cli.sim.summary import summarize
 from skyserve_cli.sim.trace import Trace, named, shipped
-from skyserve_cli.sim.wording import setting, table_cells, verdict
 from skyserve_cli.spec import ServiceSpec
 from skyserve_cli.tables import put_table, table
 
@@ -228,7 +228,7 @@ def _show(simulation: Simulation, market: Trace, targets: Sequence[float], outpu
 
 
 def _draw(simulation: Simulation, path: Path, targets: Sequence[float]) -> None:
-    from skyserve_cli.sim import report  # Matplotlib takes a second to import, and few ask for pictures
+    from skyserve_cli.report import page as report
 
     pictures.draw(
         "--report", path, lambda command: report.write(simulation, path, command=command, targets=targets)

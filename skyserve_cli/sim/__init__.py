@@ -1,7 +1,6 @@
-"""The production controller on simulated hands.
+"""`serve simulate`: the production controller over recorded or synthetic spot markets, in virtual time.
 
-The law of this room: the tick, the store, `perform`, the call book and the policies are the production ones;
-only what lies beyond the ports is simulated (`world`: the cloud; `hands`: threads, probes, load balancers), on a
-clock that is moved, not waited for. Same seed, same story, bit for bit: every draw comes from one seeded
-generator, nothing iterates over a set, no wall clock is read.
+The tick, the store, the cloud operations and the policies are the production ones. Only what lies beyond the ports of
+`skyserve_cli.controller.reconcile.ports` is simulated, on a clock that is moved and never waited for. The same seed gives the
+same run, bit for bit: every draw comes from one seeded generator, no code iterates over a set or reads the wall clock.
 """

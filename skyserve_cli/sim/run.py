@@ -24,15 +24,15 @@ from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.sim.arrivals import Arrivals
 from skyserve_cli.sim.market import CLOUD, EPOCH_S, NEVER, Market, TickClock, usual_spot_usd_hour
 from skyserve_cli.sim.omniscient import solve
-from skyserve_cli.sim.replay import (
+from skyserve_cli.sim.results import ON_DEMAND, SPOT, Run, Step
+from skyserve_cli.sim.trace import Trace
+from skyserve_cli.sim.trace_ports import (
     ReplayFleet,
     ReplayInstancePoller,
     ReplayOffers,
     ReplayOperationRunner,
     ReplayProber,
 )
-from skyserve_cli.sim.results import ON_DEMAND, SPOT, Run, Step
-from skyserve_cli.sim.trace import Trace
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
 from skyserve_cli.state.store import Store

@@ -9,10 +9,10 @@ import pytest
 from policies.model import EndReason, ReplicaState, Zone
 from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.errors import CapacityError
-from skyserve_cli.sim.clock import SimClock
-from skyserve_cli.sim.torture import Life, run_seed
-from skyserve_cli.sim.world import Faults, SimCloud, SimZone
 from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from tests.kit.clock import SimClock
+from tests.kit.fault_cloud import Faults, SimCloud, SimZone
+from tests.kit.life import Life, run_seed
 
 CALM = Faults(slow_call_s=1.0)
 

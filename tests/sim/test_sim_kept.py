@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
-from skyserve_cli.sim.audit import AuditedReconciler
-from skyserve_cli.sim.pair import PairLife
-from skyserve_cli.sim.torture import Life, run_seed
+from tests.kit.audit import AuditedReconciler
+from tests.kit.controller_pair import PairLife
+from tests.kit.life import Life, run_seed
 
 DECIDES_ALL = partial(Reconciler, keeps=False)
 

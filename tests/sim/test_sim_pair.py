@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.engine import Connection
 
-from skyserve_cli.sim.checks import InvariantError
-from skyserve_cli.sim.pair import PairLife
-from skyserve_cli.sim.torture import HOSTILE, run_seed
 from skyserve_cli.state import store
+from tests.kit.controller_pair import PairLife
+from tests.kit.invariants import InvariantError
+from tests.kit.life import HOSTILE, run_seed
 
 
 @pytest.mark.parametrize("seed", range(4))

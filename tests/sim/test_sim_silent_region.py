@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from policies.model import ReplicaState
-from skyserve_cli.sim.torture import HOSTILE, Life
-from skyserve_cli.sim.world import Faults
 from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from tests.kit.fault_cloud import Faults
+from tests.kit.life import HOSTILE, Life
 
 SPEC = ServiceSpec(
     name="chat",

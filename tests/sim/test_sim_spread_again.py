@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from policies.model import CapacityType, ReplicaState, Zone
-from skyserve_cli.sim.torture import Life
-from skyserve_cli.sim.world import Faults
 from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from tests.kit.fault_cloud import Faults
+from tests.kit.life import Life
 
 WANTED = 3
 AFTER_S, TICK_S = 300.0, 5.0

@@ -10,10 +10,10 @@ import pytest
 
 from lb.config.schema import Readiness
 from policies.model import ReplicaState, UpdateMode
-from skyserve_cli.sim.hands import Crash
-from skyserve_cli.sim.torture import Life, run_seed
-from skyserve_cli.sim.world import Faults
 from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from tests.kit.fault_cloud import Faults
+from tests.kit.life import Life, run_seed
+from tests.kit.sim_ports import Crash
 
 CALM = Faults(slow_call_s=1.0)
 
@@ -55,7 +55,7 @@ def test_every_invariant_holds_through_a_life_of_trouble(seed: int) -> None:
 
 def test_the_same_seed_tells_the_same_story_under_any_hash_seed() -> None:
     def digest(hash_seed: str) -> str:
-        code = "from skyserve_cli.sim.torture import run_seed; print(run_seed(7, busy_s=200.0).digest)"
+        code = "from tests.kit.life import run_seed; print(run_seed(7, busy_s=200.0).digest)"
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True

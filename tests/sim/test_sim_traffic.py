@@ -13,6 +13,15 @@ from math import inf
 
 import pytest
 
+from benchmarks.traffic.burst import Burst, WithBurst
+from benchmarks.traffic.chat import Chat
+from benchmarks.traffic.documents import Documents, Library
+from benchmarks.traffic.driver import Outcome, Setting, run
+from benchmarks.traffic.measure import Served, ideal_hit_rate, measure, quantile
+from benchmarks.traffic.mooncake import Mooncake, Recorded
+from benchmarks.traffic.script import Script
+from benchmarks.traffic.trees import Clients, TreesOfThought, made_up
+from benchmarks.traffic.workloads import Arrival, Call, Passage, Spread, Workload, walk
 from lb.config.options import Limits, Pushing, PushMode
 from policies.routing.base import RoutingPolicy
 from policies.routing.prefix_tree import PrefixTree
@@ -20,15 +29,6 @@ from policies.routing.registry import POLICIES
 from skyserve_cli.engine.model import EngineModel, Request
 from skyserve_cli.engine.profiles import A100_7B, L4_8B, Profile, assumed
 from skyserve_cli.engine.text import EOS
-from skyserve_cli.sim.traffic.burst import Burst, WithBurst
-from skyserve_cli.sim.traffic.chat import Chat
-from skyserve_cli.sim.traffic.documents import Documents, Library
-from skyserve_cli.sim.traffic.driver import Outcome, Setting, run
-from skyserve_cli.sim.traffic.measure import Served, ideal_hit_rate, measure, quantile
-from skyserve_cli.sim.traffic.mooncake import Mooncake, Recorded
-from skyserve_cli.sim.traffic.script import Script
-from skyserve_cli.sim.traffic.trees import Clients, TreesOfThought, made_up
-from skyserve_cli.sim.traffic.workloads import Arrival, Call, Passage, Spread, Workload, walk
 
 PROBLEMS = made_up(3, 60)
 
@@ -136,8 +136,8 @@ class TestRepeatability:
 
     def test_the_hash_seed_of_the_process_does_not_matter(self) -> None:
         program = (
-            "from skyserve_cli.sim.traffic.driver import Setting, run\n"
-            "from skyserve_cli.sim.traffic.chat import Chat\n"
+            "from benchmarks.traffic.driver import Setting, run\n"
+            "from benchmarks.traffic.chat import Chat\n"
             "from skyserve_cli.engine.profiles import L4_8B\n"
             "print(run(Chat(1.0, 20.0, 1), Setting('prefix_tree', (L4_8B,) * 3)).digest)"
         )

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.routing_published import PUBLISHED, make_policy
+from benchmarks.traffic.driver import Setting, run
+from benchmarks.traffic.measure import Metrics
+from benchmarks.traffic.trees import Clients, TreesOfThought, made_up
+from benchmarks.traffic.workloads import Spread
 from lb.config.options import Pushing, PushMode
 from policies.routing.base import RequestView, TargetView
 from skyserve_cli.engine.profiles import L4_8B, assumed
-from skyserve_cli.sim.traffic.driver import Setting, run
-from skyserve_cli.sim.traffic.measure import Metrics
-from skyserve_cli.sim.traffic.trees import Clients, TreesOfThought, made_up
-from skyserve_cli.sim.traffic.workloads import Spread
 
 ENGINE = replace(L4_8B, max_num_seqs=assumed(32, "sequences", "between SkyWalker's 20 and 50"))
 

@@ -12,15 +12,15 @@ import pytest
 from benchmarks.routing_client import Answer, Memory, NotAChat, Until, messages, read
 from benchmarks.routing_live import COUNTER, busy_share, computed
 from benchmarks.routing_live_report import CLAIMANT, COLUMNS, Middle, Row, comparison, render, verdict, worse
+from benchmarks.traffic.chat import Chat
+from benchmarks.traffic.measure import Metrics
+from benchmarks.traffic.trees import Clients, TreesOfThought, made_up
+from benchmarks.traffic.workloads import Call, Workload, walk
 from skyserve_cli.engine import chat as template
 from skyserve_cli.engine.metrics import Telemetry
 from skyserve_cli.engine.model import EngineModel, Request
 from skyserve_cli.engine.profiles import L4_8B
 from skyserve_cli.engine.text import Language
-from skyserve_cli.sim.traffic.chat import Chat
-from skyserve_cli.sim.traffic.measure import Metrics
-from skyserve_cli.sim.traffic.trees import Clients, TreesOfThought, made_up
-from skyserve_cli.sim.traffic.workloads import Call, Workload, walk
 
 
 def trees() -> Workload:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from scipy.stats import t as student
 
-from skyserve_cli.sim import report
-from skyserve_cli.sim.export import to_json
+from skyserve_cli.report import page as report
+from skyserve_cli.report.export import to_json
+from skyserve_cli.report.series import spend, spend_on_demand, timeline
+from skyserve_cli.report.text import equal_availability, per_day, setting, table_cells, verdict
 from skyserve_cli.sim.frontier import ALL_ON_DEMAND, Point, cost_at, lower_hull, mixed
-from skyserve_cli.sim.report_series import spend, spend_on_demand, timeline
 from skyserve_cli.sim.results import ON_DEMAND, SPOT, Run, Simulation, Step
 from skyserve_cli.sim.summary import cheapest, estimate, most_available, summarize
-from skyserve_cli.sim.wording import equal_availability, per_day, setting, table_cells, verdict
 
 HOUR_S = 3600.0
 

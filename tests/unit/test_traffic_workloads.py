@@ -14,15 +14,13 @@ from statistics import fmean, median
 import orjson
 import pytest
 
-from skyserve_cli.engine.chat import tokens as chat_tokens
-from skyserve_cli.engine.text import EOS, decode, encode
-from skyserve_cli.sim.traffic.burst import Burst, WithBurst
-from skyserve_cli.sim.traffic.chat import Chat, Habits
-from skyserve_cli.sim.traffic.documents import Documents, Library
-from skyserve_cli.sim.traffic.measure import ideal_hit_rate
-from skyserve_cli.sim.traffic.mooncake import Mooncake, Recorded, load_mooncake
-from skyserve_cli.sim.traffic.trees import Clients, Problem, TreesOfThought, load_gsm8k, made_up
-from skyserve_cli.sim.traffic.workloads import (
+from benchmarks.traffic.burst import Burst, WithBurst
+from benchmarks.traffic.chat import Chat, Habits
+from benchmarks.traffic.documents import Documents, Library
+from benchmarks.traffic.measure import ideal_hit_rate
+from benchmarks.traffic.mooncake import Mooncake, Recorded, load_mooncake
+from benchmarks.traffic.trees import Clients, Problem, TreesOfThought, load_gsm8k, made_up
+from benchmarks.traffic.workloads import (
     Call,
     Prose,
     Spread,
@@ -34,6 +32,8 @@ from skyserve_cli.sim.traffic.workloads import (
     passage,
     walk,
 )
+from skyserve_cli.engine.chat import tokens as chat_tokens
+from skyserve_cli.engine.text import EOS, decode, encode
 
 DATA = Path(os.environ.get("SKYSERVE_TRACES", Path(__file__).parents[3] / "shared" / "traces")) / "workload"
 GSM8K = DATA / "gsm8k_train.jsonl.gz"

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import orjson
 
+from benchmarks.traffic.workloads import Arrival, Call, Passage
 from skyserve_cli.engine.kv import BLOCK_TOKENS
-from skyserve_cli.sim.traffic.workloads import Arrival, Call, Passage
 
 RECORDED_BLOCK_TOKENS = 512
 STEP_S = 3.0

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from skyserve_cli.report.text import LEVELS, equal_availability
 from skyserve_cli.sim.results import Run, Simulation
 from skyserve_cli.sim.summary import Estimate, Row, cheapest
-from skyserve_cli.sim.wording import LEVELS, equal_availability
 
 _LEFT_OUT = frozenset({"steps", "wanted", "cpu_s"})  # long, or different every time
 

@@ -13,9 +13,12 @@ from typing import Any
 from sqlalchemy.exc import OperationalError
 
 from skyserve_cli.controller.persistence.leadership import RENEW_EVERY_S, STANDBY_POLL_S, Leadership
-from skyserve_cli.sim.checks import InvariantError
-from skyserve_cli.sim.clock import SimClock
-from skyserve_cli.sim.hands import (
+from skyserve_cli.state.lease import NO_TERM, Lease, LeaseLostError
+from skyserve_cli.state.values import Commit
+from tests.kit.clock import SimClock
+from tests.kit.invariants import InvariantError
+from tests.kit.life import Life, SimStore
+from tests.kit.sim_ports import (
     Crash,
     SimFleet,
     SimInstancePoller,
@@ -24,9 +27,6 @@ from skyserve_cli.sim.hands import (
     SimProber,
     SimRegional,
 )
-from skyserve_cli.sim.torture import Life, SimStore
-from skyserve_cli.state.lease import NO_TERM, Lease, LeaseLostError
-from skyserve_cli.state.values import Commit
 
 #: The chance that something befalls a controller in a tick, as multiples of `Faults.crash`.
 _FREEZE = 0.5

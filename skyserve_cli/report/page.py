@@ -20,12 +20,10 @@ from textwrap import fill, wrap
 from matplotlib import rc_context
 from matplotlib.figure import Figure, FigureBase
 
-from skyserve_cli.sim import lived_wording
-from skyserve_cli.sim.lived import Lived
-from skyserve_cli.sim.report_figures import MUTED, STYLE, draw_frontier, draw_spend, draw_timelines
-from skyserve_cli.sim.results import Run, Simulation, percent
-from skyserve_cli.sim.summary import Row, cheapest, most_available, summarize
-from skyserve_cli.sim.wording import (
+from skyserve_cli.report import history_text as lived_wording
+from skyserve_cli.report.figures import MUTED, STYLE, draw_frontier, draw_spend, draw_timelines
+from skyserve_cli.report.history import Lived
+from skyserve_cli.report.text import (
     GLOSSARY,
     LEVELS,
     equal_availability,
@@ -33,6 +31,8 @@ from skyserve_cli.sim.wording import (
     table_cells,
     verdict,
 )
+from skyserve_cli.sim.results import Run, Simulation, percent
+from skyserve_cli.sim.summary import Row, cheapest, most_available, summarize
 
 SUFFIXES = (".html", ".png")
 

@@ -14,6 +14,9 @@ from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import Any
 
+from benchmarks.traffic.measure import Metrics, Served, measure
+from benchmarks.traffic.script import Script
+from benchmarks.traffic.workloads import Arrival, Call, Workload
 from lb.config.options import Limits, Pushing
 from lb.config.schema import Table, Target
 from lb.core.admission import EngineLoad
@@ -24,9 +27,6 @@ from policies.routing.base import RequestView, RoutingPolicy
 from policies.routing.registry import make_policy
 from skyserve_cli.engine.model import EngineModel, Request
 from skyserve_cli.engine.profiles import L4_8B, Profile
-from skyserve_cli.sim.traffic.measure import Metrics, Served, measure
-from skyserve_cli.sim.traffic.script import Script
-from skyserve_cli.sim.traffic.workloads import Arrival, Call, Workload
 
 _DAY_S = 86_400.0
 IDLE_PROBE_S = 5.0  # as in `lb.engines.load_poller`, which is not pure

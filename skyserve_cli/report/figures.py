@@ -21,11 +21,11 @@ from matplotlib.patches import Patch, StepPatch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from skyserve_cli.output import usd
+from skyserve_cli.report.series import DAY_S, Array, Timeline, spend, spend_on_demand, timeline
+from skyserve_cli.report.text import per_day
 from skyserve_cli.sim.frontier import ALL_ON_DEMAND, Point, lower_hull, mixed
-from skyserve_cli.sim.report_series import DAY_S, Array, Timeline, spend, spend_on_demand, timeline
 from skyserve_cli.sim.results import ON_DEMAND, SPOT, Run, Simulation, percent
 from skyserve_cli.sim.summary import BOUNDS, Row
-from skyserve_cli.sim.wording import per_day
 
 INK, MUTED, GRID = "#1f2933", "#66707c", "#e4e7eb"
 _REGION_HUES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#B0A000")

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from skyserve_cli.sim.traffic.workloads import (
+from benchmarks.traffic.workloads import (
     ANSWER_BEGIN,
     Arrival,
     Call,

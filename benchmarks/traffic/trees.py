@@ -22,7 +22,7 @@ from pathlib import Path
 
 import orjson
 
-from skyserve_cli.sim.traffic.workloads import (
+from benchmarks.traffic.workloads import (
     ANSWER_BEGIN,
     MESSAGE_END,
     Arrival,

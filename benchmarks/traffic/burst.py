@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from skyserve_cli.sim.traffic.workloads import Arrival, Call, Workload
+from benchmarks.traffic.workloads import Arrival, Call, Workload
 
 
 @dataclass(frozen=True, slots=True)

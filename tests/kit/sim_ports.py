@@ -26,8 +26,8 @@ from skyserve_cli.controller.reconcile.ports import (
     ProbeOrder,
     RegionalOrder,
 )
-from skyserve_cli.sim.clock import SimClock
-from skyserve_cli.sim.world import SimCloud
+from tests.kit.clock import SimClock
+from tests.kit.fault_cloud import SimCloud
 
 
 class Crash(BaseException):

@@ -19,9 +19,9 @@ from policies import rollout
 from policies.model import Replica, ReplicaState
 from skyserve_cli.controller.reconcile.mappers import goal_of, token_of
 from skyserve_cli.controller.reconcile.ports import Specs
-from skyserve_cli.sim.world import SimCloud
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import ServiceRow
+from tests.kit.fault_cloud import SimCloud
 
 #: How long an instance may live without a row: the sweep needs two listings and a call, each of which may fail.
 ORPHAN_GRACE_S = 180.0

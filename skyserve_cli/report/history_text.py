@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyserve_cli.output import date_time, plural, span, usd
-from skyserve_cli.sim.lived import Lived
+from skyserve_cli.report.history import Lived
 
 Table = tuple[list[str], list[list[str]]]  # columns, named as `tables.table` wants them, and rows
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from benchmarks.traffic.workloads import Call
 from skyserve_cli.engine.kv import BLOCK_TOKENS, block_keys
-from skyserve_cli.sim.traffic.workloads import Call
 
 _EDGE = 0.1  # of a run, at its start (and for throughput at its end)
 

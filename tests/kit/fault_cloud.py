@@ -20,7 +20,7 @@ from provisioners.errors import (
     QuotaError,
     TransientError,
 )
-from skyserve_cli.sim.clock import SimClock
+from tests.kit.clock import SimClock
 
 NEVER = float("inf")
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from skyserve_cli.sim.traffic.chat import ANSWER_TOKENS, MESSAGE_TOKENS
-from skyserve_cli.sim.traffic.workloads import (
+from benchmarks.traffic.chat import ANSWER_TOKENS, MESSAGE_TOKENS
+from benchmarks.traffic.workloads import (
     ANSWER_BEGIN,
     Arrival,
     Call,

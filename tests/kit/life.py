@@ -1,7 +1,7 @@
 """A service's life under a hostile cloud, a restless user and a controller that keeps being killed, by seed.
 
 run_seed(17)            one life; raises InvariantError
-python -m skyserve_cli.sim.torture 0 2000
+python -m tests.kit.life 0 2000
 """
 
 from __future__ import annotations
@@ -16,19 +16,6 @@ from policies.model import UpdateMode, Zone
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.secret_box import SecretBox
-from skyserve_cli.sim.checks import InvariantError, Invariants
-from skyserve_cli.sim.clock import SimClock
-from skyserve_cli.sim.hands import (
-    Crash,
-    SimAgents,
-    SimFleet,
-    SimInstancePoller,
-    SimOffers,
-    SimOperationRunner,
-    SimProber,
-    SimRegional,
-)
-from skyserve_cli.sim.world import Faults, SimCloud, SimZone
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import (
     AgentPlace,
@@ -41,6 +28,19 @@ from skyserve_cli.spec.model import (
 )
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import Commit, ServiceExistsError, ServiceRow
+from tests.kit.clock import SimClock
+from tests.kit.fault_cloud import Faults, SimCloud, SimZone
+from tests.kit.invariants import InvariantError, Invariants
+from tests.kit.sim_ports import (
+    Crash,
+    SimAgents,
+    SimFleet,
+    SimInstancePoller,
+    SimOffers,
+    SimOperationRunner,
+    SimProber,
+    SimRegional,
+)
 
 _BASELINES = ("even_spread", "round_robin", "asg", "spothedge_literal")
 _KEY = b"c2ltdWxhdGVkLXNpbXVsYXRlZC1zaW11bGF0ZWQtLSE="
