@@ -57,7 +57,9 @@ def test_the_flags_named_are_flags(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_paths_named_are_paths_of_the_admin_port() -> None:
-    named = set(re.findall(r"`(?:[A-Z]+ )?(/-/[a-z]+|/[a-z]+_worker|/workers)", PAGE + SGLANG)) - {"/-/healthz"}
+    named = set(re.findall(r"`(?:[A-Z]+ )?(/-/[a-z]+|/[a-z]+_worker|/workers)", PAGE + SGLANG)) - {
+        "/-/healthz"
+    }
     source = Path(admin_app.__code__.co_filename).read_text()
     assert len(named) >= 5
     assert [path for path in sorted(named) if f'"{path}"' not in source and f'"{path}/' not in source] == []
