@@ -1,21 +1,81 @@
-"""Builds the load balancer's optional helper in C (`lb/proxy/_fast_path.c`) where there is a compiler; without one the package is
-the same, less that file, and `lb.proxy.fast_path` does without."""
+"""Build steps of the wheel: the load balancer's hot path as native code.
+
+Two steps, both optional: where one fails, the build warns and the wheel has the Python modules instead, which behave the same.
+
+- `lb/proxy/_fast_path.c` forwards plain chunks between two sockets; a C compiler builds it in a second. Editable installs
+  have it, too.
+- mypyc compiles the modules of NATIVE. They then take about 0.7 times the CPU per request (`benchmarks/router/README.md`). The
+  build needs a C compiler and some minutes, so editable installs do without; SKYSERVE_NATIVE=0 skips it for wheels as well, and
+  SKYSERVE_NATIVE=1 makes a failure an error.
+
+    python hatch_build.py FOLDER      compile NATIVE of this checkout into FOLDER, for benchmarks
+    python hatch_build.py --check     only check that mypyc accepts the modules, which takes some seconds
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
 import subprocess
+import sys
 import sysconfig
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # as a script
+
+    class BuildHookInterface:  # type: ignore[no-redef]
+        pass
+
+
+ROOT = Path(__file__).resolve().parent
+SWITCH = "SKYSERVE_NATIVE"
+GROUP = "skyserve_lb"
+NATIVE = (
+    "policies/forecast/response_length.py",
+    "policies/routing",
+    "lb/core",
+    "lb/http",
+    "lb/stream",
+    "lb/proxy",
+    "lb/observe/access_log.py",
+    "lb/observe/counters.py",
+    "lb/observe/explain.py",
+    "lb/observe/label_slots.py",
+)
+INTERPRETED = {
+    "__init__.py",
+    "target_list.py",  # its class is a list, which a native class cannot be
+    "limit_store.py",  # its rows are held by weak references, which native instances do not support
+}
+DEPENDENCIES = ["mypy>=2.4", "setuptools>=77"]
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+    def dependencies(self) -> list[str]:
+        """Returns what `initialize` imports."""
+        return DEPENDENCIES if self.target_name == "wheel" and _wanted() != "0" else []
+
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
+        built = self._fast_path(build_data)
+        if version != "editable" and _wanted() != "0":
+            built = self._native(build_data) or built
+        if built:
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if folder := build_data.get("_native_folder"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _fast_path(self, build_data: dict[str, Any]) -> bool:
         source = Path(self.root) / "lb" / "proxy" / "_fast_path.c"
         helper = source.with_name(f"_fast_path{sysconfig.get_config_var('EXT_SUFFIX')}")
         compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
@@ -29,7 +89,75 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             self.app.display_warning(
                 f"lb/proxy/_fast_path.c is not built: {said.decode(errors='replace').strip()[-300:]}"
             )
-            return
+            return False
         build_data["artifacts"].append(f"lb/proxy/{helper.name}")
-        build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        return True
+
+    def _native(self, build_data: dict[str, Any]) -> bool:
+        """The compiler runs in a process of its own: mypyc ends the process on an error."""
+        folder = Path(tempfile.mkdtemp(prefix="skyserve-native-"))
+        build_data["_native_folder"] = str(folder)
+        command = [sys.executable, str(ROOT / "hatch_build.py"), str(folder)]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        if done.returncode:
+            sentence = (
+                f"the load balancer is not compiled (it is slower, and works): {done.stdout.strip()[-500:]}"
+            )
+            if _wanted() == "1":
+                raise RuntimeError(sentence)
+            self.app.display_warning(sentence)
+            return False
+        for file in folder.rglob("*.so"):
+            build_data["force_include"][str(file)] = str(file.relative_to(folder))
+        return True
+
+
+def _wanted() -> str:
+    return os.environ.get(SWITCH, "")
+
+
+def modules() -> Iterator[str]:
+    """Yields the paths of the modules to compile, relative to the checkout."""
+    for place in NATIVE:
+        path = ROOT / place
+        for file in [path] if path.is_file() else sorted(path.glob("*.py")):
+            if file.name not in INTERPRETED:
+                yield str(file.relative_to(ROOT))
+
+
+def compile_into(folder: Path | None) -> None:
+    """Compile the modules into `folder`, as extension modules beside a shared library; None: check them only.
+
+    Ends the process with a message if mypyc does not accept a module.
+    """
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+
+    os.chdir(ROOT)
+    options = [
+        "--config-file=",
+        "--ignore-missing-imports",
+        "--follow-imports=silent",
+        "--no-warn-unused-ignores",
+    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        options.append(f"--cache-dir={scratch}")
+        extensions = mypycify(
+            [*options, *modules()],
+            opt_level="2",
+            debug_level="0",
+            target_dir=str(Path(scratch) / "c"),
+            group_name=GROUP,
+        )
+        if folder is None:
+            return
+        command = Distribution({"name": GROUP, "ext_modules": extensions}).get_command_obj("build_ext")
+        command.build_lib, command.build_temp = str(folder.resolve()), str(Path(scratch) / "o")
+        command.ensure_finalized()
+        command.run()
+
+
+if __name__ == "__main__":
+    compile_into(None if sys.argv[1:] == ["--check"] else Path(sys.argv[1]))

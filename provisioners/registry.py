@@ -48,8 +48,8 @@ def provisioner_class(name: str, known: Mapping[str, str] = PROVISIONERS) -> typ
         if (error.name or "").partition(".")[0] in _OURS:
             raise  # a mistake of ours, which no installation mends
         if isinstance(error, ModuleNotFoundError):
-            what = f"is not installed: pip install 'skyserve[{name}]'"
+            what = f"is not installed: run pip install -e '.[{name}]' in the checkout of skyserve"
         else:
-            what = f"is too old, or too new: pip install --upgrade 'skyserve[{name}]'"
+            what = f"is too old, or too new: run pip install --upgrade -e '.[{name}]' in the checkout of skyserve"
         raise MissingSdkError(f"the SDK of {name} {what} ({error})", name=error.name) from error
     return found

@@ -40,7 +40,7 @@ class ConfigError(Exception):
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class ControllerConfig(_Strict):
@@ -360,7 +360,7 @@ def reservations_of(section: CloudConfig | None) -> Reservations:
 class UnusableConfig(CloudConfig):
     """The section of a plug-in that cannot be loaded: nothing is known of its settings. Using the cloud says why."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
 
 def section_model(name: str) -> type[CloudConfig]:

@@ -51,7 +51,7 @@ __all__ = [
 ANONYMOUS = ""
 
 
-class AlreadySettledError(RuntimeError):
+class AlreadySettledError(Exception):
     """A request's account was used after it had been settled."""
 
 

@@ -34,7 +34,7 @@ from policies.routing.registry import make_policy
 __all__ = ["Blame", "Booking", "BookingError", "Changes", "Health", "Key", "Outlook", "TargetTable"]
 
 
-class BookingError(RuntimeError):
+class BookingError(Exception):
     """A booking was released twice: the caller's accounting is broken."""
 
 

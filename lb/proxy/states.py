@@ -74,7 +74,7 @@ TABLE: Mapping[State, Mapping[Event, State]] = {
 }
 
 
-class TransitionError(RuntimeError):
+class TransitionError(Exception):
     """An event that the state of a request does not allow."""
 
 

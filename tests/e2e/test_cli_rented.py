@@ -231,7 +231,7 @@ def test_a_missing_sdk_is_one_sentence_that_says_what_to_install(
     for command, code in ((("check",), 1), (("controller", "start"), 2)):
         said = serve(*command, env=env)
         assert said.code == code, said
-        assert f"pip install 'skyserve[{extra}]'" in said.out + said.err
+        assert f"pip install -e '.[{extra}]'" in said.out + said.err
         assert "Traceback" not in said.err
 
 
@@ -241,7 +241,7 @@ def test_a_missing_sdk_stops_no_other_cloud(serve: Serve, tmp_path: Path) -> Non
     serve.environment["PYTHONPATH"] = f"{tmp_path}:{ROOT}"
     gcp, local = serve.ok("check", "-o", "json").json()
     assert (gcp["usable"], local["usable"]) == (False, True)
-    assert "pip install 'skyserve[gcp]'" in gcp["why"]
+    assert "pip install -e '.[gcp]'" in gcp["why"]
     rows = {line.split()[0]: line for line in serve.ok("check").out.splitlines() if line}
     assert "not usable" in rows["gcp"]
     assert all("not enabled" in rows[name] for name in ("aws", "azure", "ssh"))
@@ -250,7 +250,7 @@ def test_a_missing_sdk_stops_no_other_cloud(serve: Serve, tmp_path: Path) -> Non
     serve.ok("up", file, "-y", "--set", "resources.infra=local")
     refused = serve("up", file, "-n", "other", "-y", "--set", "resources={infra: gcp, accelerators: L4}")
     assert refused.code == 2
-    assert "pip install 'skyserve[gcp]'" in refused.err
+    assert "pip install -e '.[gcp]'" in refused.err
 
 
 @only_long  # the steps are tested in virtual time, the path by `serve up`

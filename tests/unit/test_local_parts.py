@@ -278,10 +278,13 @@ def test_fake_capacity_counts_what_lives(world: FakeWorld) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("import a_module_that_is_nowhere", "is not installed: pip install 'skyserve[sky]'"),
+        (
+            "import a_module_that_is_nowhere",
+            "is not installed: run pip install -e '.[sky]' in the checkout of skyserve",
+        ),
         (
             "from json import a_name_that_is_not_there",
-            "is too old, or too new: pip install --upgrade 'skyserve[sky]'",
+            "is too old, or too new: run pip install --upgrade -e '.[sky]' in the checkout of skyserve",
         ),
     ],
 )

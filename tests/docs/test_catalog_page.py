@@ -1,4 +1,4 @@
-"""The README's table of accelerators is that of the packaged catalog."""
+"""The table of accelerators in docs/catalog.md matches the packaged catalog."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 from provisioners.catalog import packaged
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "catalog.md"
 CLOUDS = ("aws", "gcp", "azure")
 
 
 def written() -> dict[str, dict[str, int]]:
     """Regions by accelerator and cloud. A row of two accelerators has their numbers in the same order."""
-    _, _, table = README.read_text().partition("| | AWS | Google Cloud | Azure |\n")
+    _, _, table = PAGE.read_text().partition("| | AWS | Google Cloud | Azure |\n")
     found: dict[str, dict[str, int]] = {}
     for line in table.partition("\n\n")[0].splitlines()[1:]:
         names, *cells = (cell.strip() for cell in line.strip("|").split("|"))
