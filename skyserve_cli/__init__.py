@@ -4,4 +4,4 @@ The law of this floor: it imports the floors below (`provisioners`, `policies`, 
 `lb.core.targets` and `lb.core.queue`), never the reverse. Inside: commands > sim > controller > state > spec.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -1,0 +1,56 @@
+"""What a service file accepts has an effect: keys of the load balancer reach its table, names of placers are registered."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from policies.model import Goal, ScalingGoal
+from policies.registry import ALIASES, AUTO, PLACERS
+from skyserve_cli.controller.tables import table_of
+from skyserve_cli.spec import LoadBalancerSpec, ServiceSpec, json_schema, load_text
+from skyserve_cli.spec.balancer import LoadBalancerSection
+
+KEYS = {
+    name: field.default
+    for name, field in LoadBalancerSection.model_fields.items()
+    if isinstance(field.default, bool | int | float)
+}
+NUMBERS = [one.name for one in fields(LoadBalancerSpec) if isinstance(one.default, int | float)]
+ACCEPTED = json_schema()["$defs"]["ReplicaPolicySection"]["properties"]["spot_placer"]
+
+
+def revision(balancer: LoadBalancerSpec) -> str:
+    return table_of(
+        "s", ServiceSpec("s", "run", load_balancer=balancer), (), Goal(1, ScalingGoal()), {}, 0.0
+    ).revision
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_of_the_load_balancer_reaches_the_spec(key: str) -> None:
+    default = KEYS[key]
+    other = not default if isinstance(default, bool) else default + 1
+    spec = load_text(f"service: {{load_balancer: {{{key}: {str(other).lower()}}}}}\nrun: serve").spec
+    assert spec.load_balancer != LoadBalancerSpec()
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_of_the_spec_reaches_the_table(name: str) -> None:
+    plain = LoadBalancerSpec()
+    assert revision(replace(plain, **{name: getattr(plain, name) + 1})) != revision(plain)
+
+
+def accepted_placers() -> list[str]:
+    """The names that `spot_placer` takes."""
+    found = ACCEPTED.get("enum") or next(one["enum"] for one in ACCEPTED["anyOf"] if "enum" in one)
+    return [name for name in found if name != "auto"]
+
+
+@pytest.mark.parametrize("name", accepted_placers())
+def test_a_placer_that_a_file_may_name_is_registered(name: str) -> None:
+    assert ALIASES.get(name, name) in PLACERS
+
+
+def test_auto_and_every_alias_stand_for_a_placer() -> None:
+    assert {AUTO, *ALIASES.values()} <= set(PLACERS)
