@@ -1,9 +1,8 @@
-"""The daemon: one reconciler and its hands.
+"""The controller: a reconciler, and the components that act for it.
 
-The law of this room: `reconciler.py` decides nothing that `policies.plan` can decide and touches nothing but
-the store; its hands (`runner`, `instance_poller`, `probes`, `lb_fleet`) touch the world and decide nothing. The hands
-are level-triggered: each tick tells them what should be so, and they work towards it. A restart is therefore
-not a special case: the rows say what should be so, and that is all there is to know.
+`reconcile` decides and writes only to the store; policies decide what `policies.plan` can decide. The components (`clouds`,
+`balancers`, `readiness`) act and decide nothing. They are level-triggered: each tick states what should exist, and they work
+towards it, so a restart is not a special case. `daemon` is the composition root, the only module that builds components.
 
-`daemon.py` is the composition root, the only place that builds things.
+Layers, from the top: daemon; callbacks, api; readiness, supervisor; balancers, clouds, persistence; reconcile.
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyserve_cli.controller.api.http import unix_socket
+from skyserve_cli.controller.api import unix_socket
 
 
 @pytest.mark.parametrize("depth", [1, 40], ids=["a short path", "a path longer than an address may be"])

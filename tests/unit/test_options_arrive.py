@@ -8,7 +8,7 @@ import pytest
 
 from policies.model import Goal, ScalingGoal
 from policies.registry import ALIASES, AUTO, PLACERS
-from skyserve_cli.controller.tables import table_of
+from skyserve_cli.controller.reconcile.lb_config import table_of
 from skyserve_cli.spec import LoadBalancerSpec, ServiceSpec, json_schema, load_text
 from skyserve_cli.spec.balancer import LoadBalancerSection
 
