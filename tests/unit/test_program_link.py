@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -43,9 +43,6 @@ def test_a_missing_program_is_an_error() -> None:
 
 def _runs(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rsplit(b") ", 1)[1][:1] != b"Z"
-    except FileNotFoundError:
+        return Path(f"/proc/{pid}/stat").read_bytes().rsplit(b") ", 1)[1][:1] != b"Z"
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    except ProcessLookupError:
-        return os.path.exists(f"/proc/{pid}")
