@@ -6,11 +6,13 @@ import functools
 import hashlib
 import http.client
 import os
+import platform
 import resource
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -52,6 +54,33 @@ def compiled(name: str) -> Path:
         )
         fresh.rename(program)
     return program
+
+
+@functools.cache
+def native_agent(checkout: Path) -> Path:
+    """Returns a folder with the agent's packages as a wheel of that checkout has them, the hot path compiled. Compiles it,
+    which takes some minutes, if a source has changed. Raises Missing."""
+    sources = [checkout / "hatch_build.py"]
+    for package in ("lb", "policies"):
+        sources += sorted(
+            file for file in (checkout / package).rglob("*") if file.suffix in (".py", ".c", ".so")
+        )
+    digest = hashlib.sha256(platform.python_version().encode())
+    for source in sources:
+        digest.update(str(source.relative_to(checkout)).encode() + b"\0" + source.read_bytes())
+    folder = cache_folder() / f"native-{digest.hexdigest()[:16]}"
+    if not folder.exists():
+        print("compiling the agent as for a wheel: some minutes", file=sys.stderr)
+        fresh = folder.with_suffix(f".{os.getpid()}")
+        for package in ("lb", "policies"):
+            shutil.copytree(checkout / package, fresh / package, ignore=shutil.ignore_patterns("__pycache__"))
+        command = [sys.executable, str(checkout / "hatch_build.py"), str(fresh)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            shutil.rmtree(fresh)
+            raise Missing(f"the agent cannot be compiled: {(done.stderr or done.stdout).strip()[-500:]}")
+        fresh.rename(folder)
+    return folder
 
 
 def allow_many_files() -> None:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NoReturn
@@ -314,9 +315,12 @@ def _verdict(plan: Plan, rows: Sequence[Row], check: bool) -> int:
 
 def _systems(given: argparse.Namespace) -> list[System]:
     """The chosen systems that this machine can run; missing ones are reported."""
-    chosen = _own(given.policy)
+    chosen = _own(given.policy, not given.interpreted)
     chosen += [known.ours(label, Path(folder).resolve(), plain=given.policy) for label, folder in given.also]
-    chosen += [known.ours(label, arguments=text.split(), plain=given.policy) for label, text in given.variant]
+    chosen += [
+        known.ours(label, arguments=text.split(), plain=given.policy, native=not given.interpreted)
+        for label, text in given.variant
+    ]
     makers = {
         name: lambda name=name: known.rust_router(name, not given.no_peer_metrics)
         for name in known.PEER_NAMES
@@ -330,15 +334,16 @@ def _systems(given: argparse.Namespace) -> list[System]:
     return [system for system in chosen if not given.systems or system.name in given.systems]
 
 
-def _own(plain: str) -> list[System]:
-    """Our agent as it comes, and what else has a goal: each mode of continuation, the other prefix policy. The
+def _own(plain: str, native: bool) -> list[System]:
+    """Our agent as wheels have it, and what else has a goal: each mode of continuation, the other prefix policy. The
     nameless engines are for comparison with those of vLLM's shape."""
+    ours = partial(known.ours, native=native)
     return [
-        known.ours("skyserve", plain=plain),
-        known.ours("skyserve-text", arguments=("--continue", "text"), plain=plain, cells=STREAM_CELLS),
-        known.ours("skyserve-off", arguments=("--continue", "off"), plain=plain, cells=STREAM_CELLS),
-        known.ours("skyserve-nameless", plain=plain, cells=STREAM_CELLS | {"unary"}, nameless=True),
-        known.ours("skyserve-gorgo", prefix="gorgo", cells=frozenset({"prefix"})),
+        ours("skyserve", plain=plain),
+        ours("skyserve-text", arguments=("--continue", "text"), plain=plain, cells=STREAM_CELLS),
+        ours("skyserve-off", arguments=("--continue", "off"), plain=plain, cells=STREAM_CELLS),
+        ours("skyserve-nameless", plain=plain, cells=STREAM_CELLS | {"unary"}, nameless=True),
+        ours("skyserve-gorgo", prefix="gorgo", cells=frozenset({"prefix"})),
     ]
 
 
@@ -406,6 +411,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LABEL=ARGUMENTS",
         help="ours with arguments",
     )
+    add("--interpreted", action="store_true", help="ours as an editable install runs it, not compiled")
     add("--no-peer-metrics", action="store_true", help="the Rust routers without their Prometheus port")
     add("--seed", type=int, default=0, help="of the order of systems (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="keep every row")

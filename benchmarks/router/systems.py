@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from benchmarks.router.machine import HERE, Missing, cache_folder, free_port
+from benchmarks.router.machine import HERE, Missing, cache_folder, free_port, native_agent
 
 CHECKOUT = HERE.parent.parent
 
@@ -81,9 +81,10 @@ def ours(
     prefix: str = "cache_aware",
     cells: frozenset[str] | None = None,
     nameless: bool = False,
+    native: bool = False,
 ) -> System:
     """Our agent of a checkout: the defaults of its command line, and `arguments`. `plain` and `prefix` are its policies
-    in these groups of cells."""
+    in these groups of cells. `native`: as a wheel has it, compiled; else the Python modules of the checkout."""
 
     def command(launch: Launch) -> list[str]:
         targets = [word for url in launch.urls for word in ("--target", url)]
@@ -102,7 +103,8 @@ def ours(
         return [*base, "--log-level", "warning", *targets, *arguments]
 
     version = _revision(checkout)
-    return System(name, Family.OURS, version, command, (plain, prefix), checkout, cells, nameless)
+    folder = native_agent(checkout) if native else checkout
+    return System(name, Family.OURS, version, command, (plain, prefix), folder, cells, nameless)
 
 
 def _revision(checkout: Path) -> str:
