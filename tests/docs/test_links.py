@@ -9,7 +9,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-GENERATED = ROOT / "docs" / "reference"
 
 
 def slug(heading: str) -> str:
@@ -23,15 +22,13 @@ def anchors(page: Path) -> set[str]:
 
 
 def broken(page: Path) -> list[str]:
-    """Returns the links of a page that lead nowhere. Generated pages are checked only where they exist."""
+    """Returns the links of a page that lead nowhere."""
     found = []
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if "://" in link:
             continue
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
-        if target.is_relative_to(GENERATED) and not target.exists():
-            continue
         if not target.exists() or (anchor and anchor not in anchors(target)):
             found.append(link)
     return found
