@@ -116,16 +116,16 @@ class SshHosts:
 
     def read_log(self, machine: Machine, offset: int, max_bytes: int) -> bytes:
         said = self._with_host(machine, lambda host: host.read_log(offset, max_bytes), b"")
-        return said or self._log_archive(machine)[offset : offset + max_bytes]
+        return said or self._log_tail(machine)[offset : offset + max_bytes]
 
     def log_window(self, machine: Machine) -> tuple[int, int]:
         window = self._with_host(machine, lambda host: host.status(renew=False).log, (0, 0))
-        return window if window[1] else (0, len(self._log_archive(machine)))
+        return window if window[1] else (0, len(self._log_tail(machine)))
 
     def log_times(self, machine: Machine, after: float, offset: int, most: int) -> bytes:
         return self._with_host(machine, lambda host: host.log_times(after, offset, most), b"")
 
-    def _log_archive(self, machine: Machine) -> bytes:
+    def _log_tail(self, machine: Machine) -> bytes:
         """Of a step that failed where no log could be written."""
         with self._lock:
             attendant = self._attendants.get(machine.token)

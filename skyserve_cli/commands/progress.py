@@ -66,7 +66,7 @@ def follow(
                 after = event["seq"]
                 if event["service"] in names:
                     say(story_line(event, with_service=len(names) > 1))
-                    for line in _log_archive(client, event):
+                    for line in _log_tail(client, event):
                         say(f"  | {line}")
             for line in troubles.news(views.values(), clock.now()):
                 say(line)
@@ -115,7 +115,7 @@ def story_line(event: View, *, with_service: bool) -> str:
     return f"{clock_time(event['at'])}  {whose}{what}{said}"
 
 
-def _log_archive(client: Client, event: View) -> list[str]:
+def _log_tail(client: Client, event: View) -> list[str]:
     """What a replica printed last, if that is why it ended. For a moment nobody has it: the machine is being asked for it
     before it goes."""
     if event["kind"] not in ("BootstrapFailed", "RunExited", "GaveUp"):

@@ -22,8 +22,9 @@ from provisioners.base import Candidate, Requirements
 from provisioners.local.cloud import LocalProvisioner
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import Config, LoadBalancerConfig
+from skyserve_cli.controller.api import unix_socket
 from skyserve_cli.controller.api.client import Client
-from skyserve_cli.controller.api.http import Api, unix_socket
+from skyserve_cli.controller.api.http import Api
 from skyserve_cli.controller.api.service import ControllerService
 from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
@@ -576,7 +577,7 @@ async def test_history_of_nobody_and_of_no_time(controller: Controller) -> None:
 
 
 async def test_what_belongs_to_nothing(controller: Controller) -> None:
-    nothing = {"strays": [], "unlisted": []}
+    nothing = {"orphans": [], "unlisted": []}
     assert await controller.call("GET", "/v1/leaks/local") == (200, nothing)
     key = {"kind": "instance", "id": "i-gone", "region": "us-east"}
     assert await controller.call("POST", "/v1/leaks/local/remove", key) == (200, {"why": "", "passes": False})

@@ -146,6 +146,6 @@ def test_the_last_line_that_is_shown_is_a_sentence(home: Home) -> None:
         "sqlite3.DatabaseError: file is not a database\n[SQL: PRAGMA x]\n[parameters: ('v',)]\n"
         "(Background on this error at: https://sqlalche.me/e/21/4xp6)\n\n"
     )
-    assert Client(home)._log_archive() == "sqlite3.DatabaseError: file is not a database"
+    assert Client(home)._log_tail() == "sqlite3.DatabaseError: file is not a database"
     with pytest.raises(ControllerDownError):
         Client(home).health()
