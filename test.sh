@@ -1,9 +1,22 @@
 #!/usr/bin/env bash
 # Set up what is missing and run the tests. Arguments go to pytest.
+#   ./test.sh           all tests but those marked `long`: at most 8 minutes on two cores
+#   ./test.sh --all     all tests, about 25 minutes
+#   ./test.sh FILE…     all tests of these files, folders or test ids
 set -euo pipefail
 unset PYTHONDONTWRITEBYTECODE  # each of the thousands of processes in the tests would compile what it imports
 cd "$(dirname "${BASH_SOURCE[0]}")"
+selection=(-m "not long")
+arguments=()
+for argument in "$@"; do
+  if [ "$argument" = --all ]; then
+    selection=()
+    continue
+  fi
+  if [ -e "${argument%%::*}" ]; then selection=(); fi
+  arguments+=("$argument")
+done
 scripts/venv.sh
-# Half of the time tests wait for processes and sockets, so there is one more than CI has cores; in the order of the
-# folders, so that what is long does not come last.
-exec .venv/bin/pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder "$@"
+# Half of the time tests wait for processes and sockets, so there is one worker more than CI has cores. They take the
+# files in the order of the folders, so that long ones do not come last.
+exec .venv/bin/pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder "${selection[@]}" "${arguments[@]}"

@@ -37,7 +37,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
         yield made
 
 
-@pytest.fixture(params=sorted({*SUBJECTS, "ssh"}))
+@pytest.fixture(params=[*sorted(SUBJECTS), pytest.param("ssh", marks=pytest.mark.long)])
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
     if request.param == "local" and not sys.platform.startswith("linux"):
         pytest.skip("the local cloud needs Linux")

@@ -13,6 +13,8 @@ from provisioners.errors import TransientError
 from provisioners.machines import MachineOrder, Machines
 from tests.contract.contract_access import OWNER, WALLED, Walled
 
+pytestmark = pytest.mark.long
+
 HERE, THERE = "203.0.113.7/32", "203.0.113.99/32"
 AGENT, MOVED, OTHER = "198.51.100.1/32", "198.51.100.2/32", "198.51.100.3/32"
 

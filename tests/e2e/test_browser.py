@@ -32,7 +32,10 @@ from lb.config.options import Access, ApiKey
 from lb.config.schema import Table, Target
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (on Debian the package chromium)")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (on Debian the package chromium)"),
+]
 
 FLAGS = [
     "--headless",

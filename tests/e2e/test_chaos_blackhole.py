@@ -8,6 +8,8 @@ from benchmarks.chaos.blackhole import FAULTS, NAME, measure
 from benchmarks.chaos.harness import Stack, service_yaml
 from benchmarks.chaos.traffic import tally
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:

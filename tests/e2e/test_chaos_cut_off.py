@@ -1,6 +1,10 @@
 """A controller that is cut off or gets no CPU harms nobody. The long version: benchmarks/chaos/cut_off.py."""
 
+import pytest
+
 from benchmarks.chaos.cut_off import run
+
+pytestmark = pytest.mark.long
 
 
 def test_a_controller_that_is_cut_off_terminates_nothing_and_recovers() -> None:

@@ -9,6 +9,8 @@ from benchmarks.chaos.harness import Stack, service_yaml
 from benchmarks.chaos.kill_controller import Script, audit, run
 from benchmarks.chaos.traffic import tally
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def stack() -> Iterator[Stack]:

@@ -7,6 +7,8 @@ import pytest
 from benchmarks.chaos.harness import Stack, service_yaml, until
 from benchmarks.chaos.leavers import NAME, WAYS, leave
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:

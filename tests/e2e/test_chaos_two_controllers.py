@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.chaos import two_controllers
 
+pytestmark = pytest.mark.long
+
 
 def test_two_controllers_of_one_database_do_nothing_twice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -9,6 +9,8 @@ from benchmarks.chaos.traffic import tally
 from benchmarks.chaos.updates import NAME, mixed, outlived, spec, update
 from policies.model import UpdateMode
 
+pytestmark = pytest.mark.long
+
 STREAM_S = 2.0
 REPLICAS = 2
 # The engines write every token of a stream in its turn, twice as many of them during a switch. A machine that cannot keep

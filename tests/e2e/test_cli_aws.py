@@ -21,7 +21,10 @@ from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_world import VmWorld
 from tests.e2e.conftest import Serve
 
-pytestmark = pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not()))
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not())),
+]
 
 SERVICE = """
 service:

@@ -7,7 +7,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.clouds.schedules import only_long
+
+pytestmark = pytest.mark.long
 
 FILE = """
 name: chat

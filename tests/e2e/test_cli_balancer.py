@@ -8,6 +8,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 KEY, OTHER = "sk-of-the-house-0123456789", "sk-of-the-guests-0123456789"
 YAML = """
 name: guarded

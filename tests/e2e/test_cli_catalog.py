@@ -17,6 +17,8 @@ from tests.clouds.gcp.gcp_server import serving
 from tests.clouds.gcp.gcp_world import World as GcpWorld
 from tests.clouds.price_apis import PriceWorld, meter, price_world
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def world(serve: Any) -> Iterator[PriceWorld]:

@@ -30,7 +30,10 @@ from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_world import VmWorld
 from tests.e2e.conftest import Said, Serve, living_in
 
-pytestmark = pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not()))
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not())),
+]
 
 EAST, WEST, CALM = "us-east-1", "us-west-2", "us-east-2"
 SPOT_QUOTA = "L-3819A6DF"

@@ -12,6 +12,8 @@ import pytest
 
 from tests.clouds.schedules import is_long
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.parent.name for path in ROOT.glob("examples/*/service.yaml"))
 PLUGINS = {path.parent.name for path in ROOT.glob("examples/*/pyproject.toml")}  # test_cli_plugins has them

@@ -13,6 +13,8 @@ import pytest
 
 from tests.e2e.conftest import Serve
 
+pytestmark = pytest.mark.long
+
 SERVICE = """
 service:
   readiness_probe: {path: /, initial_delay_seconds: 60}

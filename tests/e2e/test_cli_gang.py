@@ -8,8 +8,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from provisioners.local import process as local_process
 from provisioners.local.store import InstanceFolder, LocalStore
+
+pytestmark = pytest.mark.long
 
 PAIR = Path(__file__).parents[2] / "examples" / "06-two-nodes" / "service.yaml"
 

@@ -19,6 +19,8 @@ from tests.clouds.aws.aws_world import AwsWorld
 from tests.clouds.schedules import only_long
 from tests.e2e.conftest import Serve
 
+pytestmark = pytest.mark.long
+
 REGIONS = ("us-east-1", "us-west-2")
 PARTS = ["instance", "volume", "key-pair", "security-group"]
 

@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 SLEEPER = "service: {}\nresources: {infra: local}\nrun: exec python3 -m http.server $SKYSERVE_REPLICA_PORT\n"
 LOADED = (
     "import json, sys; from skyserve_cli.app import run; code = run(sys.argv[1:]);"

@@ -10,6 +10,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.clouds.schedules import only_long
 
 HELLO = Path("examples/01-hello-engine/service.yaml")
@@ -107,6 +109,7 @@ def test_three_replicas_come_up_answer_survive_a_preemption_and_go(serve: Any) -
     assert serve.ok("down", "--all", "-y").err == "no service is up\n"
 
 
+@pytest.mark.long
 def test_an_update_keeps_replaces_or_gives_up_and_goes_on_serving(serve: Any, tmp_path: Path) -> None:
     url = serve.ok("up", write(tmp_path, ENGINE), "-y").out.strip()
     kept = serve.ok("update", "small", tmp_path / "service.yaml", "--set", "replicas=2", "-y")
@@ -141,6 +144,7 @@ def test_an_update_keeps_replaces_or_gives_up_and_goes_on_serving(serve: Any, tm
     assert unknown.endswith("there is no service smal; did you mean small?\n")
 
 
+@pytest.mark.long
 def test_a_service_that_cannot_live_fails_with_its_reason_and_can_be_mended(
     serve: Any, tmp_path: Path
 ) -> None:
@@ -186,6 +190,7 @@ def test_without_waiting_the_endpoint_comes_at_once_and_follows_later(serve: Any
     serve.eventually(lambda: serve.ok("status", "-o", "json").json() == [])
 
 
+@pytest.mark.long
 def test_the_controller_comes_and_goes_without_the_service_noticing(serve: Any, tmp_path: Path) -> None:
     url = serve.ok("up", write(tmp_path, ENGINE), "-y").out.strip()
     before = [replica["id"] for replica in serve.view("small")["replicas"]]

@@ -14,6 +14,8 @@ import pytest
 from tests.clouds.schedules import only_long
 from tests.e2e.conftest import ROOT, Serve
 
+pytestmark = pytest.mark.long
+
 CLOUDS = (
     "clouds: {aws: {}, gcp: {}, azure: {subscription_id: 00000000-0000-0000-0000-000000000000}, local: {}}\n"
 )

@@ -16,6 +16,8 @@ import yaml
 
 from tests.clouds.schedules import only_long
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "10-a-cloud-of-your-own"
 

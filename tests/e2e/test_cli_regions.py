@@ -29,7 +29,7 @@ from tests.e2e.conftest import ROOT, Serve
 from tests.e2e.regions_client import Client
 
 WHY_NOT = vm_world.why_not() or vm_world.why_other_python()
-pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+pytestmark = [pytest.mark.long, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
 SERVICE = """
 service:

@@ -33,6 +33,8 @@ from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_world import VmWorld
 from tests.e2e.conftest import ROOT, Serve
 
+pytestmark = pytest.mark.long
+
 NEEDS_VMS = pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not()))
 
 SERVICE = """

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 FILE = """
 name: told
 service: {readiness_probe: /health, replicas: 1}

@@ -22,7 +22,10 @@ from tests.clouds.vms.vm_bench import until
 from tests.clouds.vms.vm_world import Vm, VmWorld
 from tests.e2e.conftest import Serve
 
-pytestmark = pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not()))
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not())),
+]
 
 LOGIN = Keys(bytes(range(32)), "the user").login()
 SERVICE = """

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 HELLO = Path("examples/01-hello-engine/service.yaml")
 
 

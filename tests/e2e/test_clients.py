@@ -11,6 +11,8 @@ from typing import Any
 import openai
 import pytest
 
+pytestmark = pytest.mark.long
+
 FILE = """
 service:
   readiness_probe: {path: /v1/models, initial_delay_seconds: 60}

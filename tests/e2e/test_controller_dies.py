@@ -9,6 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 FILE = """
 name: slow
 service: {readiness_probe: /health, replicas: 2}

@@ -7,7 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.survivors import PATIENCE_S
+
+pytestmark = pytest.mark.long
 
 LESSON = Path(__file__).parents[2] / "examples" / "09-streams-that-survive"
 TOKENS = 90

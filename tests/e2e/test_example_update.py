@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 FILE = Path(__file__).parents[2] / "examples" / "03-update" / "service.yaml"
 OLD, NEW = "first-model", "second-model"
 

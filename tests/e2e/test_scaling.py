@@ -11,6 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 FILE = """
 service:
   readiness_probe: {path: /health, initial_delay_seconds: 60, endpoint_probe_interval_seconds: 1}

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.chaos.harness import Stack, until
 from benchmarks.chaos.spot_market import (
     EXTRA,
@@ -25,6 +27,8 @@ from benchmarks.chaos.spot_market import (
 )
 from benchmarks.chaos.traffic import Traffic, tally
 from tests.clouds.schedules import only_long
+
+pytestmark = pytest.mark.long
 
 REGIONS = {"us": ["us-a", "us-b"], "eu": ["eu-a"]}
 RATE = 10.0

@@ -24,6 +24,8 @@ import pytest
 from tests.e2e.conftest import Serve, living_in
 from tests.integration.postgres_server import PostgresServer, postgres_server
 
+pytestmark = pytest.mark.long
+
 #: How long the state is away: short in a test, longer when somebody measures.
 AWAY_S = float(os.environ.get("SKYSERVE_TEST_AWAY_S", "3"))
 HOME_BYTES = 3 << 20

@@ -10,6 +10,8 @@ from benchmarks.chaos.harness import Stack, service_yaml
 from policies.model import UpdateMode
 from tests.e2e.survivors import questions, round_of, streams
 
+pytestmark = pytest.mark.long
+
 NAME = "saga"
 REPLICAS = 3
 TOKENS = 120

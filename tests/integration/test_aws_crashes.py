@@ -16,6 +16,8 @@ from provisioners.machines import MachineOrder
 from tests.clouds.aws.aws_bench import EAST, ORDER, AwsBench, Killed, aws_bench
 from tests.clouds.schedules import by_decades
 
+pytestmark = pytest.mark.long
+
 _LAUNCH_CALLS = 12  # more than a first launch makes
 
 

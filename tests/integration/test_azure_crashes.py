@@ -17,6 +17,8 @@ from tests.clouds.azure.azure_server import AzureServer
 from tests.clouds.azure.azure_world import World
 from tests.clouds.schedules import by_decades
 
+pytestmark = pytest.mark.long
+
 WHOLE = ["chat-7", "chat-7-ip", "chat-7-nic", "chat-7-os"]
 LIVE = (MachineState.PENDING, MachineState.RUNNING)
 

@@ -24,6 +24,8 @@ from skyserve_cli.controller.balancers.agent_process import AgentFolder
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.reconcile.ports import AgentOrder
 
+pytestmark = pytest.mark.long
+
 WAIT = aiohttp.ClientTimeout(total=10.0)
 
 

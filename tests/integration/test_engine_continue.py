@@ -24,6 +24,8 @@ from lb.stream.resume_request import ResumeRequest, Way, resume
 from lb.stream.stream_merge import StreamMerger, closing, stripper
 from lb.stream.transcript import StreamProgress, Transcript
 
+pytestmark = pytest.mark.long
+
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 ENGINE = [
     sys.executable,

@@ -17,6 +17,8 @@ from tests.clouds.gcp.gcp_parts import Fault
 from tests.clouds.gcp.gcp_world import World
 from tests.clouds.schedules import by_decades
 
+pytestmark = pytest.mark.long
+
 S = MachineState
 ORDER = order_of("chat-1")
 BEFORE_OR_AFTER = pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -48,7 +48,10 @@ from tests.clouds.vms.vm_bench import (
 )
 from tests.clouds.vms.vm_world import Vm, VmWorld
 
-pytestmark = pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not()))
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not())),
+]
 BEAT_S = 2.0  # short, and yet a busy machine is not silent for two and a half of them
 
 

@@ -48,7 +48,10 @@ from tests.clouds.vms.vm_bench import (
 )
 from tests.clouds.vms.vm_world import Vm, VmWorld
 
-pytestmark = pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not()))
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not())),
+]
 ROOT = Path(__file__).parents[2]
 
 

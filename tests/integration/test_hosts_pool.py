@@ -27,7 +27,10 @@ from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import KEYS, launch_order, until
 from tests.clouds.vms.vm_world import Vm, VmWorld
 
-pytestmark = pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not()))
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not())),
+]
 
 LOGIN = Keys(KEYS.secret, "the user").login()
 ANOTHER = Keys(KEYS.secret, "somebody else").login()

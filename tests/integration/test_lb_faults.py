@@ -13,6 +13,8 @@ from benchmarks.chaos.cases import Manner, Mix
 from tests.clouds.schedules import only_long
 from tests.integration.lb_harness import Seen, until, world
 
+pytestmark = pytest.mark.long
+
 
 async def test_no_request_is_lost_or_answered_twice() -> None:
     report = await faults.run(faults.Plan(requests=400, seed=11, at_once=80))

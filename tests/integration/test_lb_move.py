@@ -15,6 +15,8 @@ import pytest
 from tests.integration.lb_callers import REQUEST, Callers
 from tests.integration.lb_harness import TOKEN, RunningAgent, Seen, World, until, world
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 async def w(tmp_path: Path) -> AsyncIterator[World]:

@@ -17,6 +17,8 @@ import pytest
 
 from tests.integration.lb_harness import RunningAgent, Seen, World, until, world
 
+pytestmark = pytest.mark.long
+
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 

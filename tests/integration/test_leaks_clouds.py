@@ -31,6 +31,8 @@ from tests.clouds.gcp.gcp_controller import order_of as gcp_order
 from tests.clouds.leak_bench import LeakBench
 from tests.clouds.schedules import CALL_STEP
 
+pytestmark = pytest.mark.long
+
 ORPHAN = "own-chat-1-0a1b2c3d4e"
 LOST = "own-chat-2-0a1b2c3d4e"  # of which only parts are left
 MOST_CALLS = 60

@@ -40,6 +40,8 @@ from tests.clouds.gcp.gcp_ground import PROJECT
 from tests.clouds.meter import DISK_USD_HOUR, MACHINE_USD_HOUR, Meter
 from tests.clouds.switch_bench import HOUR, live
 
+pytestmark = pytest.mark.long
+
 KEYS = Keys(bytes(range(32)), "owner-1")
 TERMS = Terms(LEASE_S, FIRST_S)
 SERVED = ": >served"

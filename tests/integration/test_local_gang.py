@@ -29,7 +29,10 @@ from skyserve_cli.controller.clouds.execute import perform
 from skyserve_cli.controller.reconcile.listing_events import events_of
 from skyserve_cli.controller.reconcile.ports import Call, CallKind
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the local cloud needs Linux")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the local cloud needs Linux"),
+]
 
 OWNER = "owner-1"
 FIRST = "chat-1"

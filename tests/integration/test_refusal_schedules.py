@@ -12,6 +12,8 @@ from tests.clouds.controller_life import live_through
 from tests.clouds.schedules import by_decades
 from tests.contract.contract_rented import AwsSubject, AzureSubject, GcpSubject, RentedSubject
 
+pytestmark = pytest.mark.long
+
 LAUNCHES_OF_A_MARKET = 8  # 10 s, doubling up to 5 minutes, in about half an hour
 
 

@@ -10,6 +10,8 @@ from tests.kit.controller_pair import PairLife
 from tests.kit.invariants import InvariantError
 from tests.kit.life import HOSTILE, run_seed
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_invariant_holds_through_a_life_with_two_controllers(seed: int) -> None:

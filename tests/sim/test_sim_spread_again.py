@@ -12,6 +12,8 @@ from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, Servic
 from tests.kit.fault_cloud import Faults
 from tests.kit.life import Life
 
+pytestmark = pytest.mark.long
+
 WANTED = 3
 AFTER_S, TICK_S = 300.0, 5.0
 

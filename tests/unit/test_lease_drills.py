@@ -16,6 +16,8 @@ from provisioners.machines import MachineOrder
 from skyserve_cli.controller.reconcile.leases import LeaseWatch, lease_view, warning_of
 from tests.clouds.switch_bench import DAY, HOUR, Outcome, live
 
+pytestmark = pytest.mark.long
+
 KEYS = Keys(bytes(range(32)), "owner-1")
 TERMS = Terms(LEASE_S, FIRST_S)
 
