@@ -109,7 +109,7 @@ def measure(count: int, seconds: float) -> dict[str, Any]:
     return {"machines": count, **result}
 
 
-def told(result: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     per_machine = result["cpu_s"] / result["wall_s"] / result["machines"]
     beats = result["wall_s"] / HEARTBEAT_S
     return (
@@ -134,7 +134,7 @@ def main(words: Sequence[str] | None = None) -> None:
         follow(json.loads(asked.follow), asked.seconds)
         return
     result = measure(asked.n, asked.seconds)
-    print(json.dumps(result) if asked.o == "json" else told(result))
+    print(json.dumps(result) if asked.o == "json" else table(result))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ Synthetic markets come from the shipped generator, with seeds that nothing was s
 shapes like those of published recordings (SkyServe, section 5.2) of which there is none at hand. Intervals:
 bootstrap over seeds. Beside them each seed is compared by itself, with a paired t interval over seeds.
 
-A resample takes the same blocks (or seeds) for both families, and draws both frontiers anew. A family that is mixed
+A resample takes the same blocks (or seeds) for both families, and draws both frontiers again. A family that is mixed
 with on demand for most of the time fails few launches for that reason alone; tables of single settings show theirs.
 """
 
@@ -326,7 +326,7 @@ def costs_table(found: Found, resamples: int, *, recorded: bool) -> Iterator[Row
 
 
 def defaults_table(found: Found, resamples: int) -> Iterator[Row]:
-    """One setting of each, chosen beforehand: what somebody gets who turns no knob."""
+    """One setting of each, chosen beforehand: what a user gets who changes no option."""
     yield [
         "market", "part", "SpotHedge +1", "RiskHedge 99.5%", "cost (95 % CI)", "unavailability (95 % CI)",
         "failed launches/day",

@@ -85,7 +85,7 @@ def bootstrap(samples: int, value: Callable[[Drawn], float], resamples: int) -> 
 
 
 def cost_difference(one: Family, other: Family, availability: float, resamples: int) -> Interval:
-    """Of what `other` costs beyond `one`; both frontiers are drawn anew from each resample."""
+    """Of what `other` costs beyond `one`; both frontiers are drawn again from each resample."""
 
     def more(drawn: Drawn) -> float:
         return cost(other, availability, drawn) - cost(one, availability, drawn)

@@ -4,7 +4,7 @@
 
 The production runner, witness, fleets and official SDKs of aws, gcp and azure, against the strict make-believe clouds of
 tests/clouds, with the clouds' own limits on calls and answers that take 10 to 300 ms. Replicas are launched over the
-zones, listed all the while, and terminated; what runs on machines is made up, so nobody logs in to them. `--unpaced`:
+zones, listed all the while, and terminated; what runs on machines is made up, so no one logs in to them. `--unpaced`:
 without our own token buckets, for comparison. Time is real.
 
 Limits on calls: EC2 RunInstances 5 at once and 2 a second, other changes 50 and 5, Describe 100 and 20, by region ("Request
@@ -92,7 +92,7 @@ PLACES = {  # (accelerator, regions, zones in the order in which they are taken)
 
 
 class Fleet(FleetProvisioner):
-    """Of one cloud, which counts how often it is told to launch."""
+    """Of one cloud, which counts its launches."""
 
     def __init__(self, machines: Machines) -> None:
         hosts = MemoryHosts(time.time, setup_s=0.0)
@@ -102,10 +102,10 @@ class Fleet(FleetProvisioner):
             lambda order, rank: order_of(order, rank, bytes(32), Rent()),
             lambda need: [],
         )
-        self.told: Counter[str] = Counter()
+        self.launches: Counter[str] = Counter()
 
     def launch(self, order: LaunchOrder) -> Instance:
-        self.told[order.token] += 1
+        self.launches[order.token] += 1
         return super().launch(order)
 
 
@@ -141,7 +141,7 @@ def aws() -> Iterator[Cloud]:
         os.environ |= {
             "AWS_ENDPOINT_URL": world.url,
             "AWS_ACCESS_KEY_ID": "AKIATESTTESTTESTTEST",
-            "AWS_SECRET_ACCESS_KEY": "of-nobody",
+            "AWS_SECRET_ACCESS_KEY": "of-no-account",
             "AWS_EC2_METADATA_DISABLED": "true",
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,

@@ -2,7 +2,7 @@
 
 Five real server processes, the load balancer as a real process, 20 requests a second for 20 seconds. In one
 variant a target is killed (it refuses connections), in the other it is stopped with SIGSTOP (it accepts and never
-answers). Nobody tells the load balancer. A request fails if it is not answered with 200 within the time limit.
+answers). The load balancer gets no message. A request fails if it is not answered with 200 within the time limit.
 
 The figures to compare with were measured on SkyPilot 0.14.1 with its own SkyServeLoadBalancer, the same load
 and the same faults (four runs of the first case, one of the others, on a busy 2-core machine): the dead target
@@ -94,14 +94,14 @@ async def measure(policy: str, fault: str, seconds: float, rate: float) -> tuple
 
         async def one(after_s: float) -> tuple[bool, float]:
             await asyncio.sleep(after_s)
-            begun = time.monotonic()
+            began_at = time.monotonic()
             try:
                 async with http.post(f"http://127.0.0.1:{port}/v1/completions", data=b"{}") as response:
                     await response.read()
                     good = response.status == 200
             except (TimeoutError, aiohttp.ClientError):
                 good = False
-            return good, time.monotonic() - begun
+            return good, time.monotonic() - began_at
 
         answers = await asyncio.gather(*(one(number / rate) for number in range(int(seconds * rate))))
         failures = sum(1 for good, _ in answers if not good)

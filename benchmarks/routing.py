@@ -354,7 +354,7 @@ def burst(args: argparse.Namespace) -> None:
                 rows.append(row)
             title = (
                 f"{name} at {times:g} times the load, {BURST.times:g} times that for {BURST.length_s:g} s: {head} of"
-                f" the calls that arrive in {WINDOW_S:g} s from ... s after the burst has begun, {args.seeds} seeds"
+                f" the calls that arrive in {WINDOW_S:g} s from ... s after the start of the burst, {args.seeds} seeds"
             )
             print_table(
                 title, ["policy", *(f"{since - BURST.at_s:+.0f}" for since in edges)], rows, args.markdown

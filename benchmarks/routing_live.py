@@ -62,7 +62,7 @@ from policies.routing.registry import POLICIES
 from skyserve_cli.engine.profiles import profile_named
 
 PEERS = ("sglang-router", "smg")
-BLIND = ":blind"  # after a policy's name: its choice alone, nobody waits for room
+BLIND = ":blind"  # after a policy's name: its choice alone, requests do not wait for room
 OURS = ("cache_aware", "prefix_tree", "skywalker", "gorgo", "least_load")
 SERVES = re.compile(rb"http://127\.0\.0\.1:(\d+)")
 COUNTER = re.compile(rb"^vllm:(\w+)_total(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
@@ -130,7 +130,7 @@ class Plan:
 
 
 def own(name: str, speed: float) -> System:
-    """Ours, told by a table: its command line does not know how fast the engines are."""
+    """Ours, configured by a table: its command line has no option for the speed of engines."""
     policy = name.removesuffix(BLIND)
     blind = policy != name or policy == "sglang_router"
     pushing = Pushing(mode=PushMode.BLIND) if blind else Pushing()
@@ -234,7 +234,7 @@ def one_run(plan: Plan, number: int, cell: str, system: System) -> Row:
         work = [computed(was, now) for was, now in zip(before, fleet.counters(), strict=True)]
     left = [at for at in (port, *fleet.ports) if not is_free(at)]
     if left:
-        raise Broken(f"somebody still listens on {left}")
+        raise Broken(f"a process still listens on {left}")
     metrics = measure(played.served, plan.engines, refused=len(played.faults))
     metrics = replace(metrics, imbalance=max(work) * len(work) / sum(work))
     return Row(
@@ -294,7 +294,7 @@ def rounds(plan: Plan) -> Iterable[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 1 if a run broke or an answer was lost; with --check also if somebody is missing or ours is worse."""
+    """Exit codes: 1 if a run broke or a response was lost; with --check also if a system is missing or ours is worse."""
     made = parser()
     given = made.parse_args(arguments)
     if given.check and not {CLAIMANT, REFERENCE} <= set(given.systems):

@@ -1,7 +1,7 @@
 """From the runs of `benchmarks.routing_live` to its tables: what each system measured, and how it compares.
 
 Systems are compared within rounds, where they had the same calls to serve: ratios of times and rates, differences of
-hit rates. The median over rounds is told with the sign test's interval. If the interval holds "no difference", what
+hit rates. The median over rounds is printed with the interval of the sign test. If the interval holds "no difference", what
 is between them is noise.
 """
 
@@ -36,9 +36,9 @@ class Row:
     faults: Sequence[str] = ()
 
     def __str__(self) -> str:
-        told = ", ".join(f"{column.head} {column.value(self.metrics):{column.form}}" for column in COLUMNS)
+        cells = ", ".join(f"{column.head} {column.value(self.metrics):{column.form}}" for column in COLUMNS)
         faults = f"; {self.metrics.refused} lost: {', '.join(self.faults)}" if self.faults else ""
-        return f"{self.system:14} {told}, {self.wall_s:.0f} s, machine {self.busy:.0%}, late {self.late_s:.3f} s{faults}"
+        return f"{self.system:14} {cells}, {self.wall_s:.0f} s, machine {self.busy:.0%}, late {self.late_s:.3f} s{faults}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,7 +85,7 @@ class Middle(NamedTuple):
         low, high, _ = interval(values)
         return cls(statistics.median(values), low, high, len(values))
 
-    def told(self, form: str) -> str:
+    def shown(self, form: str) -> str:
         text = f"{self.median:{form}}"
         return text + (f" [{self.low:{form}}, {self.high:{form}}]" if self.values > 1 else "")
 
@@ -117,7 +117,7 @@ def worse(rows: Sequence[Row]) -> list[str]:
         for column in COLUMNS:
             compared = comparison(here, column, CLAIMANT, REFERENCE)
             if compared is not None and verdict(compared, column) == "worse":
-                found.append(f"{workload}: {column.head} {compared.told('.2f')}")
+                found.append(f"{workload}: {column.head} {compared.shown('.2f')}")
     return found
 
 
@@ -138,7 +138,7 @@ def _values(rows: Sequence[Row]) -> str:
     for system in _ordered(row.system for row in rows):
         mine = [row for row in rows if row.system == system]
         values = [
-            Middle.of([column.value(row.metrics) for row in mine]).told(column.form) for column in COLUMNS
+            Middle.of([column.value(row.metrics) for row in mine]).shown(column.form) for column in COLUMNS
         ]
         lost = str(sum(row.metrics.refused for row in mine))
         table.append([f"{system} {mine[0].version}".strip(), *values, lost, *_circumstances(mine)])
@@ -163,7 +163,7 @@ def _comparisons(rows: Sequence[Row]) -> str:
         for column in COLUMNS:
             found = comparison(rows, column, system, REFERENCE)
             form = "+.3f" if column.differs else ".2f"
-            line.append(f"{found.told(form)} {verdict(found, column)}".strip() if found else "-")
+            line.append(f"{found.shown(form)} {verdict(found, column)}".strip() if found else "-")
         table.append(line)
     return _aligned(table)
 

@@ -9,7 +9,7 @@ ten seconds a draw from a normal law with the variance of a Poisson process).
 Two rules, both with a window of 60 s and the same delays:
 
     ours        policies.scaling.request_rate, a tick every second
-    counters    SkyPilot's documented rule, written anew here: every 20 s the candidate is compared with the target;
+    counters    SkyPilot's documented rule, written for this benchmark: every 20 s the candidate is compared with the target;
                 after delay/20 such comparisons in a row with the same outcome the target becomes the candidate, and
                 one with another outcome starts the count again
 
@@ -93,7 +93,7 @@ class Outcome:
 
 
 def play(rule: Rule, arrivals: Arrivals, goal: ScalingGoal, seconds: int, start_s: int) -> Outcome:
-    """A fleet that has what it is told to `start_s` later, and gives back at once."""
+    """A fleet that has what was requested `start_s` later, and gives back at once."""
     outcome, ready_at, spell_s = Outcome(), [-start_s] * goal.min_replicas, 0
     before = goal.min_replicas
     for now in range(seconds):
@@ -137,16 +137,16 @@ def main() -> None:
     goal = ScalingGoal(args.min, 1000, QPS, upscale_delay_s=args.upscale, downscale_delay_s=args.downscale)
     print(f"{'trace':44} {'rule':9} moves/day  turns/day   short  longest s   hours")
     for text in args.traces:
-        told = arrivals_of(text, seed=args.seed, length_s=args.days * 86400)
-        told = told.scaled(args.mean * QPS / told.mean_rate)
-        gap_s = told.length_s / (len(told.at_s) - 1)
-        arrivals = jittery(told, args.seed) if gap_s > WINDOW_S else told
+        recorded = arrivals_of(text, seed=args.seed, length_s=args.days * 86400)
+        recorded = recorded.scaled(args.mean * QPS / recorded.mean_rate)
+        gap_s = recorded.length_s / (len(recorded.at_s) - 1)
+        arrivals = jittery(recorded, args.seed) if gap_s > WINDOW_S else recorded
         seconds = int(min(args.days * 86400, arrivals.length_s))
         days = seconds / 86400
         for name, rule in RULES.items():
             done = play(rule(goal), arrivals, goal, seconds, args.start)
             print(
-                f"{told.name:44.44} {name:9} {len(done.moves) / days:9.1f}  {done.turns(args.downscale) / days:9.1f}"
+                f"{recorded.name:44.44} {name:9} {len(done.moves) / days:9.1f}  {done.turns(args.downscale) / days:9.1f}"
                 f"  {done.short_s / seconds:6.2%}  {done.longest_s:9d}  {done.replica_s / done.ideal_s:6.3f}"
             )
 

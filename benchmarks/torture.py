@@ -27,7 +27,7 @@ def live(seed: int, *, twice: bool, pair: bool) -> Outcome | str:
         run = partial(run_seed, seed, life=PairLife if pair else Life)
         outcome = run()
         if twice and run().digest != outcome.digest:
-            return f"seed {seed}: a second life told another story"
+            return f"seed {seed}: a second run gave a different event log"
     except InvariantError as error:
         return str(error)
     return outcome

@@ -69,8 +69,8 @@ class Balancer:
         assert self._process.stdout is not None
         line = await asyncio.wait_for(self._process.stdout.readline(), 30)
         assert line, self.log.read_text()
-        told = json.loads(line)
-        self.port, self._admin_port = told["port"], told["admin_port"]
+        listening = json.loads(line)
+        self.port, self._admin_port = listening["port"], listening["admin_port"]
         self._http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {_TOKEN}"})
         return self
 
@@ -107,7 +107,7 @@ class Balancer:
         return await self.ask("/-/stats?window_s=60")
 
     async def at_rest(self) -> bool:
-        """No booking is open and nobody is held."""
+        """No booking is open and no request is held."""
         stats = await self.stats()
         running = stats["in_flight"] + sum(target["in_flight"] for target in stats["targets"])
         return bool(running == 0 and stats["queued"] == 0)

@@ -3,7 +3,7 @@
 Three faults on a whole installation: the engine's process is killed, the whole instance is killed, the engine is
 frozen (SIGSTOP: it accepts connections and never answers). Each once with the controller at work, which takes
 the replica out of the table within about a second, and once, the harsher case, with the controller frozen as
-well: nobody tells the load balancer anything, the replica stays listed to the end. Traffic is open-loop.
+well: the load balancer gets no message, the replica stays listed to the end. Traffic is open-loop.
 
 Claims: no 5xx and no other failure; no wait beyond the configured time to first byte; the replica is ejected.
 
@@ -65,7 +65,7 @@ def hurt(stack: Stack, fault: str, replica_id: int) -> None:
 
 @contextmanager
 def controller_frozen(stack: Stack, wanted: bool) -> Iterator[None]:
-    """Nobody is there to take the replica out of the table."""
+    """No controller takes the replica out of the table."""
     pid = stack.controller_pid()
     if wanted:
         stack.freeze(pid)
@@ -156,7 +156,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    begun = time.monotonic()
+    began_at = time.monotonic()
     code = main()
-    print(f"took {time.monotonic() - begun:.0f} s")
+    print(f"took {time.monotonic() - began_at:.0f} s")
     sys.exit(code)

@@ -25,7 +25,7 @@ class Kind(str, Enum):
     UNARY = "unary"
     LARGE = "large"  # an answer too long to be kept until it is whole
     STREAM = "stream"  # a completion, which any engine can continue from its text
-    CHAT = "chat"  # a chat, which an engine that nobody knows cannot continue
+    CHAT = "chat"  # a chat, which an engine of unknown kind cannot continue
 
 
 class Fault(str, Enum):
@@ -67,9 +67,9 @@ class Manner(str, Enum):
 
 @dataclass(slots=True)
 class Case:
-    """One request and its fate. `begun`: attempts that a target has read whole, `failed`: those of them that came to
+    """One request and its fate. `started`: attempts that a target has read whole, `failed`: those of them that came to
     nothing, `broken`: those that broke off when some of the answer had been sent, `answered`: whole answers that were
-    given, `odd`: somebody's answer was of the wrong type, `mute`: somebody never said a word."""
+    given, `odd`: a response was of the wrong type, `mute`: a target never sent a byte."""
 
     id: str
     kind: Kind
@@ -77,7 +77,7 @@ class Case:
     words: int
     pace_s: float
     faults: deque[Fault]
-    begun: int = 0
+    started: int = 0
     failed: int = 0
     broken: int = 0
     answered: int = 0
@@ -109,7 +109,7 @@ class Case:
         return json.dumps(asked).encode()
 
     def next_fault(self) -> Fault:
-        self.begun += 1
+        self.started += 1
         return self.faults.popleft() if self.faults else Fault.NONE
 
     def fails(self, sent_some: bool) -> None:

@@ -1,4 +1,4 @@
-"""Clients on bare sockets, good ones and bad ones, and what they were told.
+"""Clients on bare sockets, good ones and bad ones, and what they received.
 
 Bare, so that every byte is seen: an answer that comes twice, one that ends too early and looks whole, a connection
 that is promised and closed.
@@ -33,11 +33,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`good`: the answer was right and whole. `told`: it was not, and the client was told so (an error status, a cut, an
+    """`good`: the response was right and complete. `reported`: it was not, and the client was informed (an error status, a cut, an
     error event); neither: a wrong answer that looks right. `error` says what came instead."""
 
     good: bool
-    told: bool = True
+    reported: bool = True
     error: str = ""
 
 
@@ -111,7 +111,7 @@ class Crowd:
             left = await reader.read() if answer.whole else b""
             writer.close()
             if left:
-                return Outcome(False, told=False, error=f"more than one answer: {left[:80]!r}")
+                return Outcome(False, reported=False, error=f"more than one answer: {left[:80]!r}")
         return judge(case, answer)
 
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bool]:
@@ -166,12 +166,12 @@ class Crowd:
             answer.cancel()
             return Outcome(False, error="is still listened to")
         if answer.exception() is not None:
-            return Outcome(False, error=f"was not told: {answer.exception()!r}")
+            return Outcome(False, error=f"got no error: {answer.exception()!r}")
         status = answer.result().status
-        return GOOD if status == 408 else Outcome(False, error=f"was told {status}")
+        return GOOD if status == 408 else Outcome(False, error=f"got {status}")
 
     async def _deafly(self, case: Case) -> None:
-        """Ask, and leave the answer where it is. The socket stays open: nobody may wait for us."""
+        """Send a request, and do not read the response. The socket stays open: no other client may wait for this one."""
         deaf = socket.socket()
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.setblocking(False)
@@ -220,7 +220,7 @@ async def _read(reader: asyncio.StreamReader) -> Answer:
 def judge(case: Case, answer: Answer) -> Outcome:
     """Whether the answer is that of the case."""
     if not answer.status:
-        return Outcome(False, told=False, error=f"no answer begins with {answer.body[:80]!r}")
+        return Outcome(False, reported=False, error=f"no answer begins with {answer.body[:80]!r}")
     if answer.status != 200:
         return Outcome(False, error=f"{answer.status} {_code(answer.body)}")
     if case.odd and answer.whole and answer.body == b"Welcome!":

@@ -61,8 +61,8 @@ def _cut(stack: Stack, finding: Finding, cut_s: float) -> None:
     file.touch()
     time.sleep(cut_s)
     finding.claim(DOUBT in _notes(stack), f"no doubt in the notes of the service: {_notes(stack)!r}")
-    told = [event for event in stack.client.events(NAME) if DOUBT in str(event.get("message", ""))]
-    finding.claim(len(told) == 1, f"the doubt was reported {len(told)} times")
+    reported = [event for event in stack.client.events(NAME) if DOUBT in str(event.get("message", ""))]
+    finding.claim(len(reported) == 1, f"the doubt was reported {len(reported)} times")
     file.unlink()
 
 

@@ -7,15 +7,15 @@ leave, dribble, or never read. Then the claims:
 * no request is lost that could be answered: none that a target has answered before the agent left it, and none before
   `1 + max_total_retries` attempts have failed, but for streams that broke and that no engine here can continue (a chat
   on an unknown engine), long answers cut halfway, and healthy targets that never send a byte
-* whoever is not answered is told so: an error status, an error event or a cut, never half an answer that looks whole
-* none is answered twice: no second answer to a client, and no request begun more often than `1 + max_total_retries`
+* a client without a response gets an error status, an error event or a cut, never half a response that looks complete
+* none is answered twice: no second answer to a client, and no request started more often than `1 + max_total_retries`
   times, and as often again for each time that its answer broke off, and once more for a connection that had gone stale
 * a stream goes on with the right text and the rest of its limit
 * in the end nothing is in flight or held, though the clients that never read are still there; all targets are in good
   standing again; no descriptor is left, the memory has stopped growing, and nothing is wrong in the log
 
 With `--soak` it goes on for so many seconds with `--streams` concurrent streams and the same faults at a low rate, and
-tells the slopes of memory and descriptors.
+prints the slopes of memory and descriptors.
 
     python -m benchmarks.chaos.faults [--requests 10000] [--seed 1] [--at-once 100]
     python -m benchmarks.chaos.faults --soak 600 --streams 1000
@@ -237,16 +237,16 @@ def wrong(case: Case, outcome: Outcome, story: Sequence[str]) -> list[str]:
         broken.append(f"{case.manner.value}: {outcome.error}")
     if case.manner is not Manner.WELL:
         return broken
-    if not outcome.good and not outcome.told:
+    if not outcome.good and not outcome.reported:
         broken.append(f"looks whole and is not: {outcome.error}")
     elif not outcome.good and case.answered > sum(step.startswith("moved ") for step in story):
         # A target that is in doubt may write its response before it notices that the request has been moved away.
-        broken.append(f"{case.answered} targets have answered it, and it was told {outcome.error}")
+        broken.append(f"{case.answered} targets have answered it, and the client got {outcome.error}")
     elif not outcome.good and could_be_answered(case, story):
         broken.append(f"lost, {case.failed} attempts failed and {case.broken} broke off: {outcome.error}")
     most = (1 + RETRIES) * (1 + case.broken) + 1
-    if case.begun > most:
-        broken.append(f"begun {case.begun} times, {most} at most")
+    if case.started > most:
+        broken.append(f"started {case.started} times, {most} at most")
     return broken
 
 
@@ -275,7 +275,7 @@ def tell(plan: Plan, report: Report) -> None:
         f"the agent took {report.cpu_s:.1f} s of CPU"
     )
     print(
-        f"\n{'of good clients':26}{'asked':>8}{'answered':>10}{'told why not':>14}{'tried again':>13}{'continued':>11}"
+        f"\n{'of good clients':26}{'asked':>8}{'answered':>10}{'got an error':>14}{'tried again':>13}{'continued':>11}"
     )
     for kind in Kind:
         mine = [(case, outcome) for case, outcome in well if case.kind is kind]

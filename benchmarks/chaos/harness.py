@@ -80,7 +80,7 @@ def service_yaml(
     drain_timeout_s: float = 60.0,
     failure_threshold_s: float = 180.0,
 ) -> str:
-    """A service of engines without GPUs. `model` tells versions apart: answers carry it."""
+    """A service of engines without GPUs. `model` distinguishes versions: responses carry it."""
     engine = f"{sys.executable} -m skyserve_cli.engine --profile l4-8b --speed {speed:g} --model {model}"
     return f"""\
 name: {name}
@@ -274,10 +274,10 @@ class Stack:
         try:
             os.kill(pid, signal.SIGCONT)
         except ProcessLookupError:
-            return  # somebody has replaced it meanwhile
+            return  # another process has replaced it meanwhile
 
     def controllers(self) -> list[int]:
-        """The controller, also one that is still coming up and has told nobody its address."""
+        """The controller, also one that is still starting and has not published its address."""
         daemon = "skyserve_cli.controller.daemon"
         return [process.pid for process, command in self._processes() if daemon in command]
 
@@ -315,8 +315,8 @@ class Stack:
         )
 
     def _told(self, name: str) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads((self.home.load_balancers / name / "agent.json").read_text())
-        return told
+        written: dict[str, Any] = json.loads((self.home.load_balancers / name / "agent.json").read_text())
+        return written
 
     # --- books
 
@@ -374,7 +374,7 @@ class Stack:
         return endpoints | {r.port for r in records if r is not None and r.namespace is None}
 
     def _processes(self) -> list[tuple[psutil.Process, list[str]]]:
-        """Whoever carries this home, or one of its instances, in its arguments or its environment; with its
+        """Processes that carry this home, or one of its instances, in its arguments or its environment; with its
         arguments."""
         root = str(self.home.root)
         instances = {record.id for folder in self.store.folders() if (record := folder.record())}

@@ -44,14 +44,14 @@ def kill(stack: Stack, *, with_controller: bool = False) -> float:
     """Kill the agent; seconds until a request is answered again."""
     endpoint, old = stack.endpoint(NAME), stack.agent_pid(NAME)
     controllers = stack.controllers() if with_controller else []
-    begun = time.monotonic()
+    began_at = time.monotonic()
     for pid in (*controllers, old):
         os.kill(pid, signal.SIGKILL)
     if with_controller:
         stack.client.ensure_running()
     until(lambda: answers(endpoint), "the endpoint does not answer", 60.0)
-    took_s = time.monotonic() - begun
-    until(lambda: stack.agent_pid(NAME) != old, "the old agent is still told of")
+    took_s = time.monotonic() - began_at
+    until(lambda: stack.agent_pid(NAME) != old, "the old agent is still listed")
     return took_s
 
 

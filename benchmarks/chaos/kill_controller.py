@@ -1,7 +1,7 @@
 """The controller is killed with SIGKILL at random moments, again and again, while it has work to do.
 
 Two services live a scripted life: one under traffic is updated (rolling and blue-green), preempted (with notice
-and without) and told to end a replica; the other goes up and down. Meanwhile somebody kills the controller at
+and without) and a replica is terminated by command; the other goes up and down. Meanwhile the benchmark kills the controller at
 moments drawn from a seed, also while it is starting, and starts the next. The script always knows how many
 replicas an uninterrupted controller would have launched, and why each of them would have ended.
 
@@ -128,7 +128,7 @@ class Script:
         self._count("down", COMING, EndReason.SERVICE_DOWN, COMING_REPLICAS)
 
     def coming_up_and_straight_down(self) -> None:
-        """Told to go before it has come: how far it got decides what is launched, so its instances tell."""
+        """Terminated before it is up: how far it got decides what is launched, so its instances are the record."""
         self._up(COMING, COMING_REPLICAS)
         insist(lambda: self._stack.client.down(COMING, purge=True))
         self._stack.went_down(COMING)
@@ -226,11 +226,11 @@ def audit(stack: Stack, script: Script) -> list[str]:
     )
     if twice:
         broken.append(f"ids used twice: {twice}")
-    told = Counter(
+    logged = Counter(
         dict(stack.rows("SELECT service, count(*) FROM events WHERE kind = 'Launch' GROUP BY service"))
     )
-    if told != script.launches:
-        broken.append(f"launches in the story: {dict(told)}, explained: {dict(script.launches)}")
+    if logged != script.launches:
+        broken.append(f"launches in the event log: {dict(logged)}, explained: {dict(script.launches)}")
     errors = stack.rows("SELECT service, replica_id, message FROM events WHERE kind = 'error'")
     if errors:
         broken.append(f"errors in the story: {errors}")
@@ -304,7 +304,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    begun = time.monotonic()
+    began_at = time.monotonic()
     code = main()
-    print(f"took {time.monotonic() - begun:.0f} s")
+    print(f"took {time.monotonic() - began_at:.0f} s")
     sys.exit(code)

@@ -1,8 +1,8 @@
 """A client leaves: how long until the replica has noticed, and stopped working for it?
 
-An engine that goes on generating for nobody takes the place of somebody. Each try opens one request through the
+An engine that goes on generating for a client that has left takes the place of another client. Each try opens one request through the
 endpoint, sees on the engine's own metrics that it has arrived there, closes the connection, and measures until
-the engine has neither a running nor a waiting request. Three ways to leave: in the midst of a stream, before the
+the engine has neither a running nor a waiting request. Three ways to leave: in the middle of a stream, before the
 first token of a stream, and while waiting for an answer that is not streamed.
 
 Claim: each time within a second.
@@ -78,7 +78,7 @@ def leave(endpoint: str, engine_url: str, way: str) -> float:
         if busy(engine_url) == 0:
             return time.monotonic() - left_at
         time.sleep(0.002)
-    raise AssertionError("the engine goes on for nobody")
+    raise AssertionError("the engine goes on without a client")
 
 
 def main() -> int:

@@ -44,7 +44,7 @@ class ShapedEngine:
         return app
 
     def _signs(self) -> list[web.RouteDef]:
-        """Where the load is told: by it the kind is known."""
+        """Path of the load metrics, by which the kind of engine is recognized."""
         if self._kind is EngineKind.VLLM:
             return [web.get("/metrics", self._vllm_metrics)]
         if self._kind is EngineKind.SGLANG:
@@ -86,7 +86,7 @@ class ShapedEngine:
                 await asyncio.sleep(self._pace_s)
                 await answer.write(event)
         except ConnectionError:
-            return answer  # nobody listens any longer
+            return answer  # the client has left
         finally:
             self._running -= 1
         return answer

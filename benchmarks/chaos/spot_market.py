@@ -208,12 +208,12 @@ def main() -> int:
 
 def calm_again(stack: Stack, placer: str) -> list[str]:
     """Wait for the fleet of a calm market; what is wrong with it, if it does not come."""
-    begun = time.monotonic()
+    began_at = time.monotonic()
     try:
         until(lambda: fleet(stack).calm(placer), "", CALM_PATIENCE_S[placer])
     except Stuck:
         return [f"the market is calm, and the fleet is {fleet(stack)}"]
-    print(f"back on spot {time.monotonic() - begun:.0f} s after the market was calm: {fleet(stack)}")
+    print(f"back on spot {time.monotonic() - began_at:.0f} s after the market was calm: {fleet(stack)}")
     return []
 
 

@@ -10,7 +10,7 @@ most of them is killed at a random moment and started again on its port. Claims:
 * its text is that of an undisturbed run, byte by byte
 * nothing is in flight at the end, and nothing is wrong in the agent's log
 
-Told: how much longer than usual the client waited for the next token where its engine was killed (the seam: from the
+Reported: how much longer than usual the client waited for the next token where its engine was killed (the seam: from the
 last event before it to the next one, less the stream's median gap).
 
     python -m benchmarks.chaos.streams [--streams 200] [--kills 10] [--kinds skyserve,vllm] [--modes auto,text] [--vanish]
@@ -96,8 +96,8 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Told:
-    """What a client was told by one stream, and when."""
+class StreamRecord:
+    """What a client received on one stream, and when."""
 
     id: str
     path: str
@@ -136,12 +136,12 @@ class Told:
             if choice.get("finish_reason"):
                 self.finishes.append(choice["finish_reason"])
 
-    def problems(self, undisturbed: Told, *, one_creation: bool, usage_is_last: bool) -> list[str]:
+    def problems(self, undisturbed: StreamRecord, *, one_creation: bool, usage_is_last: bool) -> list[str]:
         """In what it differs from the undisturbed one.
 
-        `one_creation`: the engine tells one time of creation for all chunks of a stream; llama.cpp tells the time of
+        `one_creation`: the engine sends one time of creation for all chunks of a stream; llama.cpp sends the time of
         each. `usage_is_last`: tokens are counted in its last words only; if it is killed between the end of the text
-        and these, nobody knows the prompt's.
+        and these, those of the prompt are unknown.
         """
         found = list(self.errors)
         if self.text != undisturbed.text:
@@ -167,29 +167,31 @@ class Told:
 
 @dataclass(slots=True)
 class Report:
-    streams: list[Told] = field(default_factory=list)
+    streams: list[StreamRecord] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)  # streams in flight on the target, each time
     continued: int = 0
     broken: list[str] = field(default_factory=list)
 
     @property
     def seams_ms(self) -> list[float]:
-        return sorted(1000 * seam for told in self.streams for seam in told.seams)
+        return sorted(1000 * seam for record in self.streams for seam in record.seams)
 
 
-async def read_stream(http: aiohttp.ClientSession, url: str, told: Told, body: dict[str, Any]) -> None:
+async def read_stream(
+    http: aiohttp.ClientSession, url: str, record: StreamRecord, body: dict[str, Any]
+) -> None:
     """One stream, to its end or to whatever ends it."""
     loop = asyncio.get_running_loop()
     try:
-        async with http.post(url + told.path, json=body, headers={"X-Request-Id": told.id}) as response:
+        async with http.post(url + record.path, json=body, headers={"X-Request-Id": record.id}) as response:
             if response.status != 200:
-                told.errors.append(f"{response.status}: {(await response.text())[:200]}")
+                record.errors.append(f"{response.status}: {(await response.text())[:200]}")
                 return
             async for line in response.content:
                 if line.startswith(b"data: "):
-                    told.event(line[6:].strip(), loop.time())
+                    record.event(line[6:].strip(), loop.time())
     except aiohttp.ClientError as error:
-        told.errors.append(f"{type(error).__name__}: {error}")
+        record.errors.append(f"{type(error).__name__}: {error}")
 
 
 async def run(plan: Plan) -> Report:
@@ -206,14 +208,17 @@ async def run(plan: Plan) -> Report:
             undisturbed = {}
             for path in plan.paths:
                 for number in range(PROMPTS):
-                    undisturbed[path, number] = Told("", path, number, loop.time())
+                    undisturbed[path, number] = StreamRecord("", path, number, loop.time())
             first = fleet.engines[0]
             await asyncio.gather(
-                *(read_stream(http, first.url, told, plan.body(*key)) for key, told in undisturbed.items())
+                *(
+                    read_stream(http, first.url, record, plan.body(*key))
+                    for key, record in undisturbed.items()
+                )
             )
-            for told in undisturbed.values():
-                assert told.done == 1, told
-                assert not told.errors, told
+            for record in undisturbed.values():
+                assert record.done == 1, record
+                assert not record.errors, record
             await balancer.push(
                 [engine.json for engine in fleet.engines],
                 pushing={"mode": "blind"},
@@ -232,12 +237,12 @@ async def run(plan: Plan) -> Report:
                 turn = number
                 while not stop.is_set():
                     path = plan.paths[turn % len(plan.paths)]
-                    told = Told(f"s{number}-{turn}", path, turn // 2 % PROMPTS, loop.time())
+                    record = StreamRecord(f"s{number}-{turn}", path, turn // 2 % PROMPTS, loop.time())
                     await read_stream(
-                        http, f"http://127.0.0.1:{balancer.port}", told, plan.body(path, told.number)
+                        http, f"http://127.0.0.1:{balancer.port}", record, plan.body(path, record.number)
                     )
-                    await _find_seams(balancer, told)
-                    report.streams.append(told)
+                    await _find_seams(balancer, record)
+                    report.streams.append(record)
                     turn += plan.streams
 
             clients = [asyncio.ensure_future(client(number)) for number in range(plan.streams)]
@@ -249,13 +254,13 @@ async def run(plan: Plan) -> Report:
             await until(balancer.at_rest, "something is still in flight or held")
             report.continued = int((await balancer.counters())["continuations_total"])
             report.broken += balancer.complaints()
-    for told in report.streams:
-        problems = told.problems(
-            undisturbed[told.path, told.number],
+    for record in report.streams:
+        problems = record.problems(
+            undisturbed[record.path, record.number],
             one_creation=plan.kind != LLAMA,
             usage_is_last=plan.kind in _COUNT_LAST or plan.mode == "text",  # which asks for no counts
         )
-        report.broken += [f"{told.id} {told.path}: {why}" for why in problems]
+        report.broken += [f"{record.id} {record.path}: {why}" for why in problems]
     if not report.continued:
         report.broken.append("no stream was hit")
     return report
@@ -294,24 +299,24 @@ async def _kills(plan: Plan, fleet: Fleet, balancer: Balancer, rng: random.Rando
         await fleet.up(engine)
 
 
-async def _find_seams(balancer: Balancer, told: Told) -> None:
+async def _find_seams(balancer: Balancer, record: StreamRecord) -> None:
     """When the agent lost this stream's target, and how long the client waited then."""
     with suppress(AssertionError):  # the agent remembers the last thousand requests
-        steps = (await balancer.ask(f"/-/explain/{told.id}"))["steps"]
-        gaps = [later - earlier for earlier, later in zip(told.at, told.at[1:], strict=False)]
+        steps = (await balancer.ask(f"/-/explain/{record.id}"))["steps"]
+        gaps = [later - earlier for earlier, later in zip(record.at, record.at[1:], strict=False)]
         for step in steps:
-            cut_at = told.asked_at + step["after_s"]
-            after = next((at for at, instant in enumerate(told.at) if instant >= cut_at), 0)
+            cut_at = record.asked_at + step["after_s"]
+            after = next((at for at, instant in enumerate(record.at) if instant >= cut_at), 0)
             if step["event"] == "broke" and after:
-                told.seams.append(told.at[after] - told.at[after - 1] - statistics.median(gaps))
+                record.seams.append(record.at[after] - record.at[after - 1] - statistics.median(gaps))
 
 
 def tell(plan: Plan, report: Report) -> None:
     for path in plan.paths:
-        mine = [told for told in report.streams if told.path == path]
-        seams = sorted(1000 * seam for told in mine for seam in told.seams)
-        whole = sum(told.done == 1 and not told.errors for told in mine)
-        hit = sum(bool(told.seams) for told in mine)
+        mine = [record for record in report.streams if record.path == path]
+        seams = sorted(1000 * seam for record in mine for seam in record.seams)
+        whole = sum(record.done == 1 and not record.errors for record in mine)
+        hit = sum(bool(record.seams) for record in mine)
         p50, p99 = (seams[len(seams) // 2], seams[int(len(seams) * 0.99)]) if seams else (0.0, 0.0)
         print(
             f"{plan.kind:13}{plan.mode:6}{path.removeprefix('/v1/'):18}{len(mine):8}{whole:8}{hit:8}{len(seams):8}"

@@ -56,7 +56,7 @@ class Toy:
             writer.transport.abort()
 
     async def end(self) -> None:
-        """Stop, and wait until nobody is served any longer."""
+        """Stop, and wait until no request is served any longer."""
         await self.stop()
         self.thaw()
         while self._writers:  # noqa: ASYNC110 (each sees its connection closed at its next step)
@@ -80,10 +80,10 @@ class Toy:
                 case = self._cases.get(request_id)
                 if not self._thawed.is_set():
                     if case is not None:
-                        case.begun += 1
+                        case.started += 1
                         case.fails(False)
                     await self._thawed.wait()
-                    return  # whoever asked has given up by now
+                    return  # the client has given up by now
                 if case is None:
                     found = path == "/health"
                     writer.write(_whole(b"ok" if found else b"", "200 OK" if found else "404 Not Found"))
@@ -145,7 +145,7 @@ class _Attempt:
             writer.write(_whole(b'{"error": {}}', "503 Service Unavailable"))
         elif fault is Fault.EMPTY:
             case.fails(False)
-            writer.write(_whole(b"") if case.begun % 2 else _SSE + b"0\r\n\r\n")
+            writer.write(_whole(b"") if case.started % 2 else _SSE + b"0\r\n\r\n")
         elif fault is Fault.GARBAGE:
             case.fails(False)
             writer.write(_NO_HTTP)
@@ -216,7 +216,9 @@ class _Attempt:
         if given != case.prompt + "".join(word(case.id, number) for number in range(count)):
             case.complaints.append(f"continued from {given[-60:]!r}")
         if self._asked["max_tokens"] != case.words - count:
-            case.complaints.append(f"{count} of {case.words} told, and {self._asked['max_tokens']} asked for")
+            case.complaints.append(
+                f"{count} of {case.words} received, and {self._asked['max_tokens']} asked for"
+            )
         return count
 
     def _event(self, number: int) -> bytes:
@@ -228,7 +230,7 @@ class _Attempt:
         return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
 
     async def _work(self) -> None:
-        """One step, unless nobody waits for it any longer: engines stop when their client has left."""
+        """One step, unless the client has left: engines stop then."""
         await asyncio.sleep(self._case.pace_s)
         if not self._thawed.is_set():
             await self._thawed.wait()
@@ -238,7 +240,7 @@ class _Attempt:
 
     async def _until_left(self) -> None:
         """Silence, until the other side has had enough of it."""
-        while not self._writer.transport.is_closing():  # noqa: ASYNC110 (nothing tells it)
+        while not self._writer.transport.is_closing():  # noqa: ASYNC110 (there is no event for it)
             await asyncio.sleep(0.05)
         raise Died
 

@@ -77,10 +77,10 @@ class Traffic:
         timeout = aiohttp.ClientTimeout(total=_GIVE_UP_S)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
-            begun, number = loop.time(), 0
+            began_at, number = loop.time(), 0
             under_way: set[asyncio.Task[None]] = set()
             while not self._stopping.is_set():
-                await asyncio.sleep(max(0.0, begun + number / self._rate_per_s - loop.time()))
+                await asyncio.sleep(max(0.0, began_at + number / self._rate_per_s - loop.time()))
                 task = loop.create_task(self._ask(http, number))
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)

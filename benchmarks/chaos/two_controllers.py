@@ -291,7 +291,7 @@ def run(pair: PairStack, fate: Fate, script: Script, rounds: int, rate: float) -
             def strike(failure: list[BaseException] = failure) -> None:
                 try:
                     fate.strike()
-                except BaseException as error:  # noqa: BLE001 - told by the other thread
+                except BaseException as error:  # noqa: BLE001 - reported by the other thread
                     failure.append(error)
 
             thread = threading.Thread(target=strike)

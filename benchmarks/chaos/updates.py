@@ -6,7 +6,7 @@ Claims:
 * two of four replicas are preempted, one with ten seconds' notice and one without: no unary request fails, and every
   stream ends whole
 * a rolling and a blue-green update: no unary request fails, and every stream ends whole, also the ones whose replica
-  was told to go while they ran, and also if they need longer than the drain timeout
+  was drained while they ran, and also if they need longer than the drain timeout
 * blue-green never mixes: no request that was sent after the first answer of the new version was complete is
   answered by the old one. During a rolling update both answer, which is what rolling means.
 
@@ -103,12 +103,12 @@ def mixed(outcomes: Sequence[Outcome], new: str) -> list[Outcome]:
 
 
 def outlived(finding: Finding, new: str) -> list[Outcome]:
-    """Streams of the old version that ended whole after the new version had begun to answer."""
+    """Streams of the old version that completed after the first response of the new version."""
     switched_at = min((o.ended_at for o in finding.unary if o.model == new), default=float("inf"))
     return [o for o in finding.streams if o.good and o.model != new and o.ended_at > switched_at]
 
 
-def told(what: str, finding: Finding, new: str = "") -> list[str]:
+def report(what: str, finding: Finding, new: str = "") -> list[str]:
     """Print the figures; the claims that do not hold. `new`: the version an update went to."""
     failed = [outcome for outcome in finding.unary if not outcome.good]
     print(f"{what}: unary failed {share(failed, finding.unary)}; {latency(finding.unary)}", flush=True)
@@ -135,13 +135,13 @@ def main() -> int:
     with Stack() as stack:
         stack.up(spec(4, "v1", stream_s, drain_s))
         stack.settled(NAME)
-        broken = told("two of four preempted", preempt_two(stack, rate=rate, stream_s=stream_s))
+        broken = report("two of four preempted", preempt_two(stack, rate=rate, stream_s=stream_s))
         versions = ((UpdateMode.ROLLING, "v2"), (UpdateMode.BLUE_GREEN, "v3"))
         for mode, model in versions:
             finding = update(
                 stack, mode, replicas=4, model=model, rate=rate, stream_s=stream_s, drain_timeout_s=drain_s
             )
-            broken += told(f"{mode.value} update", finding, model)
+            broken += report(f"{mode.value} update", finding, model)
             both = mixed(finding.unary, model) + mixed(finding.streams, model)
             print(f"{mode.value} update: {len(both)} answers of the old version after the first of the new")
             if mode is UpdateMode.BLUE_GREEN and both:
@@ -152,7 +152,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    begun = time.monotonic()
+    began_at = time.monotonic()
     code = main()
-    print(f"took {time.monotonic() - begun:.0f} s")
+    print(f"took {time.monotonic() - began_at:.0f} s")
     sys.exit(code)

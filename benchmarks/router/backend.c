@@ -216,7 +216,7 @@ static size_t append_series(char *to, size_t room, const char *name, const char 
     return (size_t)snprintf(to, room, "vllm:%s{engine=\"0\",%smodel_name=\"mock\"} %.1f\n", name, more, value);
 }
 
-/* The histograms and counters of a vLLM that has just started: nobody reads them, but a router has to skip them. */
+/* The histograms and counters of a vLLM that has just started: no router uses them, but each has to skip them. */
 static const char *histograms(void) {
     static char page[PAGE_BYTES];
     static const char *const names[] = {

@@ -118,7 +118,7 @@ static void note_latency(const Conn *c) {
     seen.latencies_ns[seen.n_latencies++] = monotonic_ns() - c->began_ns;
 }
 
-/* Bytes of a stream against what they must be. The first event tells the port; the others must tell the same. */
+/* Bytes of a stream against what they must be. The first event carries the port; the others must carry the same. */
 static void compare(Conn *c, const char *bytes, size_t n) {
     while (n && !c->wrong) {
         size_t k = c->expected_bytes - c->expected_at;
@@ -138,7 +138,7 @@ static void compare(Conn *c, const char *bytes, size_t n) {
         if (c->event == 0) {
             note_target(c, c->expected + EVENT_PORT_AT);
             c->stream.port = (unsigned)c->port;
-            if (!c->late) seen.begun++;
+            if (!c->late) seen.started++;
             else if (seen.measuring) note_latency(c);
         }
         if (seen.measuring && c->event && c->event <= c->stream.tokens) seen.events++;
@@ -290,7 +290,7 @@ void client_readable(Conn *c) {
         }
         return;
     }
-    if (!c->busy) { /* bytes that nobody asked for */
+    if (!c->busy) { /* bytes that were not requested */
         seen.wrong++;
         hang_up(c);
         return;

@@ -57,7 +57,7 @@ extern struct Seen {
     uint64_t sent, answered, failed, wrong, cut, reconnected; /* from the first request to the last */
     bool measuring;                                           /* within the window, in which these are counted: */
     uint64_t requests, events, reads;
-    int busy, begun; /* connections that wait for an answer; streams that have had an event */
+    int busy, started; /* connections that wait for an answer; streams that have had an event */
     int targets[MAX_TARGETS], n_targets;
     unsigned answers[MAX_GROUPS][MAX_TARGETS];
     uint64_t *latencies_ns; /* of whole responses, or of the first events of late streams */

@@ -2,7 +2,7 @@
  *
  *     load unary   -P PORT -f BODIES -c CONNECTIONS [-r PER_SECOND]    closed loop, or paced by a schedule
  *     load streams -P PORT -f BODIES -c STREAMS -R RAMP_S    long streams, opened one after the other
- *     load idle    -P PORT -f BODIES -c STREAMS -R RAMP_S    streams that have begun and then wait: memory
+ *     load idle    -P PORT -f BODIES -c STREAMS -R RAMP_S    streams that have started and then wait: memory
  *       -F BODIES -l PER_SECOND    beside the streams, new ones by a schedule, each over a connection of its own: the
  *                                  time to their first event
  *       -w WARM_S -d WINDOW_S    what is under way after the window has DRAIN_S to end, and is checked as well
@@ -209,8 +209,8 @@ static Conn *new_conns(int n, bool late) {
 }
 
 static void run(void) {
-    bool idle = !strcmp(given.mode, "idle"), paced = given.streaming || given.rate > 0, begun = false, stopping = false;
-    bool has_late = given.late_rate > 0, waits = idle || has_late; /* until all streams have begun */
+    bool idle = !strcmp(given.mode, "idle"), paced = given.streaming || given.rate > 0, started = false, stopping = false;
+    bool has_late = given.late_rate > 0, waits = idle || has_late; /* until all streams have started */
     Conn *all = new_conns(given.connections, false);
     Schedule schedule = {.requests = &requests, .conns = all, .n_conns = given.connections};
     Schedule late = {.requests = &late_requests, .conns = new_conns(MAX_LATE, true), .n_conns = MAX_LATE};
@@ -226,13 +226,13 @@ static void run(void) {
     uint64_t end_ns = begin_ns + (uint64_t)(given.window_s * 1e9), stop_ns = end_ns + (uint64_t)(DRAIN_S * 1e9);
     for (;;) {
         uint64_t now_ns = monotonic_ns();
-        if (waits && !begun && seen.begun < given.connections) { /* the window begins when all streams have */
+        if (waits && !started && seen.started < given.connections) { /* the window begins when all streams have */
             if (now_ns > stop_ns) fail("not every stream began");
             begin_ns = now_ns + (uint64_t)(given.warm_s * 1e9);
             end_ns = begin_ns + (uint64_t)(given.window_s * 1e9);
         }
-        if (!begun && now_ns >= begin_ns) {
-            begun = seen.measuring = true;
+        if (!started && now_ns >= begin_ns) {
+            started = seen.measuring = true;
             from = usage();
         } else if (seen.measuring && now_ns >= end_ns) {
             to = usage();

@@ -8,11 +8,11 @@ turn before, and the system prompt with every conversation of its tenant. What t
     answer_tokens     median 129 as in Azure's conversation trace of 2023; its tail is assumed
     think_s           56 s at the median, 285 s at the ninetieth percentile: between two turns of the same
                       conversation in Mooncake's synthetic trace (its recorded one: 123 and 474 s)
-    turns             3 on the mean, geometric: assumed (Mooncake's recorded trace shows 1.5 where it can be told,
+    turns             3 on the mean, geometric: assumed (Mooncake's recorded trace shows 1.5 where it is known,
                       which misses all turns outside of its hour)
     tenants           Zipf-distributed: assumed
 
-Conversations start by a Poisson process of `sessions_per_s` for `length_s`; those that have begun are finished.
+Conversations start by a Poisson process of `sessions_per_s` for `length_s`; those that have started are finished.
 """
 
 from __future__ import annotations

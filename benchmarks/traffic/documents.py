@@ -1,7 +1,7 @@
 """Questions about shared documents: long prompts whose common part is long as well, asked by an open loop.
 
 Each question carries the whole text of one document, and documents are asked about by a Zipf distribution: manuals,
-contracts, code, what an assistant has retrieved. A hit saves seconds of prefill, and nobody waits for an answer before
+contracts, code, what an assistant has retrieved. A hit saves seconds of prefill, and no client waits for a response before
 asking the next question. So a fleet that loses its hits has several times the work to do and gets no less of it, which
 is the load under which a router can collapse. What the defaults come from:
 

@@ -34,7 +34,7 @@ IDLE_PROBE_S = 5.0  # as in `lb.engines.load_poller`, which is not pure
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Who serves, and by which rules. Nobody gives up waiting unless `limits` say so."""
+    """The engines and the rules. Clients wait without limit unless `limits` say otherwise."""
 
     policy: str = "least_load"
     profiles: tuple[Profile, ...] = (L4_8B,) * 8
@@ -59,10 +59,10 @@ class Outcome:
     @property
     def digest(self) -> str:
         """Equal only if the same calls went to the same engines at the same instants."""
-        told = blake2b(digest_size=16)
+        digest = blake2b(digest_size=16)
         for one in self.served:
-            told.update(repr(tuple(one)).encode())
-        return told.hexdigest()
+            digest.update(repr(tuple(one)).encode())
+        return digest.hexdigest()
 
 
 class UnbalancedBookings(AssertionError):
@@ -142,7 +142,7 @@ class _World:
 
     def play(self) -> Outcome:
         self._announce_next()
-        if self._setting.pushing.asks:  # nobody else wants to know
+        if self._setting.pushing.asks:  # other modes do not use loads
             for engine in self._engines:
                 self._table.loaded(engine.key, engine.load(), 0.0, 0.0)
                 # Not all at once: the prober spreads its questions over the interval.
@@ -237,8 +237,8 @@ class _World:
         self._table.answered(_booked(flight), now)
         self._let_in(now)
 
-    def _ended(self, told: tuple[_Engine, _Flight], now: float) -> None:
-        engine, flight = told
+    def _ended(self, about: tuple[_Engine, _Flight], now: float) -> None:
+        engine, flight = about
         call = flight.call
         self._table.release(_booked(flight), now, len(call.answer))
         self._served.append(
@@ -272,10 +272,10 @@ class _World:
 
     def _is_asked(self, asked: tuple[_Engine, float], now: float) -> None:
         engine, asked_at = asked
-        self._at(now + self._way_s, self._tells, (engine, asked_at, engine.load()))
+        self._at(now + self._way_s, self._reports, (engine, asked_at, engine.load()))
 
-    def _tells(self, told: tuple[_Engine, float, EngineLoad], now: float) -> None:
-        engine, asked_at, load = told
+    def _reports(self, about: tuple[_Engine, float, EngineLoad], now: float) -> None:
+        engine, asked_at, load = about
         if self._table.loaded(engine.key, load, asked_at, now):
             self._let_in(now)
 
@@ -325,7 +325,7 @@ class _World:
 
 def _table(setting: Setting) -> Table:
     targets = tuple(
-        # Nobody calls these addresses.
+        # These addresses are never called.
         Target(id=f"engine-{index}", url=f"http://127.0.0.1:{index + 1}", region="here", zone="here")
         for index in range(len(setting.profiles))
     )

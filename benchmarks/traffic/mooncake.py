@@ -4,7 +4,7 @@ Equal ids mean equal blocks behind equal prefixes, so what can be shared is know
 made-up bytes for the balancer and made-up tokens for the engine, `shrink` times shorter than it was: an L4's cache
 would hold two of the recorded prompts. The trace's clock moves in steps of three seconds; requests of one step are
 spread over it. It names no conversations: the routing key is the third block, which in nearly all of them belongs to
-one conversation, while the first is common to all requests (so that whoever follows the longest prefix, and nothing
+one conversation, while the first is common to all requests (so that a policy which follows the longest prefix, and nothing
 else, sends everything to one target).
 """
 
@@ -99,7 +99,7 @@ class Mooncake:
             tokens = max(1, min(one.input_length, len(one.hash_ids) * RECORDED_BLOCK_TOKENS) // self._shrink)
             if tokens > self._longest:
                 continue
-            # Negative numbers are the blocks of answers: nobody's prompt holds them.
+            # Negative numbers are the blocks of answers: no prompt holds them.
             answer = (-1 - number,) * max(1, one.output_length // self._shrink)
             call = Call(
                 id=str(number),

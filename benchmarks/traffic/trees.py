@@ -8,7 +8,7 @@ instructions; at 300 tokens of them a cache that never forgets finds 0.893 of al
 0.896 to 0.900).
 
 The thoughts are the steps of the data set's own solutions. Before it proposes them a model may muse for
-`musing_tokens`, which nobody takes up: it is the spread of answer lengths that makes load hard to predict (SkyWalker
+`musing_tokens`, which no child takes up: it is the spread of answer lengths that makes load hard to predict (SkyWalker
 §2.3), and the data set alone has little of it.
 """
 

@@ -56,7 +56,7 @@ class Workload(Protocol):
     name: str
 
     def opening(self) -> Iterator[Arrival]:
-        """The calls that wait for nobody, in order of time. Read as time goes by, so it may be long."""
+        """The calls that depend on no other, in order of time. Read as time goes by, so it may be long."""
         ...
 
     def ended(self, call: Call, now: float) -> Iterable[Arrival]:
@@ -141,7 +141,7 @@ def _page() -> tuple[tuple[int, ...], tuple[int, ...], bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A log-normal quantity, told by its median and its ninetieth percentile, kept between `low` and `high`."""
+    """A log-normal quantity, given by its median and its ninetieth percentile, kept between `low` and `high`."""
 
     median: float
     p90: float
