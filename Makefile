@@ -7,7 +7,7 @@ help:
 	@echo "lint      ruff, mypy, import contracts, diagrams"
 	@echo "format    format the code"
 	@echo "pictures  draw the diagrams of ARCHITECTURE.md again"
-	@echo "docs      build the documentation with mkdocs"
+	@echo "docs      write the reference pages and build the site with mkdocs"
 
 check:
 	.ci/run
@@ -33,6 +33,6 @@ pictures:
 	.venv/bin/python scripts/pictures.py
 
 docs:
-	@test -f mkdocs.yml || { echo "there is no mkdocs.yml; the pages are in docs/" >&2; exit 1; }
 	scripts/venv.sh
-	.venv/bin/python -m mkdocs build --strict
+	.venv/bin/python -m scripts.reference
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict

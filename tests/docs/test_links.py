@@ -48,3 +48,16 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("howto/*.md")), ids=lambda page: page.stem)
 def test_the_index_lists_every_guide(page: Path) -> None:
     assert f"(howto/{page.name})" in (ROOT / "docs" / "index.md").read_text()
+
+
+_PATH = re.compile(
+    r"`((?:tests|lb|skyserve_cli|provisioners|policies|docs|benchmarks|scripts)/[\w./-]+)(?:::(\w+))?`"
+)
+
+
+@pytest.mark.parametrize(("path", "name"), sorted(set(_PATH.findall((ROOT / "CONTRIBUTING.md").read_text()))))
+def test_files_and_tests_that_contributors_are_sent_to_exist(path: str, name: str) -> None:
+    if "NAME" in path or "CLOUD" in path:  # a pattern for a file that is still to be written
+        return
+    assert (ROOT / path).exists()
+    assert not name or f"def {name}(" in (ROOT / path).read_text()

@@ -1,0 +1,1 @@
+"""Generates the pages below docs/reference/ from the code: `python -m scripts.reference`."""

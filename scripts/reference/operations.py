@@ -1,0 +1,139 @@
+"""What each route of the two HTTP APIs does, for their pages and OpenAPI documents.
+
+The tests compare these tables with the routes of the applications, so that no route is missing and none is invented.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Operation(NamedTuple):
+    """One route. `query` and `body` map names to descriptions; `returns` describes the response of status 200."""
+
+    method: str
+    path: str
+    summary: str
+    returns: str
+    query: tuple[tuple[str, str], ...] = ()
+    body: tuple[tuple[str, str], ...] = ()
+    text: bool = False  # the response is not JSON
+
+
+_OFFSET = (
+    ("offset", "position of the first byte; default 0"),
+    ("max", "most bytes of the response"),
+)
+_LOG = "the bytes; header X-Next-Offset has the offset of what follows"
+
+CONTROLLER = (
+    Operation("GET", "/v1/health", "Report whether the controller works.", "version, lease and problems"),
+    Operation(
+        "GET", "/v1/services", "List services with their replicas, costs and notes. Supports If-None-Match.",
+        "{services: [...]}; 304 if nothing has changed",
+        (("all", "also services that are down"), ("ended", "also replicas that have ended")),
+    ),
+    Operation(
+        "PUT", "/v1/services/{name}", "Create a service or give it a new version.", "{name, version}",
+        body=(
+            ("spec", "the service file as JSON"),
+            ("secrets", "values of the secrets that it names; stored encrypted"),
+            ("mode", "null for a new service, rolling or blue_green for an update"),
+        ),
+    ),
+    Operation(
+        "POST", "/v1/services/{name}/down", "Terminate a service.", "{}",
+        body=(("purge", "true: do not wait for running requests"),),
+    ),
+    Operation("POST", "/v1/services/{name}/replicas/{id}/down", "Terminate one replica, which is replaced.", "{}"),
+    Operation(
+        "GET", "/v1/services/{name}/replicas/{id}/access", "Return how to run commands on a replica.",
+        "address, user and a private key; never cached", (("node", "rank of a machine of a replica; default 0"),),
+    ),
+    Operation(
+        "GET", "/v1/services/{name}/history", "Return the replicas and versions of a service over time.",
+        "intervals of replicas, prices and versions",
+        (("since", "UNIX seconds"), ("most", "most replicas, at most 5000")),
+    ),
+    Operation(
+        "POST", "/v1/plan", "Return where a service would run and what it would cost. Launches nothing.",
+        "rows of places and prices, warnings",
+        body=(
+            ("spec", "the service file as JSON"),
+            ("secrets", "values of the secrets that it names"),
+            ("mode", "of an update; null for that of the file"),
+        ),
+    ),
+    Operation(
+        "GET", "/v1/events", "Return the event log.", "{events: [...]}, oldest first",
+        (
+            ("service", "only of this service"),
+            ("after", "only events with a higher number"),
+            ("limit", "most events, at most 10000; default 1000"),
+            ("newest", "the last ones instead of the first"),
+        ),
+    ),
+    Operation("GET", "/v1/logs/controller", "Read the log of the controller.", _LOG, _OFFSET, text=True),
+    Operation(
+        "GET", "/v1/logs/load_balancer/{name}", "Read the log of a service's load balancer.", _LOG, _OFFSET, text=True
+    ),
+    Operation(
+        "GET", "/v1/logs/replica/{name}/{id}", "Read the log of a replica.", _LOG,
+        (*_OFFSET, ("since", "UNIX seconds: from the first line written then, instead of offset")), text=True,
+    ),
+    Operation(
+        "GET", "/v1/logs/replica/{name}/{id}/{node}", "Read the log of one machine of a replica.", _LOG,
+        (*_OFFSET, ("since", "UNIX seconds: from the first line written then, instead of offset")), text=True,
+    ),
+    Operation(
+        "POST", "/v1/tidy", "Remove what services that are down have left behind.", "{removed, waiting, problems}",
+        body=(("services", "names of services"),),
+    ),
+    Operation("GET", "/v1/leaks/{cloud}", "List cloud resources that belong to no service of this home.", "the resources"),
+    Operation(
+        "POST", "/v1/leaks/{cloud}/remove", "Remove one of them.", '{why, passes}; why is "" if it was removed',
+        body=(("kind", "of the resource"), ("id", "of the resource"), ("region", "of the resource")),
+    ),
+    Operation("POST", "/v1/leaks/{cloud}/forget", "Stop tracking a cloud that is no longer enabled.", "{problems}"),
+    Operation("POST", "/v1/stop", "Stop the controller. Services go on serving.", "{pid}"),
+)  # fmt: skip
+
+_TARGET = ("target", "id of a target; without it, the agent itself")
+
+ADMIN = (
+    Operation("GET", "/-/live", "Liveness of the agent.", "{}"),
+    Operation("GET", "/-/ready", "Readiness: 503 while no target is healthy, or the agent drains.", "{}"),
+    Operation("GET", "/-/targets", "Return the table of targets.", "the table"),
+    Operation("PUT", "/-/targets", "Replace the table. Stored before it is in force.", "{revision}"),
+    Operation("GET", "/-/options", "Return the options of the agent.", "the options"),
+    Operation("PATCH", "/-/options", "Change options; those not given stay.", "the options"),
+    Operation(
+        "POST", "/-/drain", "Send no new request to a target, or make the agent not ready.", "{}",
+        (_TARGET, ("deadline_s", "seconds after which running streams are moved")),
+    ),
+    Operation("POST", "/-/undrain", "Undo a drain.", "{}", (_TARGET,)),
+    Operation("GET", "/-/stats", "Return demand and load.", "the numbers", (("window_s", "seconds; default 60"),)),
+    Operation("GET", "/-/metrics", "Expose Prometheus metrics.", "text exposition format", text=True),
+    Operation("GET", "/-/keys", "Return usage and what is left of each API key.", "{keys: [...]}"),
+    Operation(
+        "GET", "/-/explain", "List the latest requests.", "the requests", (("limit", "most requests; default 20"),)
+    ),
+    Operation(
+        "GET", "/-/explain/{request_id}", "Explain the routing of a request, step by step.",
+        "steps with every candidate and cost",
+    ),
+    Operation("GET", "/workers", "List targets, as SGLang's gateway does.", "{workers, total, stats}"),
+    Operation("POST", "/workers", "Add a target.", "202 with the target"),
+    Operation("GET", "/workers/{id}", "Return a target.", "the target"),
+    Operation("PUT", "/workers/{id}", "Replace a target.", "202 with the target"),
+    Operation("PATCH", "/workers/{id}", "Change a target.", "202 with the target"),
+    Operation("DELETE", "/workers/{id}", "Remove a target.", "202 with the target"),
+    Operation(
+        "POST", "/add_worker", "Add a target, as SGLang's router does.", "a sentence", (("url", "of the target"),), text=True
+    ),
+    Operation(
+        "POST", "/remove_worker", "Remove a target, as SGLang's router does.", "a sentence",
+        (("url", "of the target"),), text=True,
+    ),
+    Operation("GET", "/list_workers", "List the URLs of targets.", "{urls: [...]}"),
+)  # fmt: skip

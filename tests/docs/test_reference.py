@@ -1,0 +1,62 @@
+"""The generated pages are up to date, and the tables of routes are complete."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from lb.agent.admin_api import Administered, admin_app
+from scripts.reference.__main__ import FOLDER, pages
+from scripts.reference.operations import ADMIN, CONTROLLER, Operation
+from skyserve_cli.controller.api.http import Api
+from skyserve_cli.controller.api.service import ControllerService
+
+PAGES = pages()
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_a_page_is_up_to_date(name: str) -> None:
+    assert (FOLDER / name).read_text() == PAGES[name], "run python -m scripts.reference"
+
+
+def test_there_are_no_other_pages() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == set(PAGES)
+
+
+def routes(app: object) -> set[tuple[str, str]]:
+    found = set()
+    for route in app.router.routes():  # type: ignore[attr-defined]
+        if route.method != "HEAD":
+            found.add((route.method, route.resource.canonical))
+    return found
+
+
+def listed(operations: tuple[Operation, ...]) -> set[tuple[str, str]]:
+    return {(one.method, one.path) for one in operations}
+
+
+class _Service:
+    changes = None
+
+
+def test_every_route_of_the_controller_is_described() -> None:
+    api = Api(cast("ControllerService", _Service()), "token", Path("log"), lambda: None)
+    assert routes(api.app()) == listed(CONTROLLER)
+
+
+async def test_every_route_of_the_agent_is_described() -> None:
+    assert routes(admin_app(cast("Administered", None), "token")) == listed(ADMIN)
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name.endswith(".json")])
+def test_an_openapi_document_names_every_parameter_of_its_paths(name: str) -> None:
+    document = json.loads(PAGES[name])
+    assert document["openapi"] == "3.1.0"
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            named = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
+            assert all(f"{{{name}}}" in path for name in named)
+            assert len(named) == path.count("{")
