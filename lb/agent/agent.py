@@ -80,6 +80,7 @@ class Agent:
             clock,
             changed=self._let_in,
             anybody_held=lambda: self.proxy.held > 0,
+            region=region,
         )
         self._fast_path = open_fast_path(asyncio.get_running_loop()) if fast_path else None
         self.proxy = Proxy(

@@ -201,6 +201,12 @@ class TargetTable(TargetChoice):
             self._offers.opened(entry)
         return after and not before
 
+    def measured(self, key: Key, rtt_s: float) -> None:
+        """The round trip to a target has been measured."""
+        entry = self._current(key)
+        if entry is not None:
+            entry.view.rtt_s = rtt_s
+
     def listed(self, key: Key, models: ModelList | None) -> bool:
         """A target lists these models (None: it lists none). True if it may take a request now that it could not take."""
         entry = self._current(key)

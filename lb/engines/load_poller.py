@@ -15,6 +15,8 @@ gone through only when the table has been replaced, and when requests begin or c
 That is found out as soon as a target joins (see `lb.engines.kinds.detection`) and again after a while if it is none of
 the engines known, or could not be told.
 
+*Distances.* For a target of another region the shortest poll is its round trip, which costs no message of its own.
+
 An engine that does not answer is not judged: that is the business of `lb.engines.health_checks`. What is known of its load goes
 stale in the table; after half a minute without an answer it is unknown, and what the engine is, is asked anew.
 """
@@ -33,6 +35,7 @@ from urllib.parse import urlsplit
 
 from lb.config.schema import Readiness, Table, Target
 from lb.core.admission import EngineLoad
+from lb.core.distances import Distance
 from lb.core.targets import Key
 from lb.engines.kinds import NO_RESPONSE, Adapter, EngineKind, Fetched, LoadQuery, detection
 
@@ -86,6 +89,10 @@ class Probed(Protocol):
         targets are polled every `every_s`."""
         ...
 
+    def measured(self, key: Key, rtt_s: float) -> None:
+        """The round trip to a target has been measured."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class _Watch:
@@ -102,6 +109,7 @@ class _Watch:
     probe: asyncio.Task[None] | None = None
     interval_s: float = math.inf
     due_at: float = math.inf  # infinite while a probe is under way
+    distance: Distance | None = None  # of a target in another region
 
 
 class LoadPoller:
@@ -117,12 +125,14 @@ class LoadPoller:
         clock: Callable[[], float],
         changed: Callable[[], None],
         anybody_held: Callable[[], bool] = lambda: False,
+        region: str = "",
     ) -> None:
         self._table = table
         self._fetch = fetch
         self._clock = clock
         self._changed = changed
         self._anybody_held = anybody_held
+        self._region = region  # of the agent; without it no distance is measured
         self._watches: dict[Key, _Watch] = {}
         self._seen = 0
         self._reviewed = (-1, False)  # the table, and whether requests are held
@@ -310,6 +320,7 @@ class LoadPoller:
         now = self._clock()
         if load is not None:
             watch.mute_since = None
+            self._measure(watch, now - asked_at, now)
         elif adapter.ask is not None:
             if watch.mute_since is None:
                 watch.mute_since = asked_at
@@ -319,6 +330,15 @@ class LoadPoller:
         every_s = self._stretch * self._table.table.pushing.probe_s
         if self._table.loaded(watch.key, load, asked_at, now, every_s):
             self._changed()
+
+    def _measure(self, watch: _Watch, took_s: float, now: float) -> None:
+        region = watch.target.region
+        if not self._region or not region or region == self._region:
+            return
+        if watch.distance is None:
+            watch.distance = Distance()
+        every_s = watch.interval_s * self._stretch if watch.interval_s < math.inf else 0.0
+        self._table.measured(watch.key, watch.distance.observe(took_s, now, every_s))
 
     async def _get(self, target: Target, ask: LoadQuery) -> Fetched:
         if ask.port is not None:

@@ -1,0 +1,1 @@
+"""Serving from several regions in virtual time: `python -m benchmarks.regions --help`."""

@@ -1,0 +1,335 @@
+"""One agent of the simulated world: production objects, and the messages between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from benchmarks.traffic.workloads import Call
+from lb.config.options import Limits, Pushing
+from lb.config.schema import Table, Target
+from lb.core.admission import EngineLoad
+from lb.core.peers import Peers, QueuePace, RegionReport, local_cost, region_report
+from lb.core.queue import RequestQueue
+from lb.core.scheduler import Scheduler
+from lb.core.targets import Booking, TargetTable
+from policies.regions.registry import make_region_policy
+from policies.routing.base import Choice, RequestView
+
+if TYPE_CHECKING:
+    from benchmarks.regions.world import Engine, World
+
+_DAY_S = 86_400.0
+IDLE_POLL_S = 5.0  # as in `lb.engines.load_poller`, which is not pure
+RECONSIDERED = 8  # held requests that are compared with the peers at each report
+FULL_SLACK_S = 0.25  # a peer keeps a forwarded request that it can start within its reported wait and this
+
+
+class Flight:
+    """A request on its way, over all its attempts; to a scheduler it is a waiter."""
+
+    def __init__(self, call: Call, region: str, now: float) -> None:
+        self.call = call
+        self.region = region  # of the client
+        self.issued_at = now
+        self.attempt = 0
+        self.cached_tokens = 0
+        self.first_at = now
+        self.engine: Engine | None = None
+        self.booking: Booking | None = None
+        self.agent: Agent  # that pushes it to a replica
+        self.origin: Agent  # that it entered
+        self.hop = False
+        # of a waiter
+        self.view = RequestView("", "POST", "/v1/chat/completions")
+        self.tried: tuple[int, ...] = ()
+        self.senior = False
+        self.hold_left_s = _DAY_S
+        self.tenant = ""
+        self.weight = 1.0
+        self.policy: str | None = None
+
+    def enter(self, agent: Agent) -> None:
+        self.agent = self.origin = agent
+        self.hop = self.senior = False
+        self.booking = None
+
+
+class Agent:
+    """The load balancer of a region."""
+
+    def __init__(self, world: World, region: str, agents: Sequence[str]) -> None:
+        self._world = world
+        self.region = region
+        self.down = False
+        rule = world.rule
+        self._pushing = Pushing(mode=rule.push)
+        self._served = (
+            list(world.engines)
+            if rule.all_view
+            else [engine for engine in world.engines if engine.region == region]
+        )
+        self._start_empty(0.0)
+        self._outer = make_region_policy(rule.outer)
+        self._two_layers = rule.outer != "local"
+        self._others = [name for name in agents if name != region]
+        self._peers = Peers(self._others)
+        self._asked_at: dict[str, float] = {}
+
+    def _start_empty(self, now: float) -> None:
+        self._table = TargetTable(self._described(), now)
+        self._queue: RequestQueue[Flight] = RequestQueue()
+        self._scheduler: Scheduler[Flight] = Scheduler(self._table, self._queue)
+        self._pace = QueuePace()
+        self._flights: dict[Flight, None] = {}
+        self._measure_distances()
+
+    def _described(self) -> Table:
+        targets = tuple(
+            Target(id=one.id, url=f"http://127.0.0.1:{one.index + 1}", region=one.region)
+            for one in self._served
+        )
+        limits = Limits(hold_s=_DAY_S, max_held=1_000_000)
+        return Table(
+            "regions", "1", targets, policy=self._world.rule.inner, limits=limits, pushing=self._pushing
+        )
+
+    def _measure_distances(self) -> None:
+        if self._world.rule.distances:
+            for key, _, _ in self._table.probe_list():
+                engine = self._world.engine_by_id[key.id]
+                self._table.measured(key, self._world.rtt_s(self.region, engine.region))
+
+    def start(self) -> None:
+        for place, engine in enumerate(self._world.engines, 1):
+            if engine in self._served and self._pushing.asks:
+                key = self._table.key(engine.id)
+                assert key is not None
+                self._table.loaded(key, _load(engine), 0.0, 0.0)
+            offset_s = self._pushing.probe_s * place / len(self._world.engines)
+            self._world.at(offset_s, self._poll, engine)
+        if self._two_layers:
+            self._world.at(self._world.scenario.report_s, self._report, None)
+
+    def check_balance(self) -> None:
+        problems = self._table.audit()
+        if problems or self._table.in_flight or len(self._queue):
+            raise AssertionError(f"{self.region}: {'; '.join(problems) or 'requests are in flight or held'}")
+
+    # --- requests
+
+    def arrives(self, flight: Flight, now: float) -> None:
+        """A request of a client, or (with `hop`) one that a peer forwarded."""
+        if self.down:
+            self._world.lose(flight, now)
+            return
+        flight.agent = self
+        text = flight.call.prompt.text
+        flight.view = RequestView(
+            id=f"{flight.call.id}#{flight.attempt}",
+            method="POST",
+            path="/v1/chat/completions",
+            body_bytes=len(text),
+            prompt=text,
+            scope=flight.call.scope,
+            session=flight.call.session,
+        )
+        self._flights[flight] = None
+        if not flight.hop and self._leaves(flight, self._table.choose(flight.view, now), now):
+            return
+        choice = self._scheduler.place(flight, now)
+        if choice is not None:
+            self._push(flight, choice, now)
+            return
+        if flight.hop and self._outer.needs_room and not self._starts_soon(flight, now):
+            del self._flights[flight]
+            self._world.at(
+                now + self._world.rtt_s(self.region, flight.origin.region) / 2, flight.origin.returned, flight
+            )
+            return
+        if self._scheduler.hold(flight, now) is None:
+            raise AssertionError("the queue is unbounded here")
+
+    def _leaves(self, flight: Flight, choice: Choice | None, now: float) -> bool:
+        """Forwards the request to a peer if the region policy says so."""
+        if not self._two_layers:
+            return False
+        peers = self._peers.views(flight.view, now, lambda region: self._world.allowed(flight.region, region))
+        if not peers:
+            return False
+        cost = local_cost(choice, flight.view, self._pace.wait_s(len(self._queue), now))
+        decision = self._outer.choose(len(flight.call.prompt.text), cost, peers, _DAY_S)
+        if not decision.region:
+            return False
+        self._forward(flight, decision.region, now)
+        return True
+
+    def _forward(self, flight: Flight, region: str, now: float) -> None:
+        world = self._world
+        self._peers.forwarded(flight.view, region, now)
+        del self._flights[flight]
+        flight.hop = True
+        world.crossed(self.region, region, len(flight.call.prompt.text) + 600)
+        if world.passes(self.region, region, now):
+            world.at(now + world.rtt_s(self.region, region) / 2, world.agents[region].arrives, flight)
+        else:  # the connection attempt fails; the request goes back to the queue
+            world.at(now + 1.0, self.returned, flight)
+
+    def returned(self, flight: Flight, now: float) -> None:
+        """A peer had no room for a request of ours: it waits here, at its old place."""
+        if self.down:
+            self._world.lose(flight, now)
+            return
+        self._peers.refused(flight.view, flight.agent.region)
+        flight.agent, flight.hop, flight.senior = self, False, True
+        self._flights[flight] = None
+        choice = self._scheduler.place(flight, now)
+        if choice is not None:
+            self._push(flight, choice, now)
+        elif self._scheduler.hold(flight, now) is None:
+            raise AssertionError("the queue is unbounded here")
+
+    def _starts_soon(self, flight: Flight, now: float) -> bool:
+        cost = local_cost(
+            self._table.choose(flight.view, now), flight.view, self._pace.wait_s(len(self._queue), now)
+        )
+        return cost.wait_s <= self._reported_wait_s + FULL_SLACK_S
+
+    _reported_wait_s = 0.0
+
+    def _push(self, flight: Flight, choice: Choice, now: float) -> None:
+        engine = self._world.engine_by_id[choice.target_id]
+        flight.booking = self._table.book(flight.view, engine.id, now)
+        self._world.send_to_engine(flight, engine, self, now)
+
+    def _let_in(self, now: float) -> None:
+        if len(self._queue):
+            for flight, choice in self._scheduler.let_in(now):
+                self._pace.left(now)
+                self._push(flight, choice, now)
+
+    def responded(self, about: tuple[Flight, int], now: float) -> None:
+        """The first byte has come from the replica."""
+        flight, attempt = about
+        if flight not in self._flights or attempt != flight.attempt or flight.booking is None:
+            return
+        self._table.answered(flight.booking, now)
+        self._let_in(now)
+
+    def ended(self, about: tuple[Flight, int], now: float) -> None:
+        flight, attempt = about
+        if flight not in self._flights or attempt != flight.attempt or flight.booking is None:
+            return
+        del self._flights[flight]
+        self._table.release(flight.booking, now, len(flight.call.answer))
+        self._let_in(now)
+
+    # --- what it learns
+
+    def _poll(self, engine: Engine, now: float) -> None:
+        if not self._world.under_way:
+            return
+        if engine in self._served and not self.down:
+            asked_at = self._asked_at.get(engine.id, -IDLE_POLL_S)
+            if engine.flights or len(self._queue) or now - asked_at >= IDLE_POLL_S:
+                self._asked_at[engine.id] = now
+                way_s = self._world.rtt_s(self.region, engine.region) / 2
+                self._world.at(now + way_s, self._is_polled, (engine, now, way_s))
+            self._let_in(now)
+        self._world.at(now + self._pushing.probe_s, self._poll, engine)
+
+    def _is_polled(self, about: tuple[Engine, float, float], now: float) -> None:
+        engine, asked_at, way_s = about
+        self._world.at(now + way_s, self._polled, (engine, asked_at, _load(engine)))
+
+    def _polled(self, about: tuple[Engine, float, EngineLoad], now: float) -> None:
+        engine, asked_at, load = about
+        key = self._table.key(engine.id)
+        if key is not None and not self.down and self._table.loaded(key, load, asked_at, now):
+            self._let_in(now)
+
+    # --- reports
+
+    def _report(self, _: None, now: float) -> None:
+        world = self._world
+        if not world.under_way:
+            return
+        if not self.down:
+            report = region_report(
+                self._table, len(self._queue), self._pace.wait_s(len(self._queue), now), now
+            )
+            self._reported_wait_s = report.wait_s
+            for name in self._others:
+                if world.passes(self.region, name, now):
+                    way_s = world.rtt_s(self.region, name) / 2
+                    world.at(now + way_s, world.agents[name].hears, (self.region, report, now))
+            self._reconsider(now)
+        world.at(now + world.scenario.report_s, self._report, None)
+
+    def hears(self, about: tuple[str, RegionReport, float], now: float) -> None:
+        region, report, made_at = about
+        if self.down:
+            return
+        rtt_s = self._world.rtt_s(self.region, region)
+        self._peers.reported(region, report, made_at, rtt_s, self._world.scenario.report_s, now)
+        self._reconsider(now)
+
+    def _reconsider(self, now: float) -> None:
+        """Compares the oldest held requests with the peers again."""
+        if not len(self._queue):
+            return
+        waiting = []
+        for ticket in self._queue.walk():
+            waiting.append(ticket)
+            if len(waiting) == RECONSIDERED:
+                break
+        for ticket in waiting:
+            flight = ticket.item
+            if ticket.waits and not flight.hop:
+                choice = self._table.choose(flight.view, now)
+                if choice is not None and not choice.wait:
+                    continue  # it goes in its turn
+                if self._leaves(flight, choice, now):
+                    self._queue.leave(ticket)
+
+    # --- death
+
+    def dies(self, now: float) -> None:
+        """Everything that is held here or runs through here is lost."""
+        self.down = True
+        lost = list(self._flights)
+        self._start_empty(now)
+        for flight in lost:
+            if flight.agent is self:
+                self._world.abort(flight)
+                flight.origin.agent_lost(flight, now)
+
+    def agent_lost(self, flight: Flight, now: float) -> None:
+        if self.down or flight.agent is self:
+            self._world.lose(flight, now)
+        else:  # the peer that it was forwarded to died: it begins again here
+            flight.attempt += 1
+            flight.enter(self)
+            self._world.at(
+                now + self._world.rtt_s(self.region, flight.agent.region) / 2, self.arrives, flight
+            )
+
+    def returns(self, now: float) -> None:
+        self.down = False
+        self._start_empty(now)
+
+    def adopt(self, engines: Sequence[Engine], now: float) -> None:
+        self._served = [*self._served, *(one for one in engines if one not in self._served)]
+        self._table.apply(self._described(), now)
+        self._measure_distances()
+        self._let_in(now)
+
+    def give_back(self, region: str, now: float) -> None:
+        if not self._world.rule.all_view:
+            self._served = [one for one in self._served if one.region != region]
+            self._table.apply(self._described(), now)
+
+
+def _load(engine: Engine) -> EngineLoad:
+    model = engine.model
+    return EngineLoad(running=model.running, pending=model.waiting, kv_usage=model.kv_usage)

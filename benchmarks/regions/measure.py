@@ -1,0 +1,92 @@
+"""The figures of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.regions.world import Response, Result
+from benchmarks.traffic.measure import quantile
+
+WITHIN_S = 2.0
+_EDGE = 0.1  # of a closed loop, left out at its start and, for throughput, at its end
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Times in seconds at the client, shares between 0 and 1, `kb` and USD per (million) requests.
+
+    `left` is the share of requests that were served outside of their client's region. `gpu_usd` is the price of the time for which
+    engines were busy.
+    """
+
+    requests: int
+    lost: int
+    ttft_p50: float
+    ttft_p90: float
+    ttft_p99: float
+    e2e_p50: float
+    e2e_p90: float
+    tokens_per_s: float
+    hit_rate: float
+    left: float
+    within: float
+    kb: float
+    egress_usd: float
+    gpu_usd: float
+
+
+def measure(
+    result: Result, since_s: float = 0.0, until_s: float = float("inf"), regions: frozenset[str] | None = None
+) -> Figures:
+    """Returns the figures of the requests that arrived in a window, of the clients of some regions or of all."""
+    scenario = result.scenario
+    counted = _counted(result, since_s, until_s, regions)
+    ttft = sorted(one.first_at - one.arrived_at for one in counted)
+    e2e = sorted(one.ended_at - one.arrived_at for one in counted)
+    ends = sorted(result.responses, key=lambda one: one.ended_at)
+    middle = ends[int(len(ends) * _EDGE) : int(len(ends) * (1 - _EDGE))]
+    total = len(result.responses)
+    egress_usd = sum(
+        size * scenario.region(source).egress_usd_per_gb / 1e9
+        for (source, _), size in result.egress_bytes.items()
+    )
+    names = [region.name for region in scenario.regions for _ in range(region.replicas)]
+    gpu_usd = sum(
+        busy_s * scenario.region(name).usd_per_hour / 3600
+        for busy_s, name in zip(result.busy_s, names, strict=True)
+    )
+    return Figures(
+        requests=len(counted),
+        lost=result.lost,
+        ttft_p50=quantile(ttft, 0.5),
+        ttft_p90=quantile(ttft, 0.9),
+        ttft_p99=quantile(ttft, 0.99),
+        e2e_p50=quantile(e2e, 0.5),
+        e2e_p90=quantile(e2e, 0.9),
+        tokens_per_s=sum(one.response_tokens for one in middle) / (middle[-1].ended_at - middle[0].ended_at),
+        hit_rate=sum(one.cached_tokens for one in counted) / sum(one.prompt_tokens for one in counted),
+        left=sum(one.left for one in counted) / len(counted),
+        within=sum(value <= WITHIN_S for value in ttft) / len(ttft),
+        kb=sum(result.egress_bytes.values()) / total / 1e3,
+        egress_usd=1e6 * egress_usd / total,
+        gpu_usd=1e6 * gpu_usd / total,
+    )
+
+
+def _counted(
+    result: Result, since_s: float, until_s: float, regions: frozenset[str] | None
+) -> Sequence[Response]:
+    scenario = result.scenario
+    by_arrival = sorted(result.responses, key=lambda one: one.arrived_at)
+    if scenario.closed_loop:
+        by_arrival = by_arrival[int(len(by_arrival) * _EDGE) :]
+    since_s = max(since_s, scenario.count_from_s)
+    counted = [
+        one
+        for one in by_arrival
+        if since_s <= one.arrived_at < until_s and (regions is None or one.region in regions)
+    ]
+    if not counted:
+        raise ValueError(f"no request arrived between {since_s:g} and {until_s:g} s")
+    return counted

@@ -1,0 +1,279 @@
+"""Clients of several regions. A call carries its region in `scope`'s place of origin: see `Origin`.
+
+    day     conversations whose rate follows the sun: (1 + swing sin), a third of a day apart, 24 hours in `length_s`
+    closed  a fixed number of clients per region who talk without pause, for `length_s`
+    trees   trees of thought (`benchmarks.traffic.trees`) with a number of clients per region
+
+Lengths are those of `benchmarks.traffic.chat` unless a scenario names others. Three of a region's twelve tenants are
+global: their system prompts are the same in all regions.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from typing import Any, Protocol
+
+from benchmarks.traffic.trees import Clients as TreeClients
+from benchmarks.traffic.trees import TreesOfThought, made_up
+from benchmarks.traffic.workloads import (
+    ANSWER_BEGIN,
+    Arrival,
+    Call,
+    Passage,
+    Prose,
+    Spread,
+    exponential,
+    geometric,
+    join,
+    message,
+    spoken,
+)
+
+TENANTS = 12
+GLOBAL_TENANTS = 3
+SYSTEM_TOKENS = 200
+TURNS = 3.0
+LONGEST_TOKENS = 6000
+
+
+class RegionalWorkload(Protocol):
+    """As `benchmarks.traffic.workloads.Workload`, and every call has a region that it enters."""
+
+    def opening(self) -> Iterator[Arrival]: ...
+
+    def ended(self, call: Call, now: float) -> Iterable[Arrival]: ...
+
+    def region_of(self, call: Call) -> str: ...
+
+
+_MESSAGE = Spread(40, 160, 3, 2000)
+_RESPONSE = Spread(129, 400, 2, 1200)
+_THINK = Spread(14, 71, 1, 600)
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """How people talk. Lengths are in tokens; `think_s` None: the next message follows at once."""
+
+    message_tokens: Spread = _MESSAGE
+    answer_tokens: Spread = _RESPONSE
+    think_s: Spread | None = _THINK
+    turns_mean: float = TURNS
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    region: str
+    tenant: str
+    user: str
+    rng: random.Random
+    turns_left: int
+    past: Passage
+    answer: Passage
+    turn: int = 0
+
+
+class Conversations:
+    """What day and closed share: tenants, sessions, turns. What a session says depends on the seed and its number alone.
+
+    `roam` is the chance that a turn enters in the next region after the one of the turn before.
+    """
+
+    def __init__(self, regions: Sequence[str], seed: int, talk: Talk, roam: float = 0.0) -> None:
+        self._regions = list(regions)
+        self._seed = seed
+        self._talk = talk
+        self._roam = roam
+        self._open: dict[str, _Session] = {}
+        self._numbers = 0
+        self._systems: dict[str, list[tuple[str, Passage]]] = {}
+        shared = [(f"global-{n}", self._system(f"global/{n}")) for n in range(GLOBAL_TENANTS)]
+        for region in regions:
+            own = [(f"{region}-{n}", self._system(f"{region}/{n}")) for n in range(TENANTS - GLOBAL_TENANTS)]
+            self._systems[region] = random.Random(f"{seed}/{region}/ranks").sample([*shared, *own], TENANTS)
+        self._weights = [1 / (rank + 1) for rank in range(TENANTS)]
+
+    def region_of(self, call: Call) -> str:
+        return self._open[call.id].region
+
+    def _system(self, name: str) -> Passage:
+        return message("system", Prose(random.Random(f"{self._seed}/{name}")).passage(SYSTEM_TOKENS))
+
+    def _begin(self, region: str) -> Call:
+        number, self._numbers = self._numbers, self._numbers + 1
+        rng = random.Random(f"{self._seed}/{region}/{number}")
+        tenant, system = rng.choices(self._systems[region], self._weights)[0]
+        turns = geometric(rng, self._talk.turns_mean)
+        return self._turn(_Session(region, tenant, f"u{number}", rng, turns, system, Passage(b"", ())))
+
+    def _turn(self, session: _Session) -> Call:
+        prose = Prose(session.rng)
+        said = prose.passage(round(self._talk.message_tokens.draw(session.rng)))
+        session.answer = prose.passage(round(self._talk.answer_tokens.draw(session.rng)))
+        session.past = join((session.past, message("user", said)))
+        session.turns_left -= 1
+        call = Call(
+            id=f"{session.user}.{session.turn}",
+            prompt=join((session.past, ANSWER_BEGIN)),
+            answer=spoken(session.answer),
+            scope=session.tenant,
+            session=session.user,
+        )
+        session.turn += 1
+        self._open[call.id] = session
+        return call
+
+    def _next_turn(self, call: Call, now: float) -> Arrival | None:
+        session = self._open.pop(call.id)
+        session.past = join((session.past, message("assistant", session.answer)))
+        if not session.turns_left or len(session.past.tokens) > LONGEST_TOKENS:
+            return None
+        pause_s = self._talk.think_s.draw(session.rng) if self._talk.think_s else 0.0
+        if self._roam and session.rng.random() < self._roam:
+            place = self._regions.index(session.region)
+            session.region = self._regions[(place + 1) % len(self._regions)]
+        return Arrival(now + pause_s, self._turn(session))
+
+
+class Day(Conversations):
+    """Open loop: `per_replica_s` conversations a second and replica at load 1, over all regions together."""
+
+    def __init__(
+        self,
+        regions: Mapping[str, int],
+        seed: int,
+        *,
+        load: float = 0.85,
+        length_s: float = 600.0,
+        swing: float = 0.8,
+        per_replica_s: float = 0.55,
+        demand_replicas: int = 12,
+        roam: float = 0.0,
+        shares: Mapping[str, float] | None = None,
+        talk: Talk | None = None,
+    ) -> None:
+        super().__init__(list(regions), seed, talk or Talk(), roam)
+        self._length_s = length_s
+        self._swing = swing
+        count = len(regions)
+        self._phase = {region: index / count for index, region in enumerate(regions)}
+        mean = per_replica_s * load * demand_replicas
+        self._mean = {region: mean * (shares[region] if shares else 1 / count) for region in regions}
+
+    def opening(self) -> Iterator[Arrival]:
+        starts = merge(*(self._starts(region) for region in self._mean))
+        for at_s, region in starts:
+            yield Arrival(at_s, self._begin(region))
+
+    def _starts(self, region: str) -> Iterator[tuple[float, str]]:
+        """A Poisson process of changing rate, by thinning one of the highest rate."""
+        rng = random.Random(f"{self._seed}/{region}/starts")
+        highest = self._mean[region] * (1 + self._swing)
+        now = 0.0
+        while True:
+            now += exponential(rng, 1 / highest)
+            if now >= self._length_s:
+                return
+            angle = 2 * math.pi * (now / self._length_s - self._phase[region])
+            if rng.random() * (1 + self._swing) < 1 + self._swing * math.sin(angle):
+                yield now, region
+
+    def ended(self, call: Call, now: float) -> Iterable[Arrival]:
+        following = self._next_turn(call, now)
+        return () if following is None else (following,)
+
+
+class Closed(Conversations):
+    """Closed loop: a client starts its next conversation when the last one has ended."""
+
+    def __init__(
+        self,
+        regions: Mapping[str, int],
+        seed: int,
+        *,
+        clients: Mapping[str, int],
+        length_s: float = 300.0,
+        talk: Talk | None = None,
+    ) -> None:
+        pause_free = Talk(Spread(80, 400, 3, 2000), Spread(250, 700, 2, 1200), None, 4.0)
+        super().__init__(list(regions), seed, talk or pause_free)
+        self._clients = clients
+        self._length_s = length_s
+
+    def opening(self) -> Iterator[Arrival]:
+        rng = random.Random(f"{self._seed}/starts")
+        starts = sorted((rng.random() * 5, region) for region, n in self._clients.items() for _ in range(n))
+        for at_s, region in starts:
+            yield Arrival(at_s, self._begin(region))
+
+    def ended(self, call: Call, now: float) -> Iterable[Arrival]:
+        region = self._open[call.id].region
+        following = self._next_turn(call, now)
+        if following is not None:
+            return (following,)
+        return (Arrival(now, self._begin(region)),) if now < self._length_s else ()
+
+
+class Trees:
+    """Trees of thought of several regions, over the same instructions."""
+
+    def __init__(
+        self,
+        regions: Mapping[str, int],
+        seed: int,
+        *,
+        clients: Mapping[str, int],
+        four_branches: Mapping[str, int] | None = None,
+        trees: int = 4,
+        musing_tokens: Spread | None = None,
+    ) -> None:
+        problems = made_up(seed, 400)
+        muse = musing_tokens or Spread(60, 200, 1, 256)
+        self._by_region = {}
+        for index, region in enumerate(regions):
+            groups = [
+                TreeClients(clients.get(region, 0), 2, trees),
+                TreeClients((four_branches or {}).get(region, 0), 4, trees),
+            ]
+            # Every region has problems of its own; the shared instructions are drawn by the first seed.
+            part = problems[index * 100 : (index + 1) * 100] or problems
+            self._by_region[region] = TreesOfThought(part, groups, seed, musing_tokens=muse)
+        self._region_of: dict[str, str] = {}
+
+    def opening(self) -> Iterator[Arrival]:
+        streams = [self._named(region, workload) for region, workload in self._by_region.items()]
+        for _, arrival in merge(*streams, key=lambda pair: pair[0]):
+            yield arrival
+
+    def ended(self, call: Call, now: float) -> Iterable[Arrival]:
+        region = self._region_of.pop(call.id)
+        original = Call(call.id.partition("/")[2], call.prompt, call.answer, call.scope, call.session)
+        return [
+            Arrival(one.at_s, self._enter(region, one.call))
+            for one in self._by_region[region].ended(original, now)
+        ]
+
+    def region_of(self, call: Call) -> str:
+        return self._region_of[call.id]
+
+    def _named(self, region: str, workload: TreesOfThought) -> Iterator[tuple[float, Arrival]]:
+        for one in workload.opening():
+            yield one.at_s, Arrival(one.at_s, self._enter(region, one.call))
+
+    def _enter(self, region: str, call: Call) -> Call:
+        name = f"{region}/{call.id}"
+        self._region_of[name] = region
+        return Call(name, call.prompt, call.answer, call.scope, f"{region}/{call.session}")
+
+
+def make(kind: str, regions: Mapping[str, int], seed: int, options: Mapping[str, Any]) -> RegionalWorkload:
+    """Returns the workload of that kind. Raises ValueError for an unknown kind, TypeError for an unknown option."""
+    kinds: Mapping[str, Any] = {"day": Day, "closed": Closed, "trees": Trees}
+    if kind not in kinds:
+        raise ValueError(f"clients.kind: unknown workload {kind!r}; known: {', '.join(kinds)}")
+    made: RegionalWorkload = kinds[kind](regions, seed, **options)
+    return made

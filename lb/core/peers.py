@@ -1,0 +1,210 @@
+"""What an agent knows of the agents of other regions: reports, distances, forwarded requests. Pure.
+
+*Reports.* A peer reports its room a few times a second (`RegionReport`). What has been forwarded since counts on top: the
+wait it adds, and the credit it uses up. Credit is `CREDIT_PER_ROOM` requests for each that the peer has room for, shared
+between the regions that may forward to it, at least one: without it every agent would send to the same free replica
+until the next report.
+
+*Staleness.* A peer is fresh for `FRESH_REPORTS` intervals and a round trip. A stale one gets no new request; nothing else
+changes, neither here nor for requests that are under way there.
+
+*Prefixes.* The prompts forwarded to a peer are kept in a radix tree whose holders are regions: what a region was sent it
+has probably cached. This needs no message (SkyWalker section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from math import ceil
+from typing import NamedTuple
+
+from lb.core.targets import TargetTable
+from policies.regions.base import LocalCost, PeerView
+from policies.routing.base import Choice, RequestView, Turns
+from policies.routing.gorgo import DEFAULT_S_PER_BYTE
+from policies.routing.prefix_policy import MAX_PROMPT_BYTES, MIN_MATCH_BYTES
+from policies.routing.radix_tree import NO_MATCH, RadixTree
+from policies.routing.work import prompt_bytes
+
+CREDIT_PER_ROOM = 1.5
+FRESH_REPORTS = 3.0
+MAX_TREE_BYTES = 2**24
+FIRST_DEPARTURE_S = 0.1  # assumed of each request in a queue that nothing has left yet
+SLOWEST_PER_S = 0.2
+
+
+class RegionReport(NamedTuple):
+    """What an agent reports of its region: `available` replicas take a request now, `room` requests in all, `queued` wait.
+
+    A request without a cached prefix waits `wait_s`, then its prefill takes `s_per_byte` a byte; its response is later by
+    `decode_s`.
+    """
+
+    available: int
+    room: int
+    queued: int
+    wait_s: float
+    s_per_byte: float
+    decode_s: float
+    draining: bool = False
+
+
+class _Peer:
+    __slots__ = ("credit", "every_s", "heard_at", "report", "rtt_s", "sent", "sent_s")
+
+    def __init__(self) -> None:
+        self.report: RegionReport | None = None
+        self.heard_at = self.every_s = self.rtt_s = 0.0
+        self.credit = 0
+        self.sent: dict[
+            str, float
+        ] = {}  # when each request was forwarded that its last report did not know of
+        self.sent_s: dict[str, float] = {}  # seconds of prefill of each
+
+
+class Peers:
+    """The peers of one agent. `now` never runs backwards."""
+
+    def __init__(self, regions: Iterable[str], max_tree_bytes: int = MAX_TREE_BYTES) -> None:
+        self._peers = {region: _Peer() for region in sorted(regions)}
+        self._tree = RadixTree(max_tree_bytes)
+        self._turns = Turns()
+
+    def reported(
+        self, region: str, report: RegionReport, made_at: float, rtt_s: float, every_s: float, now: float
+    ) -> None:
+        """A report has come that was made at `made_at` (on this agent's clock), the next one in `every_s`."""
+        peer = self._peers[region]
+        peer.report, peer.heard_at, peer.rtt_s, peer.every_s = report, now, rtt_s, every_s
+        peer.credit = max(1, ceil(CREDIT_PER_ROOM * report.room / max(1, len(self._peers))))
+        # A request that was sent half a round trip before the report was made had arrived by then.
+        known = [name for name, at in peer.sent.items() if at + rtt_s / 2 <= made_at]
+        for name in known:
+            self._settle(peer, name)
+
+    def views(
+        self, request: RequestView, now: float, allowed: Callable[[str], bool] = lambda region: True
+    ) -> list[PeerView]:
+        """Returns the peers that the request may be forwarded to: fresh, not draining, allowed."""
+        prompt = request.prompt
+        match = self._tree.match(request.scope, prompt[:MAX_PROMPT_BYTES]) if prompt else NO_MATCH
+        found = []
+        for region, peer in self._peers.items():
+            report = peer.report
+            if report is None or report.draining or not allowed(region):
+                continue
+            if now > peer.heard_at + FRESH_REPORTS * peer.every_s + peer.rtt_s:
+                continue
+            matched = match.get(region, 0)
+            found.append(
+                PeerView(
+                    region,
+                    peer.rtt_s,
+                    report.available,
+                    report.queued,
+                    report.wait_s,
+                    report.s_per_byte,
+                    report.decode_s,
+                    matched if matched >= MIN_MATCH_BYTES else 0,
+                    len(peer.sent),
+                    sum(peer.sent_s.values()) / max(1, report.available),
+                    peer.credit,
+                    self._turns.last(region),
+                )
+            )
+        return found
+
+    def forwarded(self, request: RequestView, region: str, now: float) -> None:
+        """The request is on its way to the agent of `region`."""
+        peer = self._peers[region]
+        size, matched = prompt_bytes(request), 0
+        if request.prompt:
+            prompt = request.prompt[:MAX_PROMPT_BYTES]
+            matched = self._tree.match(request.scope, prompt).get(region, 0)
+            self._tree.insert(request.scope, prompt, region)
+        peer.sent[request.id] = now
+        peer.sent_s[request.id] = (size - matched) * (peer.report.s_per_byte if peer.report else 0.0)
+        self._turns.use(region)
+
+    def refused(self, request: RequestView, region: str) -> None:
+        """The peer had no room after all: nothing more is sent there before its next report."""
+        peer = self._peers[region]
+        self._settle(peer, request.id)
+        peer.credit = 0
+
+    def forget(self, region: str) -> None:
+        """The agent of `region` has lost its replicas' caches or is gone."""
+        self._tree.forget(region)
+        self._peers[region] = _Peer()
+
+    @staticmethod
+    def _settle(peer: _Peer, request_id: str) -> None:
+        peer.sent.pop(request_id, None)
+        peer.sent_s.pop(request_id, None)
+
+
+_SAMPLE_BYTES = 4096
+_SAMPLE = RequestView(
+    "", "POST", "/v1/chat/completions", body_bytes=_SAMPLE_BYTES
+)  # a prompt that no replica has
+
+
+def local_cost(choice: Choice | None, request: RequestView, queued_s: float) -> LocalCost:
+    """Returns what the request costs here, from the routing policy's choice; `queued_s` is how long a new request waits in the
+    queue as a whole.
+
+    A policy that works in seconds (`gorgo`) explains its choice in them. For others the prefill is estimated at the default
+    pace, and a running request delays by what one prompt token costs for each of its own (see `policies.routing.gorgo`).
+    """
+    if choice is None:
+        return LocalCost(False, 0.0, queued_s, prompt_bytes(request) * DEFAULT_S_PER_BYTE, 0.0)
+    row = next(row for row in choice.scored if row[0] == choice.target_id)
+    terms: dict[str, float] = dict(zip(choice.terms, (float(value) for value in row[2:]), strict=True))
+    if "prefill_s" in terms:
+        return LocalCost(
+            not choice.wait,
+            terms.get("rtt_s", 0.0),
+            terms.get("wait_s", 0.0) + terms.get("trouble_s", 0.0),
+            terms["prefill_s"],
+            terms.get("decode_s", 0.0),
+        )
+    prefill_s = (prompt_bytes(request) - choice.matched_bytes) * DEFAULT_S_PER_BYTE
+    return LocalCost(not choice.wait, 0.0, 0.0, prefill_s, 0.0)
+
+
+def region_report(table: TargetTable, queued: int, queued_s: float, now: float) -> RegionReport:
+    """Returns what this agent reports to its peers, with `queued` requests in its queue, of which a new one waits `queued_s`."""
+    cost = local_cost(table.choose(_SAMPLE, now), _SAMPLE, queued_s)
+    views = [view for view in table.views(now) if table.offered(view.id, now)]
+    available = sum(table.ready(view.id, now) for view in views)
+    return RegionReport(
+        available=available,
+        room=available,
+        queued=queued,
+        wait_s=cost.wait_s,
+        s_per_byte=cost.prefill_s / _SAMPLE_BYTES,
+        decode_s=cost.decode_s,
+    )
+
+
+class QueuePace:
+    """How fast the queue drains, from the last departures."""
+
+    __slots__ = ("_left_at",)
+
+    def __init__(self) -> None:
+        self._left_at: deque[float] = deque(maxlen=64)
+
+    def left(self, now: float) -> None:
+        """A request has left the queue for a replica."""
+        self._left_at.append(now)
+
+    def wait_s(self, queued: int, now: float) -> float:
+        """Returns how long a new request waits behind `queued` others."""
+        if not queued:
+            return 0.0
+        if not self._left_at:
+            return queued * FIRST_DEPARTURE_S
+        rate = len(self._left_at) / max(0.05, now - self._left_at[0])
+        return queued / max(rate, SLOWEST_PER_S)

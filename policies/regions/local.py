@@ -1,0 +1,20 @@
+"""No forwarding: every region serves its own clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from policies.regions.base import Decision, LocalCost, PeerView, stay
+
+
+class Local:
+    """Keeps every request in the region that it entered."""
+
+    name: ClassVar[str] = "local"
+    needs_room: ClassVar[bool] = False
+
+    def choose(
+        self, prompt_bytes: int, local: LocalCost, peers: Sequence[PeerView], left_s: float
+    ) -> Decision:
+        return stay("requests never leave their region")

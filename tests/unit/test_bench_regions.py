@@ -1,0 +1,133 @@
+"""The simulation of several regions: it is deterministic, loses nothing, and shows what distances cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.regions.measure import Figures, measure
+from benchmarks.regions.reference import death, idle, one_way, trees
+from benchmarks.regions.rules import RULES
+from benchmarks.regions.scenario import RTT_MS, Clients, Scenario, ScenarioError, load, three
+from benchmarks.regions.world import Result, World
+
+SHORT_S = 45.0
+
+
+def play(scenario: Scenario, rule: str, seed: int = 1) -> Result:
+    return World(scenario, RULES[rule], seed).play()
+
+
+def figures(scenario: Scenario, rule: str) -> Figures:
+    return measure(play(scenario, rule))
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_every_request_is_served_once(rule: str) -> None:
+    result = play(idle(20.0), rule)
+    names = [one.call_id for one in result.responses]
+    assert len(names) == len(set(names)) > 50
+    assert result.lost == 0
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    assert play(idle(20.0), "one_cost").digest == play(idle(20.0), "one_cost").digest
+    assert play(idle(20.0), "one_cost").digest != play(idle(20.0), "one_cost", seed=2).digest
+
+
+def test_without_distances_requests_leave_their_region_for_nothing() -> None:
+    blind, measured, local = (figures(idle(SHORT_S), rule) for rule in ("all_view", "all_view_rtt", "local"))
+    assert blind.left > 0.5
+    assert measured.left < blind.left / 2
+    assert measured.ttft_p50 < 0.85 * blind.ttft_p50
+    assert local.ttft_p50 < 0.65 * blind.ttft_p50
+
+
+def test_an_idle_region_keeps_its_requests() -> None:
+    assert figures(idle(SHORT_S), "one_cost").left < 0.08
+
+
+def flooded(region: str) -> Scenario:
+    """One replica per region, and one region with more than a replica can serve."""
+    shares = {name: 0.9 if name == region else 0.05 for name in ("us", "eu", "asia")}
+    clients = Clients("day", {"load": 1.2, "length_s": 20.0, "shares": shares, "swing": 0.0})
+    return Scenario("flooded", three(1), RTT_MS, clients)
+
+
+def test_a_region_that_overflows_is_helped() -> None:
+    alone, helped = figures(flooded("us"), "local"), figures(flooded("us"), "one_cost")
+    assert helped.left > 0.1
+    assert helped.ttft_p90 < 0.8 * alone.ttft_p90
+
+
+@pytest.mark.parametrize("rule", ["one_cost", "skywalker", "gorgo"])
+def test_no_byte_of_a_pinned_request_leaves_its_zone(rule: str) -> None:
+    free = play(flooded("eu"), rule)
+    assert any(one.engine_region != "eu" for one in free.responses if one.region == "eu")
+    result = play(replace(flooded("eu"), stay={"eu": frozenset({"eu"})}), rule)
+    assert all(one.engine_region == "eu" for one in result.responses if one.region == "eu")
+
+
+def test_the_death_of_an_agent_loses_only_what_it_held() -> None:
+    result = play(death(90.0), "one_cost")
+    assert result.lost > 0
+    names = [one.call_id for one in result.responses]
+    assert len(names) == len(set(names))
+    after = [one for one in result.responses if one.region == "us"]
+    assert any(one.engine_region == "eu" for one in after)
+
+
+def test_a_one_way_partition_only_closes_that_way() -> None:
+    scenario = one_way(SHORT_S)
+    (cut,) = scenario.cuts
+    result = play(scenario, "one_cost")
+    names = [one.call_id for one in result.responses]
+    assert len(names) == len(set(names))
+    assert cut.source == "us"
+
+
+def test_trees_enter_in_every_region() -> None:
+    scenario = replace(
+        trees(60.0), clients=Clients("trees", {"clients": {"us": 2, "eu": 1, "asia": 1}, "trees": 1})
+    )
+    result = play(scenario, "one_cost")
+    assert len(result.responses) == 4 * 15
+    assert {one.region for one in result.responses} == {"us", "eu", "asia"}
+
+
+FILE = """
+regions: {here: {replicas: 1}, there: {replicas: 2}}
+rtt_ms: {here-there: 80}
+clients: {kind: day, load: 0.2, length_s: 15, demand_replicas: 3}
+deaths: [{region: here, at_s: 5, until_s: 8}]
+"""
+
+
+def test_a_scenario_is_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(FILE)
+    scenario = load(path)
+    assert scenario.name == "two"
+    assert {one.region for one in play(scenario, "one_cost").responses} == {"here", "there"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("rtt_ms: {here-there: 80}", "rtt_ms: {}"), "rtt_ms.here-there is missing"),
+        (("here-there: 80", "here-moon: 80"), "rtt_ms.here-moon"),
+        (("deaths:", "dead:"), "unknown key 'dead'"),
+        (("clients: {kind: day, ", "clients: {"), "'kind' is missing"),
+        (("replicas: 1", "count: 1"), "count"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_sentence(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    path = tmp_path / "wrong.yaml"
+    assert change[0] in FILE
+    path.write_text(FILE.replace(*change))
+    with pytest.raises(ScenarioError, match=message):
+        load(path)

@@ -1,0 +1,110 @@
+"""Region policies as truth tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.regions.base import LocalCost, PeerView
+from policies.regions.one_cost import OneCost
+from policies.regions.registry import REGION_POLICIES, UnknownRegionPolicyError, make_region_policy
+
+FREE = LocalCost(True, 0.001, 0.0, 0.1, 0.0)
+FULL = LocalCost(False, 0.001, 2.0, 0.1, 0.0)
+EU = PeerView("eu", 0.09, 2, 0, 0.0, 25e-6, 0.0, credit=4)
+ASIA = PeerView("asia", 0.15, 2, 0, 0.0, 25e-6, 0.0, credit=4)
+BYTES = 4000  # 0.1 s of prefill
+
+
+def chosen(policy: str, local: LocalCost, *peers: PeerView, left_s: float = 60.0) -> str:
+    return make_region_policy(policy).choose(BYTES, local, peers, left_s).region
+
+
+@pytest.mark.parametrize("policy", sorted(REGION_POLICIES))
+def test_without_peers_a_request_stays(policy: str) -> None:
+    assert chosen(policy, FULL) == ""
+
+
+@pytest.mark.parametrize("policy", sorted(REGION_POLICIES))
+def test_a_request_that_is_served_at_once_stays(policy: str) -> None:
+    assert chosen(policy, FREE, EU, ASIA) == ""
+
+
+@pytest.mark.parametrize(
+    ("policy", "region"), [("local", ""), ("skywalker", "eu"), ("gorgo", "eu"), ("one_cost", "eu")]
+)
+def test_a_full_region_forwards_to_the_nearest_free_one(policy: str, region: str) -> None:
+    assert chosen(policy, FULL, ASIA._replace(last_turn=1), EU) == region
+
+
+@pytest.mark.parametrize("policy", ["skywalker", "gorgo", "one_cost"])
+def test_a_prefix_outweighs_distance(policy: str) -> None:
+    long = 40_000  # 1 s of prefill
+    peers = (EU, ASIA._replace(matched_bytes=40_000))
+    local = FULL._replace(prefill_s=1.0)
+    assert make_region_policy(policy).choose(long, local, peers, 60.0).region == "asia"
+
+
+@pytest.mark.parametrize("policy", ["skywalker", "gorgo", "one_cost"])
+def test_a_peer_without_an_available_replica_gets_nothing(policy: str) -> None:
+    assert chosen(policy, FULL, EU._replace(available=0)) == ""
+
+
+def test_skywalker_leaves_out_peers_with_a_long_queue() -> None:
+    assert chosen("skywalker", FULL, EU._replace(queued=10)) == "eu"
+    assert chosen("skywalker", FULL, EU._replace(queued=11)) == ""
+
+
+class TestOneCost:
+    @pytest.mark.parametrize(
+        ("wait_s", "region"),
+        [
+            pytest.param(0.15, "", id="a gain below the margin is none"),
+            pytest.param(0.18, "", id="a gain of 91 ms is below 100 ms"),
+            pytest.param(0.20, "eu", id="a gain of 111 ms is above it"),
+        ],
+    )
+    def test_it_leaves_for_a_gain_above_the_margin(self, wait_s: float, region: str) -> None:
+        assert chosen("one_cost", FULL._replace(wait_s=wait_s), EU) == region
+
+    def test_the_margin_grows_with_the_cost_here(self) -> None:
+        local = FULL._replace(wait_s=10.0)
+        far = EU._replace(rtt_s=0.15)
+        assert chosen("one_cost", local, far._replace(wait_s=7.5)) == "eu"
+        assert chosen("one_cost", local, far._replace(wait_s=8.0)) == ""
+
+    def test_it_may_leave_although_a_replica_here_is_free(self) -> None:
+        cold = FREE._replace(prefill_s=1.0)
+        assert chosen("one_cost", cold, EU._replace(matched_bytes=BYTES)) == "eu"
+
+    def test_what_was_forwarded_since_the_report_counts_as_wait(self) -> None:
+        local = FULL._replace(wait_s=0.3)
+        assert chosen("one_cost", local, EU) == "eu"
+        assert chosen("one_cost", local, EU._replace(forwarded=1, forwarded_s=0.2)) == ""
+
+    def test_a_peer_gets_no_more_than_its_credit(self) -> None:
+        assert chosen("one_cost", FULL, EU._replace(forwarded=3)) == "eu"
+        assert chosen("one_cost", FULL, EU._replace(forwarded=4)) == ""
+
+    def test_it_does_not_leave_for_a_response_that_comes_too_late(self) -> None:
+        assert chosen("one_cost", FULL, EU, left_s=0.15) == ""
+
+    def test_a_fourth_of_the_decode_delay_counts(self) -> None:
+        assert chosen("one_cost", FULL._replace(wait_s=0.0, decode_s=1.0), EU) == "eu"
+        assert chosen("one_cost", FULL._replace(wait_s=0.0, decode_s=0.6), EU) == ""
+
+    def test_the_decision_explains_every_term(self) -> None:
+        decision = OneCost().choose(BYTES, FULL, (EU, ASIA), 60.0)
+        assert decision.terms == ("network_s", "wait_s", "prefill_s", "decode_s")
+        for row in decision.scored:
+            assert row[1] == pytest.approx(sum(float(value) for value in row[2:]))
+        assert [row[0] for row in decision.scored] == ["", "eu", "asia"]
+
+
+def test_gorgo_compares_the_round_trip_with_the_queue_here() -> None:
+    assert chosen("gorgo", FULL._replace(wait_s=0.05), EU) == ""
+    assert chosen("gorgo", FULL._replace(wait_s=0.2), EU) == "eu"
+
+
+def test_an_unknown_policy_is_named() -> None:
+    with pytest.raises(UnknownRegionPolicyError, match="'nearest'; known: gorgo, local, one_cost, skywalker"):
+        make_region_policy("nearest")
