@@ -1,7 +1,7 @@
 """The data plane: one load balancer agent per region, between the users of a service and its replicas.
 
 The law of this floor: it stands on `policies` alone and runs alone (`python -m lb ...`), on hosts that have
-nothing else of this project. It asks nobody: knowledge about targets is pushed to it (`control`), what it
+nothing else of this project. It polls no controller: knowledge about targets is pushed to it (`control`), what it
 learns itself it acts on at once, and when its controller is gone it goes on with its last table.
 
 Whatever decides is pure and synchronous, takes `now` (seconds, any monotonic clock) as an argument and imports no

@@ -178,7 +178,7 @@ def _options(given: argparse.Namespace) -> ServerOptions:
 
 def _limits_file(given: argparse.Namespace) -> Path | None:
     """The file that all agents have in common which serve one port, at once or one after the other; None if no other
-    agent can be told from the arguments."""
+    agent can be recognized by its arguments."""
     if given.limits_file is not None:
         return Path(given.limits_file)
     if given.reuse_port and given.port:
@@ -232,7 +232,7 @@ def _cors(origins: Sequence[str]) -> Cors:
 
 
 def _stored_table(given: argparse.Namespace) -> Table | None:
-    """The last table, unless it is unusable: then a warning, for an agent that does not start helps nobody."""
+    """The last table, unless it is unusable: then a warning, since an agent that does not start helps no one."""
     if given.table_file is None:
         return None
     try:

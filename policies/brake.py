@@ -54,7 +54,7 @@ class Evidence:
 
     It has watched since `watching_since` without a gap. `failed` has the replicas whose last valid probe failed (None:
     probes are not recorded, and events count as they come). `heard` are the replicas from which a load balancer has
-    lately received anything. `online` tells whether anything beyond this machine has lately responded; None if there is
+    lately received anything. `online`: whether anything beyond this machine has lately responded; None if there is
     nothing that could.
     """
 

@@ -87,7 +87,7 @@ TRANSITIONS: dict[ReplicaState, dict[Kind, ReplicaState]] = {
         BootstrapFailed: _S.TERMINATING,
         RunExited: _S.TERMINATING,
         GaveUp: _S.TERMINATING,
-        PreemptionNotice: _S.TERMINATING,  # nobody depends on it yet, and it is doomed
+        PreemptionNotice: _S.TERMINATING,  # no request depends on it yet, and it will be preempted
         RetireNotice: _S.PROVISIONING,
     },
     _S.STARTING: _ALIVE

@@ -51,7 +51,7 @@ class EndReason(str, Enum):
     REPLACED = "REPLACED"  # by an update
     SERVICE_DOWN = "SERVICE_DOWN"
     USER = "USER"  # `serve down NAME --replica-id N`
-    LOST = "LOST"  # the cloud no longer knows an instance that nobody preempted
+    LOST = "LOST"  # the cloud no longer knows an instance that was not preempted
 
 
 class FailureKind(str, Enum):
@@ -113,7 +113,7 @@ class Offer:
     interest once a replica has the offer, and is not stored.
 
     `choice` is the index of the alternative under `resources` that the offer belongs to. It is stored with the replica,
-    because image, disk and labels are the alternative's, and no field of the offer tells equal machines of two
+    because image, disk and labels are the alternative's, and no field of the offer distinguishes equal machines of two
     alternatives apart. Policies do not read it.
 
     `places` is how many replicas the user's own hosts of this zone, or what is reserved there, can hold when they are idle;
@@ -214,7 +214,7 @@ class BootstrapFailed:
 
 @dataclass(frozen=True, slots=True)
 class RunExited:
-    """The `run` command ended although nobody asked it to; the instance may still be alive."""
+    """The `run` command ended without a request to stop; the instance may still be alive."""
 
     replica_id: int
     message: str = ""
@@ -258,7 +258,7 @@ class RetireNotice:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """The instance is gone and we did not ask for it. `lost`: not a spot preemption, nobody knows why."""
+    """The instance is gone and we did not ask for it. `lost`: not a spot preemption, the reason is unknown."""
 
     replica_id: int
     lost: bool = False

@@ -51,7 +51,7 @@ MIXERS = frozenset({"asg", "on_demand"})
 
 
 def policies_for(goal: Goal) -> Policies:
-    """The policies a goal asks for. Policy objects hold no state, so they are made anew whenever needed."""
+    """The policies a goal asks for. Policy objects hold no state, so they are made again whenever needed."""
     return Policies(scaler_for(goal.scaling), PLACERS[goal.placement.placer]())
 
 

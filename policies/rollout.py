@@ -162,7 +162,7 @@ def to_retire(
         return idle + serving
     if goal.update_mode is UpdateMode.BLUE_GREEN:
         return idle
-    # An old replica that is not ready shields nobody: it goes first.
+    # An old replica that is not ready protects no request: it goes first.
     serving.sort(key=lambda replica: (replica.state is ReplicaState.READY, replica.version, replica.id))
     keep = max(0, size - _ready(new) - goal.max_unavailable)
     return idle + serving[: max(0, len(serving) - keep)]

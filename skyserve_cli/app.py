@@ -100,7 +100,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def exit_code(error: Exception) -> int | None:
-    """What the shell is told; None for an error nobody expected, which deserves its traceback."""
+    """Return the exit code; None for an unexpected error, which keeps its traceback."""
     for kind in type(error).__mro__:
         code = EXIT_CODES.get(f"{kind.__module__}.{kind.__qualname__}")
         if code is not None:

@@ -172,7 +172,7 @@ class Clouds:
         return machines.discover(shapes_of(load(self.home.root), name), progress)
 
     def listed(self, need: Requirements) -> tuple[Offer, ...]:
-        """The offers best first, as the catalog and our own files have them. Nobody is asked: no credentials are needed
+        """The offers best first, as the catalog and our own files have them. No cloud is called: no credentials are needed
         and no SDK is loaded, and what spot machines cost at this moment is not known. Raises CloudNotEnabledError."""
 
         def ask(part: Requirements) -> list[Offer]:
@@ -189,7 +189,7 @@ class Clouds:
         return beside_usd_hour(cloud, size_gb, has_address=not section.use_private_ip)
 
     def why_nothing(self, candidate: Candidate) -> Nothing | None:
-        """Why no enabled cloud has an offer for the candidate; None if one has, or nobody can say why."""
+        """Why no enabled cloud has an offer for the candidate; None if one has, or the reason is unknown."""
         if candidate.cloud is not None and candidate.cloud not in self.enabled:
             enabled = ", ".join(self.enabled) or "none"
             message = f"{candidate.cloud} is not enabled here (enabled: {enabled})"

@@ -46,7 +46,10 @@ class _Strict(BaseModel):
 class ControllerConfig(_Strict):
     tick_seconds: float = Field(default=1.0, gt=0.01, le=60, description="longest time between two ticks")
     sweep_minutes: float = Field(
-        default=15.0, gt=0.001, le=1440, description="how often the clouds are searched for what nobody needs"
+        default=15.0,
+        gt=0.001,
+        le=1440,
+        description="how often the clouds are searched for orphaned resources",
     )
     max_usd_hour: float | None = Field(
         default=None,
@@ -57,7 +60,7 @@ class ControllerConfig(_Strict):
     address_url: str | None = Field(
         default=ADDRESS_URL,
         pattern=r"^https?://",
-        description="responds with this host's public address; asked only if nothing nearer tells it. null: never",
+        description="responds with this host's public address; called only if no nearer source knows it. null: never",
     )
 
 

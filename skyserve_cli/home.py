@@ -90,7 +90,7 @@ class Home:
 
     @property
     def keeper_lock(self) -> Path:
-        """Held by whoever starts the controller again when it dies."""
+        """Held by the supervisor, which starts the controller again when it dies."""
         return self.root / "keeper.lock"
 
     @property
@@ -133,7 +133,7 @@ class Home:
 
     @property
     def check_launches(self) -> Path:
-        """JSON: the clouds in which `serve check --launch` has begun and not ended, by the owner of its machine."""
+        """JSON: the clouds in which `serve check --launch` has started and not ended, by the owner of its machine."""
         return self.root / "check_launches.json"
 
     @property

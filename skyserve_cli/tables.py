@@ -19,7 +19,7 @@ from rich.text import Text
 
 from skyserve_cli.output import printable
 
-WIDE_COLUMNS = 1000  # where nobody's terminal sets the width, nothing is wrapped or cut
+WIDE_COLUMNS = 1000  # where no terminal sets the width, nothing is wrapped or cut
 
 _FOLDED_CELLS = 20  # a last column that folds is at least as wide as that, or as wide as it needs to be
 _GAP = 2  # between columns

@@ -194,7 +194,7 @@ class Agent:
         return changes
 
     async def follow(self) -> None:
-        """Take each table from the file, where a successor puts those it gets, until cancelled: whoever is still held
+        """Take each table from the file, where a successor puts those it gets, until cancelled: requests that are still held
         here finds the targets that have come since, and a stream that breaks is continued on one that is left."""
         if self._table_file is None:
             return

@@ -174,7 +174,7 @@ class DataPort:
             return
         try:
             if adopt:
-                # A handshake under way when the socket is closed would be reset: none begins any more, those that have begun
+                # A handshake under way when the socket is closed would be reset: none begins any more, those that have started
                 # come to their end. Clients repeat the first packet a second later, and find another socket here, or none.
                 _take_no_handshakes(listener.socket)
                 await asyncio.sleep(_HANDSHAKE_S)

@@ -226,7 +226,7 @@ class LimitsFile:
 
 
 def shared_path(service: str, port: int) -> Path:
-    """Where agents of one user that share this port find each other without being told of a file: in memory."""
+    """Where agents of one user that share this port find each other without the path of a file: in memory."""
     name = hashlib.blake2b(service.encode(), digest_size=8).hexdigest()
     folder = _MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir())
     return folder / f"skyserve-lb-{os.geteuid()}-{port}-{name}.limits"
@@ -277,7 +277,7 @@ def _replace(path: Path, stamp: bytes) -> None:
 
 def _record_lock(file: int, command: int, slot: int) -> bool:
     """Whether another process holds the slot's lock (F_OFD_GETLK), or take it (F_OFD_SETLK; raises OSError)."""
-    # struct flock: type, whence, start, length, pid. The bytes that are locked need not exist.
+    # struct flock: type, origin, start, length, pid. The bytes that are locked need not exist.
     asked = struct.pack("@hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, _SIZE + slot, 1, 0)
     found = struct.unpack("@hhqqi0q", fcntl.fcntl(file, command, asked))
     return bool(found[0] != fcntl.F_UNLCK)

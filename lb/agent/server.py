@@ -1,4 +1,4 @@
-"""Listening, until told to stop: the data port, the admin port and the signals.
+"""Listening, until it is stopped: the data port, the admin port and the signals.
 
 SIGHUP reads the certificate and the table file again: new connections get the certificate that is there now, no connection
 is dropped, and what cannot be read leaves everything as it was.
@@ -47,7 +47,7 @@ from lb.proxy.downstream import ClientConnection
 _log = logging.getLogger("lb.agent.server")
 _LOOK_EVERY_S = 0.05
 # For whom a successor serves: what was accepted by us, but has not said what it wants yet, is ours to answer. A busy
-# connection has a request in this time, and is told with its answer that it is the last one.
+# connection has a request in this time, whose response says that it is the last one.
 _LAME_S = 2.0
 _RETIRED_S = 3600.0  # longer than any answer; held requests have a limit of their own
 
@@ -163,7 +163,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     await data.close(adopt=not succeeded.is_set())
     if succeeded.is_set():
         retired = loop.create_task(_retire(agent))
-        if admin is not None:  # whoever asks for a change of the table must find the successor
+        if admin is not None:  # requests to change the table must reach the successor
             await admin.cleanup()
         await asyncio.wait((retired, stopped, running), return_when=asyncio.FIRST_COMPLETED)
         retired.cancel()

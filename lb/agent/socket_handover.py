@@ -2,7 +2,7 @@
 
 The running agent offers its listening sockets on a Unix socket; a successor that is started with the same
 `--handover-socket` takes them, serves, and says so. Only then does the predecessor stop accepting and hang up; it ends when
-what it has begun is over. The listening sockets are never closed in between, so what waits in their queues is not lost,
+its requests have ended. The listening sockets are never closed in between, so what waits in their queues is not lost,
 as it would be with two sockets on one port. A successor that dies before it serves leaves everything as it was.
 
 Only processes of the same user are served.
@@ -58,7 +58,7 @@ def take(path: Path) -> Taken | None:
         greeting, descriptors, _, _ = socket.recv_fds(line, len(GREETING), 8)
         sockets = [socket.socket(fileno=one) for one in descriptors]
         if greeting != GREETING or not sockets:
-            raise OSError(f"whoever listens on {path} is no load balancer agent")
+            raise OSError(f"the process that listens on {path} is not a load balancer agent")
     except BaseException:
         line.close()
         raise

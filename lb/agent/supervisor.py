@@ -1,7 +1,7 @@
-"""Keeps an agent alive on a machine where nobody else does: `python3 keeper.py`, in a folder of its own.
+"""Keeps an agent running on a machine without another supervisor: `python3 keeper.py`, in a folder of its own.
 
-It needs nothing but the standard library, and is the one file of an agent that is not part of a bundle. Whoever deploys
-agents (the controller, over SSH) writes into the folder:
+It needs nothing but the standard library, and is the one file of an agent that is not part of a bundle. The controller
+deploys it over SSH, and writes into the folder:
 
     bundles/HASH/   `lb` and `policies`, and `interpreter`, one line: the Python that can import them
     table.json      the table an agent begins with; the agent writes each later one itself
@@ -37,13 +37,13 @@ HANDOVER = "handover.sock"
 
 
 class Agent:
-    """One process. `told` is what it wrote when it listened."""
+    """One process. `listening` is what it wrote when it listened."""
 
     def __init__(self, folder: Path, wanted: dict[str, Any], number: int) -> None:
         bundle = folder / "bundles" / wanted["bundle"]
         self.wanted = wanted
         self.began_at = uptime_s()
-        self.told: dict[str, Any] = {}
+        self.listening: dict[str, Any] = {}
         self._ready = folder / f"ready.{number}.json"
         self._ready.unlink(missing_ok=True)
         interpreter = (bundle / "interpreter").read_text().strip()
@@ -61,9 +61,9 @@ class Agent:
 
     def listens(self) -> bool:
         """Whether it has said so by now."""
-        if not self.told:
-            self.told = read_json(self._ready) or {}
-        return bool(self.told)
+        if not self.listening:
+            self.listening = read_json(self._ready) or {}
+        return bool(self.listening)
 
     def stop(self) -> None:
         if self.is_alive:
@@ -74,7 +74,7 @@ class Agent:
         if self.listens() and self.is_alive:
             self.process.send_signal(signal.SIGHUP)
 
-    def bury(self) -> None:
+    def discard(self) -> None:
         self._ready.unlink(missing_ok=True)
 
 
@@ -94,7 +94,7 @@ class Supervisor:
     def look(self) -> None:
         wanted = read_json(self._folder / "wanted.json")
         for agent in [one for one in self._leaving if not one.is_alive]:
-            agent.bury()
+            agent.discard()
             self._leaving.remove(agent)
         if self._agent is not None and not self._agent.is_alive:
             self._lost(self._agent)
@@ -144,7 +144,7 @@ class Supervisor:
             say(f"the agent of release {successor.wanted['release']} did not come up")
             if successor.is_alive:
                 successor.process.kill()
-            successor.bury()
+            successor.discard()
             self._successor = None
             self._refuse(successor.wanted)
 
@@ -157,7 +157,7 @@ class Supervisor:
         say(f"the agent has ended with {agent.process.returncode}")
         if uptime_s() - agent.began_at > STEADY_AFTER_S:
             self._failures = 0
-        agent.bury()
+        agent.discard()
         self._agent = None
         self._pause()
 
@@ -167,16 +167,16 @@ class Supervisor:
 
     def _tell(self) -> None:
         agent = self._agent
-        told = {
+        state = {
             "release": agent.wanted["release"] if agent else None,
             "bundle": agent.wanted["bundle"] if agent else None,
-            "pid": agent.told["pid"] if agent else None,
-            "admin_port": agent.told["admin_port"] if agent else None,
+            "pid": agent.listening["pid"] if agent else None,
+            "admin_port": agent.listening["admin_port"] if agent else None,
             "starts": self._starts,
             "refused": self._refused.get("release") if self._refused else None,
         }
         draft = self._folder / "serving.json.new"
-        draft.write_text(json.dumps(told) + "\n")
+        draft.write_text(json.dumps(state) + "\n")
         draft.replace(self._folder / "serving.json")
 
 

@@ -33,7 +33,7 @@ _VISIBLE = re.compile(r"[^\x00-\x1f\x7f]*")
 
 
 class Fields:
-    """Reads one JSON object key by key; what nobody asked for by the time of `done` is an error."""
+    """Reads one JSON object key by key; a key that was not read by the time of `done` is an error."""
 
     def __init__(self, value: object, path: str) -> None:
         if not isinstance(value, dict):

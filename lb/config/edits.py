@@ -99,7 +99,7 @@ def without_target(table: Table, target_id: str) -> Table:
 
 
 def with_changed(table: Table, target: Target) -> Table:
-    """The target of this id is described anew. Another URL would be another backend under a used id, and is
+    """The target of this id is described again. Another URL would be another backend under a used id, and is
     refused with WireError. Raises UnknownWorkerError."""
     known = find(table, target.id)
     if target.url != known.url:

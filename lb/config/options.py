@@ -1,4 +1,4 @@
-"""How an agent is told to behave: limits, retries, breaker, pushing, continuation and access, as values <-> JSON.
+"""How an agent behaves: limits, retries, breaker, pushing, continuation and access, as values <-> JSON.
 
 Every option has a default that suits most services; what a table leaves out has it.
 """
@@ -86,13 +86,13 @@ class Retries(_Options):
     """Before the first byte, on connect errors, dead connections, 502, 503, 504 and silence.
 
     `max_worker_retries` bounds further attempts on one target (SGLang's rule; after a failure others always go
-    first, so it matters only when nobody else is left), `max_total_retries` those of a request that may have begun
+    first, so it matters only when no other is left), `max_total_retries` those of a request that may have started
     to run; a target that could not be reached is not counted. All retries together are at most `budget_ratio` of the
     requests of the last ten seconds plus `budget_floor_per_s` a second, so that they cannot multiply an overload; a retry
     after a refused connection is free, and so is the first one after the death of a target. The first retry is
     immediate, later ones wait `backoff_s` doubling up to `max_backoff_s`, each shortened by a random share up to
     `jitter`. An attempt that has been running for `slow_after_s` when its target died may have cost the engine much: such
-    a request is begun twice at most, never three times.
+    a request is started twice at most, never three times.
     """
 
     max_worker_retries: int = _number(0, 0, 100)
@@ -144,7 +144,7 @@ class Pushing(_Options):
 
 
 class Continue(str, Enum):
-    AUTO = "auto"  # by tokens where the engine tells them, else by text
+    AUTO = "auto"  # by tokens where the engine reports them, else by text
     TEXT = "text"  # by text only: requests reach the engine as the client sent them
     OFF = "off"
 

@@ -316,7 +316,7 @@ class Stats:
             in_flight=in_flight,
             queued=queued,
             rejected=fields.count("rejected"),
-            # An agent of an earlier version tells no mean; what is now is the best guess.
+            # An agent of an earlier version reports no mean; the present value is the best guess.
             ongoing=fields.number("ongoing", 0.0, 1e12, float(in_flight + queued)),
             targets=tuple(TargetStats.from_json(one, at) for one, at in fields.items("targets")),
         )

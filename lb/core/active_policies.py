@@ -1,6 +1,6 @@
 """The routing policies in use: the table's own, and those that requests have asked for by name.
 
-All of them hear of every request, whoever has chosen its target, so that each knows the whole load and every
+All of them are informed of every request, whichever policy has chosen its target, so that each knows the whole load and every
 prompt. One that is new hears at once of what is under way.
 """
 
@@ -16,8 +16,8 @@ UNUSED_S = 300.0
 
 
 class ActivePolicies:
-    """`own` decides for requests that ask for nobody. The hooks are lists of bound methods, without those that do
-    nothing: telling nobody costs nothing."""
+    """`own` decides for requests that name no policy. The hooks are lists of bound methods, without those that do
+    nothing: an empty list costs nothing."""
 
     __slots__ = (
         "_by_name",

@@ -13,7 +13,7 @@ requests a second would push ten of them through one "nothing is pending". So wh
                counted fewer requests than we have there), which ends after TRANSIT_S
     carried  = in_flight - unproven - pending       what it carries without complaint
     cap      = carried + allowance                  and never below 1: one of ours is always worth a try
-    cap     <= carried + max_running - running      if the engine tells both
+    cap     <= carried + max_running - running      if the engine reports both
 
 A request that ends makes room for another at once, since `in_flight` falls and the cap does not: what the engine
 could carry it can carry. A first byte proves a request, so `carried` and the cap grow by one. The clock of the
@@ -28,7 +28,7 @@ The allowance is how much more than it is known to carry the engine is trusted w
 
 An engine of many slots thus fills up within a few looks, and once it is full it has a few requests pending, not
 ten for each look. Where looks stop coming, whatever is without its first byte is unproven, and the allowance stays.
-Where an engine has never told its load, or tells nothing, pushing is blind.
+Where an engine has never reported its load, or reports nothing, pushing is blind.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Sent(Protocol):
 class Gate:
     """The cap of one target. The owner counts `in_flight` itself, and hands it in as it is after the event.
 
-    `told` says that the engine's account is in use: only then does the gate want to hear of every request.
+    `reports`: the engine's report is in use; only then does the gate need every request.
     """
 
     __slots__ = (
@@ -81,14 +81,14 @@ class Gate:
         "_step",
         "allowance",
         "cap",
-        "told",
+        "reports",
         "unproven",
     )
 
     def __init__(self, pushing: Pushing) -> None:
         self._selective = pushing.asks
         self.cap = pushing.cap if pushing.mode is PushMode.FIXED_CAP else NO_CAP
-        self.told = False
+        self.reports = False
         self.allowance = FIRST_ALLOWANCE
         self.unproven: dict[Sent, None] = {}  # oldest first
         self._pending = 0
@@ -121,8 +121,8 @@ class Gate:
         return True
 
     def looked(self, load: EngineLoad, asked_at: float, in_flight: int) -> None:
-        """The engine has told its load, when asked at `asked_at`."""
-        self.told = True
+        """The engine has reported its load, as of `asked_at`."""
+        self.reports = True
         self._see(load, asked_at, in_flight)
         if not self._selective:
             return
@@ -149,8 +149,8 @@ class Gate:
             self.cap = max(1, in_flight - len(self.unproven) + self._step)
 
     def blind(self) -> None:
-        """The engine tells nothing (any more)."""
-        self.told = False
+        """The engine reports nothing (any more)."""
+        self.reports = False
         self.unproven.clear()
         if self._selective:
             self.cap = NO_CAP

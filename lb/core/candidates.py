@@ -2,7 +2,7 @@
 
 The targets are kept in one group per health, each with the list of those that admit, and every event changes the place
 of one target only. Some changes come with time: an ejection ends, what an engine has reported goes stale. They wait
-in a heap, and are made when somebody asks after their instant. So a request pays for a comparison of two numbers,
+in a heap, and are made at the first choice after their instant. So a request pays for a comparison of two numbers,
 and a change for a binary search, however many targets there are.
 """
 
@@ -120,7 +120,7 @@ class Candidates:
                 return health, listed.without(ranks) if ranks else listed
         return Health.CLOSED, []
 
-    # --- told
+    # --- changes
 
     def replaced(self) -> None:
         """The table has been: every target may have changed."""

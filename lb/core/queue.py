@@ -3,10 +3,10 @@
 *Order.* Within a tenant first come, first served. Between tenants start-time fair queueing (Goyal, Vin, Cheng 1996):
 each tenant has a start tag, the room a virtual time. The next to go is the head of the line with the lowest tag,
 the older one among equals; the virtual time becomes that tag, and the tenant's next tag lies 1 / weight behind. A
-tenant that comes anew begins at the virtual time: having been away earns nothing. Tags belong to heads of lines
-and not to tickets, so whoever leaves or cannot go now costs its tenant nothing. One tenant alone is plain FCFS.
+tenant that comes again begins at the virtual time: having been away earns nothing. Tags belong to heads of lines
+and not to tickets, so a request that leaves or cannot go now costs its tenant nothing. One tenant alone is plain FCFS.
 
-*Seniors.* Whoever comes back, having lost its target, came before all of its line: it goes first, has had its turn paid
+*Seniors.* A request that comes back, having lost its target, came before all of its line: it goes first, has had its turn paid
 for, and finds a place in a full room, which has as many again for such.
 
 *Room.* One tenant may fill the whole room. If another comes then, it takes the place of the youngest ticket of the
@@ -122,8 +122,8 @@ class _Line(Generic[T]):
 
 
 class RequestQueue(Generic[T]):
-    """`limit` is the owner's at the time of joining, since it may change. `pushed_out` is told of each ticket that
-    must make room for another tenant's; without it nobody is pushed out. Constant or logarithmic time throughout,
+    """`limit` is the owner's at the time of joining, since it may change. `pushed_out` is called for each ticket that
+    must make room for another tenant's; without it no ticket is pushed out. Constant or logarithmic time throughout,
     but for a full room (the number of tenants)."""
 
     def __init__(self, pushed_out: Callable[[Ticket[T]], None] | None = None) -> None:
@@ -133,7 +133,7 @@ class RequestQueue(Generic[T]):
         self._with_tried: dict[frozenset[int], int] = {}  # how many tickets there are of each
         self._length = 0
         self._now = 0.0  # virtual
-        self.on_drop: Callable[[Ticket[T]], None] | None = None  # is told of every ticket that has left
+        self.on_drop: Callable[[Ticket[T]], None] | None = None  # is called for every ticket that has left
         self.joined = 0  # tickets ever given out
 
     def __len__(self) -> int:

@@ -1,11 +1,11 @@
 """May a failed request be tried again? Rules for one request, a budget for all of them. Pure.
 
-*One request.* What counts is an attempt that *may have begun to run*: a generation that costs a GPU seconds is not
-begun four times because its targets die. An attempt whose connection could not be made costs nothing and is not
+*One request.* What counts is an attempt that *may have started to run*: a generation that costs a GPU seconds is not
+started four times because its targets die. An attempt whose connection could not be made costs nothing and is not
 counted. A target that has not failed the request always goes before one that has.
 
 *All requests.* Retries are at most a share of the requests of late, plus a floor for the quiet hours (a retry budget,
-as Finagle's and Envoy's have it): when everything fails, retries must not multiply the load. Whoever was on a target
+as Finagle's and Envoy's have it): when everything fails, retries must not multiply the load. A request that was on a target
 that died goes elsewhere outside of it, once: a replica takes hundreds with it in one moment, and they are no new load.
 
 SGLang's router bounds `max_worker_retries` on one worker and `max_total_retries` in all; both are here by these
@@ -32,9 +32,9 @@ class Verdict(str, Enum):
     """What is to be done with a request whose attempt has failed before its first byte, and why."""
 
     ELSEWHERE = "elsewhere"  # on a target that has not failed it
-    SAME_TARGET = "same target"  # nobody else is left, and this one may be tried again
-    NOBODY_LEFT = "nobody left"  # it may be tried again, but there is no target: hold it
-    TOO_OFTEN = "too often"  # it has been begun as often as it may
+    SAME_TARGET = "same target"  # no other is left, and this one may be tried again
+    NO_TARGET_LEFT = "no target left"  # it may be tried again, but there is no target: hold it
+    TOO_OFTEN = "too often"  # it has been started as often as it may
     TOO_SLOW = "too slow"  # it has cost two targets too much time already
     KILLS_TARGETS = "kills targets"  # two targets died on it: a third is not given to it
     NOT_REPEATABLE = "not repeatable"  # it was sent, and doing it twice may do harm
@@ -42,18 +42,18 @@ class Verdict(str, Enum):
 
     @property
     def goes_on(self) -> bool:
-        return self in (Verdict.ELSEWHERE, Verdict.SAME_TARGET, Verdict.NOBODY_LEFT)
+        return self in (Verdict.ELSEWHERE, Verdict.SAME_TARGET, Verdict.NO_TARGET_LEFT)
 
 
 class RetryHistory(NamedTuple):
     """What has become of a request so far, the attempt that has just failed included.
 
-    `begun` attempts may have begun to run, the longest for `longest_s` seconds. `on_target` were made on the target
+    `started` attempts may have started to run, the longest for `longest_s` seconds. `on_target` were made on the target
     that has just failed; `reached` is false if no connection to it could be made, `died` true if the one there was ended.
     `deaths` targets died on it in a row. `repeatable` requests may run twice (see `is_repeatable`).
     """
 
-    begun: int
+    started: int
     on_target: int
     reached: bool
     longest_s: float
@@ -63,35 +63,35 @@ class RetryHistory(NamedTuple):
 
 
 def may_retry(history: RetryHistory, rules: Retries, others: bool) -> Verdict:
-    """The verdict of the rules; `others` tells whether there is a target that has not failed the request."""
+    """The verdict of the rules; `others`: whether there is a target that has not failed the request."""
     if history.reached and not history.repeatable:
         return Verdict.NOT_REPEATABLE
     if history.deaths >= MAX_DEATHS:
         return Verdict.KILLS_TARGETS
-    if history.begun > rules.max_total_retries:
+    if history.started > rules.max_total_retries:
         return Verdict.TOO_OFTEN
-    if history.begun >= 2 and history.longest_s >= rules.slow_after_s:
+    if history.started >= 2 and history.longest_s >= rules.slow_after_s:
         return Verdict.TOO_SLOW
     if others:
         return Verdict.ELSEWHERE
     if history.on_target <= rules.max_worker_retries:
         return Verdict.SAME_TARGET
-    return Verdict.NOBODY_LEFT
+    return Verdict.NO_TARGET_LEFT
 
 
 def is_repeatable(method: bytes, for_model: bool, idempotency_key: bool) -> bool:
     """Returns True if a request may be sent again after a target has read it and has not responded.
 
-    Reading twice is harmless, a generation that nobody saw costs GPU time at most, and with an `Idempotency-Key` the server
+    Reading twice is harmless, a generation that no client saw costs GPU time at most, and with an `Idempotency-Key` the server
     promises to do it once. Anything else (uploads, deletions, a user's own application) might happen twice.
     """
     return for_model or idempotency_key or method in _SAFE_METHODS
 
 
 def is_free(history: RetryHistory) -> bool:
-    """Whether it is outside the budget: after a refused connection, for nobody has worked for that attempt, and the
+    """Whether it is outside the budget: after a refused connection, since no engine has worked for that attempt, and the
     first time that a target dies."""
-    return not history.reached or (history.died and history.begun <= 1)
+    return not history.reached or (history.died and history.started <= 1)
 
 
 def backoff_s(rules: Retries, retry: int, rng: random.Random) -> float:
@@ -106,7 +106,7 @@ class Tries:
     """What has become of one request so far: where it has been, how often it may have run, how long it may still wait.
 
     `by_life` counts attempts by the lives of targets (see `lb.core.target_state`); those in it have failed the request.
-    `executions` are attempts that may have begun to run. `replayable` is false once part of a body that is not kept has been
+    `executions` are attempts that may have started to run. `replayable` is false once part of a body that is not kept has been
     sent.
     """
 

@@ -1,8 +1,8 @@
 """Who may go now, who has to wait. The only place that decides it, on sockets and in virtual time alike. Pure.
 
-*No overtaking.* A request that comes goes at once only if nobody who is held could go: first come, first served,
+*No overtaking.* A request that comes goes at once only if no held request could go: first come, first served,
 fair between tenants (see `lb.core.queue`). Held ones that cannot go, since they have tried everybody who has room, keep
-nobody else waiting.
+no other request waiting.
 
 *Waiting for one target.* Where pushing is by work and the policy measures it, a request may be best off with a target that
 has enough to do. It is held for that target alone, in its lane (see `lb.core.lanes`), and the targets without a lane are free
@@ -10,9 +10,9 @@ for those that are best off there. Each pass sends what its target can take from
 and ten times a second from all. If a target without a lane has nothing pending, and otherwise ten times a second, the last
 ones of the longest lane choose again: another target may have become the better one for them.
 
-*The drive.* Nothing happens here by itself. Whoever owns the dispatcher calls `let_in` when something may have made
+*The drive.* Nothing happens here by itself. The owner of the scheduler calls `let_in` when something may have made
 room (see `lb.core.targets.TargetTable`) and when time may have (an ejection runs out, a look at an engine goes stale: a few
-times a second). That is cheap: nobody is asked twice while nothing has changed, and nobody at all while there is no
+times a second). That is cheap: no request is tried twice while nothing has changed, and none at all while there is no
 room. Whether any of them can go depends only on what each has tried. So that is asked once for each set of lives that
 some have tried, however many are held.
 """
@@ -72,7 +72,7 @@ class Scheduler(Generic[W]):
         queue.on_drop = self._dropped
 
     def place(self, waiter: W, now: float) -> Choice | None:
-        """Where it may go now; None if it may not, because nobody admits it or somebody held has a better right.
+        """Where it may go now; None if it may not, because no target admits it or a held request comes before it.
 
         The caller books at once. Raises UnknownPolicyError, as the others do.
         """
@@ -107,7 +107,7 @@ class Scheduler(Generic[W]):
         return ticket
 
     def let_in(self, now: float) -> Iterator[tuple[W, Choice]]:
-        """Whoever may go now, one at a time and out of the queue: book it before you ask for the next."""
+        """The requests that may go now, one at a time and out of the queue: book it before you ask for the next."""
         if len(self._queue):
             self._recount(now)
         relieved = self._table.take_relieved()
@@ -237,7 +237,7 @@ class Scheduler(Generic[W]):
         return False
 
     def _settled(self, now: float) -> bool:
-        """Whether it is known that nobody who is held can go."""
+        """Whether it is known that no held request can go."""
         return not self._table.room(now) or self._nobody_goes == self._state(now)
 
     def _state(self, now: float) -> tuple[int, int]:

@@ -143,7 +143,7 @@ class TargetChoice(TargetStatus):
         return self._offers.room(now)
 
     def version(self, now: float) -> int:
-        """Changes whenever somebody may be offered who was not."""
+        """Revision; changes whenever a target becomes eligible."""
         return self._offers.version(now)
 
     def views(self, now: float) -> list[TargetView]:

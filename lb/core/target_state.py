@@ -5,8 +5,8 @@ out for `first_s`, doubling up to `longest_s` seconds; then one request is its t
 The first byte of an answer ends the ejection. How long the next one would be is forgotten only when a request
 has ended well, so that a target which answers every trial with a 503 is left out longer and longer.
 
-*Doubt.* Whoever waits for a target that cannot be reached, or is silent, is better off elsewhere. Not so if it died on
-one request: had it died as a whole, the connections of the others would have ended as well, and to begin them anew
+*Doubt.* A request that waits for a target that cannot be reached, or is silent, is better off elsewhere. Not so if it died on
+one request: had it died as a whole, the connections of the others would have ended as well, and to begin them again
 elsewhere would cost their work a second time for nothing.
 
 *Lives.* A request must not try twice what failed it. It remembers `Booking.life`, which changes when a target
@@ -202,7 +202,7 @@ class TargetState:
         view, gate = self.view, self.gate
         view.in_flight += 1
         view.waiting += 1
-        if gate.told:
+        if gate.reports:
             gate.sent(booking, view.in_flight)
             if view.pending is not None:
                 view.pending += 1
@@ -220,7 +220,7 @@ class TargetState:
         self.failures_in_row = 0
         view, gate = self.view, self.gate
         view.waiting -= 1
-        if gate.told and gate.answered(booking, view.in_flight):
+        if gate.reports and gate.answered(booking, view.in_flight):
             if view.pending:
                 view.pending -= 1
             if view.running is not None:
@@ -237,7 +237,7 @@ class TargetState:
             view.waiting -= 1
         elif not booking.blamed and self.ejected_until is None:
             self.errors_in_row = self.ejections = 0
-        if gate.told:
+        if gate.reports:
             if gate.ended(booking):
                 if view.pending:
                     view.pending -= 1

@@ -86,7 +86,7 @@ class TargetStatus:
         return [(entry.key, entry.target) for entry in quiet if entry in owing]
 
     def ejected(self, now: float) -> list[tuple[Key, Target, float]]:
-        """Targets left out, and for how many seconds more; not above 0 if their trial is due and nobody's yet."""
+        """Targets left out, and for how many seconds more; not above 0 if their trial is due and not taken yet."""
         return [
             (entry.key, entry.target, entry.ejected_until - now)
             for entry in self._left_out

@@ -180,7 +180,7 @@ class TargetTable(TargetChoice):
     def loaded(
         self, key: Key, load: EngineLoad | None, asked_at: float, now: float, every_s: float = 0.0
     ) -> bool:
-        """An engine's account of itself, when asked at `asked_at`; None if it tells nothing. True if the target
+        """An engine's report, requested at `asked_at`; None if it reports nothing. True if the target
         admits a request now and did not before. What arrives out of order, or too late, is passed over. It is good for
         some time, and for three times `every_s`, where engines are so many that they are polled less often."""
         entry = self._current(key)

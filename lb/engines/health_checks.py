@@ -4,7 +4,7 @@
 none: whatever is there waits for ever, and nothing fails. A target that has something to answer and has sent no byte to
 anybody for `suspect_after_s` is under suspicion and is asked for a sign of life. Answered: it is slow but alive, and is
 left alone until it has been silent as long again. Unanswered twice: it is ejected, its waiting requests go elsewhere, and
-its streams are continued there (`lb.proxy.context`). In calm times nobody is probed; readiness is the controller's business.
+its streams are continued there (`lb.proxy.context`). Healthy targets are not probed; readiness is the controller's business.
 
 *Targets that the controller cannot reach.* It may be the controller that is cut off. Those that its table calls unhealthy
 are probed every few seconds, and the report to the controller (`TargetStats.heard_s`) says when each was last heard from.
@@ -91,7 +91,7 @@ class HealthChecker:
         ejected = self._table.ejected(now)
         self._probed_at = {key: self._probed_at[key] for key, _, _ in ejected if key in self._probed_at}
         for key, target, left_s in ejected:
-            # Who is held has tried this target: if its ejection ran out unprobed, nobody else may come to try it.
+            # Held requests have tried this target: if its ejection ran out unprobed, no other request may come to try it.
             due = 0.0 < left_s <= soon_s or self._anybody_held()
             if due and now - self._probed_at.get(key, now - PROBE_EJECTED_EVERY_S) >= PROBE_EJECTED_EVERY_S:
                 self._probed_at[key] = now

@@ -1,11 +1,11 @@
 """Which engine answers behind a target, and what it says of its load. Pure: what to ask, and how to read the answer.
 
-An `Adapter` says where an engine tells its load and reads it. `detection` finds the adapter by asking; nobody has
-to configure it. What each engine tells, current names first:
+An `Adapter` knows where an engine reports its load and reads it. `detection` finds the adapter by polling; no one has
+to configure it. What each engine reports, current names first:
 
     SGLang        /v1/loads, a snapshot for routers that needs no flag; before it /get_load; last its gauges, which
                   are written every 40 decode steps only and stay up for seconds after the last request
-    vLLM          /metrics; of its waiting requests only those that wait for capacity count, where it tells them
+    vLLM          /metrics; of its waiting requests only those that wait for capacity count, where it reports them
                   apart: those deferred for another reason (LoRA, KV transfer) say nothing about room
     our engine    as vLLM, known by its /version
     TGI           /metrics, without gauges until the first request, so it is known by /info as well
@@ -15,8 +15,8 @@ to configure it. What each engine tells, current names first:
                   does), else /slots, which tell no waiting requests
     others        nothing: the balancer counts by itself
 
-Whatever comes, nothing here raises: garbage makes its metric unknown, and an engine that tells neither running nor
-waiting requests tells nothing.
+Whatever comes, nothing here raises: garbage makes its metric unknown, and an engine that reports neither running nor
+waiting requests reports nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EngineKind(str, Enum):
 
 
 class Fetched(NamedTuple):
-    """What a GET brought. Status 0: nobody answered."""
+    """The response to a GET. Status 0: there was none."""
 
     status: int
     body: bytes
@@ -70,7 +70,7 @@ Parse = Callable[[bytes], "EngineLoad | None"]
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Where an engine of this kind tells its load. `ask` is None if it does not."""
+    """Where an engine of this kind reports its load. `ask` is None if it does not."""
 
     kind: EngineKind
     ask: LoadQuery | None
@@ -135,7 +135,7 @@ def parse_sglang_loads(body: bytes) -> EngineLoad | None:
     running = total(_of_all(ranks, "num_running_reqs"))
     pending = total(_of_all(ranks, "num_waiting_reqs"))
     if running is None or pending is None:
-        return None  # SGLang's gateway has this path too, but tells other things there
+        return None  # SGLang's gateway has this path too, but reports other things there
     usage = mean(_of_all(ranks, "token_usage"))
     return EngineLoad(running, pending, usage, total(_of_all(ranks, "max_running_requests")) or None)
 
@@ -220,7 +220,7 @@ def detection() -> Generator[LoadQuery, Fetched, Adapter | None]:
     """Asks a target what it is: yields what to GET, is sent what came (NO_RESPONSE if nothing did).
 
     Returns the adapter, one of kind UNKNOWN for a server that is none of these engines, or None if it cannot be
-    told yet: the target does not answer, or says that it is not ready.
+    known yet: the target does not respond, or says that it is not ready.
     """
     answers: list[Fetched] = []
 

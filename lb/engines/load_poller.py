@@ -2,7 +2,7 @@
 
 A target is asked every `pushing.probe_s` while it has requests of ours (or requests are held), else every five
 seconds (where there are many less often: IDLE_PROBES_PER_S in all), because others may send it work; never twice at a time. Targets are asked in turns and not all at once:
-each has its own place in the interval. If pushing is neither nobody's load is wanted: then an engine is only
+each has its own place in the interval. If pushing is neither, no load is needed: then an engine is only
 asked what it is, which continuing its streams depends on.
 
 *One budget.* An agent makes at most PROBES_PER_S probes: where the targets would need more, all intervals are stretched
@@ -13,12 +13,12 @@ and when it becomes busy. So the work grows with the number of probes and not wi
 gone through only when the table has been replaced, and when requests begin or cease to be held.
 
 That is found out as soon as a target joins (see `lb.engines.kinds.detection`) and again after a while if it is none of
-the engines known, or could not be told.
+the engines known, or could not be recognized.
 
 *Distances.* For a target of another region the shortest poll is its round trip, which costs no message of its own.
 
 An engine that does not answer is not judged: that is the business of `lb.engines.health_checks`. What is known of its load goes
-stale in the table; after half a minute without an answer it is unknown, and what the engine is, is asked anew.
+stale in the table; after half a minute without an answer it is unknown, and what the engine is, is asked again.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Probed(Protocol):
     def loaded(
         self, key: Key, load: EngineLoad | None, asked_at: float, now: float, every_s: float = 0.0
     ) -> bool:
-        """An engine's answer (None: it tells nothing); True if a target may take a request now that could not. Busy
+        """An engine's response (None: it reports nothing); True if a target may take a request now that could not. Busy
         targets are polled every `every_s`."""
         ...
 
@@ -144,7 +144,7 @@ class LoadPoller:
         self._stretch = 1.0  # of all intervals, to keep within the budget
         self._longest_stretch = 1.0  # by which a target may still be scheduled
         self._relaxed_at = -math.inf
-        self._usual = EngineKind.UNKNOWN  # what the last one was that could be told
+        self._usual = EngineKind.UNKNOWN  # the last one that was recognized
 
     def kind(self, key: Key) -> EngineKind:
         """What the target is. One that has just joined is taken for what the others are: a stream that has waited for

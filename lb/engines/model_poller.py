@@ -4,7 +4,7 @@ A target is polled at once when it joins, when it is readmitted after an ejectio
 responds that it does not know a model. In calm times it is polled about every POLL_EVERY_S, each target at times of its own.
 
 A response that is no list of models means that the target lists none, and is treated as if there were no lists. A target
-that does not respond, or responds that it is not able to now, has told nothing: what was known of it stays.
+that does not respond, or responds that it is not able to now, changes nothing: what was known of it stays.
 
 Targets wait in a heap for their next poll, so that the work grows with the number of polls; all targets are gone through
 only when one of them has joined, left or been readmitted.
@@ -198,7 +198,7 @@ class ModelPoller:
             self._changed()
 
     async def _get(self, target: Target) -> Fetched | None:
-        """Returns None if the target has told nothing."""
+        """Returns None if the target listed nothing."""
         try:
             fetched = await self._fetch(target, PATH, TIMEOUT_S)
         except (OSError, asyncio.TimeoutError):  # noqa: UP041  (two classes in Python 3.10)

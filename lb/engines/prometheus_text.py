@@ -1,7 +1,7 @@
 """Reading a few gauges off a Prometheus page, quickly. Pure.
 
 A page is searched for the few names wanted, never split into lines: a vLLM page of 60 KB is read ten times a second
-for each busy target. Names are matched whole, labels that nobody asked for are ignored. Whatever comes, nothing
+for each busy target. Names are matched whole, other labels are ignored. Whatever comes, nothing
 raises: a number that is not finite, negative or absurd makes its gauge unknown.
 
 Several engines behind one port are one target: their counts are added up, their shares averaged. Several series of

@@ -26,7 +26,7 @@ class FramingError(Exception):
 
 
 class BodyDecoder(Protocol):
-    """`feed` takes the next bytes of the connection and tells how many of them belong to the body: as many as there are,
+    """`feed` takes the next bytes of the connection and returns how many of them belong to the body: as many as there are,
     and -1, while it goes on; else up to its end."""
 
     def feed(self, data: bytes) -> int:
@@ -80,7 +80,7 @@ class ChunkedDecoder:
         """See BodyDecoder. Raises FramingError."""
         left = self._left
         size = len(data)
-        if left > size:  # in the midst of a large chunk
+        if left > size:  # in the middle of a large chunk
             self._part(data, 0, size, left)
             return -1
         position = 0

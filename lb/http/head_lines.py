@@ -8,7 +8,7 @@ END = b"\r\n\r\n"
 
 
 class HeadError(Exception):
-    """The head cannot be accepted; `status` is what a client is told."""
+    """The head cannot be accepted; `status` is that of the response to the client."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)

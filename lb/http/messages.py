@@ -21,7 +21,7 @@ the first line, character by character, and that it has seen as many header line
 *Remembering.* Clients and engines send the same head again and again, but for its `Content-Length`. A head that was read
 once is remembered without that line, so the next of its kind costs a search and a lookup. What was accepted with one
 plain line of digits there is accepted with another. At most MAX_REMEMBERED are kept; heads with ids or trace
-contexts of their own are read anew each time.
+contexts of their own are read again each time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Reader:
         self._answers: dict[tuple[bytes, bytes], ResponseHead] = {}
 
     def request(self, head: bytes, max_headers: int) -> tuple[RequestHead, int]:
-        """The head, which is shared and must not be changed, and the length of its body, as far as it is told. `head`
+        """The head, which is shared and must not be changed, and the length of its body, as far as it is known. `head`
         ends with the empty line. Raises HeadError."""
         at = head.find(_LENGTH_LINE)
         if at < 0:

@@ -48,7 +48,7 @@ from lb.http.head_lines import (
 
 
 class RequestHead:
-    """One request as its head tells it. Header values are bytes, as they came.
+    """One request as its head describes it. Header values are bytes, as they came.
 
     The defaults are the class's: most requests set few of them.
     """
@@ -237,7 +237,7 @@ def _check_handshake(request: RequestHead, key: bytes, version: bytes) -> None:
 
 
 def _origin_form(url: bytes) -> tuple[bytes, bytes]:
-    """The authority, if the request target tells it, and path and query."""
+    """The authority, if the request target has one, and path and query."""
     if url.startswith(b"/"):
         return b"", url
     scheme, separator, rest = url.partition(b"://")

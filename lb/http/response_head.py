@@ -33,7 +33,7 @@ from lb.http.request_head import RequestHead
 
 
 class ResponseHead:
-    """One response as its head tells it. `length` is None unless the head says it."""
+    """One response as its head describes it. `length` is None unless the head has it."""
 
     status = 0
     lines_without_cors: bytes | None = None  # as `lines`, where those have headers of CORS

@@ -59,7 +59,7 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 class TargetConnection(asyncio.Protocol):
-    """One connection. Whoever takes it sets `sink`; without one it is idle, and a byte or an end ends it."""
+    """One connection. Its user sets `sink`; without one it is idle, and a byte or an end ends it."""
 
     __slots__ = ("idle_since", "pool", "sink", "transport", "unsent", "used")
 
@@ -303,7 +303,7 @@ class Dialling:
                 return
             error = task.exception()
             if error is None and task.result().transport.is_closing():
-                error = ConnectionResetError("closed as soon as it was open")  # and nobody was told
+                error = ConnectionResetError("closed as soon as it was open")  # and no sink was notified
             if self._abandoned:
                 if error is None:
                     pool.give(task.result(), clock())

@@ -1,12 +1,12 @@
 """What is said in one turn of the event loop is sent together at its end.
 
-uvloop sends at once what is written to it. Whoever waits for it on another core is woken, has done his part long before
+uvloop sends at once what is written to it. The process that waits for it on another core is woken, has finished long before
 the next request has been thought about, and sleeps again: every write costs a wake-up, which under a hypervisor is an
 exit to it. At saturation a turn serves a dozen requests, and sending for all of them in one go wakes the others once.
 On the load of `benchmarks.router` that is a tenth of all CPU time. Alone, a request waits for the end of its turn, which
 is its own.
 
-Whoever has something unsent sends it himself before he says anything else on the same socket, or closes it.
+The owner of unsent bytes sends them before it writes anything else to the same socket, or closes it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A labelled counter of a metrics library costs a microsecond or two per increment (a tuple of labels, a lookup, a
 lock), `counts.requests += 1` some twenty nanoseconds. So labels are resolved once (`lb.observe.metrics.Metrics.of`), and
-Prometheus' shapes are made when somebody asks.
+Prometheus' shapes are made at a scrape.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Every request writes its story and hardly any is ever read, so writing is an app
 the work (searching, naming the terms, building JSON) is the reader's. Nothing of the request itself is kept but
 its id, method and path without query.
 
-A story tells the ten best candidates of each choice. Policies compare hardly more where targets are many; a choice
+An explanation has the ten best candidates of each choice. Policies compare hardly more where targets are many; a choice
 that has a row for each of a thousand is cut down before it is kept.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from policies.routing.base import Choice
 
 KEPT_REQUESTS = 1000
-BEST = 10  # candidates that are told
+BEST = 10  # candidates that are kept
 _KEPT_ROWS = 16  # of a choice: to find the best of that many is left to the reader
 
 

@@ -6,7 +6,7 @@ of a refused continuation, `standing` of a target). None grows with traffic. Of 
 agent's own, of target metrics the target's. Targets (`lb.config.options.MetricsOptions.target_label`) and owners of API
 keys have series of their own up to a bound (`lb.observe.label_slots`).
 
-Counting is `lb.observe.counters`; here the numbers get their names when somebody asks. Gauges are read off the table then.
+Counting is `lb.observe.counters`; here the numbers get their names at a scrape. Gauges are read off the table then.
 The process' CPU time, memory, start time and open files come as `process_*`, as Prometheus' clients name them.
 """
 
@@ -54,8 +54,8 @@ class Labelled(Protocol):
 
 
 class Metrics:
-    """Owns the counts. `counts` is replaced when the policy changes, and so is what `of` returns: whoever keeps
-    them asks again after each change of the table. Needs `use_policy` before anything is counted."""
+    """Owns the counts. `counts` is replaced when the policy changes, and so is what `of` returns: a caller that keeps
+    them reads them again after each change of the table. Needs `use_policy` before anything is counted."""
 
     def __init__(self, service: str, region: str) -> None:
         self._service = service
@@ -187,7 +187,7 @@ class Metrics:
             ("waiting_requests", "Those among them without a first byte.", sums["waiting"]),
             ("targets", "Targets in the table.", sums["targets"]),
             ("good_targets", "Targets in good standing: ready and not ejected.", sums["good"]),
-            ("telling_targets", "Targets whose engine tells its load.", sums["telling"]),
+            ("telling_targets", "Targets whose engine reports its load.", sums["telling"]),
             ("engine_running_requests", "As the engines tell.", sums["running"]),
             ("engine_pending_requests", "As the engines tell, with what was sent since.", sums["pending"]),
             ("engine_kv_usage_ratio", "Mean share of the KV cache in use, as the engines tell.", kv_usage),
@@ -202,7 +202,7 @@ class Metrics:
 
 
 class _Sums:
-    """Sums by name and labels; what is None is not told and adds nothing, not even a row."""
+    """Sums by name and labels; None is unknown and adds nothing, not even a row."""
 
     def __init__(self) -> None:
         self._sums: dict[str, dict[tuple[str, ...], float]] = {}

@@ -1,4 +1,4 @@
-"""Spans of requests with the OpenTelemetry SDK; loaded by `lb.observe.tracing` when somebody wants traces.
+"""Spans of requests with the OpenTelemetry SDK; loaded by `lb.observe.tracing` when traces are enabled.
 
 A span is made when its request is over, from its facts, so that nothing is paid for while it runs. Only its ids
 are drawn at the beginning, since targets must name it as their parent. Attributes follow OpenTelemetry's
@@ -117,7 +117,7 @@ def _span_context(context: Context) -> trace.SpanContext:
 
 
 def _attributes(facts: RequestRecord, path: str) -> dict[str, AttributeValue]:
-    told: dict[str, AttributeValue | None] = {
+    attributes: dict[str, AttributeValue | None] = {
         "http.request.method": facts.method,
         "url.path": path,
         "http.response.status_code": facts.status or None,
@@ -136,7 +136,7 @@ def _attributes(facts: RequestRecord, path: str) -> dict[str, AttributeValue]:
         "skyserve.attempts": facts.attempts,
         "skyserve.continuations": facts.continued,
     }
-    return {name: _clean(value) for name, value in told.items() if value is not None}
+    return {name: _clean(value) for name, value in attributes.items() if value is not None}
 
 
 def _clean(value: AttributeValue) -> AttributeValue:

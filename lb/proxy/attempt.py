@@ -4,8 +4,8 @@ An response *begins* with the first byte of its body, not with its head: engines
 afterwards. An response that is small, or JSON and not a stream, is read whole before any of it is sent, so a unary
 response is never cut.
 
-The attempt owns its booking's connection and is its sink; what it finds out it tells its request, which decides
-(`lb.proxy.request`). It is over when it has told of a failure, has been dropped, or has given its connection back.
+The attempt owns its booking's connection and is its sink; it reports what it finds out to its request, which decides
+(`lb.proxy.request`). It is over when it has reported a failure, has been dropped, or has given its connection back.
 """
 
 from __future__ import annotations

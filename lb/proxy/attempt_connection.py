@@ -19,7 +19,7 @@ OVER = 6
 
 
 class AttemptConnection:
-    """`reply` is the head of the response once there is one, `reply_length` the length of its body if it was told."""
+    """`reply` is the head of the response once there is one, `reply_length` the length of its body if the head has it."""
 
     __slots__ = (
         "_buffer",

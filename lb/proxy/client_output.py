@@ -16,7 +16,7 @@ _NO_HEAD = -1  # the length of a request that has not come yet
 
 # Plain numbers: a member of an Enum is looked up in its class each time it is compared.
 IDLE = 0  # between two requests
-HEAD = 1  # a head has begun
+HEAD = 1  # a head has started
 BODY = 2  # collecting a body
 RESPONSE = 3  # a response is in progress
 TUNNEL = 4
@@ -72,8 +72,8 @@ class ClientOutput(asyncio.Protocol):
         self.length = _NO_HEAD
         self.upload: Upload | None = None
         self.unsent = b""  # of a response, for `lb.http.write_batch`
-        self.body_left = False  # the request has begun before its body was over
-        self._admission: Admission | None = None  # of a request that has not begun
+        self.body_left = False  # the request has started before its body was over
+        self._admission: Admission | None = None  # of a request that has not started
         self._ahead = b""
         self._leaving = 0.0  # seconds to wait for the last request; 0: it may send any number
         self._full = False  # it does not take what is written to it

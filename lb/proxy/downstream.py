@@ -81,7 +81,7 @@ class ClientConnection(ClientOutput):
 
     def eof_received(self) -> bool:
         # Half a close is a close: a client that shuts down its writing side before the response has mostly left, and cannot
-        # be told from one that has.
+        # be distinguished from one that has.
         try:
             if self.request is not None:
                 self.request.halt()

@@ -199,7 +199,7 @@ class Gate:
         span = ""
         if self._begin_span is not None:
             span = self._begin_span(head.traceparent.decode("latin-1"))
-            head = head.without(b"traceparent")  # targets are told of our span instead
+            head = head.without(b"traceparent")  # targets get our span instead
         continues = overrides.continues and not body_left
         options = self._table.table.continuation
         resume_state = None

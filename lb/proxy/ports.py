@@ -186,7 +186,7 @@ class AttemptServices(Protocol):
 
 
 class Responding(Protocol):
-    """An attempt whose target has begun to respond."""
+    """An attempt whose target has started to respond."""
 
     reply: ResponseHead
     reply_length: int | None

@@ -91,7 +91,7 @@ class PlainRelay(ForwardedRelay):
     def collected(self, body: bytes) -> None:
         decoder = self._decoder
         if isinstance(decoder, ChunkedDecoder) and not self._frame:
-            # It may stand in the midst of a chunk whose size line has been taken away: all is framed anew.
+            # It may stand in the middle of a chunk whose size line has been taken away: all is framed again.
             self._frame = self._chunks = True
             decoder.payloads = []
         if body:
@@ -134,7 +134,7 @@ def _has_events(response: ResponseHead) -> bool:
 def begin_response(
     request: RelayHost, response: ResponseHead, decoder: BodyDecoder, length: int | None = None
 ) -> bool:
-    """Send the head; True if the body has to be framed anew: chunked for a body that ends with its connection, not
+    """Send the head; True if the body has to be framed again: chunked for a body that ends with its connection, not
     chunked for a client of HTTP/1.0."""
     client = request.client
     frame = False

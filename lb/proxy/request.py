@@ -3,7 +3,7 @@
 Before the first byte whatever happens to a target, the request goes to another, never to one that has failed it, as far as
 it may be repeated (`lb.core.retry`). It moves at once when the table says that its target is lost, or when the target falls
 silent (`lb.engines.health_checks`) and a better one exists. While no target may take it, it is queued, and counted as
-demand. After the first byte it belongs to the target that has begun to respond; if that one dies, a stream of a model is
+demand. After the first byte it belongs to the target that has started to respond; if that one dies, a stream of a model is
 resumed on another (`lb.proxy.resumable_relay`), and anything else is cut, so that the client sees an error and not a short
 success.
 
@@ -74,7 +74,7 @@ class ProxiedRequest(RespondingRequest):
         proxy.counts_of(booking).attempts += 1
         proxy.waiting[self] = None
         proxy.waiting_until = min(proxy.waiting_until, now + tries.wait_left_s)
-        # A connection that has gone stale cannot be told from a target that died; what may not run twice goes on a new one.
+        # A connection that has gone stale cannot be distinguished from a target that died; what may not run twice goes on a new one.
         self.attempt.start(fresh or not tries.repeatable)
 
     def _enqueue(self, now: float) -> None:
@@ -199,7 +199,7 @@ class ProxiedRequest(RespondingRequest):
                 return
         if stale:
             # Once, on a connection of its own; if the target is dead, that shows at once. Not once for each target: it
-            # cannot be known that a request which was sent has not begun to run.
+            # cannot be known that a request which was sent has not started to run.
             tries.stale = True
             tries.executions -= 1
             if proxy.table.standing(booking.key, now) is not Health.CLOSED:

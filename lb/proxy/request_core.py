@@ -95,7 +95,7 @@ class RequestCore:
 
     @property
     def senior(self) -> bool:
-        """True if it was queued before, or was with a target that may have begun to run it."""
+        """True if it was queued before, or was with a target that may have started to run it."""
         tries = self.tries
         return tries.was_queued or tries.executions > 0 or self.relay is not None
 
@@ -152,7 +152,7 @@ class RequestCore:
         self.end(Outcome.WHOLE, body)
 
     def _respond(self, status: int, code: str, message: str) -> None:
-        """End with an error of our own: as a response, or as an error event where a response has begun."""
+        """End with an error of our own: as a response, or as an error event where a response has started."""
         now = self.proxy.clock()
         self.arrival.explanation.note(now, "answered_here", why=code)
         self.ending.error = code
@@ -186,7 +186,7 @@ class RequestCore:
     def end(self, outcome: Outcome, body: bytes | None = None) -> None:
         """The client has all it will get. `body` is that of a response that was sent whole.
 
-        Called exactly once: the automaton has no event after it. It leaves the queue, releases the target, tells policy and
+        Called exactly once: the automaton has no event after it. It leaves the queue, releases the target, informs policy and
         tenant what was used, counts, and goes on with the client's next request.
         """
         self.state = move(self.state, Event.ENDED)
@@ -211,7 +211,7 @@ class RequestCore:
         # The two hold each other, and a transcript can be megabytes: cycles wait for long until they are collected.
         self.relay = None
         if outcome is Outcome.CUT:
-            # HTTP/1.0 ends a body by closing: only a reset tells failure from success.
+            # HTTP/1.0 ends a body by closing: only a reset distinguishes failure from success.
             self.client.hang_up(abort=self.head.http_1_0)
         elif outcome is Outcome.TUNNEL_CLOSED:
             self.client.hang_up()

@@ -106,7 +106,7 @@ class RespondingRequest(RequestCore):
             proxy.metrics.counts.continued += 1
             self.ending.continued += 1
         if self.resume_state is None and not self.client.body_left:
-            self.proxy.forget_body(self)  # what has begun to be answered is not sent again
+            self.proxy.forget_body(self)  # a request with a response is not sent again
         proxy.relays[self] = None
         return relay
 

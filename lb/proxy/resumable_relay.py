@@ -186,7 +186,7 @@ class ResumableRelay(ForwardedRelay):
         missing = self._missing()
         if (
             missing is None
-        ):  # a server that shuts down ends the response it is writing, or has not begun to write
+        ):  # a server that shuts down ends the response it is writing, or has not started to write
             self._request.broke(Failure.SHORT, "the stream ended before its response")
             return
         self._send(missing)
@@ -269,7 +269,7 @@ class ResumableRelay(ForwardedRelay):
         return True
 
     def next_leg(self, decoder: BodyDecoder) -> None:
-        """The response of another target has begun where the last one stopped."""
+        """The response of another target has started where the last one stopped."""
         self._decoder = decoder
         self._payloads.clear()
         if isinstance(decoder, ChunkedDecoder):

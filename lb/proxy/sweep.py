@@ -147,7 +147,7 @@ def move_waiting(proxy: Proxy) -> None:
             elif outlook is Outlook.DOUBTFUL:
                 health, _ = proxy.table.candidates(now, request.tried)
                 # A server that does one request at a time looks frozen while it works on this very one: without
-                # a bound, the request would be begun again and again and keep all of them busy.
+                # a bound, the request would be started again and again and keep all of them busy.
                 if health is Health.GOOD and request.tries.executions < retries.max_total_retries:
                     request.tries.executions += 1
                     request.call_back("its target is in doubt and another is healthy")

@@ -1,7 +1,7 @@
 """A WebSocket between a client and a target: bytes pass both ways as they come, with an idle clock.
 
 A tunnel is not resumed. When its target is drained or removed, or when nothing has passed for the idle timeout, both ends
-get a close frame with code 1001 (going away) and are closed, so that a client connects anew and a target runs dry.
+get a close frame with code 1001 (going away) and are closed, so that a client connects again and a target runs dry.
 """
 
 from __future__ import annotations

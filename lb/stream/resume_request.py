@@ -4,7 +4,7 @@ A stream of `/v1/chat/completions` or `/v1/completions` breaks after k tokens. A
 on where the first stopped if it is given the same context: the prompt and those k tokens. Three ways, best first:
 
     RESTART   nothing of the answer has been said yet: the same request again
-    TOKENS    the engine has told its token ids: `/v1/completions` with prompt ids + output ids (a chat is turned
+    TOKENS    the engine has sent its token ids: `/v1/completions` with prompt ids + output ids (a chat is turned
               back into chat chunks by `lb.stream.stream_merge`). No seam: what follows depends on the same tokens as before
     TEXT      the text so far is given back: appended to the prompt, or as the assistant's unfinished message with
               the flags that keep it unfinished. The engine reads the text into tokens of its own, which need not
@@ -12,7 +12,7 @@ on where the first stopped if it is given the same context: the prompt and those
 
 What engines understand (vLLM 0.33, SGLang 0.5, llama.cpp and TGI as documented):
 
-    engine       tells ids                     goes on from ids    goes on from the text of a chat by
+    engine       sends ids                     goes on from ids    goes on from the text of a chat by
     vLLM         if asked (return_token_ids)   yes                 continue_final_message, no generation prompt
     our engine   as vLLM                       yes                 as vLLM
     SGLang       completions only              completions only    as vLLM
@@ -27,13 +27,13 @@ as one token, so the answer may get longer than its limit by what came together 
 TOKENS is not taken, though ids are known, where the text of an answer is more than its tokens: for a chat with tools
 (their parser reads chats only), with images or audio (their content is not in the ids), and, but for our engine,
 with stop strings: engines hold back text that may become one, so the ids run ahead of what the client has seen. From
-the text the answer goes on just behind what was seen, be it within a word, and what was held back is made anew. A stop
+the text the answer goes on just behind what was seen, be it within a word, and what was held back is made again. A stop
 string that begins in front of such a seam and ends behind it is not found: no engine sees both of its parts.
 
 Not preserved over a seam: the position of a seeded generator (an engine whose next token depends on the seed and the
 context alone, as ours does, is not affected), and penalties for tokens that are now part of the prompt.
 
-What is refused is told by `lb.stream.resume_rules` (by the request) and by `resume` (by the stream, and by the engine).
+Refusals are decided by `lb.stream.resume_rules` (by the request) and by `resume` (by the stream, and by the engine).
 """
 
 from __future__ import annotations
@@ -205,8 +205,8 @@ def _reopened(request: Mapping[str, Any], text: str, kind: EngineKind) -> dict[s
     if request.get("add_generation_prompt") is False and not already_open:
         raise NotResumable(Reason.LAST_MESSAGE)
     if follows_assistant and (already_open or kind is EngineKind.LLAMACPP):
-        if not already_open and isinstance(begun := last.get("content"), str):
-            text = text.removeprefix(begun)  # without the flags it repeats what the client has begun
+        if not already_open and isinstance(started := last.get("content"), str):
+            text = text.removeprefix(started)  # without the flags it repeats what the client has started
         messages = [*messages[:-1], _longer(last, text)]
     elif already_open or (follows_assistant and kind is EngineKind.SGLANG):
         raise NotResumable(Reason.LAST_MESSAGE)

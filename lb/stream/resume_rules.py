@@ -50,7 +50,7 @@ class NotResumable(Exception):
         self.reason = reason
 
 
-# A stream of which nothing has been said is begun anew, and one whose answer is complete is closed, whatever else its
+# A stream without any data is started again, and one whose answer is complete is closed, whatever else its
 # request asks for, unless it is one of these.
 NEVER = frozenset({Reason.NOT_A_STREAM, Reason.SEVERAL_CHOICES, Reason.SEVERAL_PROMPTS, Reason.KV_TRANSFER})
 

@@ -165,7 +165,7 @@ class StreamMerger:
         """How far the stream has come, with all of its legs."""
         if self._tally.size_bytes > self._limit:
             self._tally.lost = True
-        return self._tally.told()
+        return self._tally.progress()
 
     def _passed(self, data: bytes) -> bytes:
         if self.over:
@@ -224,10 +224,10 @@ class StreamMerger:
             chunk.pop("system_fingerprint", None)
 
     def _settle_role(self, delta: dict[str, Any] | None) -> None:
-        """The role is told once, whether the engine tells it never, once or always."""
+        """The role is sent once, whether the engine sends it never, once or always."""
         if delta is None:
             return
-        if self._tally.role_told:
+        if self._tally.role_sent:
             delta.pop("role", None)
         elif self._reshapes:
             delta["role"] = "assistant"
@@ -257,7 +257,7 @@ class StreamMerger:
 
 def closing(path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind) -> bytes | None:
     """The end of a broken stream whose answer is complete: its finish reason has been seen, or it has got all the
-    tokens it was allowed. None if something is left to be generated, or nobody can tell.
+    tokens it was allowed. None if something is left to be generated, or it cannot be known.
 
     `kind` is that of the engine that was lost.
     """
@@ -281,7 +281,7 @@ def closing(path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind
 
 
 def _final_usage(sofar: StreamProgress) -> Mapping[str, Any] | None:
-    """The usage that was not told any more, if it is known."""
+    """The usage that was not sent any more, if it is known."""
     if sofar.usage is not None:
         return sofar.usage
     if sofar.prompt_tokens is None or not sofar.output_ids:

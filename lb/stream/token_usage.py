@@ -44,7 +44,7 @@ def usage_of(body: bytes) -> Tokens | None:
     while (at := max(body.rfind(report, start, end) for report in _REPORTS)) >= 0:
         end = at
         if b'"message_start"' in body[body.rfind(b"\n", 0, at) + 1 : at]:
-            continue  # Anthropic's first event counts a response that has not begun
+            continue  # Anthropic's first event counts a response that has not started
         prompt = _PROMPT.search(body, at)
         out = _OUT.search(body, at)
         if prompt is not None or out is not None:

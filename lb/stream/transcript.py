@@ -1,4 +1,4 @@
-"""What the client of a stream has been told: kept as bytes while all is well, read when it breaks.
+"""What the client of a stream has received: kept as bytes while all is well, read when it breaks.
 
 A running stream must cost next to nothing, so `Transcript.add` appends what came and counts it. Only when the target is
 lost are the events parsed, into a `StreamProgress`: who the stream claims to be, its text, its tokens, how far it got. When
@@ -47,7 +47,7 @@ class StreamProgress:
     created: int = 0
     model: str = ""
     system_fingerprint: str | None = None
-    role_told: bool = False
+    role_sent: bool = False
     text: str = ""
     reasoning: bool = False
     tool_call: bool = False
@@ -77,14 +77,14 @@ class ProgressTally:
     def __init__(
         self, before: StreamProgress | None = None, *, answer_again: bool = False, from_text: bool = False
     ) -> None:
-        """Goes on where `before` stopped. `answer_again`: the answer is begun anew, its tokens count from zero;
+        """Goes on where `before` stopped. `answer_again`: the answer is started again, its tokens count from zero;
         `from_text`: the next engine reads the text into tokens of its own, so the ids known do not go on."""
         before = before or StreamProgress()
         self.id = before.id
         self.created = before.created
         self.model = before.model
         self.system_fingerprint = before.system_fingerprint
-        self.role_told = before.role_told
+        self.role_sent = before.role_sent
         self.reasoning = before.reasoning
         self.tool_call = before.tool_call
         self.finish_reason = before.finish_reason
@@ -160,14 +160,14 @@ class ProgressTally:
         if isinstance(usage := chunk.get("usage"), dict):
             self._count(usage, final=not choices)
 
-    def told(self) -> StreamProgress:
+    def progress(self) -> StreamProgress:
         """All of it, as a value."""
         return StreamProgress(
             id=self.id,
             created=self.created,
             model=self.model,
             system_fingerprint=self.system_fingerprint,
-            role_told=self.role_told,
+            role_sent=self.role_sent,
             text="".join(self._text),
             reasoning=self.reasoning,
             tool_call=self.tool_call,
@@ -202,7 +202,7 @@ class ProgressTally:
             return
         self._text.append(said)
         self._text_bytes += len(said)
-        self.role_told = self.role_told or bool(delta.get("role"))
+        self.role_sent = self.role_sent or bool(delta.get("role"))
         reasoned = any(delta.get(name) for name in _SPEECH)
         called = any(delta.get(name) for name in _CALLS)
         self.reasoning = self.reasoning or reasoned
@@ -265,7 +265,7 @@ class Transcript:
         if self.lost:
             return StreamProgress(lost=True)
         reading = self._fold(0)
-        return StreamProgress(lost=True) if self.lost else reading.tally.told()
+        return StreamProgress(lost=True) if self.lost else reading.tally.progress()
 
     def _fold(self, leave_bytes: int) -> _Reading:
         """Read the oldest bytes until no more than `leave_bytes` are left unread."""

@@ -32,7 +32,7 @@ class Expected(NamedTuple):
 
 
 class LookAhead:
-    """Reading never changes it. Whoever writes calls `advance` first, as often as it likes."""
+    """Reading never changes it. A writer calls `advance` first, any number of times."""
 
     __slots__ = ("_ending", "_ends_sum", "_level", "_slot", "_speed", "_stays")
 
@@ -49,7 +49,7 @@ class LookAhead:
         return len(self._stays)
 
     def enter(self, request_id: str, expected: Expected, now: float) -> None:
-        """The request holds its prompt's tokens now and one more every `s_per_token`. Again: it starts anew."""
+        """The request holds its prompt's tokens now and one more every `s_per_token`. Again: it starts from there."""
         self.leave(request_id)
         speed = 1.0 / expected.s_per_token
         stay = _Stay(expected.prompt_tokens - speed * now, speed, now)
@@ -70,7 +70,7 @@ class LookAhead:
             self._level = self._speed = self._ends_sum = 0.0
 
     def advance(self, now: float) -> None:
-        """Whoever should have ended by now is expected to go on for a fifth of what it has written."""
+        """A response that should have ended by now is expected to go on for a fifth of what it has written."""
         slot = int(now // SLOT_S)
         if slot <= self._slot:
             return
@@ -106,7 +106,7 @@ class LookAhead:
         return peak
 
     def growth_at_most(self, s_per_token: float) -> float:
-        """How much more than now, and than a newcomer's prompt, `peak_tokens` can be: as if nobody left."""
+        """How much more than now, and than a newcomer's prompt, `peak_tokens` can be: as if no request ended."""
         return (self._speed + 1.0 / s_per_token) * (HORIZON_SLOTS + 1) * SLOT_S
 
     def _end_at(self, stay: _Stay, end: float) -> None:

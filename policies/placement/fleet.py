@@ -158,7 +158,7 @@ class Spread:
         return self.put(min(offers, key=lambda offer: self.crowd(offer.zone)), why)  # the first of equals
 
     def put(self, offer: Offer, why: str = "") -> Place:
-        """A place decided by somebody else, counted."""
+        """A place decided elsewhere, counted."""
         there = self.in_zone[offer.zone]
         self._count(offer.zone)
         return Place(

@@ -52,7 +52,7 @@ FLOOR_PER_HOUR = 0.03  # what is left of it after days
 PRIOR_LOSSES = 10.0  # as many must be seen before a zone is judged by itself rather than by the law
 MEMORY_LOSSES = 20.0  # older ones fade
 SIBLINGS_UP, SIBLINGS_DOWN = 0.75, 1.6
-UNKNOWN_DOWN = 0.4  # the chance that a zone nobody asked is empty
+UNKNOWN_DOWN = 0.4  # the chance that a zone without a request is empty
 RECOVERY_H = 0.5
 WHOLE_PRIOR = (2.0, 2.0)
 FIRST_SIGHT_H = 2.0  # the age of a zone that had room when it was first asked
@@ -66,7 +66,7 @@ USUAL_START_S = 180.0
 _START_WEIGHT = 0.3
 _HARDLY = 1e-3  # the least chance of room
 
-#: States in which the cloud has accepted a replica and nobody ends it.
+#: States in which the cloud has accepted a replica and does not terminate it.
 HELD = (ReplicaState.PROVISIONING, ReplicaState.STARTING, ReplicaState.NOT_READY, ReplicaState.READY)
 
 
@@ -207,7 +207,7 @@ class Market:
 
     def refusals(self, zone: Zone) -> float:
         """How many a zone that is asked for one more replica is expected to give before it takes one. What was last
-        seen of it becomes less certain with time, down to what is known of a zone nobody asked."""
+        seen of it becomes less certain with time, down to what is known of a zone without requests."""
         record = self._record(zone)
         if "empty_at" in record:
             room = 1.0 - self._still(RECOVERY_H, record["empty_from"], record["empty_at"])

@@ -121,7 +121,7 @@ class Backlog:
             return ahead_s
         return max(ahead_s, (pending + before) * self._seat_s(target))
 
-    # --- told
+    # --- changes
 
     def join(self, request_id: str, residual: int, now: float) -> None:
         if not self.sent:

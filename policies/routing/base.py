@@ -1,6 +1,6 @@
 """The port between a load balancer and the policy that chooses a target.
 
-A policy is asked (`choose`), told what became of its advice (`record`, `answered`, `ended`) and told who left
+A policy chooses (`choose`), and is informed of what became of its choice (`record`, `answered`, `ended`) and of targets that left
 (`forget`). Choosing reads, it never writes: a choice that is not followed leaves no trace. Loads, ejections and
 exclusions belong to the caller; what a policy is given are the targets that may serve this request now. A policy
 keeps only what its algorithm must remember. Every choice explains itself: the cost of each candidate, term by
@@ -45,10 +45,10 @@ class TargetView:
     `in_flight` counts the requests this load balancer has on the target, `waiting` those among them without a
     first byte. `trouble` is the number of its recent failures, fading with time, so that a target which fails fast
     does not look like an idle one. `capacity` is its size relative to others of its service (requests per second
-    its accelerator is meant for, if the service tells; else 1).
+    its accelerator is meant for, if the service defines it; else 1).
 
     `running`, `pending` and `kv_usage` (0 to 1) are the engine's own account, with what has been sent since
-    booked on top of `pending`; None where the engine tells nothing. `queued` are those that it reported as pending itself.
+    booked on top of `pending`; None where the engine reports nothing. `queued` are those that it reported as pending itself.
     """
 
     id: str
@@ -166,7 +166,7 @@ class Turns:
     """Who was used how long ago, in turns instead of seconds: the memory of round robin and of fair ties.
 
     A counter modulo the number of targets skips and repeats when the list changes between two requests (a
-    target ejected, another excluded by a retry). The order of last use does not: whoever waits longest is next,
+    target ejected, another excluded by a retry). The order of last use does not: the target that waits longest is next,
     and a newcomer is first once.
     """
 

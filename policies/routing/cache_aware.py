@@ -1,4 +1,4 @@
-"""Cache aware: whoever has most of the prompt in its cache, as long as the load is level.
+"""Cache aware: the target with most of the prompt in its cache, as long as the load is level.
 
 The rule of the SGLang router (`cache_aware` of sglang-router and smg; constants are its defaults). If the busiest
 target has over 64 requests more than the idlest, and over 1.5 times as many, the load is out of balance and the

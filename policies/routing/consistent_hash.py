@@ -47,7 +47,7 @@ class ConsistentHash(Policy):
         self, virtual_nodes: int = VIRTUAL_NODES, balance: float = BALANCE, rng: Random | None = None
     ) -> None:
         if balance < 1.0:
-            raise ValueError(f"balance must be at least 1 (got {balance}): less than its share fits nobody")
+            raise ValueError(f"balance must be at least 1 (got {balance}): no target could take its share")
         self._ring = Ring(virtual_nodes)
         self._balance = balance
         self._least_load = LeastLoad(rng)

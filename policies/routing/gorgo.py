@@ -37,7 +37,7 @@ of sending it somewhere. What is held counts in the cost of others as far as it 
 *Who goes first of those held.* What would lose most by waiting: the next turn of a conversation, or a child in a tree of
 thoughts, whose prefix is in the cache of this target alone, and will not be there for long once the cache is full. What
 finds no more here than elsewhere has nothing to lose, be it a miss or the first request of a new conversation: it goes as
-if it had come up to LONGEST_FOR_LOSS_S later. Thus what has been begun ends first, and fewer conversations fill the
+if it had come up to LONGEST_FOR_LOSS_S later. Thus what has been started ends first, and fewer conversations fill the
 caches at a time. What has much to compute holds up others, and goes up to LONGEST_FOR_WORK_S later. Both together
 are LONGEST_PUT_OFF_S, or half of the time for which a request may wait if that is less.
 

@@ -8,7 +8,7 @@ Source: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing" (I
 longest queue grows as log log n instead of log n / log log n. Its use is where loads are old news: several
 agents that all pick the minimum of the same stale numbers send a herd to one target, two random candidates
 break it up. SGLang's router compares KV usage where we compare requests: what a newcomer waits for is its
-turn in a batch, and usage tells that only where all conversations are of one length.
+turn in a batch, and usage shows that only where all conversations are of one length.
 
 The draw belongs to the attempt and not to the question: the two candidates of the next request are drawn when
 the last one is recorded. Asking twice gives the same answer, and a choice that is not followed costs no

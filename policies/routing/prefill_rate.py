@@ -11,7 +11,7 @@ the bytes that had to be computed first, those queued ahead included. GORGO (tab
   equals it if it is within. Equal targets are thus thought equal: noise taken for speed sends work to the
   lucky ones.
 - *Ageing.* What was learned counts half after a minute without news, a tenth after three. A target that was
-  slow once is thus tried again; otherwise nobody would send it the request that could clear its name.
+  slow once is thus tried again; otherwise it would never get the request that could show its recovery.
 - *Outliers.* The first eight answers begin the fit together, pulled in to a Theil-Sen line (the median of the
   slopes between all pairs, which two wild ones of eight cannot move far): an engine's first answer often pays
   for its compilation. After that an answer further from the line than four typical deviations is counted at

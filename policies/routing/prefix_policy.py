@@ -18,7 +18,7 @@ from policies.routing.radix_tree import NO_MATCH, Match, RadixTree
 from policies.routing.sampling import ALL, SamplingPolicy
 from policies.routing.target_list import finder
 
-# Longer prompts are told apart by their first part: this much in common decides any choice.
+# Longer prompts are distinguished by their first part: this much in common decides any choice.
 MAX_PROMPT_BYTES = 256 * 1024
 
 # Engines reuse whole blocks (vLLM: 16 tokens, about 64 bytes of English): a shorter match saves nothing.

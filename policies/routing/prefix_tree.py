@@ -3,7 +3,7 @@
 The rule of SkyWalker (§3.2-3.3): of the targets that are available (a policy is given no others) the one with the
 longest match is taken; if less than half of the prompt matches anywhere, the least loaded target is, which spreads
 prompts that have nothing to reuse. The oldest records leave the tree first. SkyWalker walks down only while the
-node has an available holder, because holders of a child hold its parent too; the tree here tells the match of
+node has an available holder, because holders of a child hold its parent too; the tree here returns the match of
 every target in one walk, which gives the same answer and what the additions below need.
 
 Taking the longest match collapses where all prompts begin alike: the first target that has the beginning gets
@@ -14,7 +14,7 @@ helps only where the common beginning is less than half of the prompt. What is a
 request for each KiB it has cached (prefilling 250 tokens takes an engine about as long as one more sequence adds
 to the decoding of an answer). And however long the match, it may be above the mean load by no more than a fifth
 and 4 requests. Other holders are passed over; if all are, the least loaded target learns the prompt. So a short
-common beginning is soon known to everybody and ties nobody, an idle target is not left idle, and a long
+common beginning is soon known to every target and binds no request, an idle target is not left idle, and a long
 conversation stays where it is until that is really busy.
 
 *Giving up a little depth.* A holder whose match is shorter by at most a tenth of the prompt goes before the

@@ -1,6 +1,6 @@
 """PreServe's router: the target with the least load in tokens, with the memory it will need counted.
 
-    cost = prefill     prompt tokens sent to the target whose answers have not begun, and this prompt's
+    cost = prefill     prompt tokens sent to the target whose answers have not started, and this prompt's
          + decode      answer tokens its requests have still to write, and this one's
          + overflow    tokens by which its KV cache will pass 80 % within three seconds, with this request
          + failures    1,000 tokens for each recent one
@@ -12,7 +12,7 @@ Source: PreServe, section 4.3.3, with its T_mem = 0.8 and beta = 1. Different he
 
 - *The guess* is a running median per model and tenant, behind the port the paper's DistilBERT would fit.
 - *The capacity* of a cache is not known to a load balancer, so it is inferred: tokens in the map over the
-  usage the engine tells, mixed with a tenth of an assumed `kv_tokens`. Usage told also corrects the map's
+  usage the engine reports, mixed with a tenth of an assumed `kv_tokens`. Reported usage also corrects the map's
   present; the map adds the growth. Where engines are silent `kv_tokens` is all there is.
 - *Seconds per token* are learned per target from its answers, starting from those of the fleet.
 - *Requests of other load balancers*, known from the engine's counts only, weigh like the average of our own.

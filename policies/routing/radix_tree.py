@@ -6,14 +6,14 @@ prefix that ends with its edge, and a prompt is inserted when it is sent. Nothin
 
 *Blocks.* Prompts are cut into whole blocks of `block_bytes`; a child is found by the block its edge begins with,
 and edges are split between blocks only. One dictionary look-up and one comparison in C pass a whole edge, the
-tree stays flat (a step per block at worst, whoever writes the prompts), and what is lost is less than a block
+tree stays flat (a step per block at worst, whatever the prompts are), and what is lost is less than a block
 at the end of a prompt, which no engine's cache would have used either.
 
 *Holders* are one integer per node, a bit per target. Who holds a node holds all nodes above it (SkyWalker builds
-its early stop on this), so one walk down tells the match of every target.
+its early stop on this), so one walk down finds the match of every target.
 
 *Forgetting* a target clears its bit in the mask of the living: it is gone at once, without a walk. The bit itself
-is not used again before every node has lost it, so a target that returns begins as nobody. The nodes are
+is not used again before every node has lost it, so a target that returns begins without any node. The nodes are
 reclaimed bit by bit as prompts are inserted.
 
 *Size.* A node is charged to each of its holders with its bytes and NODE_BYTES. A target above its limit loses
@@ -66,7 +66,7 @@ _NO_CHILDREN: dict[bytes | str, _Node] = {}  # of every leaf; never written to
 
 
 class Match:
-    """How much of one prompt each target holds, until the tree changes. `get(target_id, default)` tells it of one."""
+    """How much of one prompt each target holds, until the tree changes. `get(target_id, default)` returns it for one."""
 
     __slots__ = ("_by_bit", "_levels", "get")
 
@@ -233,7 +233,7 @@ class RadixTree:
         if at < end:
             rest = prompt[at:end]
             if node.holders == bit and not node.children and at:
-                node.edge += rest  # a conversation goes on, and nobody else has it
+                node.edge += rest  # a conversation goes on, and no other target has it
                 self.text_bytes += len(rest)
                 grown = len(rest)
             else:
@@ -287,7 +287,7 @@ class RadixTree:
         return same * block
 
     def _add(self, edge: bytes, key: bytes | str, home: dict[bytes | str, _Node]) -> _Node:
-        """A new node that nobody holds yet."""
+        """A new node without holders."""
         node = home[key] = _Node(edge, key, home, 0)
         self.nodes += 1
         self.text_bytes += len(edge)

@@ -17,7 +17,7 @@ from policies.routing.prefix_tree import PrefixTree
 from policies.routing.preserve import PreServe
 from policies.routing.round_robin import RoundRobin
 
-DEFAULT_POLICY = LeastLoad.name  # of an agent that is told nothing
+DEFAULT_POLICY = LeastLoad.name  # of an agent without configuration
 # What services get unless they choose: the shortest times to the first token over all of `benchmarks/routing.py`, with
 # nearly the best hit rates and the evenest load. Requests without a prompt it sends where the least is in flight.
 SERVICE_POLICY = Gorgo.name

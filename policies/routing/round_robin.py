@@ -1,7 +1,7 @@
 """Round robin: the target that was used longest ago.
 
-With a fixed set of targets this is the usual circle. When targets join, leave or are excluded, nobody is
-skipped and nobody is served twice in a row, because the circle is the order of last use and not a position in
+With a fixed set of targets this is the usual circle. When targets join, leave or are excluded, none is
+skipped and none is used twice in a row, because the circle is the order of last use and not a position in
 a list. Load is ignored. Of more than a few targets it is the one of a sample that was used longest ago (see
 `policies.routing.sampling`).
 """

@@ -109,7 +109,7 @@ def finder(targets: Sequence[TargetView]) -> Callable[[str], TargetView | None]:
 
 
 def fleet(targets: Sequence[TargetView]) -> Sequence[TargetView]:
-    """All targets of the table that the sequence is from, as far as it tells."""
+    """All targets of the table that the sequence is from, as far as it is known."""
     return (isinstance(targets, (TargetList, Without)) and targets.fleet) or targets
 
 

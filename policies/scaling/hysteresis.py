@@ -7,15 +7,15 @@ by step, each level with a wait of its own. Delays are seconds of the clock, not
 of 39 s is 39 s. A sudden change of load comes out of the window over which it is measured as a slope; that it be
 followed in one move and not in many, a move takes along the levels whose waits end within a sixth of the delay.
 
-*Excursions.* SkyPilot starts a wait anew after a single sample on the other side, so a load that jitters around a
+*Excursions.* SkyPilot restarts a wait after a single sample on the other side, so a load that jitters around a
 boundary never scales although it asks for more nine times out of ten. Here a wait pauses while the load is away,
 and is forgotten only when the load has been away for more than a sixth of the delay in total. The delay is thus
 always served in full, a wait lasts at most 7/6 of it, and a load that is away more often than every seventh second
 is not taken for steady. Excursions are remembered as instants and sums of seconds, so a quiet tick changes nothing.
 
-*Zero.* To sleep is another thing than to be one smaller: whoever asks next waits for a cold start. A single request
-ends the wait for zero, and nobody sleeps while a request is in flight or held. From zero the target jumps at once:
-nothing to serve and somebody asking is not a trend to be confirmed.
+*Zero.* To sleep is another thing than to be one smaller: the next request waits for a cold start. A single request
+ends the wait for zero, and no service sleeps while a request is in flight or held. From zero the target jumps at once:
+no replica and a waiting request is not a trend to be confirmed.
 
 *Ignorance.* Without a report from any load balancer the target stays, so that a controller that has just started
 does not take its own ignorance for silence.
@@ -57,7 +57,7 @@ class _Wait(NamedTuple):
 
 
 def settle(observation: Observation, memory: Json, need: Need | None, floor: int = 0) -> Size:
-    """The size for a `need` (None: nobody knows it). `floor` is a size owed without any wait: what the present
+    """The size for a `need` (None: unknown). `floor` is a size owed without any wait: what the present
     replicas need to carry the load that had been agreed on."""
     goal, load, now = observation.goal.scaling, observation.load, observation.now
     low, high = goal.min_replicas, goal.max_replicas

@@ -1,4 +1,4 @@
-"""`serve catalog`: what machines there are, where, and what they cost; and asking the clouds' price APIs anew."""
+"""`serve catalog`: what machines there are, where, and what they cost; and reading the clouds' price APIs again."""
 
 from __future__ import annotations
 

@@ -109,14 +109,14 @@ def _checked(clouds: Clouds, here: Home, name: str, offers: Sequence[Offer]) -> 
     _note(here, {**_noted(here), owner: name})
     fetch = fetch_with(here.machine_secret(), owner)
     with doing(f"{name}: launching") as show:
-        told = show if sys.stderr.isatty() else say  # a log has a line for each step
+        line = show if sys.stderr.isatty() else say  # a log has a line for each step
         check = LaunchCheck(
             cloud,
             owner,
             fetch,
             now=unix_now,
             sleep=time.sleep,
-            tell=lambda sentence: told(f"{name}: {sentence}"),
+            tell=lambda sentence: line(f"{name}: {sentence}"),
         )
         report = check.run(offers)
     if not report.left:

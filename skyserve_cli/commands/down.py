@@ -71,14 +71,14 @@ def down(
         return
     replicas = sum(len(sentences.live_replicas(view)) for view in services if view["name"] in chosen)
     ask(f"Take down {', '.join(chosen)} with {plural(replicas, 'replica')}?", yes=yes)
-    told = progress.last_event(client)
+    seen = progress.last_event(client)
     for name in chosen:
         client.down(name, purge=purge)
     if no_wait:
         say(f"going down: {', '.join(chosen)}")
         return
     began = SystemClock().now()
-    _wait(client, frozenset(chosen), told, timeout)
+    _wait(client, frozenset(chosen), seen, timeout)
     left_s = None if timeout is None else max(0.0, timeout - (SystemClock().now() - began))
     _tidy(client, chosen, left_s)
     say(f"down: {', '.join(chosen)}")
@@ -100,7 +100,7 @@ def _end_replica(
 ) -> None:
     name = view["name"]
     ask(f"End replica {replica_id} of {name}?", yes=yes)
-    told = progress.last_event(client)
+    seen = progress.last_event(client)
     client.kill(name, replica_id)
     if no_wait:
         return
@@ -110,13 +110,13 @@ def _end_replica(
         return all(one["id"] != replica_id for one in (*view["replicas"], *view["load_balancers"]))
 
     try:
-        progress.follow(client, frozenset((name,)), after=told, timeout_s=timeout_s, done=gone)
+        progress.follow(client, frozenset((name,)), after=seen, timeout_s=timeout_s, done=gone)
     except KeyboardInterrupt:
         raise CommandFailed(f"\nstopped waiting; replica {replica_id} of {name} still ends", 130) from None
     say(f"replica {replica_id} of {name} has ended")
 
 
-def _wait(client: Client, names: frozenset[str], told: int, timeout_s: float | None) -> None:
+def _wait(client: Client, names: frozenset[str], seen: int, timeout_s: float | None) -> None:
     def gone(views: dict[str, View]) -> bool:
         for view in views.values():
             if view["status"] == "FAILED_CLEANUP":
@@ -124,7 +124,7 @@ def _wait(client: Client, names: frozenset[str], told: int, timeout_s: float | N
         return all(_is_gone(view) for view in views.values())
 
     try:
-        progress.follow(client, names, after=told, timeout_s=timeout_s, done=gone)
+        progress.follow(client, names, after=seen, timeout_s=timeout_s, done=gone)
     except KeyboardInterrupt:
         raise CommandFailed(
             f"\nstopped waiting; {', '.join(sorted(names))} goes down in the background. "
@@ -138,7 +138,7 @@ def _tidy(client: Client, names: Sequence[str], timeout_s: float | None) -> None
     no group, key or network of ours. Raises CommandFailed with a sentence for each thing that stays."""
     patience_s = CLEANUP_TIMEOUT_S if timeout_s is None else min(timeout_s, CLEANUP_TIMEOUT_S)
     clock = SystemClock()
-    began, told, pause_s = clock.now(), frozenset[str](), SHORTEST_PAUSE_S
+    began, seen, pause_s = clock.now(), frozenset[str](), SHORTEST_PAUSE_S
     try:
         while True:
             step = _step(client, names)
@@ -147,9 +147,9 @@ def _tidy(client: Client, names: Sequence[str], timeout_s: float | None) -> None
             waiting = step["waiting"]
             if not waiting or clock.now() - began > patience_s:
                 break
-            for sentence in frozenset(waiting) - told:
+            for sentence in frozenset(waiting) - seen:
                 say(f"waiting: {sentence}")
-            told |= frozenset(waiting)
+            seen |= frozenset(waiting)
             time.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 1.5 * pause_s)
     except KeyboardInterrupt:

@@ -22,7 +22,7 @@ def engine(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Engines with equal seeds say the same.")] = 0,
     mean_output_tokens: Annotated[
-        float, typer.Option("--mean-output-tokens", help="Length of answers that nobody limits.")
+        float, typer.Option("--mean-output-tokens", help="Length of responses without a limit.")
     ] = 200.0,
     cold_start: Annotated[
         float, typer.Option("--cold-start", metavar="SECONDS", min=0, help="Before the port opens.")

@@ -55,9 +55,9 @@ def events(
     if name is not None:
         find(client.services(down=True), name)
     # One line at least, to know where the story has got to.
-    told = client.events(name, newest=True, limit=max(1, count))
-    _tell([event for event in told[-count:] if event["at"] >= begin] if count else [], output)
-    after = told[-1]["seq"] if told else 0
+    found = client.events(name, newest=True, limit=max(1, count))
+    _tell([event for event in found[-count:] if event["at"] >= begin] if count else [], output)
+    after = found[-1]["seq"] if found else 0
     with suppress(KeyboardInterrupt):
         while follow:
             news = client.events(name, after=after)

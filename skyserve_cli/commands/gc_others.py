@@ -73,8 +73,8 @@ def gc(
         removed += [{**one, "owner": owner} for one in done]
         failed += [{**one, "owner": owner} for one in left]
     if output is Output.JSON:
-        told = [{**one, "owner": owner} for owner, orphans in found.items() for one in orphans]
-        put_json({"found": told, "unlisted": unlisted, "removed": removed, "failed": failed})
+        listed = [{**one, "owner": owner} for owner, orphans in found.items() for one in orphans]
+        put_json({"found": listed, "unlisted": unlisted, "removed": removed, "failed": failed})
     if failed:
         raise CommandFailed(f"{plural(len(failed), 'thing')} could not be removed; see above")
     if unlisted:

@@ -219,7 +219,7 @@ def _has_ended(client: Client, what: str) -> bool:
 
 
 def _last_lines(content: bytes, count: int) -> bytes:
-    """The last `count` lines, a begun one included."""
+    """The last `count` lines, a started one included."""
     return b"".join(content.splitlines(keepends=True)[-count:]) if count else b""
 
 

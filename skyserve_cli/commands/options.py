@@ -37,7 +37,7 @@ def controller() -> Client:
 
 
 def complete_service(incomplete: str) -> list[str]:
-    """Names for the shell. Silent where there is nobody to ask."""
+    """Names for the shell. Silent without a controller."""
     try:
         services = controller().services()
     except (ControllerDownError, RefusedError, OSError):

@@ -114,7 +114,7 @@ def candidates_table(candidates: Sequence[View]) -> Fitted:
 
 def insist_on_offers(plan: View, loaded: Loaded) -> None:
     """A service that can run nowhere is refused before it is asked for, with the keys that leave nothing. An alternative
-    that has nothing beside others that have is told. Raises SpecError, or CommandFailed if nobody knows why."""
+    without offers beside others that have some is reported. Raises SpecError, or CommandFailed if the reason is unknown."""
     problems = [
         Problem(loaded.path_of(why["choice"], why["field"]), why["message"], hint=why["hint"])
         for why in plan["refused"]
@@ -132,12 +132,12 @@ def insist_on_offers(plan: View, loaded: Loaded) -> None:
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Go on, or raise: WrongUsage where nobody can answer, CommandFailed where the answer is no or Ctrl-C."""
+    """Go on, or raise: WrongUsage without a terminal, CommandFailed where the answer is no or Ctrl-C."""
     if yes:
         return
     if not sys.stdin.isatty():
         raise WrongUsage(
-            "nobody is here to confirm (stdin is not a terminal); pass -y to go ahead without asking"
+            "cannot ask for confirmation: stdin is not a terminal; pass -y to go ahead without asking"
         )
     try:
         agreed = typer.confirm(question, default=True, err=True)

@@ -29,7 +29,7 @@ TROUBLE_LASTS_S = 3.0  # what is over sooner belongs to coming up
 
 
 def last_event(client: Client) -> int:
-    """Where the story has got to: what is told from here on is new."""
+    """The number of the last event: later ones are new."""
     newest = client.events(None, newest=True, limit=1)
     return int(newest[-1]["seq"]) if newest else 0
 
@@ -53,7 +53,7 @@ def follow(
     with _live(client) as show:
         while True:
             try:
-                # The views first: whatever they show has its event already, still told before the end.
+                # The views first: whatever they show has its event already, still shown before the end.
                 views = {view["name"]: view for view in client.services(down=True) if view["name"] in names}
                 events = client.events(None, after=after)
                 answered = clock.now()
@@ -87,7 +87,7 @@ class Troubles:
         self._told: set[tuple[str, int, str]] = set()
 
     def news(self, views: Iterable[View], now: float) -> list[str]:
-        """A line for each trouble that has lasted; each is told once."""
+        """A line for each trouble that has lasted; each is shown once."""
         there = {
             (view["name"], agent["id"], agent["trouble"])
             for view in views
@@ -116,7 +116,7 @@ def story_line(event: View, *, with_service: bool) -> str:
 
 
 def _log_tail(client: Client, event: View) -> list[str]:
-    """What a replica printed last, if that is why it ended. For a moment nobody has it: the machine is being asked for it
+    """What a replica printed last, if that is why it ended. For a moment it is not available: it is being read from the machine
     before it goes."""
     if event["kind"] not in ("BootstrapFailed", "RunExited", "GaveUp"):
         return []
@@ -160,7 +160,7 @@ def why_failed(client: Client, name: str, version: int) -> str:
 def log_tail(client: Client, what: str, lines: int) -> list[str]:
     """The last lines of a log; none where no log is kept, or where it cannot be had in time."""
     kept: deque[bytes] = deque(maxlen=lines)
-    begun, offset = b"", 0
+    started, offset = b"", 0
     while True:
         try:
             content, offset = client.log(what, offset=offset)
@@ -168,10 +168,10 @@ def log_tail(client: Client, what: str, lines: int) -> list[str]:
             return []
         if not content:
             break
-        *whole, begun = (begun + content).split(b"\n")
+        *whole, started = (started + content).split(b"\n")
         kept.extend(whole)
-    if begun:
-        kept.append(begun)
+    if started:
+        kept.append(started)
     return [line.decode(errors="replace") for line in kept]
 
 

@@ -30,9 +30,9 @@ def run_all(
     """
     pieces = [(window, job) for job in jobs for window in range(len(settings))]
 
-    def work(piece: int, told: Callable[[float], None]) -> Run:
+    def work(piece: int, report: Callable[[float], None]) -> Run:
         window, job = pieces[piece]
-        run = replace(engine.simulate(settings[window], job, told), window=window)
+        run = replace(engine.simulate(settings[window], job, report), window=window)
         kept = drawn and window == 0 and job.seed == jobs[0].seed
         return run if kept else replace(run, steps=(), wanted=())
 

@@ -20,7 +20,7 @@ from skyserve_cli.spec import ServiceSpec
 DEFAULT_POLICIES = ("spothedge", "risk_hedge", "on_demand")
 DEFAULT_REPLICAS = 4
 DEFAULT_OVERPROVISION = 1
-DEFAULT_AVAILABILITY = 0.99  # where nobody says what is wanted, the saving is told for this
+DEFAULT_AVAILABILITY = 0.99  # without a target, the saving is computed for this
 
 #: Policies that aim at an availability.
 AIMING = frozenset({"risk_hedge", "omniscient"})
@@ -227,7 +227,7 @@ def wanted_overprovisions(spec: ServiceSpec | None, given: Sequence[str] | None)
 
 
 def wanted_availabilities(spec: ServiceSpec | None, given: Sequence[str] | None) -> tuple[float, ...]:
-    """Empty where nobody says. Raises WrongUsage."""
+    """Empty without one. Raises WrongUsage."""
     if given:
         return availability_targets(given)
     target = None if spec is None else spec.replica_policy.availability_target

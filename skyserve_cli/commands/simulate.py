@@ -26,8 +26,8 @@ from skyserve_cli.tables import put_table, table
 
 def complete_policy(incomplete: str) -> list[str]:
     """Names for the shell; of a comma list, its last part."""
-    before, comma, begun = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in POLICIES if name.startswith(begun)]
+    before, comma, started = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in POLICIES if name.startswith(started)]
 
 
 def complete_trace(incomplete: str) -> list[str]:
@@ -183,14 +183,14 @@ def simulate(
         priced=all(zone.spot_usd_hour is not None for zone in market.zones),
         runs=tuple(found),
     )
-    told = targets or (runs.DEFAULT_AVAILABILITY,)
-    _show(simulation, market, told, output)
+    goals = targets or (runs.DEFAULT_AVAILABILITY,)
+    _show(simulation, market, goals, output)
     if interrupted:
         raise CommandFailed(
             f"interrupted: {len(found)} of {plural(len(asked) * len(parts), 'run')} finished", 130
         )
     if report is not None:
-        _draw(simulation, report, told)
+        _draw(simulation, report, goals)
     say(f"{plural(len(found), 'run')}, {sum(run.cpu_s for run in found):.1f} s of CPU")
 
 

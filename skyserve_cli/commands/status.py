@@ -86,7 +86,7 @@ def _named(services: list[View], names: Sequence[str]) -> list[View]:
 
 
 def _without_controller() -> list[View]:
-    """Nobody can say what is up, unless nothing ever was. Raises CommandFailed."""
+    """It is unknown what is up, unless nothing ever was. Raises CommandFailed."""
     url, place_of_sqlite = home().database_url, "sqlite:///"
     if url.startswith(place_of_sqlite) and not Path(url.removeprefix(place_of_sqlite)).exists():
         return []

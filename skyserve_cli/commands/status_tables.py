@@ -160,15 +160,15 @@ def _agent_table(agents: Sequence[tuple[View, View]], now: float, *, wide: bool)
 
 
 def _with_lease(machine: View, now: float) -> str:
-    """The message, and how long the machine goes on if nobody can visit it."""
+    """The message, and how long the machine goes on if the controller cannot visit it."""
     message = str(machine["message"])
     lease = machine.get("lease")  # a controller of an earlier release sends none
     if not lease or lease["ends_at"] is None or machine["ended_at"]:
         return message
     left, most = span(lease["ends_at"] - now), span(lease["ends_at_with_traffic"] - now)
     since = date_time(lease["visited_at"])
-    told = f"lease: {left} left, {most} with traffic ({lease['why']}; last visit {since})"
-    return f"{message}; {told}" if message else told
+    text = f"lease: {left} left, {most} with traffic ({lease['why']}; last visit {since})"
+    return f"{message}; {text}" if message else text
 
 
 def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Fitted:

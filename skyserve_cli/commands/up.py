@@ -77,11 +77,11 @@ def up(
         return
 
     ask(f"Bring {name} up?", yes=yes)
-    told = progress.last_event(client)
+    seen = progress.last_event(client)
     client.put(name, spec_to_json(loaded.spec), loaded.secret_values, None)
     hint_at_backup(home(), {launch["cloud"] for launch in plan["launches"]})
     if not no_wait:
-        _wait(client, loaded, told, timeout)
+        _wait(client, loaded, seen, timeout)
     _show(client, name, output)
 
 
@@ -108,7 +108,7 @@ def _insist_on_new(client: Client, name: str) -> None:
         )
 
 
-def _wait(client: Client, loaded: Loaded, told: int, timeout_s: float | None) -> None:
+def _wait(client: Client, loaded: Loaded, seen: int, timeout_s: float | None) -> None:
     """Until the service answers. Ctrl-C stops the waiting, not the service."""
     name, wanted = loaded.spec.name, loaded.spec.replica_policy.min_replicas
 
@@ -117,14 +117,14 @@ def _wait(client: Client, loaded: Loaded, told: int, timeout_s: float | None) ->
         if view["status"] == "FAILED":
             raise CommandFailed(
                 f"service {name} failed: {progress.why_failed(client, name, view['version'])}\n"
-                f"mend the file, then: serve update {name} FILE; or give up: serve down {name}"
+                f"fix the file, then: serve update {name} FILE; or give up: serve down {name}"
             )
         if view["status"] in ("SHUTTING_DOWN", "DOWN"):
             raise CommandFailed(f"service {name} was taken down while it came up")
         return progress.serves(view, wanted)
 
     try:
-        progress.follow(client, frozenset((name,)), after=told, timeout_s=timeout_s, done=answers)
+        progress.follow(client, frozenset((name,)), after=seen, timeout_s=timeout_s, done=answers)
     except KeyboardInterrupt:
         raise CommandFailed(
             f"\nstopped waiting; {name} keeps coming up. Follow it with `serve status --watch {name}`, "

@@ -96,10 +96,10 @@ def update(
         return
 
     ask(f"Update {name}?", yes=yes)
-    told = progress.last_event(client)
+    seen = progress.last_event(client)
     version = client.put(name, spec_to_json(spec), loaded.secret_values, chosen)
     if not no_wait:
-        _wait(client, spec, version, told, timeout)
+        _wait(client, spec, version, seen, timeout)
     (view,) = [view for view in client.services() if view["name"] == name]
     if output is Output.JSON:
         put_json(view)
@@ -139,7 +139,7 @@ def _difference(change: View) -> str:
     return f"{change['path']}: {shown(change['before'])} -> {shown(change['after'])}"
 
 
-def _wait(client: Client, spec: ServiceSpec, version: int, told: int, timeout_s: float | None) -> None:
+def _wait(client: Client, spec: ServiceSpec, version: int, seen: int, timeout_s: float | None) -> None:
     """Until the new version serves, and it alone. Ctrl-C stops the waiting, not the update."""
     name, wanted = spec.name, spec.replica_policy.min_replicas
 
@@ -157,7 +157,7 @@ def _wait(client: Client, spec: ServiceSpec, version: int, told: int, timeout_s:
         return not old and len(replicas) == view["target"] and progress.serves(view, wanted)
 
     try:
-        progress.follow(client, frozenset((name,)), after=told, timeout_s=timeout_s, done=took_over)
+        progress.follow(client, frozenset((name,)), after=seen, timeout_s=timeout_s, done=took_over)
     except KeyboardInterrupt:
         raise CommandFailed(
             f"\nstopped waiting; the update of {name} goes on. Follow it with `serve status --watch {name}`",

@@ -55,8 +55,8 @@ def validate(
                 for p in error.problems
             ]
             put_json({"valid": False, "problems": problems, "warnings": [], "spec": None})
-        told = [f"{_place(file, each.path, lines)}: {each}" for each in error.problems]
-        raise CommandFailed("\n".join(told), 2) from None
+        lines_of_problems = [f"{_place(file, each.path, lines)}: {each}" for each in error.problems]
+        raise CommandFailed("\n".join(lines_of_problems), 2) from None
     lines = _lines(file) if loaded.warnings else {}
     for warning in loaded.warnings:
         say(f"{_place(file, warning.path, lines)}: warning: {warning}")

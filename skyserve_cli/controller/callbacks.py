@@ -216,7 +216,7 @@ class Callbacks(threading.Thread):
 
 
 def variables_of(event: StoredEvents) -> dict[str, str]:
-    """What a command is told about its event: our names, and those that SkyPilot's scripts read."""
+    """The environment of a command for an event: our names, and those that SkyPilot's scripts read."""
     story = event.story
     replica = "" if story.replica_id is None else str(story.replica_id)
     return {

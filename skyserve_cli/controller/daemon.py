@@ -1,7 +1,7 @@
 """The composition root: builds the controller, runs it, and takes it down. One per home.
 
 Two threads of control: the event loop (API, probes, load balancers) and the reconciler's, which waits until
-somebody wakes it or a tick has passed. Nothing needs to be saved on the way out, because everything is saved on
+it is woken or a tick has passed. Nothing needs to be saved on the way out, because everything is saved on
 the way: SIGKILL is a way of stopping like any other. Replicas and load balancers go on without it, and
 `supervisor` starts it again.
 

@@ -130,10 +130,10 @@ class HttpProber:
                 passed = False
                 try:
                     async with self._in_flight:
-                        begun = self._loop.time()
+                        started = self._loop.time()
                         outcome = await line.probe(self._orders[key])
                     passed = outcome.trouble is None
-                    if passed or not self._attention.was_lost(begun):
+                    if passed or not self._attention.was_lost(started):
                         self._record(key, outcome)
                 except Exception:  # only a defect; the replica must not stay unprobed for it
                     log.exception("probing %s replica %d", *key)
@@ -187,7 +187,7 @@ class ReplicaLine:
         self._uses = 0  # of the connections so far
 
     async def probe(self, order: ProbeOrder) -> ProbeOutcome:
-        """The trouble is told in a few words and without header values."""
+        """The trouble is described in a few words and without header values."""
         timeout_s = order.probe.timeout_s
         connection: ProbeConnection | None = None
         is_new = True

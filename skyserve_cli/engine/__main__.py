@@ -9,7 +9,7 @@ from skyserve_cli.engine.profiles import PROFILES, UnknownProfile, describe
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 served and was told to stop, 1 could not listen, 2 wrong usage."""
+    """Exit codes: 0 served and was stopped, 1 could not listen, 2 wrong usage."""
     parser = argparse.ArgumentParser(
         prog="python -m skyserve_cli.engine",
         description="An OpenAI-compatible server that takes the time of an LLM engine, without a GPU.",
@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--speed", type=_positive, default=1.0, help="divides all durations (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="engines with equal seeds say the same")
     parser.add_argument(
-        "--mean-output-tokens", type=_positive, default=200.0, help="length of answers nobody limits"
+        "--mean-output-tokens", type=_positive, default=200.0, help="length of responses without a limit"
     )
     parser.add_argument("--cold-start", type=_seconds, default=0.0, help="seconds before the port opens")
     parser.add_argument(

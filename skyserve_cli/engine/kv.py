@@ -69,7 +69,7 @@ class PrefixCache:
         self._unreferenced = 0
         self._private = 0
         self._tick = 0
-        self._leaves: list[tuple[int, int, Node]] = []  # heap with stale entries; `_is_current` tells them
+        self._leaves: list[tuple[int, int, Node]] = []  # heap with stale entries; `_is_current` finds them
         self._serial = 0
 
     @property

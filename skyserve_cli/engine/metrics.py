@@ -1,4 +1,4 @@
-"""What the engine tells Prometheus, under vLLM's names and labels, so that routers need no special case.
+"""What the engine reports to Prometheus, under vLLM's names and labels, so that routers need no special case.
 
 Gauges and counters are read from the model when they are scraped and cost nothing in between. Durations are
 seconds of this process's clock, that is divided by `speed`: they are what clients see.

@@ -1,4 +1,4 @@
-"""Continuous batching with chunked prefill, in nobody's time: a scheduler that is told what time it is.
+"""Continuous batching with chunked prefill, without a clock: a scheduler to which the time is an argument.
 
 One iteration, as vLLM's and SGLang's schedulers do it:
 
@@ -9,7 +9,7 @@ One iteration, as vLLM's and SGLang's schedulers do it:
 3. What is left of `max_batched_tokens` goes to prompts, oldest first, in chunks: decodes are never stalled by a
    long prompt (Sarathi-Serve).
 4. While there is budget, a slot and room for the whole prompt plus one block, the head of the queue is
-   admitted. The first one that does not fit stops the search: nobody overtakes, and `waiting` is above zero,
+   admitted. The first one that does not fit stops the search: no request overtakes, and `waiting` is above zero,
    which is the signal that SkyWalker's selective pushing reads.
 
 The iteration takes `Profile.iteration_s` of its batch. `begin` decides it, `finish` makes its tokens; in between

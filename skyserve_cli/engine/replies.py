@@ -66,7 +66,7 @@ class Transcript:
             return True
         text = "".join(piece for _, piece in self._held)
         # A match must end in this token: one that `min_tokens` has let pass stays passed, whether or not it has been
-        # taken by now, so that the answer does not depend on when somebody looks.
+        # taken by now, so that the answer does not depend on when it is read.
         before = len(text) - len(self._held[-1][1])
         found = [
             (at, stop)

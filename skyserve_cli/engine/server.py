@@ -218,13 +218,13 @@ class _Server:
         await response.prepare(http)
         if opening := reply.opening():
             await response.write(opening)
-        begun: set[int] = set()
+        started: set[int] = set()
         try:
             while not _finished(reply):
                 events = []
                 for index in self._feed(reply, await mailbox.take(), mailbox):
-                    if index not in begun:
-                        begun.add(index)
+                    if index not in started:
+                        started.add(index)
                         events.append(reply.first_chunk(index))
                     events.append(reply.chunk(index, reply.transcripts[index].take()))
                 if _finished(reply):

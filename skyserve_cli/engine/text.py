@@ -11,7 +11,7 @@ like the tokenizers of real models. An id is the piece written as a number, so n
 
 **Words.** `Language` plays the model: the next token is a function of *all* tokens before it (a hash) and of
 the seed, as a real model's greedy choice is. It follows that a stream which broke after k tokens is continued
-exactly by whoever sends prompt + those k tokens, as ids or as text, to any engine with the same seed: the
+exactly by a client that sends prompt + those k tokens, as ids or as text, to any engine with the same seed: the
 context is the same, so the rest is the same. Nothing about the first request needs to be remembered.
 As text it holds too because output words are single tokens that begin with a space (or are one punctuation
 byte): no piece can merge with what precedes it, so text and ids never disagree about the seam.
@@ -126,7 +126,7 @@ class Language:
     """A next-token function over whole contexts. Engines with equal seeds are replicas of one model."""
 
     def __init__(self, seed: int = 0, mean_output_tokens: float = 200.0) -> None:
-        """`mean_output_tokens`: of an answer nobody limits, its end token included; at least 1."""
+        """`mean_output_tokens`: of a response without a limit, its end token included; at least 1."""
         if mean_output_tokens < 1:
             raise ValueError(f"mean_output_tokens must be at least 1 (got {mean_output_tokens})")
         self._seed = seed

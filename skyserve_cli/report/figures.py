@@ -264,7 +264,7 @@ def _key(policy: str) -> Line2D:
 
 
 def draw_spend(figure: FigureBase, simulation: Simulation, runs: Sequence[Run]) -> None:
-    """What each run had cost until when, and what the target would have cost on demand; where nobody knows prices,
+    """What each run had cost until when, and what the target would have cost on demand; where prices are unknown,
     as shares of the latter's end."""
     axes = figure.subplots()
     dearest = max(runs, key=lambda run: run.usd_on_demand)
@@ -325,10 +325,10 @@ def _clock_axis(axes: Axes, begin: float, length_s: float) -> None:
     first = math.ceil(local / step) * step - local
     ticks = [float(at) for at in np.arange(first, length_s + 1e-9, step)]
 
-    def told(at: float) -> str:
+    def tick_label(at: float) -> str:
         moment = datetime.fromtimestamp(round(begin + at), UTC).astimezone()
         if at == ticks[0] or (moment.hour, moment.minute, moment.second) == (0, 0, 0):
             return moment.strftime("%H:%M\n%b %d") if step >= 60 else moment.strftime("%H:%M:%S\n%b %d")
         return moment.strftime("%H:%M" if step >= 60 else "%H:%M:%S")
 
-    axes.set_xticks(ticks, [told(at) for at in ticks])
+    axes.set_xticks(ticks, [tick_label(at) for at in ticks])

@@ -36,7 +36,7 @@ Json = Mapping[str, Any]
 
 
 class NothingYetError(ValueError):
-    """The service has only just begun, or nothing of it is kept."""
+    """The service has only just started, or nothing of it is kept."""
 
 
 class Bought(NamedTuple):
@@ -218,7 +218,7 @@ def _moments(history: Json, end: float) -> list[_Moment]:
 
 
 def _ready_spans(replica: Json, changes: Sequence[Json], until: float) -> Iterator[tuple[float, float]]:
-    """When it was ready. Where its first changes are no longer told, the row says when that began."""
+    """When it was ready. Where its first changes have been folded away, the row says when that started."""
     first = replica["ready_at"]
     known_from = changes[0]["at"] if changes else until
     since: float | None = first if first is not None and first < known_from else None

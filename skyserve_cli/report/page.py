@@ -278,11 +278,11 @@ def _draw_table(figure: FigureBase, table: Table) -> None:
     columns, rows = table
     widths = [max(len(cell) for cell in column) + 2 for column in zip(columns, *rows, strict=True)]
     line = 1 / (len(rows) + 2)
-    begun = 0
+    started = 0
     for index, (name, width) in enumerate(zip(columns, widths, strict=True)):
         right = name[0] in "#$"
-        x = 0.012 + 0.976 * (begun + (width - 2 if right else 0)) / max(sum(widths), 120)
-        begun += width
+        x = 0.012 + 0.976 * (started + (width - 2 if right else 0)) / max(sum(widths), 120)
+        started += width
         for number, cell in enumerate([name.removeprefix("#"), *(row[index] for row in rows)]):
             figure.text(
                 x, 1 - line * (number + 1), cell, ha="right" if right else "left", va="center",

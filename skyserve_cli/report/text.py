@@ -15,7 +15,7 @@ LEVELS = (0.99, 0.995, 0.999)
 
 def table_cells(rows: Sequence[Row], *, priced: bool) -> tuple[list[str], list[list[str]]]:
     """Columns, named as `tables.table` wants them, and a row of cells for each row; without the columns in which
-    nobody has anything to say."""
+    there is no progress to report."""
     columns: list[tuple[str, list[str]]] = [("POLICY", [row.policy for row in rows])]
 
     def add(name: str, cells: Sequence[str], *, unless_empty: bool = False) -> None:

@@ -28,7 +28,7 @@ from skyserve_cli.sim.trace import Steps, Trace, ZoneTrace
 CLOUD = "trace"
 EPOCH_S = 1_000_000.0
 NEVER = 1 << 60
-DEFAULT_RATIO = 3.0  # of the on-demand price to the usual spot price, where nobody says
+DEFAULT_RATIO = 3.0  # of the on-demand price to the usual spot price, where the trace has none
 
 _LONG_GONE_TICKS = 20  # how long the cloud still lists what has ended
 

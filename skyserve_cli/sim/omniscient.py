@@ -1,4 +1,4 @@
-"""The Omniscient policy: what the trace would have cost somebody who knew it beforehand.
+"""The Omniscient policy: what the trace would have cost with knowledge of the future.
 
 Equations 1-5 of SkyServe (Mao et al., EuroSys '25), solved exactly as a linear or mixed integer program by
 HiGHS. Per zone z and time t, S(z, t) spot replicas are alive and S_r(z, t) of them ready; O and O_r likewise
@@ -26,7 +26,7 @@ as the solver's own tolerance where we compared the two.
 
 The books are the simulator's: a replica is ready once it has been alive for D = round(cold start / tick)
 whole ticks; costs and availability count from tick D on, before which nothing can be ready. Long traces are
-solved in chunks, which follow each other without gaps. Each chunk begins with D ticks nobody pays for, as the
+solved in chunks, which follow each other without gaps. Each chunk starts with D ticks without cost, as the
 trace itself does, and keeps the availability by itself, which costs more than a whole trace's promise would:
 0.35 points for a week in chunks of 2 days.
 """

@@ -39,7 +39,7 @@ from skyserve_cli.state.store import Store
 
 #: Names for `--policy`.
 POLICIES: Mapping[str, str] = {
-    "spothedge": "spot where it lasts, N extra, on-demand while spot is missing (SkyServe §3, mended refill rule)",
+    "spothedge": "spot where it lasts, N extra, on-demand while spot is missing (SkyServe §3, fixed refill rule)",
     "spothedge_literal": "the same with Algorithm 1 as printed, which livelocks where one zone of three is usable",
     "risk_hedge": "spot, zones and on-demand chosen for an availability target from what was seen of each zone",
     "spread": "spot only, spread over the zones that have room (what a file without a placer gets)",
@@ -49,7 +49,7 @@ POLICIES: Mapping[str, str] = {
     "single_region": "a spot pool over the zones of one region, the best in hindsight",
     "asg": "single_region with 10 % on-demand, like an AWS Auto Scaling group",
     "on_demand": "on-demand only",
-    "omniscient": "the cheapest plan for somebody who knows the future (SkyServe equations 1-5)",
+    "omniscient": "the cheapest plan with knowledge of the future (SkyServe equations 1-5)",
 }
 
 #: Policies that take `num_overprovision`.
@@ -87,7 +87,7 @@ class Setting:
 
 
 def simulate(setting: Setting, job: Job, progress: Callable[[float], None] = lambda _: None) -> Run:
-    """Run one job. `progress` is told the fraction done, now and then."""
+    """Run one job. `progress` is called with the fraction done, now and then."""
     began = time.process_time()
     run = (_omniscient if job.policy == "omniscient" else _best)(setting, job, progress)
     return replace(run, cpu_s=time.process_time() - began)
@@ -105,10 +105,10 @@ def _best(setting: Setting, job: Job, progress: Callable[[float], None]) -> Run:
     runs = []
     for number, place in enumerate(places):
 
-        def told(done: float, number: int = number) -> None:
+        def report(done: float, number: int = number) -> None:
             progress((number + done) / len(places))
 
-        runs.append(replace(Replay(setting, job, place).run(told), zones=place))
+        runs.append(replace(Replay(setting, job, place).run(report), zones=place))
     return max(runs, key=lambda run: (run.availability, -run.cost_relative))
 
 
@@ -167,7 +167,7 @@ class Replay:
     def run(self, progress: Callable[[float], None] = lambda _: None) -> Run:
         """The whole trace, once."""
         trace, clock, account = self._setting.trace, self._clock, self._account
-        ticks = told = 0
+        ticks = reported = 0
         while clock.tick < trace.n_ticks:
             self.reconciler.tick()
             ticks += 1
@@ -176,8 +176,8 @@ class Replay:
             until = min(self._next_tick(), trace.n_ticks)
             account.take(clock.tick, until, plan.wanted, self._fleet.draining)
             clock.tick = until
-            if until - told >= _PROGRESS_TICKS:
-                told = until
+            if until - reported >= _PROGRESS_TICKS:
+                reported = until
                 progress(until / trace.n_ticks)
         progress(1.0)
         run = account.run(self._job, ticks=ticks, digest=self.digest())
@@ -345,7 +345,7 @@ def _spec_of(setting: Setting, job: Job) -> ServiceSpec:
 
 
 def _omniscient(setting: Setting, job: Job, progress: Callable[[float], None]) -> Run:
-    """What the future would have cost somebody who knew it. It launches nothing that could fail or be taken."""
+    """The cost of a plan that knows the future. It launches nothing that could fail or be taken."""
     trace = setting.trace
     market = Market(
         trace, TickClock(trace.tick_s), cold_start_s=0.0, price_ratio=setting.price_ratio, seed=job.seed

@@ -193,7 +193,7 @@ def _step(zone: _Zone, zones: Sequence[_Zone], market: Market, rng: random.Rando
         by_itself = _happens(hazard, market, rng)
         if by_itself or dragged:
             _lose(zone, market, rng, now_h)
-            if by_itself:  # who is dragged along drags nobody: no avalanches
+            if by_itself:  # a zone that fails with another takes none with it: no avalanches
                 _drag(zone, zones, market, rng, now_h)
             return
     if zone.capacity < market.capacity:

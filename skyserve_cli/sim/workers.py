@@ -1,7 +1,7 @@
 """Independent pieces of work in processes of their own, with word of how far each has come.
 
 Workers are forks, so that what the work needs is there already and nothing but its result travels. Each has a pipe of
-its own to its parent: it asks for nothing, is told which piece comes next, and answers with fractions and at last the
+its own to its parent: it requests nothing, receives the number of the next piece, and sends fractions and at last the
 result. Ctrl-C is the parent's; a worker whose parent is gone ends by itself.
 """
 
@@ -40,7 +40,7 @@ class WorkerDied(Exception):
 def run(
     work: Callable[[int, Callable[[float], None]], _R], count: int, processes: int
 ) -> Generator[News[_R] | None, None, None]:
-    """News of pieces 0 … `count` - 1, each done once as `work(piece, told)`, as it comes; None now and then where
+    """News of pieces 0 … `count` - 1, each done once as `work(piece, report)`, as it comes; None now and then where
     there is none, so that the caller can show that time goes on.
 
     Closing the generator ends the workers at once. Raises WorkerDied.
@@ -92,14 +92,14 @@ def _next(pipe: Connection, at: dict[Connection, int], pieces: Iterator[int]) ->
 
 
 def _worker(pipe: Connection, work: Callable[[int, Callable[[float], None]], _R]) -> None:
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # nobody is there any more
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has exited
         while True:
             piece, said = pipe.recv(), 0.0
 
-            def told(fraction: float, piece: int = piece) -> None:
+            def report(fraction: float, piece: int = piece) -> None:
                 nonlocal said
                 if fraction - said >= _STEP:
                     said = fraction
                     pipe.send(News(piece, fraction, None))
 
-            pipe.send(News(piece, 1.0, work(piece, told)))
+            pipe.send(News(piece, 1.0, work(piece, report)))

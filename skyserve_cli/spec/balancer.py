@@ -1,4 +1,4 @@
-"""The section `service.load_balancer`, and what a load balancer agent is told for it.
+"""The section `service.load_balancer`, and what it configures in a load balancer agent.
 
 What may be set is a part of `lb.config.options`: the rest is right as it is, or for those who run an agent by hand. Bounds and
 defaults are the agent's own, so that no file passes here which an agent would refuse.
@@ -162,7 +162,7 @@ class LoadBalancerSection(Section):
     )
     """A stream without a word for this long is continued on another replica, if it can be."""
     time_to_first_byte_seconds: SomeSeconds = _limits.time_to_first_byte_s
-    """A request that no replica has begun to answer after this long is told 504. What is no stream begins when it is whole."""
+    """A request without a first byte after this long gets 504. What is no stream begins when it is whole."""
     max_body_mb: Annotated[int, _NUMBER, _within(Limits, "max_body_bytes", MIB)] = (
         _limits.max_body_bytes // MIB
     )

@@ -1,7 +1,7 @@
 """API keys: from the variables that hold them to the digests that are kept.
 
 A key opens the endpoint, so it is treated as secrets are: it is never in the file, nor in the spec, the database or
-what a load balancer is told. It is hashed here, while the file is read. The digest carries no salt (see `lb.core.api_keys`), so
+what a load balancer gets. It is hashed here, while the file is read. The digest carries no salt (see `lb.core.api_keys`), so
 a key that could be guessed is refused.
 """
 
@@ -40,7 +40,7 @@ def digests(
         return found
     if not entries:
         found.problems.append(
-            Problem(dotted(_AT), "names no key, so nobody could call; leave it out for all")
+            Problem(dotted(_AT), "names no key, so no client could call; leave it out for all")
         )
     seen: dict[str, int] = {}
     for index, entry in enumerate(entries):

@@ -93,7 +93,7 @@ class ReplicaPolicy:
 
 @dataclass(frozen=True, slots=True)
 class LoadBalancerSpec:
-    """What the load balancer is told; the last eight in its own words.
+    """Configuration of the load balancer; the last eight in its own types.
 
     `host` and `port` None: it takes an address of its own choice. Of API keys it knows the digests only.
     """
@@ -101,7 +101,7 @@ class LoadBalancerSpec:
     stream_timeout_s: float = 120.0
     """An answer that sends nothing for this long is given up."""
     time_to_first_byte_s: float = Limits().time_to_first_byte_s
-    """A request that no target has begun to answer after this long is given up."""
+    """A request that no target has started to answer after this long is given up."""
     host: str | None = None
     port: int | None = None
     stall_timeout_s: float = Limits().stall_timeout_s

@@ -1,4 +1,4 @@
-"""What a file may say although nothing acts on it yet. A user is told, by path; nothing is dropped in silence.
+"""What a file may say although nothing acts on it yet. The user gets a warning with the path; nothing is dropped silently.
 
 A feature that arrives deletes its row. One that arrives on some clouds and means nothing on others keeps a row that
 names these.

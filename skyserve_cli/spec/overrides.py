@@ -19,7 +19,7 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> list[Prob
 
     A path that starts with a key of the whole file (``resources.accelerators``) is taken from the top, any other
     (``replica_policy.max_replicas``) from `service`. In a file that says `replicas: N`, a key of `replica_policy`
-    turns that into its longer form, `min_replicas: N`: the two may not stand side by side, and nobody who sets
+    turns that into its longer form, `min_replicas: N`: the two may not stand side by side, and a user who sets
     the one means to drop the other.
     """
     problems: list[Problem] = []

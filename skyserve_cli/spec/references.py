@@ -18,7 +18,7 @@ def substitute(
     """Replace each reference once, left to right; what a value itself contains is not looked at again.
 
     Names in `keep` stay references. A name without a value becomes its default if one is written (as in the
-    shell, also when the value is empty); else it stays as written and `unknown` is told.
+    shell, also when the value is empty); else it stays as written and `unknown` is called.
     """
 
     def replaced(match: re.Match[str]) -> str:

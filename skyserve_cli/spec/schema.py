@@ -82,7 +82,7 @@ class ReplicaPolicySection(Section):
     }
 
     min_replicas: Count = 1
-    """The service never has fewer. 0 lets it sleep when nobody asks."""
+    """The service never has fewer. 0 lets it sleep when there are no requests."""
     max_replicas: Count | None = None
     """The autoscaler never asks for more. Default: min_replicas, a fixed size."""
     target_qps_per_replica: TargetQps | None = None
@@ -160,7 +160,7 @@ class ServiceSection(Section):
     tls: TlsSection | None = None
     """Certificate of the endpoint: HTTPS from clients to the load balancer."""
     drain_timeout_seconds: Seconds = 120.0
-    """How long a replica that is told to go may finish the requests it has."""
+    """How long a draining replica may finish the requests it has."""
     update: UpdateSection = UpdateSection()
     """How an update replaces replicas."""
 

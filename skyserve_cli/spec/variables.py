@@ -4,7 +4,7 @@ A value is looked for on the command line, then in the file, then (for an empty 
 Environment variables are substituted into `service`, `file_mounts`, `workdir` and `volumes`, never into `setup`
 and `run`: these are shell scripts and see the variables when they run. A secret's reference stays a reference, so
 that its value never becomes part of the spec; the readiness probe alone can use one (`Probe.resolved`). A local
-path is no secret even if it is given as one: it is filled in, and the user is told.
+path is no secret even if it is given as one: it is filled in, with a warning.
 """
 
 from collections.abc import Mapping

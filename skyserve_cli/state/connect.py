@@ -61,7 +61,7 @@ def _to_json(value: Any) -> str:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """A reader sees one state of the database, whoever writes meanwhile; a writer waits for its turn before it
+    """A reader sees one state of the database, whatever is written meanwhile; a writer waits for its turn before it
     reads, so what it decides on is still so when it writes. Python's driver by itself begins a transaction
     neither for a SELECT nor for a CREATE TABLE."""
     writes = connection.get_execution_options().get("writes", False)

@@ -1,7 +1,7 @@
 """The lease: a row that says which controller may write, and until when.
 
 A term begins with a new `epoch`, which never falls; it is at least the time, so that a database that is new, or was restored
-from a copy, is not behind what its controllers have told load balancers before. Every transaction of a controller first reads the row and goes on only
+from a copy, is not behind what its controllers have pushed to load balancers before. Every transaction of a controller first reads the row and goes on only
 if the epoch is still its own (`verify`), so a controller that was frozen, or cut off from the database, cannot write after
 another one has taken over, however late it notices. That makes the epoch a fencing token (Kleppmann, "How to do distributed
 locking", 2016).

@@ -1,7 +1,7 @@
 """The store: a dozen verbs, each one transaction.
 
 Who writes what: the API writes goals (`put_service`, `set_down`, `kill_replica`), the reconciler everything
-else through `commit`. Nobody holds a transaction while talking to a cloud or a load balancer.
+else through `commit`. No transaction is open during a call to a cloud or a load balancer.
 
 SQLite runs in WAL mode with full synchronisation: an intent that was committed is on the disk before the cloud
 is asked for the machine, so not even a power cut can separate the two.
@@ -74,7 +74,7 @@ class Store:
         beside: Store | None = None,
     ) -> None:
         """Raises DatabaseUnusableError. `migrate` False makes the tables as they are now, without Alembic. `draw` gives names
-        that nobody else has: so many random bytes, as hexadecimal digits. `database_clock` stands in for the database's, in
+        that no other has: so many random bytes, as hexadecimal digits. `database_clock` stands in for the database's, in
         virtual time. `beside` is another store, whose database in memory this one is to share."""
         self._draw = draw
         self._epoch: int | None = None
@@ -87,7 +87,7 @@ class Store:
             check_file(file)
         in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
         self._engine: sa.Engine = connected(url, in_memory=in_memory) if beside is None else beside._engine
-        self._alone = in_memory and beside is None  # nobody else can write to it
+        self._alone = in_memory and beside is None  # no other process can write to it
         if beside is not None:
             beside._alone = False
         self._leases = LeaseTable(url.get_backend_name(), database_clock)
@@ -304,7 +304,7 @@ class Store:
             return int(c.execute(q.COUNT).scalar_one())
 
     def forget(self) -> None:
-        """Read everything anew next time, as a process does that has just started."""
+        """Read everything again next time, as a process does that has just started."""
         with self._lock:
             self._read_cache = None
 

@@ -14,7 +14,7 @@ identity = sa.Table(
     sa.Column("owner", sa.String(32), nullable=False),
 )
 
-#: One row: how often anything was written that `Store.services` shows. Whoever has read it at this count need not
+#: One row: how often anything was written that `Store.services` shows. A reader that has read it at this count need not
 #: read again.
 changes = sa.Table(
     "changes",
@@ -51,7 +51,7 @@ services = sa.Table(
     "services",
     metadata,
     sa.Column("name", sa.String(63), primary_key=True),
-    # Drawn anew at every `up` of a name that is down: part of the launch tokens.
+    # Drawn again at every `up` of a name that is down: part of the launch tokens.
     sa.Column("incarnation", sa.String(16), nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("version", sa.Integer, nullable=False),

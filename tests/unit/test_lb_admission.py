@@ -28,7 +28,7 @@ class Target:
     def send(self, now: float) -> Request:
         request = Request(now)
         self.requests.append(request)
-        if self.gate.told:
+        if self.gate.reports:
             self.gate.sent(request, len(self.requests))
         return request
 
@@ -248,4 +248,4 @@ def test_an_engine_that_stops_telling_is_pushed_blindly() -> None:
     target.look(0.0, 5, 5)
     target.gate.blind()
     assert target.gate.cap == NO_CAP
-    assert not target.gate.told
+    assert not target.gate.reports

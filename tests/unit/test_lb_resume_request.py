@@ -22,9 +22,9 @@ HALF = {"role": "assistant", "content": "Half"}
 HELLO: dict[str, Any] = {"model": "m", "stream": True, "messages": [USER]}
 PROMPT: dict[str, Any] = {"model": "m", "stream": True, "prompt": "Hello"}
 BROKEN = StreamProgress(
-    id="x", role_told=True, text=" sun, lake", tokens=3, events=4, context_ids=(8, 9), output_ids=(1, 2, 3)
+    id="x", role_sent=True, text=" sun, lake", tokens=3, events=4, context_ids=(8, 9), output_ids=(1, 2, 3)
 )
-BY_TEXT = StreamProgress(id="x", role_told=True, text=" sun, lake", tokens=3, events=4, output_ids=None)
+BY_TEXT = StreamProgress(id="x", role_sent=True, text=" sun, lake", tokens=3, events=4, output_ids=None)
 SKYSERVE, VLLM, SGLANG = EngineKind.SKYSERVE, EngineKind.VLLM, EngineKind.SGLANG
 LLAMACPP, TGI, TRTLLM, UNKNOWN = EngineKind.LLAMACPP, EngineKind.TGI, EngineKind.TRTLLM, EngineKind.UNKNOWN
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -228,7 +228,7 @@ def test_fields_are_added_to_the_bytes(body: bytes, expected: bytes) -> None:
             VLLM,
             CHAT,
             {"logprobs": True},
-            StreamProgress(events=1, role_told=True),
+            StreamProgress(events=1, role_sent=True),
             Way.RESTART,
             id="only the role",
         ),
@@ -244,7 +244,7 @@ def test_fields_are_added_to_the_bytes(body: bytes, expected: bytes) -> None:
             VLLM,
             CHAT,
             {},
-            StreamProgress(events=3, role_told=True, tokens=2, output_ids=(1, 2)),
+            StreamProgress(events=3, role_sent=True, tokens=2, output_ids=(1, 2)),
             Way.RESTART,
             id="tokens, but no text of them",
         ),
@@ -478,18 +478,18 @@ def test_parts_of_a_message_stay_parts() -> None:
 
 def test_a_restart_is_the_same_request() -> None:
     request = HELLO | {"max_tokens": 10, "logprobs": True}
-    resumption = resume(CHAT, request, StreamProgress(events=1, role_told=True), VLLM)
+    resumption = resume(CHAT, request, StreamProgress(events=1, role_sent=True), VLLM)
     assert (resumption.path, body_of(resumption)) == (CHAT, request)
 
 
 def test_a_restart_asks_for_ids_again() -> None:
-    resumption = resume(CHAT, HELLO, StreamProgress(events=1, role_told=True), VLLM)
+    resumption = resume(CHAT, HELLO, StreamProgress(events=1, role_sent=True), VLLM)
     assert body_of(resumption) == HELLO | {"return_token_ids": True}
 
 
 def test_ids_that_were_told_are_not_begun_anew() -> None:
     request = HELLO | {"return_token_ids": True}
-    sofar = StreamProgress(events=2, role_told=True, tokens=1, context_ids=(8,), output_ids=(1,))
+    sofar = StreamProgress(events=2, role_sent=True, tokens=1, context_ids=(8,), output_ids=(1,))
     assert resume(CHAT, request, sofar, VLLM).way is Way.TOKENS
 
 

@@ -26,13 +26,13 @@ SLOW_S = OURS.slow_after_s
         pytest.param(OURS, 1, 1, True, SLOW_S, True, Verdict.ELSEWHERE, id="slow: once more"),
         pytest.param(OURS, 2, 1, True, SLOW_S, True, Verdict.TOO_SLOW, id="slow: never a third time"),
         pytest.param(OURS, 2, 1, False, SLOW_S, True, Verdict.TOO_SLOW, id="slow before, now not reached"),
-        pytest.param(OURS, 1, 1, True, 0.1, False, Verdict.NOBODY_LEFT, id="nobody else: held"),
+        pytest.param(OURS, 1, 1, True, 0.1, False, Verdict.NO_TARGET_LEFT, id="nobody else: held"),
         pytest.param(OURS, 3, 1, True, 0.1, False, Verdict.TOO_OFTEN, id="nobody else and too often"),
         pytest.param(SGLANG, 1, 1, True, 0.1, True, Verdict.ELSEWHERE, id="SGLang: others first, here"),
         pytest.param(
             SGLANG, 3, 3, True, 0.1, False, Verdict.SAME_TARGET, id="SGLang: third retry on a worker"
         ),
-        pytest.param(SGLANG, 4, 4, True, 0.1, False, Verdict.NOBODY_LEFT, id="SGLang: no fourth on it"),
+        pytest.param(SGLANG, 4, 4, True, 0.1, False, Verdict.NO_TARGET_LEFT, id="SGLang: no fourth on it"),
         pytest.param(
             SGLANG, 6, 2, True, 900.0, True, Verdict.ELSEWHERE, id="SGLang: sixth retry, however slow"
         ),
@@ -82,7 +82,7 @@ def test_which_verdicts_go_on() -> None:
     assert {verdict for verdict in Verdict if verdict.goes_on} == {
         Verdict.ELSEWHERE,
         Verdict.SAME_TARGET,
-        Verdict.NOBODY_LEFT,
+        Verdict.NO_TARGET_LEFT,
     }
 
 

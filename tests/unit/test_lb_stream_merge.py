@@ -364,7 +364,7 @@ def test_closing(path: bytes, events: int, asked: dict[str, Any], finishes: int,
 
 def test_an_answer_that_may_not_get_longer_is_ended() -> None:
     request = a_request(CHAT, max_tokens=3)
-    sofar = StreamProgress(id="x", role_told=True, text=" a b c", tokens=3, output_ids=None)
+    sofar = StreamProgress(id="x", role_sent=True, text=" a b c", tokens=3, output_ids=None)
     end = closing(CHAT, request, sofar, VLLM)
     assert end is not None
     (last,) = chunks(end)

@@ -59,7 +59,7 @@ def test_every_engine_is_understood(kind: EngineKind, path: bytes, body: dict[st
     asked = body | {"stream_options": {"include_usage": True}} | ({"return_token_ids": True} if ids else {})
     events = stream(kind, path, asked, leg=3)
     sofar = journal_of(*events).read()
-    assert (sofar.created, sofar.model, sofar.role_told) == (1003, MODEL, path == CHAT)
+    assert (sofar.created, sofar.model, sofar.role_sent) == (1003, MODEL, path == CHAT)
     assert (sofar.tokens, sofar.finish_reason, sofar.done, sofar.usage_told) == (12, "length", True, True)
     assert len(sofar.text.split()) > 8
     assert not sofar.silent
@@ -95,7 +95,7 @@ def test_neither_cuts_nor_framing_nor_folding_change_what_is_read(
     ("chunks", "expected"),
     [
         pytest.param(
-            [delta(role="assistant", content="")], {"role_told": True, "silent": True}, id="role only"
+            [delta(role="assistant", content="")], {"role_sent": True, "silent": True}, id="role only"
         ),
         pytest.param([delta(reasoning_content="hm")], {"reasoning": True, "silent": False}, id="reasoning"),
         pytest.param([delta(reasoning="hm")], {"reasoning": True}, id="reasoning by its newer name"),
@@ -211,16 +211,16 @@ def test_a_second_leg_goes_on_counting() -> None:
     first = told(delta(content="a", token_ids=[1]), delta(content="b", token_ids=[2]))
     tally = ProgressTally(first)
     tally.chunk(delta(content="c", token_ids=[3]))
-    assert (tally.told().text, list(tally.told().output_ids or ()), tally.tokens) == ("abc", [1, 2, 3], 3)
+    assert (tally.progress().text, list(tally.progress().output_ids or ()), tally.tokens) == ("abc", [1, 2, 3], 3)
     tally.chunk(delta(content="d"))
-    assert (tally.told().output_ids, tally.tokens) == (None, 4), "without ids, events are counted"
+    assert (tally.progress().output_ids, tally.tokens) == (None, 4), "without ids, events are counted"
 
 
 def test_a_second_leg_from_text_has_ids_of_its_own() -> None:
     first = told(delta(content="a", token_ids=[1]) | {"prompt_token_ids": [8, 9]})
     tally = ProgressTally(first, from_text=True)
     tally.chunk(delta(content="b", token_ids=[2]) | {"prompt_token_ids": [8, 9, 5]})
-    sofar = tally.told()
+    sofar = tally.progress()
     assert (list(sofar.context_ids or ()), list(sofar.output_ids or ())) == ([8, 9, 5], [2])
     assert (sofar.tokens, sofar.prompt_tokens) == (2, 2)
 
@@ -228,4 +228,4 @@ def test_a_second_leg_from_text_has_ids_of_its_own() -> None:
 def test_an_answer_begun_anew_counts_from_zero() -> None:
     tally = ProgressTally(told(delta(role="assistant", token_ids=[1, 2])), answer_again=True)
     tally.chunk(delta(content="b", token_ids=[2]))
-    assert (tally.tokens, tally.told().role_told) == (1, True)
+    assert (tally.tokens, tally.progress().role_sent) == (1, True)

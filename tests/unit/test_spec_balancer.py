@@ -255,7 +255,7 @@ def test_a_new_key_replaces_no_replica() -> None:
 
 
 WRONG_KEYS = {
-    "none": ("", "", "names no key, so nobody could call"),
+    "none": ("", "", "names no key, so no client could call"),
     "without a name": (f"{{sha256: '{DIGEST}'}}", "[0].name", "is required here"),
     "neither": ("{name: a}", "[0]", "has neither key_env nor sha256"),
     "both": (f"{{name: a, key_env: K, sha256: '{DIGEST}'}}", "[0]", "has both key_env and sha256"),

@@ -35,7 +35,7 @@ class MisconfiguredError(ControllerDownError):
 
 
 class _NotReachedError(ControllerDownError):
-    """Nobody has heard the call, or it only asked: it may be made again."""
+    """The call has not arrived, or it only reads: it may be made again."""
 
 
 class RefusedError(Exception):
@@ -166,7 +166,7 @@ class Client:
             except ControllerDownError:
                 if process.poll() in (2, 4):
                     raise MisconfiguredError(self._log_tail()) from None
-                if process.poll() not in (None, 3):  # 3: somebody else's is on its way up
+                if process.poll() not in (None, 3):  # 3: another one is starting
                     raise ControllerDownError(
                         f"the controller did not start: {self._log_tail()} (see {self._home.controller_log})"
                     ) from None

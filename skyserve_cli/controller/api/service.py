@@ -252,7 +252,7 @@ class ControllerService:
         cloud, lives = self._clouds.get(replica.zone.cloud), replica.state is not ReplicaState.GONE
         if replica.instance_id is None:
             return cloud, None, lives
-        # Whoever follows a log asks several times a second, which is more than a cloud wants to be asked.
+        # A client that follows a log polls several times a second, which is more than a cloud should be.
         found = _by_id(self._sighted(cloud.name), replica.instance_id)
         if found is None and not self.log_archive.find(name, replica_id, node):
             found = _by_id(cloud.instances(self._owner, name), replica.instance_id)

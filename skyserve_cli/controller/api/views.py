@@ -21,7 +21,7 @@ from skyserve_cli.state.values import History, ServiceRow, Spent
 _NOTHING: Mapping[int, str] = MappingProxyType({})
 _NO_LEASES: Mapping[str, Mapping[str, Lease]] = MappingProxyType({})
 
-#: Ends that nobody wished for and that say what is to be mended. Preemptions are the business.
+#: Failures that say what has to be fixed. Preemptions are expected.
 FAILURES = frozenset(
     {
         EndReason.CAPACITY,
@@ -140,7 +140,7 @@ def is_well(row: ServiceRow) -> bool:
 
 
 def last_failure(row: ServiceRow, ended: Sequence[Replica]) -> Replica | None:
-    """Why the service is not well, as far as a replica's end tells: the last one of its version to fail, unless another
+    """Why the service is not well, as far as the end of a replica shows: the last one of its version to fail, unless another
     has become ready since."""
     if is_well(row):
         return None

@@ -56,7 +56,7 @@ class Agent:
     process: subprocess.Popen[bytes] | None
 
     def alive(self) -> bool:
-        """Asks the pidfd: a dead process whose parent has not buried it still has a pid that takes signals."""
+        """Polls the pidfd: a dead process whose parent has not reaped it still has a pid that takes signals."""
         if self.process is not None:
             return self.process.poll() is None
         try:
@@ -96,7 +96,7 @@ class AgentFolder:
             (self.path / "shape.json").write_text(json.dumps(shape_of(order)))
             _write_secret(self._token_file, secrets.token_urlsafe(32))
             # It begins with the table of its order: one that had to wait for the first push would know no API key
-            # until then, and let in whoever comes.
+            # until then, and accept every client.
             _write_secret(self.path / "table.json", json.dumps(table_for(order).to_json()))
             command = agent_command(order, self._token_file, self.path / "table.json")
             with (
@@ -117,9 +117,9 @@ class AgentFolder:
 
     def started(self, process: subprocess.Popen[bytes], order: AgentOrder) -> Agent | None:
         """The agent `process` has become, or None until it listens. OSError if it has ended instead."""
-        told = self._told()
-        if told is not None:
-            return self._agent(told, shape_of(order), process)
+        running = self._running()
+        if running is not None:
+            return self._agent(running, shape_of(order), process)
         if process.poll() is not None:
             raise OSError(f"the agent exited with {process.returncode}: {self._log_tail()}")
         return None
@@ -127,11 +127,11 @@ class AgentFolder:
     def left(self) -> Agent | None:
         """The agent that an earlier controller left, if it lives."""
         try:
-            told = self._told()
-            if told is None:
+            running = self._running()
+            if running is None:
                 return None
             shape = tuple(json.loads((self.path / "shape.json").read_text()))
-            found = self._agent(told, shape, None)
+            found = self._agent(running, shape, None)
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return found if found.alive() and self._is_ours(found.pid) else None
@@ -145,17 +145,17 @@ class AgentFolder:
         for name in ("agent.json", "table.json", "table.json.limits", "token", "shape.json", "agent.lock"):
             (self.path / name).unlink(missing_ok=True)
 
-    def _agent(self, told: dict[str, int], shape: Shape, process: subprocess.Popen[bytes] | None) -> Agent:
-        url = f"http://127.0.0.1:{told['admin_port']}"
-        return Agent(int(told["pid"]), url, self._token_file.read_text(), shape, process)
+    def _agent(self, running: dict[str, int], shape: Shape, process: subprocess.Popen[bytes] | None) -> Agent:
+        url = f"http://127.0.0.1:{running['admin_port']}"
+        return Agent(int(running["pid"]), url, self._token_file.read_text(), shape, process)
 
-    def _told(self) -> dict[str, int] | None:
+    def _running(self) -> dict[str, int] | None:
         """What the agent prints once it listens: one line of JSON."""
         text = (self.path / "agent.json").read_text()
         if not text.endswith("\n"):
             return None
-        told: dict[str, int] = json.loads(text)
-        return told
+        running: dict[str, int] = json.loads(text)
+        return running
 
     def _is_ours(self, pid: int) -> bool:
         """The pid may have been given to a stranger; but a stranger was not started with our token file."""

@@ -42,7 +42,7 @@ can python3 || {{
 echo "$python" >interpreter.new && mv interpreter.new interpreter
 """
 
-# Whatever is answered, somebody is there.
+# Any response shows that the agent runs.
 _ASK = """import http.client
 line = http.client.HTTPConnection("127.0.0.1", {port}, timeout=5)
 line.request("GET", "/-/live")
@@ -129,9 +129,14 @@ def serving(shell: Shell, folder: str) -> Serving | None:
     raw = shell.read(f"{folder}/serving.json")
     if not raw:
         return None
-    told = json.loads(raw)
+    state = json.loads(raw)
     return Serving(
-        told["release"], told["bundle"], told["pid"], told["admin_port"], told["starts"], told["refused"]
+        state["release"],
+        state["bundle"],
+        state["pid"],
+        state["admin_port"],
+        state["starts"],
+        state["refused"],
     )
 
 
@@ -141,7 +146,7 @@ def tidy(shell: Shell, folder: str, kept: str) -> None:
 
 
 def end_frozen(shell: Shell, agent: Serving) -> None:
-    """End an agent that answers nobody; the keeper starts it anew. It is asked on its own machine, because it may as well be
+    """Terminate an agent that does not respond; the supervisor restarts it. It is asked on its own machine, because it may as well be
     the way there that is slow, and this command that is late. Raises ShellError."""
     ask = _ASK.format(port=agent.admin_port)
     shell.run(f"python3 -c {shlex.quote(ask)} 2>/dev/null || kill -9 {agent.pid}", check=False)

@@ -42,7 +42,7 @@ BESIDE = 0  # the number of the agent beside the controller; replicas and other 
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """What `serve status` tells about an agent. `acked`: it has the newest table. `trouble`: why it does not listen where it
+    """What `serve status` shows of an agent. `acked`: it has the newest table. `trouble`: why it does not listen where it
     should."""
 
     alive: bool
@@ -164,14 +164,14 @@ class _Supervisor:
         """Until the agent is not wanted any more and is gone."""
         while True:
             self._stirred.clear()
-            begun = asyncio.get_running_loop().time()
+            started = asyncio.get_running_loop().time()
             try:
                 await self._turn()
             except (TimeoutError, aiohttp.ClientError, OSError, WireError, ValueError) as error:
                 log.warning("load balancer %s: %s: %s", self._name, type(error).__name__, error)
                 self._failures += 1
                 # A controller that is late itself cannot say that its agent is silent.
-                was_late = self._attention is not None and self._attention.was_lost(begun)
+                was_late = self._attention is not None and self._attention.was_lost(started)
                 self._silences += isinstance(error, TimeoutError) and not was_late
                 self.load = replace(self.load, heard=frozenset())  # as far as is known now
                 self._served.silent(self._name, BESIDE)
@@ -260,7 +260,7 @@ class _Supervisor:
             stats = Stats.from_json(orjson.loads(await response.read()))
         table = self._acked
         if table is not None and stats.revision != table.revision:
-            self._acked = None  # somebody restarted it behind our back: push again
+            self._acked = None  # it was restarted by another process: push again
             self._stirred.set()
             return
         self._served.reported(self._name, BESIDE, served_report(stats, asked_at))
@@ -291,7 +291,7 @@ class _Supervisor:
         raise OSError(f"the agent did not listen within {START_TIMEOUT_S:g} s")
 
     def _watch(self, agent: Agent) -> None:
-        """Be told at once when the process ends."""
+        """Call back at once when the process ends."""
         loop = asyncio.get_running_loop()
         try:
             fd = os.pidfd_open(agent.pid)

@@ -1,8 +1,8 @@
 """Keeps the load balancer agents that stand on machines of their own: their release, their table, and what they say.
 
 Each agent has one connection over SSH, through which files go there and, by a forward on loopback, HTTP to its admin port,
-which nobody else can reach. Whether its machine lives is the reconciler's business; a keeper on the machine (`lb.agent.supervisor`)
-sees to the process. Here all blocking is done on threads of our own, so that a machine that does not answer costs nobody
+which only the controller can reach. Whether its machine lives is the reconciler's business; a keeper on the machine (`lb.agent.supervisor`)
+sees to the process. Here all blocking is done on threads of our own, so that a machine that does not answer costs no other agent
 else anything. When the controller is gone the agents go on with the table they have.
 """
 
@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RegionalView:
-    """What `serve status` tells about an agent. `version` is of the code that serves, `synced`: it has the newest table."""
+    """What `serve status` shows of an agent. `version` is of the code that serves, `synced`: it has the newest table."""
 
     synced: bool = False
     version: str | None = None
@@ -178,9 +178,9 @@ class RegionalFleet:
     def now(self) -> float:
         return self._clock.now()
 
-    def was_lost(self, begun: float) -> bool:
-        """Returns True if this process was late since `begun`: then it cannot say that an agent is silent."""
-        return self._attention is not None and self._attention.was_lost(begun)
+    def was_lost(self, started: float) -> bool:
+        """Returns True if this process was late since `started`: then it cannot say that an agent is silent."""
+        return self._attention is not None and self._attention.was_lost(started)
 
     def wake(self) -> None:
         self._wake()
@@ -228,12 +228,18 @@ class _Supervisor:
         return None
 
     def view(self) -> RegionalView:
-        order, acked, told = self._order, self._acked, self._serving
+        order, acked, serving_now = self._order, self._acked, self._serving
         synced = acked is not None and acked.revision == order.table.revision
         ready = sum(t.state is Readiness.READY for t in acked.targets) if synced and acked else 0
-        version = told.version if told else None
-        newest = told is not None and self._release is not None and told.release == self._release.name
-        return RegionalView(synced, version, newest, ready, told.starts if told else 0, self._trouble)
+        version = serving_now.version if serving_now else None
+        newest = (
+            serving_now is not None
+            and self._release is not None
+            and serving_now.release == self._release.name
+        )
+        return RegionalView(
+            synced, version, newest, ready, serving_now.starts if serving_now else 0, self._trouble
+        )
 
     def let_go(self) -> None:
         self._forward.close()
@@ -244,14 +250,14 @@ class _Supervisor:
         """Until it is cancelled."""
         while True:
             self._stirred.clear()
-            begun = asyncio.get_running_loop().time()
+            started = asyncio.get_running_loop().time()
             try:
                 await self._turn()
             except (TimeoutError, aiohttp.ClientError, OSError, WireError, ValueError, KeyError) as error:
                 why = (
                     str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
                 )  # ours says it all
-                is_silent = isinstance(error, TimeoutError) and not self._fleet.was_lost(begun)
+                is_silent = isinstance(error, TimeoutError) and not self._fleet.was_lost(started)
                 self._failed(why, is_silent=is_silent)
             except (ShellError, ProvisionError) as error:
                 self._failed(error.message)
@@ -273,7 +279,7 @@ class _Supervisor:
         if is_silent:
             self._silences += 1
         else:
-            self._serving = None  # it may have been started anew, with other ports
+            self._serving = None  # it may have been restarted, with other ports
 
     def _pause_s(self) -> float:
         if self._installs:
@@ -303,25 +309,25 @@ class _Supervisor:
             await on_thread(partial(deploy, shell, folder, release, order.table.to_json()))
             self._installs = 0
             self._deployed = release.name
-        told = self._serving
-        if told is None or told.release != release.name:
-            told = await on_thread(partial(serving, shell, folder))
-            if told is None or told.admin_port is None:
+        serving_now = self._serving
+        if serving_now is None or serving_now.release != release.name:
+            serving_now = await on_thread(partial(serving, shell, folder))
+            if serving_now is None or serving_now.admin_port is None:
                 raise ValueError(f"release {release.name} does not serve yet")
-            if told.release == release.name:
+            if serving_now.release == release.name:
                 await on_thread(partial(tidy, shell, folder, release.bundle.version))
-            self._serving = told
-            self._forward.lead(shell, told.admin_port)
-        if self._silences >= FROZEN_AFTER_SILENCES and told.pid is not None:
+            self._serving = serving_now
+            self._forward.lead(shell, serving_now.admin_port)
+        if self._silences >= FROZEN_AFTER_SILENCES and serving_now.pid is not None:
             self._silences = 0
-            await on_thread(partial(end_frozen, shell, told))
-            raise ValueError("the agent is silent; it is started anew if it is to its own machine, too")
+            await on_thread(partial(end_frozen, shell, serving_now))
+            raise ValueError("the agent is silent; it is restarted if it is to its own machine, too")
         if self._acked is None or self._acked.revision != order.table.revision:
             await self._push(order.table)
         await self._ask(order.window_s)
         self._heard_at = self._fleet.now()
         self._failures = self._silences = 0
-        is_refused = told.refused == release.name
+        is_refused = serving_now.refused == release.name
         self._trouble = (
             "its newest code does not come up there; the code before goes on" if is_refused else ""
         )

@@ -1,4 +1,4 @@
-"""One cloud call, from the order to the event that tells how it went. Shared by the daemon and the simulator."""
+"""One cloud call, from the order to the event with its result. Shared by the daemon and the simulator."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _launch(call: Call, provisioner: Provisioner, order: LaunchOrder) -> Event |
 
 
 def _attend(provisioner: Provisioner, order: LaunchOrder) -> Retry | None:
-    """What has become of it, the next listing tells."""
+    """The next listing shows what became of it."""
     try:
         provisioner.launch(order)
     except ProvisionError as error:

@@ -61,7 +61,7 @@ class ThreadFirewalls:
                 thread.start()
 
     def _live(self, cloud: str) -> None:
-        failures, not_before, told = 0, float("-inf"), ""
+        failures, not_before, logged = 0, float("-inf"), ""
         last: Balancers | None = None
         while True:
             with self._changed:
@@ -74,10 +74,10 @@ class ThreadFirewalls:
             sentence = self._admit(cloud, balancers)
             failures = failures + 1 if sentence else 0
             not_before = self._clock.now() + (min(LONGEST_PAUSE_S, 2.0**failures) if sentence else 0.0)
-            if sentence != told:
+            if sentence != logged:
                 log.warning("%s: rules for the network: %s", cloud, sentence or "as they should be again")
                 self._tell(cloud, sentence)
-                told = sentence
+                logged = sentence
 
     def _admit(self, cloud: str, balancers: Balancers) -> str:
         """Why it cannot be done, or nothing."""

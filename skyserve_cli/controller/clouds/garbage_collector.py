@@ -1,6 +1,6 @@
 """Finds what belongs to nothing we know (`leaks`), and removes it. For the daemon's sweeps, `serve down` and `serve gc`.
 
-Nothing of this is written down: whoever is killed in the middle leaves the rest to the next one, who finds it by its tag.
+Nothing of this is written down: a process that is killed in the middle leaves the rest to the next one, which finds it by its tag.
 One at a time looks after a cloud.
 """
 
@@ -27,8 +27,8 @@ from skyserve_cli.state.values import ServiceRow, Story
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 10.0  # between the two times that a leftover must be seen before nobody is asked about its end
-PATIENCE_S = 60.0  # with a region that does not answer, until somebody has to look after it
+AGAIN_S = 10.0  # between the two times that a leftover must be seen before it is removed without a question
+PATIENCE_S = 60.0  # with a region that does not answer, until it is reported as a problem
 
 _NOT_LEADING = "this controller's lease is not confirmed"
 
@@ -55,7 +55,7 @@ class Unlisted:
 @dataclass(frozen=True, slots=True)
 class Look:
     """One cloud, as it was just found. `is_empty`: no instance of ours lives there. `is_withheld`: there is something that
-    machines share, and as not every region has said that it has none, nobody knows whether it is needed."""
+    machines share, and as not every region has said that it has none, it is unknown whether it is needed."""
 
     orphans: tuple[Orphan, ...]
     unlisted: tuple[Unlisted, ...]
@@ -74,7 +74,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Tidied:
-    """What came of tidying. `waiting` and `problems` are sentences: what takes its time, and what needs somebody."""
+    """What came of tidying. `waiting` and `problems` are sentences: what is under way, and what needs a user."""
 
     removed: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class _Notes:
     ends: dict[Key, Callable[[], None]] = field(default_factory=dict)  # how to remove what was found
     seen: dict[Key, float] = field(default_factory=dict)  # leftovers, and when they were first seen
     silent: dict[str, float] = field(default_factory=dict)  # regions, and since when they are
-    told: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
 
 
 class GarbageCollector:
@@ -163,7 +163,7 @@ class GarbageCollector:
 
     def remove(self, key: Key) -> Refusal:
         """End an instance, or remove a leftover, that a look has found. Already gone is success; of an instance it is
-        the order that is given, not the end that is awaited. What was nobody's has stayed so: no token is used twice."""
+        the order that is given, not the end that is awaited. What was an orphan has stayed one: no token is used twice."""
         cloud = key[0]
         notes = self._notes_of(cloud)
         with notes.lock:
@@ -208,7 +208,7 @@ class GarbageCollector:
         self, cloud: str, services: Iterable[str] | None = None, places: Collection[str] | None = None
     ) -> Tidied:
         """One step: remove the leftovers that are seen for the second time, and once nothing lives there any more and
-        nobody could want anything, what machines share.
+        no service needs anything, what machines share.
 
         Instances are ended by the tick, and waited for here: those of these services (None: of all). So are regions that
         do not answer: those that have any of these places (names of regions and zones) in them (None: all).
@@ -291,9 +291,9 @@ class GarbageCollector:
 
     def _tell_problems(self, notes: _Notes, problems: tuple[str, ...]) -> None:
         """Those of this sweep, unless they are those of the last one."""
-        if problems == notes.told:
+        if problems == notes.reported:
             return
-        notes.told = problems
+        notes.reported = problems
         for problem in problems:
             log.warning("%s", problem)
             self._tell(Story("NotRemoved", problem))

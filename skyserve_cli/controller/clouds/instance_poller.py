@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_POLL_S = BUSY_POLL_S
 LOCAL = "local"  # the cloud of processes on this machine, which needs no network
-PATIENCE = 3  # listings that fail in a row until somebody is told
+PATIENCE = 3  # listings that fail in a row until it is reported
 BURST_S = 0.05  # reports of many machines that come so close together are read at once
 
 
@@ -53,7 +53,7 @@ class ThreadInstancePoller:
         self._off: set[str] = set()  # clouds whose clocks are not ours
         self._leases: dict[str, LeaseWatch] = {}
         self._silent: dict[tuple[str, str], int] = {}  # by cloud and place: listings in a row without it
-        self._closed: set[tuple[str, str]] = set()  # what was told of
+        self._closed: set[tuple[str, str]] = set()  # those that were reported
         self._seen: queue.SimpleQueue[InstanceListing] = queue.SimpleQueue()
         self._watched: frozenset[str] = frozenset()
         self._threads: dict[str, threading.Thread] = {}
@@ -118,7 +118,7 @@ class ThreadInstancePoller:
                     instances = same_objects(self._last.get(cloud, ()), listing.instances)
                 except ProvisionError as error:
                     failures += 1
-                    # What passes by itself is nobody's business at once; a login does not mend itself.
+                    # What passes by itself is not reported at once; a login does not recover by itself.
                     if isinstance(error, AuthError) or failures >= PATIENCE:
                         self._complain(cloud, error.message)
                 except OSError as error:  # of the local cloud: a full disk of this machine

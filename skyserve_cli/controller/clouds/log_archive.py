@@ -1,6 +1,6 @@
 """The ends of the logs of replicas that failed, kept in the home: their machines are given back, and their logs with them.
 
-One file per node, NAME.REPLICA.NODE.OFFSET.log, whose offset is that of its first byte in the whole log: whoever reads a
+One file per node, NAME.REPLICA.NODE.OFFSET.log, whose offset is that of its first byte in the whole log: a client that reads a
 log while the machine is given back goes on in the file without a gap. Beside it are the times of its lines (.times).
 """
 

@@ -1,5 +1,5 @@
 """Cloud calls on threads, one in flight per replica, and so many per cloud: one that answers slowly, or not at all, keeps
-nobody from the others.
+no thread from the others.
 
 A call stays "under way" until the tick has taken its answer, not until the thread has ended: otherwise a tick
 between the two would start it again.
@@ -186,7 +186,7 @@ class ThreadOperationRunner:
 
 
 class _Crew:
-    """Daemon threads of one cloud, made as needed and kept: a process that is told to die does not wait for a cloud."""
+    """Daemon threads of one cloud, made as needed and kept: a process that is stopped does not wait for a cloud."""
 
     def __init__(self, cloud: str, most_threads: int) -> None:
         self._cloud = cloud

@@ -61,10 +61,10 @@ class Housekeeper(threading.Thread):
     def round(self) -> None:
         """Do what is due. A failure is logged when its reason is another one than the last; the next round tries again."""
         trouble = [self._attempt(job) for job in (self._rotate, self._copy, self._prune)]
-        told = "; ".join(filter(None, trouble))
-        if told and told != self._trouble:
-            log.warning("%s", told)
-        self._trouble = told
+        sentence = "; ".join(filter(None, trouble))
+        if sentence and sentence != self._trouble:
+            log.warning("%s", sentence)
+        self._trouble = sentence
 
     def _attempt(self, job: Callable[[], None]) -> str:
         try:

@@ -48,7 +48,7 @@ class NotLeadingError(Exception):
 class Leadership:
     """Of one process. Thread-safe as far as its attributes are single values; `step` is called by one thread.
 
-    `holder` tells controllers apart; one that has ended and comes back under the same name goes on at once.
+    `holder` identifies a controller; one that has ended and comes back under the same name goes on at once.
     """
 
     def __init__(self, store: Store, holder: str, about: str, steady: Clock, ttl_s: float = TTL_S) -> None:

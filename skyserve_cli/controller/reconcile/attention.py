@@ -43,10 +43,10 @@ class Attention:
     def now(self) -> float:
         return self._clock.now()
 
-    def was_lost(self, begun: float) -> bool:
-        """Returns True if the loop was late at some time since `begun`, an instant of the loop, or is now."""
+    def was_lost(self, started: float) -> bool:
+        """Returns True if the loop was late at some time since `started`, an instant of the loop, or is now."""
         self._look()
-        return self._late_at >= begun
+        return self._late_at >= started
 
     def _look(self) -> None:
         now = self._steady.now()

@@ -4,7 +4,7 @@
 count the time for which the host was suspended: the instances ran, and cost, meanwhile. CLOCK_MONOTONIC of Linux and
 Python's `monotonic` on macOS stand still in suspend, so another source is used where there is one.
 
-Somebody may also *set* the host's clock. `SystemClock.now` does not follow by itself: it would make waits end, and costs
+A user may also *set* the host's clock. `SystemClock.now` does not follow by itself: it would make waits end, and costs
 fall. The ticker sees the jump (`jump_s`), moves the instants of what lives by as much (`Store.move_instants`), and only
 then lets the clock follow (`follow`). So durations, ages and costs are what they were, and new instants are right.
 """
@@ -27,7 +27,7 @@ class Clock(Protocol):
 
 
 class Steady(NamedTuple):
-    """A source of seconds that nobody can set. `counts_suspension`: it goes on while the host sleeps."""
+    """A source of seconds that cannot be set. `counts_suspension`: it goes on while the host sleeps."""
 
     read: Callable[[], float]
     counts_suspension: bool

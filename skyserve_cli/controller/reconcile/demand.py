@@ -18,7 +18,7 @@ def slowdown(targets: int) -> float:
 
 
 def load_of(stats: Stats, table: Table | None) -> Load:
-    """What one agent tells, of the `table` that it has."""
+    """What one agent reports, of the `table` that it has."""
     draining = {t.id for t in table.targets if t.state is Readiness.DRAINING} if table else set()
     busy = {target.id for target in stats.targets if target.in_flight > 0}
     return Load(

@@ -73,5 +73,5 @@ class DaemonEvidence:
         reached = [at for remote in self._remotes if (at := remote.reached_at()) is not None]
         if not reached:
             return None
-        # A process that has just begun has had no time to be responded to.
+        # A process that has just started has had no time to be responded to.
         return self._attention.now() - max(*reached, self._asked_since) <= ONLINE_S

@@ -94,7 +94,7 @@ def _is_loopback(url: str) -> bool:
 def _target(replica: Replica, spec: ServiceSpec, goal: Goal, tls_name: str) -> Target:
     """With the instant of its drain's end in place of the time that is left."""
     # For a sign of life any answer will do, so a path that costs the engine nothing: a probe with a payload is
-    # real work, and one with a secret in its path is nobody's business.
+    # real work, and one with a secret in its path is not public.
     plain = spec.probe.method == "GET" and "$" not in spec.probe.path
     rates = goal.scaling.target_qps_by_accelerator
     state = _STATES[replica.state]
@@ -121,7 +121,7 @@ def _counting_down(target: Target, now: float) -> Target:
 
 
 def _hold_s(goal: Goal, plain_s: float) -> float:
-    """How long a request waits for a replica. Whoever wakes a service that sleeps waits for the whole start."""
+    """How long a request waits for a replica. A request that wakes a sleeping service waits for the whole start."""
     if goal.down:  # nothing will come up: to hold a request would be to lie to its client
         return 0.0
     if goal.scaling.min_replicas > 0:

@@ -41,7 +41,7 @@ def events_of(
     """The events that `instances` (by instance id, of one cloud) imply for that cloud's replicas.
 
     A replica is only missing if it had been launched before the cloud was asked. One that is REQUESTED or
-    TERMINATING has a call outstanding, whose answer tells more than a listing.
+    TERMINATING has a call outstanding, whose response has more than a listing.
     """
     for replica in replicas:
         if replica.state not in _WITH_INSTANCE or replica.instance_id is None or replica.launched_at is None:
@@ -64,7 +64,7 @@ def _events(replica: Replica, instance: Instance) -> Iterator[Event]:
             yield Preempted(replica.id, message=instance.message or "preempted by the cloud")
             return
         case InstanceState.TERMINATED | InstanceState.STOPPING:
-            # A spot instance that is told apart from a preempted one, and was never of use, is no preemption.
+            # A spot instance that is distinguished from a preempted one, and was never of use, is no preemption.
             is_lost = instance.state is InstanceState.TERMINATED and replica.state in _COMING_UP
             yield _gone(replica, instance.message or "terminated, and not by this controller", is_lost)
             return
@@ -132,7 +132,7 @@ def orphans(
 ) -> tuple[list[Instance], frozenset[str]]:
     """The instances of ours that no live replica owns, and the suspects for the next listing.
 
-    Rows are committed before machines are asked for, so an instance without a row belongs to nobody. It must be
+    Rows are committed before machines are asked for, so an instance without a row is an orphan. It must be
     seen twice, so that a listing taken before a terminate was answered accuses no one.
     """
     unowned = [i for i in sighting.instances if not i.state.is_gone and i.token not in live_tokens]

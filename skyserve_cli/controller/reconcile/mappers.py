@@ -19,7 +19,7 @@ from skyserve_cli.spec.model import RegionalAgents, ResourceChoice, ServiceSpec
 from skyserve_cli.state.values import ServiceRow
 
 _AGENT_DISK_GB = 30
-_FIRST_FREE_PORT = 1024  # below it ports are root's, unless the kernel is told otherwise
+_FIRST_FREE_PORT = 1024  # below it ports are root's, unless the kernel is configured otherwise
 
 
 def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
@@ -130,7 +130,7 @@ def tls_name_of(owner: str, row: ServiceRow, replica: Replica) -> str:
 
 
 def known_tokens(owner: str, rows: Iterable[ServiceRow]) -> frozenset[str]:
-    """The tokens of all instances that we want, or have yet to see the end of. Whatever else carries our tag is nobody's."""
+    """The tokens of all instances that we want, or have yet to see the end of. Whatever else carries our tag is an orphan."""
     return frozenset(
         token_of(owner, row.name, row.incarnation, replica.id, replica.offer)
         for row in rows
@@ -242,7 +242,7 @@ def stands_beside(row: ServiceRow, spec: ServiceSpec) -> bool:
 def agent_order_of(
     owner: str, service: str, incarnation: str, agent: Replica, spec: ServiceSpec, admin_token: str
 ) -> LaunchOrder:
-    """Everything the launch of an agent's machine needs. What the agent is made of comes later, and anew with every
+    """Everything the launch of an agent's machine needs. What the agent is made of comes later, and again with every
     release; its machine only has the keeper and the token of its admin port."""
     port = spec.regional.port
     opened = f"sudo -n sysctl -qw net.ipv4.ip_unprivileged_port_start={port}"

@@ -127,7 +127,7 @@ def _beside(launches: Sequence[Launch], spec: ServiceSpec, clouds: Clouds) -> fl
 
 
 def insist_on_regions(spec: ServiceSpec, clouds: Clouds) -> None:
-    """Raises CloudNotEnabledError if a load balancer could never stand where it is wanted. Asks nobody."""
+    """Raises CloudNotEnabledError if a load balancer could never stand where it is wanted. Calls no cloud."""
     for place in spec.regional.places:
         at = f"service.load_balancers.regions: {place}"
         if place.cloud not in clouds.enabled:
@@ -177,8 +177,8 @@ def _refused(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds) -> list
         reasons = [clouds.why_nothing(candidate) for candidate in candidates_of(choice)]
         why = reasons[0] if reasons and None not in reasons else None
         if why is not None:
-            told = {"field": why.field, "message": why.message, "hint": why.hint}
-            refused.append({"choice": index, **told})
+            reason = {"field": why.field, "message": why.message, "hint": why.hint}
+            refused.append({"choice": index, **reason})
     return refused
 
 

@@ -18,7 +18,7 @@ class CallKind(str, Enum):
     """The calls that change a cloud."""
 
     LAUNCH = "launch"
-    ATTEND = "attend"  # the launch once more, for an instance that nobody brings up or watches any longer
+    ATTEND = "attend"  # the launch once more, for an instance that no operation starts or watches any longer
     TERMINATE = "terminate"
 
 
@@ -168,7 +168,7 @@ class Regional(Protocol):
 
 
 class NoRegions:
-    """A `Regional` of a world where nobody wants any."""
+    """A `Regional` without any agent."""
 
     def ensure(self, orders: Sequence[RegionalOrder]) -> None:
         pass

@@ -4,14 +4,14 @@
 
 One thread runs it and nothing else writes replicas. Everything it knows comes from the store and from events,
 so a controller that is killed at any instruction and started again goes on where the rows stand: a REQUESTED
-row has a launch outstanding, a TERMINATING row a terminate, whoever wrote them. Calls carry a token derived from
+row has a launch outstanding, a TERMINATING row a terminate, whichever process wrote them. Calls carry a token derived from
 the row, so making one again is the same as having made it once.
 
 A tick costs by what changed: a service is only decided about again when something that the decision depends on differs
 (`kept`), and all that the tick writes is one transaction.
 
 On start nothing is planned for a service until every cloud it has instances in has been listed once: what
-happened while nobody looked is learned before anything is decided.
+happened while no controller ran is learned before anything is decided.
 """
 
 from __future__ import annotations

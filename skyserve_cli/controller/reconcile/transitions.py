@@ -59,7 +59,7 @@ class Change:
         for event in events:
             replica = self.replicas.get(event.replica_id)
             if replica is None or replica.state is ReplicaState.GONE:
-                continue  # the answer to a question nobody asks any more
+                continue  # a stale result for a replica that is gone
             try:
                 after = apply(replica, event, self.now, self._goal.drain_timeout_s)
             except InvalidTransition as error:
@@ -71,8 +71,8 @@ class Change:
 
     def scale(self, before: int, wanted: int) -> None:
         if before != wanted:
-            told = f"{wanted} replicas wanted" + (f", {before} before" if before else "")
-            self.story.append(Story("scale", told, state=str(wanted)))
+            sentence = f"{wanted} replicas wanted" + (f", {before} before" if before else "")
+            self.story.append(Story("scale", sentence, state=str(wanted)))
 
     def act(self, actions: Iterable[Action]) -> None:
         for action in actions:

@@ -236,8 +236,8 @@ class ServiceTurn:
     def _knows_all(self, replicas: Iterable[Replica]) -> bool:
         return all(replica.zone.cloud in self._seen for replica in replicas)
 
-    def _blindness(self, replicas: Iterable[Replica], told: Sequence[str]) -> Iterator[str]:
-        """What keeps us from seeing how the replicas are, unless it has been told."""
+    def _blindness(self, replicas: Iterable[Replica], reported: Sequence[str]) -> Iterator[str]:
+        """What keeps us from seeing how the replicas are, unless it has been reported."""
         zones = {replica.zone for replica in replicas}
         places = {
             place
@@ -246,7 +246,7 @@ class ServiceTurn:
         }
         for place, sentence in sorted(self._instance_poller.trouble().items()):
             note = f"{place} cannot be listed: {sentence}"
-            if place in places and not any(note in one for one in told):
+            if place in places and not any(note in one for one in reported):
                 yield note
 
 
