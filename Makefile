@@ -21,6 +21,7 @@ lint:
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	.venv/bin/codespell -D - -D scripts/words.txt policies provisioners lb skyserve_cli benchmarks docs examples scripts ./*.md
 	.venv/bin/python scripts/pictures.py --check
 
 format:
