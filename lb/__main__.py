@@ -177,8 +177,10 @@ def _options(given: argparse.Namespace) -> ServerOptions:
 
 
 def _limits_file(given: argparse.Namespace) -> Path | None:
-    """The file that all agents have in common which serve one port, at once or one after the other; None if no other
-    agent can be recognized by its arguments."""
+    """Return the file that all agents have in common which serve one port, at once or one after the other.
+
+    None if no other agent can be recognized by its arguments.
+    """
     if given.limits_file is not None:
         return Path(given.limits_file)
     if given.reuse_port and given.port:
@@ -188,7 +190,7 @@ def _limits_file(given: argparse.Namespace) -> Path | None:
 
 
 def _table(given: argparse.Namespace) -> Table:
-    """The table of the arguments, in force until one is pushed."""
+    """Return the table of the arguments, in force until one is pushed."""
     if not given.health_path.startswith("/"):
         raise _UsageError("--health-path must start with '/'")
     for url in given.target:
@@ -232,7 +234,7 @@ def _cors(origins: Sequence[str]) -> Cors:
 
 
 def _stored_table(given: argparse.Namespace) -> Table | None:
-    """The last table, unless it is unusable: then a warning, since an agent that does not start helps no one."""
+    """Return the last table, unless it is unusable: then a warning, since an agent that does not start helps no one."""
     if given.table_file is None:
         return None
     try:

@@ -61,8 +61,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What is wanted, and what there is. `agents` are the live ones, `fitting` those of them that are of the wanted
-    shape; `is_needed`: though the service goes down, something of it is left that comes before them."""
+    """What is wanted, and what there is.
+
+    `agents` are the live ones, `fitting` those of them that are of the wanted shape; `is_needed`: though the service goes
+    down, something of it is left that comes before them.
+    """
 
     places: tuple[Place, ...]
     count: int
@@ -77,8 +80,10 @@ class Decision(NamedTuple):
 
 
 def learn(memory: Json, events: Sequence[Event], before: Mapping[int, Replica], now: float) -> Json:
-    """The memory after this tick's events: {"blocks": see `placement.blocks`, "pauses": {place: {"until", "failures"}}}.
-    `before` are the agents as they were when the events came."""
+    """Return the memory after this tick's events: {"blocks": see `placement.blocks`, "pauses": {place: {"until", "failures"}}}.
+
+    `before` are the agents as they were when the events came.
+    """
     if not events:
         return memory
     closed = blocks.learn(memory.get("blocks", {}), events, before, now)
@@ -105,7 +110,7 @@ def learn(memory: Json, events: Sequence[Event], before: Mapping[int, Replica], 
 def decide(
     fleet: Fleet, offers: Sequence[Offer], goal: Goal, memory: Json, next_id: int, now: float
 ) -> Decision:
-    """What to do now. Running it again on its own outcome gives no action. New agents get ids from `next_id` on."""
+    """Return what to do now. Running it again on its own outcome gives no action. New agents get ids from `next_id` on."""
     if goal.down:
         return Decision() if fleet.is_needed else Decision(_farewells(fleet))
     killed = [agent for agent in fleet.agents if agent.id in goal.killed and agent.state in _COUNTED]
@@ -138,7 +143,7 @@ def place_of(agent: Replica) -> Place:
 
 
 def _kept(place: Place, counted: Sequence[Replica], fleet: Fleet) -> list[Replica]:
-    """The agents that are to stay there: those that serve before those that come up, the older first."""
+    """Return the agents that are to stay there: those that serve before those that come up, the older first."""
     here = [agent for agent in counted if place_of(agent) == place and agent.id in fleet.fitting]
     return sorted(here, key=lambda agent: (agent.state is not _S.READY, agent.id))[: fleet.count]
 
@@ -192,7 +197,7 @@ def _end(agent: Replica, reason: EndReason, why: str, now: float) -> Drain | Ter
 
 
 def _is_failure(event: Event) -> bool:
-    """Whether the next one may well fare no better. What a full zone says is `blocks`' business."""
+    """Return whether the next one may well fare no better. What a full zone says is `blocks`' business."""
     if isinstance(event, LaunchFailed):
         return event.kind is FailureKind.CONFIG
     return isinstance(event, (BootstrapFailed, RunExited, GaveUp))

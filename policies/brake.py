@@ -41,8 +41,11 @@ HELD_MANY = "most replicas stopped responding to it at once"
 
 @dataclass(frozen=True, slots=True)
 class FailedProbe:
-    """The last valid probe of a replica, which failed. `reached` is true if a connection was made: a replica that then sends
-    nothing hangs, and its load balancer may hear from it all the same, on a path that needs no engine."""
+    """The last valid probe of a replica, which failed.
+
+    `reached` is true if a connection was made: a replica that then sends nothing hangs, and its load balancer may hear from
+    it all the same, on a path that needs no engine.
+    """
 
     at: float
     reached: bool
@@ -145,7 +148,7 @@ def _few_of(
     terminated: TerminationLog,
     now: float,
 ) -> tuple[list[GaveUp], str]:
-    """Returns as many as may be terminated now, and why no more if that is a doubt."""
+    """Return as many as may be terminated now, and why no more if that is a doubt."""
     if not accused or evidence.failed is None:
         return accused, ""
     passing = sum(replica.state is ReplicaState.READY for replica in replicas)

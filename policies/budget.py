@@ -39,7 +39,9 @@ def usd_hour(replicas: Iterable[Replica]) -> float:
 
 
 def affordable(places: Sequence[Place], budget: Budget) -> tuple[list[Place], str]:
-    """The places that fit into the budget, in their order, and a sentence if some do not, or if most of the service's is in use."""
+    """Return the places that fit into the budget, in their order, and a sentence if some do not, or if most of the
+    service's is in use.
+    """
     left, kept, first = budget.left, list[Place](), None
     for place in places:
         if place.offer.price_usd_hour <= left:

@@ -8,7 +8,7 @@ from policies.model import Drained, EndReason, Event, GaveUp, Goal, Load, Replic
 
 
 def due(replicas: Iterable[Replica], goal: Goal, load: Load, now: float) -> Iterator[Event]:
-    """The events that are due at `now`: start and probe time-outs, and drains that are over."""
+    """Yield the events that are due at `now`: start and probe time-outs, and drains that are over."""
     for replica in replicas:
         event = _due(replica, goal, load, now)
         if event is not None:
@@ -16,12 +16,12 @@ def due(replicas: Iterable[Replica], goal: Goal, load: Load, now: float) -> Iter
 
 
 def next_due(replicas: Iterable[Replica], goal: Goal) -> float | None:
-    """When the first of these deadlines is, if nothing happens before."""
+    """Return when the first of these deadlines is, if nothing happens before."""
     return min((at for r in replicas if (at := _ends_at(r, goal)) is not None), default=None)
 
 
 def _ends_at(replica: Replica, goal: Goal) -> float | None:
-    """The instant at which the time for what the replica is doing is over; None: it has all the time."""
+    """Return the instant at which the time for what the replica is doing is over; None: it has all the time."""
     match replica.state:
         case ReplicaState.PROVISIONING:
             return replica.since + goal.provision_timeout_s

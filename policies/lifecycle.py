@@ -156,7 +156,7 @@ class InvalidTransition(Exception):
 
 
 def next_state(replica: Replica, cause: Event | Action) -> ReplicaState:
-    """Where `cause` takes the replica. Raises InvalidTransition."""
+    """Return where `cause` takes the replica. Raises InvalidTransition."""
     try:
         return TRANSITIONS[replica.state][type(cause)]
     except KeyError:
@@ -164,7 +164,7 @@ def next_state(replica: Replica, cause: Event | Action) -> ReplicaState:
 
 
 def request(action: Launch, now: float) -> Replica:
-    """The replica a Launch brings into being."""
+    """Return the replica a Launch brings into being."""
     return Replica(
         id=action.replica_id,
         version=action.version,
@@ -178,7 +178,7 @@ def request(action: Launch, now: float) -> Replica:
 
 
 def apply(replica: Replica, cause: Event | Drain | Terminate, now: float, drain_timeout_s: float) -> Replica:
-    """The replica after `cause`. The same object comes back when nothing changed. Raises InvalidTransition."""
+    """Return the replica after `cause`. The same object comes back when nothing changed. Raises InvalidTransition."""
     state = next_state(replica, cause)
     after = _record(replica, cause, now, drain_timeout_s)
     if state is replica.state:
@@ -192,7 +192,7 @@ def apply(replica: Replica, cause: Event | Drain | Terminate, now: float, drain_
 def _record(
     replica: Replica, cause: Event | Drain | Terminate, now: float, drain_timeout_s: float
 ) -> Replica:
-    """What the cause leaves on the replica besides its state. The first reason to end is the one kept."""
+    """Return what the cause leaves on the replica besides its state. The first reason to end is the one kept."""
     match cause:
         case Launched(instance_id=instance_id):
             return replace(replica, instance_id=instance_id, launched_at=now)
@@ -249,7 +249,7 @@ def _ending(replica: Replica, reason: EndReason, message: str) -> Replica:
 
 
 def table() -> str:
-    """The automaton as text, a row per state."""
+    """Return the automaton as text, a row per state."""
     rows = []
     for state, answers in TRANSITIONS.items():
         pairs = ", ".join(f"{kind.__name__} > {to.value}" for kind, to in answers.items())

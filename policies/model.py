@@ -84,8 +84,11 @@ class Role(str, Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Zone:
-    """A failure domain, or capacity in one that is reserved for the user: the name of the `reservation`, a zone of its own
-    to placement, because its room and its price are its own. Sort zones, never iterate a set of them."""
+    """A failure domain, or capacity in one that is reserved for the user.
+
+    The name of the `reservation`, a zone of its own to placement, because its room and its price are its own. Sort zones,
+    never iterate a set of them.
+    """
 
     cloud: str
     region: str
@@ -108,9 +111,10 @@ class Zone:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A priced instance type in one zone and capacity type. Prices are for all nodes of a replica together. Where the
-    user gave an order, offers of a lower `preference` are taken before all others, whatever they cost; it is of no
-    interest once a replica has the offer, and is not stored.
+    """A priced instance type in one zone and capacity type.
+
+    Prices are for all nodes of a replica together. Where the user gave an order, offers of a lower `preference` are taken
+    before all others, whatever they cost; it is of no interest once a replica has the offer, and is not stored.
 
     `choice` is the index of the alternative under `resources` that the offer belongs to. It is stored with the replica,
     because image, disk and labels are the alternative's, and no field of the offer distinguishes equal machines of two
@@ -180,8 +184,10 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailed:
-    """The cloud refused the launch, or accepted it and ended the instance before it was of use. `scope` None is the usual
-    one of the kind (`placement.blocks`)."""
+    """The cloud refused the launch, or accepted it and ended the instance before it was of use.
+
+    `scope` None is the usual one of the kind (`placement.blocks`).
+    """
 
     replica_id: int
     kind: FailureKind
@@ -450,8 +456,11 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One immutable photograph per tick. `replicas` are the live ones (not GONE), events already applied. `room_usd_hour` is what
-    is left of the budget of all services together."""
+    """One immutable photograph per tick.
+
+    `replicas` are the live ones (not GONE), events already applied. `room_usd_hour` is what is left of the budget of all
+    services together.
+    """
 
     now: float
     goal: Goal

@@ -34,7 +34,7 @@ _RETIRED = "its machine was announced to go"
 def learn(
     observation: Observation, before: Mapping[int, Replica], memory: Memory, policies: Policies
 ) -> Memory:
-    """The memory after this tick's events. `before` are the replicas as they were when the events came."""
+    """Return the memory after this tick's events. `before` are the replicas as they were when the events came."""
     if not observation.events:
         return memory
     events, goal, now = observation.events, observation.goal, observation.now
@@ -46,9 +46,11 @@ def learn(
 
 
 def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
-    """What to do now. Running it again on its own outcome, with no new event, gives no action (where accelerators
-    carry different loads, after as many ticks as it takes to find out what was obtained; RiskHedge may miss an announced replica
-    once it drains)."""
+    """Return what to do now.
+
+    Running it again on its own outcome, with no new event, gives no action (where accelerators carry different loads, after
+    as many ticks as it takes to find out what was obtained; RiskHedge may miss an announced replica once it drains).
+    """
     goal, now = observation.goal, observation.now
     if goal.down:
         why = "the service goes down"
@@ -138,7 +140,7 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
 
 
 def _without_hope(observation: Observation, memory: Memory) -> tuple[Memory, str]:
-    """The memory, and a sentence if the wanted version is given up now because every offer has refused it."""
+    """Return the memory, and a sentence if the wanted version is given up now because every offer has refused it."""
     goal, closed = observation.goal, memory.placement.get("blocks", {})
     if not blocks.all_rejected(observation.offers, closed):
         return memory, ""
@@ -153,7 +155,7 @@ def _without_hope(observation: Observation, memory: Memory) -> tuple[Memory, str
 
 
 def _live(observation: Observation) -> list[Replica]:
-    """Those whose end has not been decided yet."""
+    """Return those whose end has not been decided yet."""
     return [replica for replica in observation.replicas if replica.state in rollout.COUNTED]
 
 
@@ -165,7 +167,7 @@ def _end(replica: Replica, reason: EndReason, why: str, observation: Observation
 
 
 def _cut_short(observation: Observation) -> list[Terminate]:
-    """The drains that a user without patience no longer waits for."""
+    """Return the drains that a user without patience no longer waits for."""
     if observation.goal.drain_timeout_s > 0:
         return []
     draining = [r for r in observation.replicas if r.state is ReplicaState.DRAINING]

@@ -51,12 +51,12 @@ MIXERS = frozenset({"asg", "on_demand"})
 
 
 def policies_for(goal: Goal) -> Policies:
-    """The policies a goal asks for. Policy objects hold no state, so they are made again whenever needed."""
+    """Return the policies a goal asks for. Policy objects hold no state, so they are made again whenever needed."""
     return Policies(scaler_for(goal.scaling), PLACERS[goal.placement.placer]())
 
 
 def scaler_for(goal: ScalingGoal) -> Scaler:
-    """The scaler that understands the target which the goal sets."""
+    """Return the scaler that understands the target which the goal sets."""
     if goal.target_ongoing_per_replica is not None:
         return Ongoing()
     if goal.target_qps_by_accelerator:
@@ -65,5 +65,5 @@ def scaler_for(goal: ScalingGoal) -> Scaler:
 
 
 def reads_load(goal: ScalingGoal) -> bool:
-    """Whether the size depends on the load at all."""
+    """Return whether the size depends on the load at all."""
     return not isinstance(scaler_for(goal), Fixed)

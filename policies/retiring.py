@@ -21,8 +21,10 @@ def is_announced(replica: Replica) -> bool:
 
 
 def leaving(counted: Sequence[Replica], every: Sequence[Replica], goal: Goal, now: float) -> list[Replica]:
-    """Those that are replaced now, and those that can wait for it no longer. The next one's turn comes when the drain of the
-    one before is over."""
+    """Return those that are replaced now, and those that can wait for it no longer.
+
+    The next one's turn comes when the drain of the one before is over.
+    """
     announced = sorted(filter(is_announced, counted), key=lambda one: (one.retire_at, one.id))
     ending = sum(is_announced(replica) and replica.state in _ENDING for replica in every)
     first = announced[: max(0, max(1, goal.max_surge) - ending)]
@@ -30,14 +32,14 @@ def leaving(counted: Sequence[Replica], every: Sequence[Replica], goal: Goal, no
 
 
 def launch_limit(target: int, staying: Sequence[Replica], others: Sequence[Replica], goal: Goal) -> int:
-    """How many replicas may be launched now, for a fleet of `target` of which the `others` serve until they are replaced."""
+    """Return how many replicas may be launched now, for a fleet of `target` of which the `others` serve until they are replaced."""
     return max(0, target + max(1, goal.max_surge) - len(staying) - len(others))
 
 
 def to_drain(
     size: int, staying: Sequence[Replica], leaving: Sequence[Replica], goal: Goal, now: float
 ) -> list[Replica]:
-    """Those that are replaced by now, and those whose time is over."""
+    """Return those that are replaced by now, and those whose time is over."""
     late = [replica for replica in leaving if now >= drains_at(replica, goal)]
     rest = [replica for replica in leaving if replica not in late]
     # A replica that is not ready serves no requests, so it is drained first.
@@ -48,6 +50,6 @@ def to_drain(
 
 
 def drains_at(replica: Replica, goal: Goal) -> float:
-    """When its drain begins at the latest."""
+    """Return when its drain begins at the latest."""
     at = replica.retire_at if replica.retire_at is not None else float("inf")
     return at - goal.drain_timeout_s - MARGIN_S

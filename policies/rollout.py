@@ -59,7 +59,7 @@ _ENDING = (ReplicaState.DRAINING, ReplicaState.TERMINATING)
 def learn(
     memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], goal: Goal, now: float
 ) -> Json:
-    """What the events say about versions: which works, which fails, and how long to wait before a retry."""
+    """Return what the events say about versions: which works, which fails, and how long to wait before a retry."""
     after = dict(memory)
     for event in events:
         replica = replicas.get(event.replica_id)
@@ -86,8 +86,10 @@ def learn(
 
 
 def give_up(goal: Goal, memory: Json) -> Json:
-    """The memory once every offer has refused the wanted version. One that works, or has failed already, is left as it
-    is: what refuses it now may take it again."""
+    """The memory once every offer has refused the wanted version.
+
+    One that works, or has failed already, is left as it is: what refuses it now may take it again.
+    """
     version = wanted_version(goal, memory)
     if version in memory.get("failed", ()) or _works(version, goal, memory):
         return memory
@@ -99,14 +101,14 @@ def give_up(goal: Goal, memory: Json) -> Json:
 
 
 def wanted_version(goal: Goal, memory: Json) -> int:
-    """The version to launch: the newest, or the last that worked if the newest has failed."""
+    """Return the version to launch: the newest, or the last that worked if the newest has failed."""
     if has_failed(goal, memory) and "good" in memory:
         return int(memory["good"])
     return goal.version
 
 
 def has_failed(goal: Goal, memory: Json) -> bool:
-    """Whether the newest version is given up."""
+    """Return whether the newest version is given up."""
     return goal.version in memory.get("failed", ())
 
 
@@ -122,12 +124,12 @@ def may_launch(goal: Goal, memory: Json, now: float) -> tuple[str, float | None]
 
 
 def is_wanted(replica: Replica, goal: Goal, version: int) -> bool:
-    """Whether the replica is what `version` asks for (same version, or one whose replicas are identical)."""
+    """Return whether the replica is what `version` asks for (same version, or one whose replicas are identical)."""
     return replica.version == version or (version == goal.version and replica.version in goal.same_replicas)
 
 
 def split(replicas: Sequence[Replica], goal: Goal, memory: Json) -> tuple[list[Replica], list[Replica]]:
-    """The counted replicas as (wanted, old)."""
+    """Return the counted replicas as (wanted, old)."""
     version = wanted_version(goal, memory)
     counted = [replica for replica in replicas if replica.state in COUNTED]
     new = [replica for replica in counted if is_wanted(replica, goal, version)]
@@ -136,26 +138,26 @@ def split(replicas: Sequence[Replica], goal: Goal, memory: Json) -> tuple[list[R
 
 
 def launch_limit(size: int, new: Sequence[Replica], old: Sequence[Replica], goal: Goal) -> int:
-    """How many replicas of the wanted version may be launched now, however many are missing."""
+    """Return how many replicas of the wanted version may be launched now, however many are missing."""
     if not old or goal.update_mode is UpdateMode.BLUE_GREEN:
         return NO_LIMIT
     return max(0, size + goal.max_surge - len(new) - len(old))
 
 
 def is_complete(size: int, new: Sequence[Replica]) -> bool:
-    """Whether the new fleet is ready to the last replica."""
+    """Return whether the new fleet is ready to the last replica."""
     return _ready(new) >= size
 
 
 def is_enough(wanted: int, new: Sequence[Replica]) -> bool:
-    """Whether the new fleet carries the load, and nothing more of it is on its way."""
+    """Return whether the new fleet carries the load, and nothing more of it is on its way."""
     return _ready(new) >= wanted and _ready(new) == len(new)
 
 
 def to_retire(
     size: int, new: Sequence[Replica], old: Sequence[Replica], goal: Goal, memory: Json
 ) -> list[Replica]:
-    """The old replicas to end now: those that do not serve at once, the others as new ones take over."""
+    """Return the old replicas to end now: those that do not serve at once, the others as new ones take over."""
     idle = [replica for replica in old if not _serves(replica, goal, memory)]
     serving = [replica for replica in old if replica not in idle]
     if is_complete(size, new):
@@ -169,7 +171,7 @@ def to_retire(
 
 
 def serving(replicas: Sequence[Replica], goal: Goal, memory: Json) -> list[Replica]:
-    """The replicas that belong in the load balancers' tables, draining ones included.
+    """Return the replicas that belong in the load balancers' tables, draining ones included.
 
     During a blue-green update the new fleet stays out as long as an old replica is ready.
     """
@@ -185,8 +187,11 @@ def serving(replicas: Sequence[Replica], goal: Goal, memory: Json) -> list[Repli
 
 
 def settle(complete: bool, old: Sequence[Replica], goal: Goal, memory: Json) -> Json:
-    """The memory once the wanted version is the one that serves: at once when rolling, else when requests have
-    moved to it because it is complete, or when there is nothing else for them."""
+    """The memory once the wanted version is the one that serves.
+
+    At once when rolling, else when requests have moved to it because it is complete, or when there is nothing else for
+    them.
+    """
     version = wanted_version(goal, memory)
     old_ready = any(r.state is ReplicaState.READY and _serves(r, goal, memory) for r in old)
     if goal.update_mode is UpdateMode.BLUE_GREEN and old_ready and not complete:
@@ -199,7 +204,7 @@ def _ready(replicas: Sequence[Replica]) -> int:
 
 
 def _serves(replica: Replica, goal: Goal, memory: Json) -> bool:
-    """Whether an old replica answers requests: up, and not of a blue-green fleet that was never switched to."""
+    """Return whether an old replica answers requests: up, and not of a blue-green fleet that was never switched to."""
     if replica.state not in (ReplicaState.READY, ReplicaState.NOT_READY):
         return False
     hidden = goal.update_mode is UpdateMode.BLUE_GREEN and replica.version > memory.get(

@@ -109,7 +109,7 @@ def exit_code(error: Exception) -> int | None:
 
 
 def build(whole: str | None) -> typer.Typer:
-    """The program, with one verb whole and the others as their line of help."""
+    """Return the program, with one verb whole and the others as their line of help."""
     root = typer.Typer(
         no_args_is_help=True,
         rich_markup_mode="rich",
@@ -132,7 +132,7 @@ def build(whole: str | None) -> typer.Typer:
 
 
 def _verb(arguments: Sequence[str]) -> str | None:
-    """The verb of this command line, or of the one the shell wants completed."""
+    """Return the verb of this command line, or of the one the shell wants completed."""
     typed = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS")
     words = typed.split()[1:] if typed and not arguments else arguments
     return next((word for word in words if not word.startswith("-")), None)

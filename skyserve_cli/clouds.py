@@ -78,7 +78,7 @@ class Clouds:
         return self.config.enabled
 
     def get(self, name: str) -> Provisioner:
-        """Raises ConfigError; MissingCloudSdkError if only the SDK is missing, which may be installed later."""
+        """Raise ConfigError; MissingCloudSdkError if only the SDK is missing, which may be installed later."""
         with self._lock:
             if name not in self._made:
                 try:
@@ -92,7 +92,7 @@ class Clouds:
             return self._made[name]
 
     def all(self) -> list[Provisioner]:
-        """The enabled clouds, without those whose SDK is missing. Raises ConfigError, also if no cloud is left."""
+        """Return the enabled clouds, without those whose SDK is missing. Raises ConfigError, also if no cloud is left."""
         found = []
         for name in self.enabled:
             with suppress(MissingCloudSdkError):
@@ -102,8 +102,7 @@ class Clouds:
         return found
 
     def with_unconfigured(self, spec_clouds: Iterable[str]) -> Clouds:
-        """These, and those of the named clouds that are in the catalog and not enabled here: to list prices, not to
-        launch."""
+        """These, and those of the named clouds that are in the catalog and not enabled here: to list prices, not to launch."""
         missing = [
             name for name in spec_clouds if name in self._catalog().clouds and name not in self.enabled
         ]
@@ -120,9 +119,11 @@ class Clouds:
         return {name: seconds for name, seconds in chosen.items() if seconds is not None}
 
     def resolve(self, need: Requirements) -> Requirements:
-        """`need` restricted to enabled clouds. A candidate that names none means any of them, but this machine
-        itself (`local`) only if it is named or there is nothing else. Raises CloudNotEnabledError if nothing
-        is left."""
+        """`need` restricted to enabled clouds.
+
+        A candidate that names none means any of them, but this machine itself (`local`) only if it is named or there is
+        nothing else. Raises CloudNotEnabledError if nothing is left.
+        """
         kept = [
             replace(candidate, cloud=name) for candidate in need.candidates for name in self._meant(candidate)
         ]
@@ -150,7 +151,7 @@ class Clouds:
             return self._names
 
     def name_region(self, cloud: str, region: str) -> str:
-        """The region of Route 53 by which an agent in that one is found."""
+        """Return the region of Route 53 by which an agent in that one is found."""
         if cloud in plugins.installed():
             known = plugins.plugin(cloud).route53_region(region)
             if known is not None:
@@ -159,8 +160,11 @@ class Clouds:
         return nearest
 
     def discover(self, name: str, progress: Progress) -> Discovery:
-        """What the account of an enabled cloud can have. Raises ConfigError, also for a cloud that cannot tell, and
-        ProvisionError. Regions of the configuration need not be in the catalog."""
+        """Return what the account of an enabled cloud can have.
+
+        Raises ConfigError, also for a cloud that cannot tell, and ProvisionError. Regions of the configuration need not be
+        in the catalog.
+        """
         section = self.config.clouds.get(name)
         if name not in PROVISIONERS or not isinstance(section, RentedConfig):
             raise ConfigError(f"{name} does not list what an account can have")
@@ -172,8 +176,11 @@ class Clouds:
         return machines.discover(shapes_of(load(self.home.root), name), progress)
 
     def listed(self, need: Requirements) -> tuple[Offer, ...]:
-        """The offers best first, as the catalog and our own files have them. No cloud is called: no credentials are needed
-        and no SDK is loaded, and what spot machines cost at this moment is not known. Raises CloudNotEnabledError."""
+        """Return the offers best first, as the catalog and our own files have them.
+
+        No cloud is called: no credentials are needed and no SDK is loaded, and what spot machines cost at this moment is
+        not known. Raises CloudNotEnabledError.
+        """
 
         def ask(part: Requirements) -> list[Offer]:
             return [offer for name in self.enabled for offer in self._listed(name, part)]
@@ -189,7 +196,7 @@ class Clouds:
         return beside_usd_hour(cloud, size_gb, has_address=not section.use_private_ip)
 
     def why_nothing(self, candidate: Candidate) -> Nothing | None:
-        """Why no enabled cloud has an offer for the candidate; None if one has, or the reason is unknown."""
+        """Return why no enabled cloud has an offer for the candidate; None if one has, or the reason is unknown."""
         if candidate.cloud is not None and candidate.cloud not in self.enabled:
             enabled = ", ".join(self.enabled) or "none"
             message = f"{candidate.cloud} is not enabled here (enabled: {enabled})"
@@ -214,7 +221,7 @@ class Clouds:
     # --- inside
 
     def _meant(self, candidate: Candidate) -> Sequence[str]:
-        """The enabled clouds that it may be on."""
+        """Return the enabled clouds that it may be on."""
         if candidate.cloud is not None:
             return [candidate.cloud] if candidate.cloud in self.enabled else []
         return [name for name in self.enabled if name != "local"] or self.enabled
@@ -268,7 +275,7 @@ class Clouds:
             raise ConfigError(f"{self.home.config}: {error}") from error
 
     def _stocked(self, name: str, known: Catalog) -> Catalog:
-        """What the provisioner of that cloud offers from."""
+        """Return what the provisioner of that cloud offers from."""
         rented, reserved = known.of(name), self._reserved_of(name, known)
         return Catalog((*rented.listings, *reserved)) if reserved else rented
 
@@ -304,7 +311,7 @@ class Clouds:
         )
 
     def _accounts(self) -> Account:
-        """What is known of the user's accounts: those of clouds that have been used already."""
+        """Return what is known of the user's accounts: those of clouds that have been used already."""
         with self._lock:
             made = {name: one.account for name, one in self._made.items() if isinstance(one, Customer)}
 
@@ -341,15 +348,17 @@ class Clouds:
             cast("Stocked", self._made[name]).restock(catalog, reasons(found.discoveries, unix_now))
 
     def _own_addresses(self) -> OwnAddresses:
-        """One for all clouds. With the lock held."""
+        """Return one for all clouds. With the lock held."""
         if self._own is None:
             url = self.config.controller.address_url
             self._own = OwnAddresses(self.home.own_addresses, url, unix_now)
         return self._own
 
     def _make(self, name: str) -> Provisioner:
-        """What each cloud's constructor takes. Raises ConfigError for a cloud that is none, or lacks its SDK, and for
-        what the cloud makes of its section."""
+        """Return what each cloud's constructor takes.
+
+        Raises ConfigError for a cloud that is none, or lacks its SDK, and for what the cloud makes of its section.
+        """
         section = self.config.clouds.get(name)
         try:
             if name not in PROVISIONERS and name in plugins.installed():
@@ -374,7 +383,7 @@ class Clouds:
             raise ConfigError(f"{self.home.config}: {error}") from error
 
     def _from_plugin(self, name: str, section: CloudConfig | None) -> Provisioner:
-        """Raises PluginError, and ValueError for what the plug-in makes of its section."""
+        """Raise PluginError, and ValueError for what the plug-in makes of its section."""
         from provisioners.plugin_cloud import provisioner_of  # which loads SSH libraries, and plans need none
 
         found = plugins.plugin(name)

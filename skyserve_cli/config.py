@@ -367,7 +367,7 @@ class UnusableConfig(CloudConfig):
 
 
 def section_model(name: str) -> type[CloudConfig]:
-    """How the section of that cloud is read."""
+    """Return how the section of that cloud is read."""
     if name in SECTIONS or name in PROVISIONERS or name not in plugins.installed():
         return SECTIONS.get(name, CloudConfig)
     try:
@@ -415,7 +415,7 @@ class Config(_Strict):
 
 
 def load_config(path: Path) -> Config:
-    """The configuration at `path`, or the defaults where there is none. Raises ConfigError."""
+    """Return the configuration at `path`, or the defaults where there is none. Raises ConfigError."""
     if not path.exists():
         return Config()
     if path.stat().st_size > _MAX_BYTES:
@@ -437,7 +437,7 @@ def load_config(path: Path) -> Config:
 
 
 def _sentence(where: tuple[int | str, ...], kind: str, message: str) -> str:
-    """One problem: the path in the file, and what is wrong there."""
+    """Return one problem: the path in the file, and what is wrong there."""
     model, key = _model_above(where), str(where[-1]) if where else ""
     field = model.model_fields.get(key)
     if kind == "extra_forbidden":
@@ -450,7 +450,7 @@ def _sentence(where: tuple[int | str, ...], kind: str, message: str) -> str:
 
 
 def _model_above(where: tuple[int | str, ...]) -> type[BaseModel]:
-    """The model that has, or lacks, the last key of the path."""
+    """Return the model that has, or lacks, the last key of the path."""
     match where:
         case ("clouds", str(name), _, *_):
             return section_model(name)

@@ -14,7 +14,7 @@ _GCP_SUBNETWORK = re.compile(r"projects/[a-z0-9.:-]+/regions/([a-z0-9-]+)/subnet
 
 
 def like(pattern: str, example: str) -> Callable[[Any], Any]:
-    """A check of a text, or of one for each region."""
+    """Return a check of a text, or of one for each region."""
     compiled = re.compile(pattern)
 
     def check(value: Any) -> Any:
@@ -27,7 +27,7 @@ def like(pattern: str, example: str) -> Callable[[Any], Any]:
 
 
 def subnets_of_aws(subnets: Any) -> Any:
-    """One id, or a list of them, for each place."""
+    """Return one id, or a list of them, for each place."""
     if not isinstance(subnets, Mapping):
         raise ValueError("must be ids of subnets by zone id or region")
     found = {}

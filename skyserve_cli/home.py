@@ -36,8 +36,10 @@ class Home:
         return cls(root, environ.get("SKYSERVE_DB") or f"sqlite:///{root / 'state.db'}")
 
     def create(self) -> None:
-        """Make the folder, for its owner alone, or take away what others may do in one that is there. Raises HomeError
-        where that cannot be."""
+        """Make the folder, for its owner alone, or take away what others may do in one that is there.
+
+        Raises HomeError where that cannot be.
+        """
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.logs.mkdir(exist_ok=True, mode=0o700)
@@ -113,7 +115,7 @@ class Home:
         return self.root / "own_addresses.json"
 
     def first_logins(self, cloud: str) -> Path:
-        """The host keys that machines of a cloud without user data showed first."""
+        """Return the host keys that machines of a cloud without user data showed first."""
         return self.root / "first_logins" / cloud
 
     @property
@@ -157,23 +159,23 @@ class Home:
         return self.logs / "replicas"
 
     def token(self) -> str:
-        """The secret every call of the controller's API carries; made on first use."""
+        """Return the secret every call of the controller's API carries; made on first use."""
         return _secret_file(self.token_file, new_token).decode()
 
     def key_files(self) -> tuple[Path, ...]:
-        """The files without which a database is of no use. They need not exist."""
+        """Return the files without which a database is of no use. They need not exist."""
         return self.root / "sealing.key", self.root / "machines.key"
 
     def sealing_key(self) -> bytes:
-        """The key that seals secrets in the database; made on first use, never stored with them."""
+        """Return the key that seals secrets in the database; made on first use, never stored with them."""
         return self.sealing_keys()[0]
 
     def sealing_keys(self) -> tuple[bytes, ...]:
-        """The key that seals, and while a rotation is under way those of before, which still open: one a line."""
+        """Return the key that seals, and while a rotation is under way those of before, which still open: one a line."""
         return tuple(_secret_file(self.sealing_key_file, _new_sealing_key).split())
 
     def digest_key(self) -> bytes | None:
-        """The key of digests of secrets, if it is not the one that seals: that of before the first rotation."""
+        """Return the key of digests of secrets, if it is not the one that seals: that of before the first rotation."""
         return self.digest_key_file.read_bytes() if self.digest_key_file.exists() else None
 
     @property
@@ -193,8 +195,10 @@ class Home:
         return self.root / "machines.key"
 
     def machine_secret(self) -> bytes:
-        """What every SSH key of ours follows from (`provisioners.keys`); made on first use, and never changed while machines
-        run: without it, it is not possible to log in on them."""
+        """Return what every SSH key of ours follows from (`provisioners.keys`).
+
+        Made on first use, and never changed while machines run: without it, it is not possible to log in on them.
+        """
         return _secret_file(self.machine_secret_file, lambda: secrets.token_bytes(MACHINE_SECRET_BYTES))
 
 
@@ -204,7 +208,7 @@ def make_private(environ: MutableMapping[str, str]) -> None:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process that holds this lock lives: the kernel lets go of it when the last one has ended."""
+    """Return whether a process that holds this lock lives: the kernel lets go of it when the last one has ended."""
     try:
         descriptor = os.open(lock, os.O_RDONLY)
     except OSError:  # no such file, or none that could be
@@ -242,8 +246,10 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def _secret_file(path: Path, make: Callable[[], bytes]) -> bytes:
-    """The content of a file only its owner may read, made by `make` if it is not there. Two processes that
-    come at once end up with the same content: the file appears whole, by link, and the first one wins."""
+    """The content of a file only its owner may read, made by `make` if it is not there.
+
+    Two processes that come at once end up with the same content: the file appears whole, by link, and the first one wins.
+    """
     if not path.exists():
         draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -91,8 +91,10 @@ class LaunchCheck:
         self._settles_at = now() + CONSISTENT_AFTER_S
 
     def run(self, offers: Sequence[Offer]) -> Report:
-        """Try the offers in their order until one is accepted. Never raises ProvisionError; KeyboardInterrupt only after the
-        machine has been terminated."""
+        """Try the offers in their order until one is accepted.
+
+        Never raises ProvisionError; KeyboardInterrupt only after the machine has been terminated.
+        """
         report = self._report
         launched_at: float | None = None
         try:
@@ -237,7 +239,7 @@ class LaunchCheck:
             self._sleep(POLL_S)
 
     def _removed(self) -> tuple[str, ...]:
-        """One round; sentences of what there still is."""
+        """Return one round; sentences of what there still is."""
         cloud, owner = self._cloud, self._owner
         try:
             alive = [one for one in cloud.instances(owner) if not one.state.is_gone]

@@ -44,13 +44,12 @@ def put_json(value: object) -> None:
 
 
 def printable(text: str) -> str:
-    """`text` without control characters other than newline and tab: what a replica printed must not steer the
-    terminal."""
+    """`text` without control characters other than newline and tab: what a replica printed must not steer the terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def span(seconds: float) -> str:
-    """Two units at most: ``45s``, ``3m 20s``, ``2h 5m``, ``4d 1h``."""
+    """Return two units at most: ``45s``, ``3m 20s``, ``2h 5m``, ``4d 1h``."""
     whole = max(0, int(seconds))
     units = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
     for index, (unit, size) in enumerate(units):
@@ -69,12 +68,12 @@ def usd(amount: float) -> str:
 
 
 def saving(paid: float, on_demand: float) -> str:
-    """What is saved against buying everything on demand: ``68%``; empty where nothing is."""
+    """Return what is saved against buying everything on demand: ``68%``; empty where nothing is."""
     return f"{1 - paid / on_demand:.0%}" if 0 <= paid < on_demand else ""
 
 
 def clock_time(at: float) -> str:
-    """The time of day where the reader is."""
+    """Return the time of day where the reader is."""
     return datetime.fromtimestamp(at, UTC).astimezone().strftime("%H:%M:%S")
 
 
@@ -88,7 +87,7 @@ def place(replica: dict[str, Any]) -> str:
 
 
 def accelerators(replica: dict[str, Any]) -> str:
-    """Those of each node, and how many nodes if there are several: ``2x L4:8``."""
+    """Return those of each node, and how many nodes if there are several: ``2x L4:8``."""
     name, nodes = replica["accelerator"], replica["num_nodes"]
     each = "-" if name is None else f"{name}:{replica['accelerator_count']:g}"
     return each if nodes == 1 else f"{nodes}x {each}"

@@ -68,8 +68,11 @@ def say_table(table: Fitted) -> None:
 
 
 class Fitted:
-    """A table without lines that shortens no cell. It leaves out the columns of `drop`, in that order, while the others
-    do not fit; the last column is folded where `folds`. Lines that are still too long go on in the next line."""
+    """A table without lines that shortens no cell.
+
+    It leaves out the columns of `drop`, in that order, while the others do not fit; the last column is folded where
+    `folds`. Lines that are still too long go on in the next line.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class Fitted:
                 yield from console.render(text, options)
 
     def _fitting(self, room: int) -> list[int]:
-        """The indices of the columns that fit."""
+        """Return the indices of the columns that fit."""
         shown = list(range(len(self._columns)))
         for name in self._drop:
             if self._width(shown, folded=self._folds) <= room:
@@ -114,14 +117,14 @@ class Fitted:
         return shown
 
     def _width(self, shown: Sequence[int], *, folded: bool) -> int:
-        """What these columns need; the last one no more than `_FOLDED_CELLS` if it is folded."""
+        """Return what these columns need; the last one no more than `_FOLDED_CELLS` if it is folded."""
         cells = [max(map(cell_len, self._column(index))) for index in shown]
         if folded:
             cells[-1] = min(cells[-1], _FOLDED_CELLS)
         return sum(cells) + _GAP * (len(cells) - 1)
 
     def _column(self, index: int) -> list[str]:
-        """The lines of all cells of a column, its name included."""
+        """Return the lines of all cells of a column, its name included."""
         cells = [self._columns[index].removeprefix("#"), *(row[index] for row in self._rows)]
         return [line for cell in cells for line in (cell.splitlines() or [""])]
 
@@ -149,8 +152,10 @@ def table(
     folds: bool = True,
     below: Mapping[int, str] = _NOTHING,
 ) -> Fitted:
-    """A table without lines. Columns called `$…` or `#…` hold numbers and are aligned to the right; a cell that
-    is the name of a state has its colour. The last column takes what room is left, and is folded there if it `folds`.
+    """Return a table without lines.
+
+    Columns called `$…` or `#…` hold numbers and are aligned to the right; a cell that is the name of a state has its
+    colour. The last column takes what room is left, and is folded there if it `folds`.
 
     `drop` names the columns that a narrow terminal does not show, the least important first. `below` has a line that
     is shown below a row, by the index of the row; it is shortened to the width of the terminal.

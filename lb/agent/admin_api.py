@@ -62,8 +62,10 @@ class Administered(Protocol):
     def table(self) -> Table: ...
 
     def apply(self, table: Table) -> object:
-        """Store the table and act on it. Raises RetiredError, UnknownPolicyError, EarlierEpochError, CannotListenError or
-        OSError; then nothing has changed."""
+        """Store the table and act on it.
+
+        Raises RetiredError, UnknownPolicyError, EarlierEpochError, CannotListenError or OSError; then nothing has changed.
+        """
         ...
 
     def ready(self) -> bool: ...
@@ -77,13 +79,15 @@ class Administered(Protocol):
     def exposition(self) -> bytes: ...
 
     def usage(self) -> Iterable[Usage]:
-        """The accounts of the owners of API keys (`lb.core.api_keys.ApiKeyStore.usage`)."""
+        """Return the accounts of the owners of API keys (`lb.core.api_keys.ApiKeyStore.usage`)."""
         ...
 
 
 def admin_app(agent: Administered, token: str) -> web.Application:
-    """The admin port's application. `token` must not be empty. Needs a running event loop, whose clock is the
-    agent's."""
+    """Return the admin port's application.
+
+    `token` must not be empty. Needs a running event loop, whose clock is the agent's.
+    """
     if not token:
         raise ValueError("the admin port needs a token")
     control = _Control(agent)

@@ -22,7 +22,7 @@ class Refused(Exception):
 
 
 async def read_json(request: web.Request) -> object:
-    """The body's JSON."""
+    """Return the body's JSON."""
     try:
         value: object = json.loads(await request.read())
     except (ValueError, RecursionError) as error:
@@ -31,7 +31,7 @@ async def read_json(request: web.Request) -> object:
 
 
 def read_number(request: web.Request, name: str, default: _D, low: float, high: float) -> float | _D:
-    """A number of the query, or the default."""
+    """Return a number of the query, or the default."""
     text = request.query.get(name)
     if text is None:
         return default

@@ -157,8 +157,11 @@ class Agent:
         self.proxy.let_in_soon()
 
     def apply(self, table: Table) -> Changes:
-        """Store the table, then act on it. Raises RetiredError, WrongServiceError, UnknownPolicyError, EarlierEpochError,
-        CannotListenError or OSError; then nothing has changed."""
+        """Store the table, then act on it.
+
+        Raises RetiredError, WrongServiceError, UnknownPolicyError, EarlierEpochError, CannotListenError or OSError; then
+        nothing has changed.
+        """
         if self.retired:
             raise RetiredError("a successor has taken this agent's ports: send it again, to the successor")
         self._check(table)
@@ -194,8 +197,11 @@ class Agent:
         return changes
 
     async def follow(self) -> None:
-        """Take each table from the file, where a successor puts those it gets, until cancelled: requests that are still held
-        here finds the targets that have come since, and a stream that breaks is continued on one that is left."""
+        """Take each table from the file, where a successor puts those it gets, until cancelled.
+
+        Requests that are still held here finds the targets that have come since, and a stream that breaks is continued on
+        one that is left.
+        """
         if self._table_file is None:
             return
         seen = None
@@ -233,7 +239,7 @@ class Agent:
         _log.info("reload table_file=%s revision=%s changed=%s", self._table_file, table.revision, changed)
 
     def ready(self) -> bool:
-        """Whether a request that came now would find a healthy target."""
+        """Return whether a request that came now would find a healthy target."""
         return self.proxy.ready()
 
     def drain(self, *, on: bool) -> None:
@@ -257,11 +263,11 @@ class Agent:
         )
 
     def usage(self) -> Iterable[Usage]:
-        """What the owners of API keys have used."""
+        """Return what the owners of API keys have used."""
         return self.proxy.api_keys.usage(self._clock())
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         proxy = self.proxy
         agent_gauges = {
             "client_connections": len(proxy.clients),

@@ -94,7 +94,9 @@ class DataPort:
     @contextmanager
     def moving(self, listen: Listen | None) -> Iterator[None]:
         """Open the address, if it is another one; it is in force if the body raises nothing, else it is closed again.
-        Raises CannotListenError before the body."""
+
+        Raises CannotListenError before the body.
+        """
         opened = self._open(listen or self._default)
         try:
             yield
@@ -121,7 +123,7 @@ class DataPort:
             await self._close(listener, adopt=adopt or listener is not self._current)
 
     def _open(self, listen: Listen) -> _Listener:
-        """A socket that listens there: one of ours, or a new one."""
+        """Return a socket that listens there: one of ours, or a new one."""
         try:
             wanted = resolved(listen)
             for one in self._listeners:
@@ -191,7 +193,7 @@ class DataPort:
 
 
 def resolved(listen: Listen) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    """The family and the address to bind to. Raises OSError."""
+    """Return the family and the address to bind to. Raises OSError."""
     family, *_, address = socket.getaddrinfo(
         listen.host or None, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -199,7 +201,7 @@ def resolved(listen: Listen) -> tuple[socket.AddressFamily, tuple[str, int]]:
 
 
 def bound(family: socket.AddressFamily, address: tuple[str, int], *, shared: bool = False) -> socket.socket:
-    """A bound socket whose address a successor may bind at once after we are gone. Raises OSError."""
+    """Return a bound socket whose address a successor may bind at once after we are gone. Raises OSError."""
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -223,7 +225,7 @@ def _take_no_handshakes(listener: socket.socket) -> None:
 
 
 def _accepted(listener: socket.socket) -> Iterator[socket.socket]:
-    """The connections that wait to be accepted."""
+    """Yield the connections that wait to be accepted."""
     while True:
         try:
             connection, _ = listener.accept()
@@ -237,5 +239,5 @@ def _share(listener: socket.socket) -> None:
 
 
 def _covers(listening: tuple[str, int], local: tuple[str, int]) -> bool:
-    """Whether a connection to `local` could have been made to a socket that listens there."""
+    """Return whether a connection to `local` could have been made to a socket that listens there."""
     return listening[1] == local[1] and listening[0] in (*_ANY, local[0])

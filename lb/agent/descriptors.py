@@ -30,6 +30,9 @@ def raise_limit() -> int:
 
 
 def max_clients(limit: int) -> int:
-    """Returns how many connections of clients `limit` descriptors are enough for: those of targets, probes and the admin
-    port must never lack one, or the agent would take its own want for the targets' fault."""
+    """Return how many connections of clients `limit` descriptors are enough for.
+
+    Those of targets, probes and the admin port must never lack one, or the agent would take its own want for the targets'
+    fault.
+    """
     return max(1, (limit - _RESERVE) // _PER_CLIENT)

@@ -124,7 +124,7 @@ class LimitsFile:
     """A `LimitStore` in a file. The agent's clock must be CLOCK_MONOTONIC, as an event loop's is."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError if there can be no such file, or if SLOTS processes share it already."""
+        """Raise OSError if there can be no such file, or if SLOTS processes share it already."""
         self._path = path
         self._file = _open(path)
         self._unlocked_until = self._reap_at = 0.0
@@ -210,7 +210,7 @@ class LimitsFile:
         return left
 
     def _find_or_add(self, digest: bytes) -> int | None:
-        """Where the tenant's row begins; None if there is no room for one more."""
+        """Return where the tenant's row begins; None if there is no room for one more."""
         count = int(self._numbers[_ROWS_AT])
         for at in range(_HEADER + len(self._known) * _ROW, _HEADER + count * _ROW, _ROW):
             self._known[self._map[8 * at : 8 * at + 16]] = at
@@ -226,14 +226,14 @@ class LimitsFile:
 
 
 def shared_path(service: str, port: int) -> Path:
-    """Where agents of one user that share this port find each other without the path of a file: in memory."""
+    """Return where agents of one user that share this port find each other without the path of a file: in memory."""
     name = hashlib.blake2b(service.encode(), digest_size=8).hexdigest()
     folder = _MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir())
     return folder / f"skyserve-lb-{os.geteuid()}-{port}-{name}.limits"
 
 
 def _open(path: Path) -> int:
-    """The descriptor of a file of this boot and layout, new if need be."""
+    """Return the descriptor of a file of this boot and layout, new if need be."""
     stamp = _LAYOUT + hashlib.blake2b(_BOOT_ID.read_bytes(), digest_size=16).digest()
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -276,7 +276,7 @@ def _replace(path: Path, stamp: bytes) -> None:
 
 
 def _record_lock(file: int, command: int, slot: int) -> bool:
-    """Whether another process holds the slot's lock (F_OFD_GETLK), or take it (F_OFD_SETLK; raises OSError)."""
+    """Return whether another process holds the slot's lock (F_OFD_GETLK), or take it (F_OFD_SETLK; raises OSError)."""
     # struct flock: type, origin, start, length, pid. The bytes that are locked need not exist.
     asked = struct.pack("@hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, _SIZE + slot, 1, 0)
     found = struct.unpack("@hhqqi0q", fcntl.fcntl(file, command, asked))

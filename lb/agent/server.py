@@ -78,8 +78,11 @@ class ServerOptions:
 
 
 async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
-    """Serve until a signal. `announce` gets one line of JSON when both ports listen. Raises OSError (a port
-    cannot be had, a file cannot be read) or ssl.SSLError before it."""
+    """Serve until a signal.
+
+    `announce` gets one line of JSON when both ports listen. Raises OSError (a port cannot be had, a file cannot be read) or
+    ssl.SSLError before it.
+    """
     loop = asyncio.get_running_loop()
     stop, succeeded = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -218,7 +221,7 @@ async def _drained(agent: Agent, grace_s: float) -> None:
 def _sockets(
     options: ServerOptions, before: socket_handover.Taken | None
 ) -> tuple[socket.socket, socket.socket | None]:
-    """The data port's and the admin port's, from a predecessor or new."""
+    """Return the data port's and the admin port's, from a predecessor or new."""
     wants_admin = bool(options.admin_token)
     if before is not None:
         if len(before.sockets) != 1 + wants_admin:
@@ -268,8 +271,10 @@ def _targets_tls(options: ServerOptions) -> ssl.SSLContext | None:
 
 
 def _limits(options: ServerOptions) -> LimitStore | None:
-    """Shared with other agents of this host; None if there is no file for it. An agent that does not start helps no
-    client, so one that cannot share limits serves with its own."""
+    """Shared with other agents of this host; None if there is no file for it.
+
+    An agent that does not start helps no client, so one that cannot share limits serves with its own.
+    """
     if options.limits_file is None:
         return None
     try:
@@ -300,8 +305,10 @@ def _http_log() -> logging.Logger:
 
 
 class _WithoutValues(logging.Filter):
-    """aiohttp logs errors with their text, which may quote what a client sent. Keep the kind and the place; a
-    malformed request is the client's error, not one of ours."""
+    """aiohttp logs errors with their text, which may quote what a client sent.
+
+    Keep the kind and the place; a malformed request is the client's error, not one of ours.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and record.exc_info[0] is not None:

@@ -75,7 +75,7 @@ class Offer:
         sockets: Callable[[], list[socket.socket]],
         taken: Callable[[], None],
     ) -> None:
-        """Raises OSError if there can be no socket at `path`."""
+        """Raise OSError if there can be no socket at `path`."""
         self._loop = loop
         self._path = path
         self._sockets = sockets

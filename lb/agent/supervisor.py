@@ -60,7 +60,7 @@ class Agent:
         return self.process.poll() is None
 
     def listens(self) -> bool:
-        """Whether it has said so by now."""
+        """Return whether it has said so by now."""
         if not self.listening:
             self.listening = read_json(self._ready) or {}
         return bool(self.listening)

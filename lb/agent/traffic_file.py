@@ -11,8 +11,10 @@ NOTE_EVERY_S = 20.0
 
 
 async def note_traffic(file: Path, served: Callable[[], int], in_flight: Callable[[], int]) -> None:
-    """Touch the file every few seconds in which a request was served, or is still being served, until cancelled. `served`
-    counts responses of 2xx and 3xx. Where the file's folder is missing, the machine has no lease."""
+    """Touch the file every few seconds in which a request was served, or is still being served, until cancelled.
+
+    `served` counts responses of 2xx and 3xx. Where the file's folder is missing, the machine has no lease.
+    """
     before = served()
     while True:
         await asyncio.sleep(NOTE_EVERY_S)

@@ -1,5 +1,7 @@
-"""Which web pages may call through the load balancer (CORS), as a value <-> JSON. What follows from it for a request is
-in `lb.http.cors`."""
+"""Which web pages may call through the load balancer (CORS), as a value <-> JSON.
+
+What follows from it for a request is in `lb.http.cors`.
+"""
 
 from __future__ import annotations
 

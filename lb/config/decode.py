@@ -1,5 +1,7 @@
-"""Strict reading of JSON that came from elsewhere: what is unknown, mistyped or out of bounds is an error with its
-path, and bounded before it is believed."""
+"""Strict reading of JSON that came from elsewhere.
+
+What is unknown, mistyped or out of bounds is an error with its path, and bounded before it is believed.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,7 @@ class Fields:
         return value
 
     def networks(self, key: str) -> tuple[str, ...]:
-        """A list of IP networks (`10.0.0.0/8`) and addresses."""
+        """Return a list of IP networks (`10.0.0.0/8`) and addresses."""
         networks = []
         for value, at in self.items(key):
             problem = network_problem(value)
@@ -161,7 +163,7 @@ class Fields:
 
 
 def network_problem(value: object) -> str | None:
-    """Why `value` is neither a network nor an address of IP, in a few words; None if it is."""
+    """Return why `value` is neither a network nor an address of IP, in a few words; None if it is."""
     if not isinstance(value, str):
         return f"expected a text, got {kind_of(value)}"
     try:
@@ -172,7 +174,7 @@ def network_problem(value: object) -> str | None:
 
 
 def url_problem(url: str) -> str | None:
-    """Why `url` cannot be the base URL of a target, in a few words; None if it can."""
+    """Return why `url` cannot be the base URL of a target, in a few words; None if it can."""
     try:
         parts = urlsplit(url)
         port = parts.port

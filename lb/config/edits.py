@@ -49,8 +49,10 @@ class KnownWorkerError(ValueError):
 
 
 def aged(table: Table, seconds: float) -> Table:
-    """The table so many seconds after its push. The deadlines of drains count from a push, so an edit that
-    pushed them again unchanged would put them off."""
+    """Return the table so many seconds after its push.
+
+    The deadlines of drains count from a push, so an edit that pushed them again unchanged would put them off.
+    """
     return replace(
         table,
         targets=tuple(
@@ -63,7 +65,7 @@ def aged(table: Table, seconds: float) -> Table:
 
 
 def find(table: Table, target_id: str) -> Target:
-    """Raises UnknownWorkerError."""
+    """Raise UnknownWorkerError."""
     for target in table.targets:
         if target.id == target_id:
             return target
@@ -71,8 +73,10 @@ def find(table: Table, target_id: str) -> Target:
 
 
 def worker(value: object, target_id: str | None = None) -> Target:
-    """A target from the body of a request, as `lb.config.schema.Target` has it, or as SGLang's gateway has a worker: with
-    a `url` and perhaps a `worker_type`. Without an id it gets one made from its URL. Raises WireError."""
+    """Return a target from the body of a request, as `lb.config.schema.Target` has it, or as SGLang's gateway has a worker.
+
+    With a `url` and perhaps a `worker_type`. Without an id it gets one made from its URL. Raises WireError.
+    """
     given = {"health_path": "/health", **_object(value)}
     made = f"worker-{hashlib.sha256(str(given.get('url')).encode()).hexdigest()[:12]}"
     given.setdefault("id", made if target_id is None else target_id)
@@ -80,12 +84,12 @@ def worker(value: object, target_id: str | None = None) -> Target:
 
 
 def changed_worker(known: Target, change: object) -> Target:
-    """The target with some fields changed. Raises WireError."""
+    """Return the target with some fields changed. Raises WireError."""
     return _target({**known.to_json(), **_object(change)}, known.id)
 
 
 def with_target(table: Table, target: Target) -> Table:
-    """Raises KnownWorkerError if the id or the URL is taken, WireError if the table is full."""
+    """Raise KnownWorkerError if the id or the URL is taken, WireError if the table is full."""
     for known in table.targets:
         if known.id == target.id or known.url == target.url:
             raise KnownWorkerError(target.url)
@@ -93,14 +97,16 @@ def with_target(table: Table, target: Target) -> Table:
 
 
 def without_target(table: Table, target_id: str) -> Table:
-    """Raises UnknownWorkerError."""
+    """Raise UnknownWorkerError."""
     gone = find(table, target_id)
     return _edited(table, targets=[target for target in table.targets if target is not gone])
 
 
 def with_changed(table: Table, target: Target) -> Table:
-    """The target of this id is described again. Another URL would be another backend under a used id, and is
-    refused with WireError. Raises UnknownWorkerError."""
+    """The target of this id is described again.
+
+    Another URL would be another backend under a used id, and is refused with WireError. Raises UnknownWorkerError.
+    """
     known = find(table, target.id)
     if target.url != known.url:
         raise WireError("url", "stays; remove the worker and add the other one")
@@ -108,8 +114,10 @@ def with_changed(table: Table, target: Target) -> Table:
 
 
 def drained(table: Table, target_id: str, deadline_s: float | None) -> Table:
-    """The target takes nothing new; what it has must be over, or elsewhere, in `deadline_s`. Raises
-    UnknownWorkerError."""
+    """Return the target takes nothing new; what it has must be over, or elsewhere, in `deadline_s`.
+
+    Raises UnknownWorkerError.
+    """
     known = find(table, target_id)
     return with_changed(table, replace(known, state=Readiness.DRAINING, drain_deadline_s=deadline_s))
 
@@ -121,7 +129,7 @@ def undrained(table: Table, target_id: str) -> Table:
 
 
 def options(table: Table) -> dict[str, Any]:
-    """All that is not a target."""
+    """Return all that is not a target."""
     whole = table.to_json()
     return {name: whole[name] for name in OPTIONS}
 

@@ -10,7 +10,7 @@ from lb.config.schema import Table
 
 
 def load(path: Path) -> Table | None:
-    """The stored table; None if there is no such file. Raises WireError, ValueError or OSError otherwise."""
+    """Return the stored table; None if there is no such file. Raises WireError, ValueError or OSError otherwise."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -107,9 +107,12 @@ class Retries(_Options):
 
 @dataclass(frozen=True, slots=True)
 class Breaker(_Options):
-    """When a target is left out. A target that cannot be reached or dies on a request is left out after
-    `failures` in a row, for `first_s`, doubling up to `longest_s`; then one request is its trial (a single
-    half-open probe). One that answers 5xx is left out after `errors_in_row` of them."""
+    """When a target is left out.
+
+    A target that cannot be reached or dies on a request is left out after `failures` in a row, for `first_s`, doubling up
+    to `longest_s`; then one request is its trial (a single half-open probe). One that answers 5xx is left out after
+    `errors_in_row` of them.
+    """
 
     failures: int = _number(1, 1, 1000)
     errors_in_row: int = _number(10, 1, 1000)
@@ -130,8 +133,11 @@ class PushMode(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pushing(_Options):
-    """`probe_s` is how often an engine that has work is asked for its load. Pushing by work or selectively falls back
-    to `blind` for targets that tell no load, and by work to `selective` for routing policies that do not measure it."""
+    """`probe_s` is how often an engine that has work is asked for its load.
+
+    Pushing by work or selectively falls back to `blind` for targets that tell no load, and by work to `selective` for
+    routing policies that do not measure it.
+    """
 
     mode: PushMode = PushMode.WORK
     cap: int = _number(32, 1, 100_000)
@@ -151,8 +157,11 @@ class Continue(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Continuation(_Options):
-    """What becomes of a stream whose target dies. At most `max_breaks` times per stream; what has been sent of it
-    is kept up to `buffer_bytes`. A planned drain hands its streams over `handover_s` before its deadline."""
+    """What becomes of a stream whose target dies.
+
+    At most `max_breaks` times per stream; what has been sent of it is kept up to `buffer_bytes`. A planned drain hands its
+    streams over `handover_s` before its deadline.
+    """
 
     mode: Continue = Continue.AUTO
     max_breaks: int = _number(3, 0, 100)
@@ -199,8 +208,11 @@ class Session(_Options):
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One client's key, known by its SHA-256 only. Limits of 0 mean none; `weight` is its share of a full queue.
-    `max_concurrent` bounds its requests under way, those that wait for a target included."""
+    """One client's key, known by its SHA-256 only.
+
+    Limits of 0 mean none; `weight` is its share of a full queue. `max_concurrent` bounds its requests under way, those that
+    wait for a target included.
+    """
 
     name: str
     sha256: str
@@ -229,8 +241,11 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may call. Without keys everybody may, and all are one tenant. `overrides`: whether a request may name its
-    routing policy (`X-SkyServe-Policy`); each policy that is named stays in use and hears of every request."""
+    """Who may call.
+
+    Without keys everybody may, and all are one tenant. `overrides`: whether a request may name its routing policy
+    (`X-SkyServe-Policy`); each policy that is named stays in use and hears of every request.
+    """
 
     keys: tuple[ApiKey, ...] = ()
     overrides: bool = True

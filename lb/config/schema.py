@@ -117,11 +117,13 @@ class EarlierEpochError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All an agent needs to serve one service. `revision` is the controller's, compared for equality only. `epoch` grows with
-    every controller that takes over, and an agent refuses a table of an earlier one. From
-    `trusted_proxies`, networks of IP, what a proxy says of its clients (`X-Forwarded-*` and the like) is passed on.
-    `listen` is the address of the data port; None: that of the agent's arguments. `targets_ca` is the certificate (DER in base64)
-    by which targets with a `tls_name` are known."""
+    """All an agent needs to serve one service.
+
+    `revision` is the controller's, compared for equality only. `epoch` grows with every controller that takes over, and an
+    agent refuses a table of an earlier one. From `trusted_proxies`, networks of IP, what a proxy says of its clients
+    (`X-Forwarded-*` and the like) is passed on. `listen` is the address of the data port; None: that of the agent's
+    arguments. `targets_ca` is the certificate (DER in base64) by which targets with a `tls_name` are known.
+    """
 
     service: str
     revision: str
@@ -248,8 +250,10 @@ class TargetStats:
 
 
 def _are_target_stats(value: object) -> TypeGuard[dict[str, Any]]:
-    """Whether this is what `TargetStats.to_json` writes. A controller reads thousands a second; what is not quite so is read
-    field by field, for its error."""
+    """Return whether this is what `TargetStats.to_json` writes.
+
+    A controller reads thousands a second; what is not quite so is read field by field, for its error.
+    """
     if type(value) is not dict or value.keys() != _TARGET_STATS:
         return False
     name, heard_s, served_s = value["id"], value["heard_s"], value["served_s"]
@@ -269,8 +273,10 @@ def _are_target_stats(value: object) -> TypeGuard[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Demand and load. `requests` arrived and `rejected` were turned away during the last `window_s`; `ongoing` is
-    how many were in flight or held at a time, on the mean over it.
+    """Demand and load.
+
+    `requests` arrived and `rejected` were turned away during the last `window_s`; `ongoing` is how many were in flight or
+    held at a time, on the mean over it.
 
     Held and rejected requests are among `requests`: they are demand as well.
     """

@@ -43,7 +43,7 @@ def _least(one: float | None, other: float | None) -> float | None:
 
 
 def differ(name: str, kept: Iterable[TargetState], right: Iterable[TargetState]) -> list[str]:
-    """What a list of targets that is kept up to date has too much or too little, as sentences."""
+    """Return what a list of targets that is kept up to date has too much or too little, as sentences."""
     listed, wanted = set(kept), set(right)
     return [
         *(f"{entry.key} is listed as {name} and is not" for entry in listed - wanted),
@@ -52,7 +52,7 @@ def differ(name: str, kept: Iterable[TargetState], right: Iterable[TargetState])
 
 
 def audit(entries: Iterable[TargetState], open_bookings: Collection[Booking]) -> list[str]:
-    """Every way in which what was counted does not agree with what is open, as sentences."""
+    """Return every way in which what was counted does not agree with what is open, as sentences."""
     problems = []
     on: dict[TargetState, list[Booking]] = {entry: [] for entry in entries}
     for booking in open_bookings:

@@ -16,8 +16,10 @@ UNUSED_S = 300.0
 
 
 class ActivePolicies:
-    """`own` decides for requests that name no policy. The hooks are lists of bound methods, without those that do
-    nothing: an empty list costs nothing."""
+    """`own` decides for requests that name no policy.
+
+    The hooks are lists of bound methods, without those that do nothing: an empty list costs nothing.
+    """
 
     __slots__ = (
         "_by_name",
@@ -49,7 +51,7 @@ class ActivePolicies:
         self._learn_hooks()
 
     def named(self, name: str, under_way: Iterable[Booking]) -> RoutingPolicy:
-        """The policy of that name. `under_way` is only looked at when it is new."""
+        """Return the policy of that name. `under_way` is only looked at when it is new."""
         policy = self._by_name.get(name)
         if policy is None:
             policy = self._make(name)
@@ -92,7 +94,7 @@ class ActivePolicies:
 
 
 def _doing(policies: Iterable[RoutingPolicy], hook: str) -> list[Any]:
-    """The hook of every policy that has not left it empty."""
+    """Return the hook of every policy that has not left it empty."""
     empty = getattr(Policy, hook)
     return [getattr(policy, hook) for policy in policies if getattr(type(policy), hook) is not empty]
 

@@ -62,8 +62,11 @@ class Unauthorized(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """A tenant's account. `admitted`, `limited` and `tokens` are this process's since its start; what is left of the
-    buckets (None without a limit), what is reserved and what is in flight are those of all that share the limits."""
+    """A tenant's account.
+
+    `admitted`, `limited` and `tokens` are this process's since its start; what is left of the buckets (None without a
+    limit), what is reserved and what is in flight are those of all that share the limits.
+    """
 
     tenant: str
     admitted: int
@@ -76,8 +79,11 @@ class Usage(NamedTuple):
 
 
 class Admission:
-    """A request that was let in, from `admit_head` to `settle`: its place among the tenant's requests under way and the
-    tokens it has reserved. `carried_by` names the headers, in lower case, that must not reach a target."""
+    """A request that was let in, from `admit_head` to `settle`.
+
+    Its place among the tenant's requests under way and the tokens it has reserved. `carried_by` names the headers, in lower
+    case, that must not reach a target.
+    """
 
     __slots__ = ("_account", "_prompt", "_settled", "carried_by", "reserved", "tenant", "weight")
 
@@ -135,7 +141,7 @@ class ApiKeyStore:
     def admit_head(
         self, credentials: Iterable[tuple[bytes, bytes]], now: float
     ) -> Admission | Unauthorized | Limited:
-        """What becomes of a request with these headers for keys: (name in lower case, value), as they came.
+        """Return what becomes of a request with these headers for keys: (name in lower case, value), as they came.
 
         Checks the limits and takes one request. The first header that carries a known key decides whose it is.
         """
@@ -197,8 +203,10 @@ class ApiKeyStore:
         return None
 
     def settle(self, admission: Admission, tokens: int, now: float) -> None:
-        """The request has ended and has used so many tokens, of its prompt and generated. Raises AlreadySettledError
-        the second time."""
+        """The request has ended and has used so many tokens, of its prompt and generated.
+
+        Raises AlreadySettledError the second time.
+        """
         if admission._settled:
             raise AlreadySettledError(f"a request of {admission.tenant!r} has been settled before")
         admission._settled = True
@@ -211,7 +219,7 @@ class ApiKeyStore:
         self._charge(account, tokens, admission.reserved, now)
 
     def usage(self, now: float) -> Iterator[Usage]:
-        """Every tenant's account."""
+        """Yield every tenant's account."""
         self._limits.reap(now)
         for name, tenant in self._by_name.items():
             row, key = tenant.row, tenant.key
@@ -272,7 +280,7 @@ class ApiKeyStore:
 
 
 def _digest(header: bytes, value: bytes) -> bytes:
-    """The digest of the key in a header; that of no key if it holds none."""
+    """Return the digest of the key in a header; that of no key if it holds none."""
     if header == b"authorization":
         scheme, _, value = value.partition(b" ")
         if scheme.lower() != b"bearer":

@@ -21,8 +21,11 @@ class ByteBudget:
         self.refused = 0
 
     def take(self, size: int) -> bool:
-        """Take `size` bytes. Returns False, and takes nothing, if that is more than is left; one taker may always have
-        what it wants while nothing is taken."""
+        """Take `size` bytes.
+
+        Returns False, and takes nothing, if that is more than is left; one taker may always have what it wants while
+        nothing is taken.
+        """
         if self.taken and self.taken + size > self.limit:
             self.refused += 1
             return False
@@ -34,7 +37,7 @@ class ByteBudget:
 
 
 def parsed_bytes(body: bytes) -> int:
-    """Returns about how many bytes the objects need that a JSON parser makes of `body`, beyond the text itself."""
+    """Return about how many bytes the objects need that a JSON parser makes of `body`, beyond the text itself."""
     if len(body) <= SMALL_BYTES:
         return SMALL_FACTOR * len(body)
     structure = (

@@ -84,7 +84,7 @@ class Candidates:
         return self._best.admitting
 
     def best(self, now: float) -> Sequence[TargetView]:
-        """All of the best health, whether they admit or not."""
+        """Return all of the best health, whether they admit or not."""
         if now >= self._due_at:
             self._settle(now)
         return self._best.members
@@ -104,7 +104,7 @@ class Candidates:
     def without(
         self, lives: Collection[int], now: float, gated: bool = True
     ) -> tuple[Health, Sequence[TargetView]]:
-        """The best health of any target without those lives, and which of that health admit (or all of them)."""
+        """Return the best health of any target without those lives, and which of that health admit (or all of them)."""
         if now >= self._due_at:
             self._settle(now)
         gone: dict[_Group, list[int]] = {}
@@ -242,7 +242,7 @@ def _rank(entry: TargetState) -> int:
 
 
 def _next_change(entry: TargetState, now: float) -> float:
-    """When time alone changes what is known of the target."""
+    """Return when time alone changes what is known of the target."""
     ejected_until = entry.ejected_until
     if ejected_until is None or now >= ejected_until:
         return entry.load_good_until

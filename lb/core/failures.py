@@ -58,7 +58,7 @@ _LOCAL_ERRORS = frozenset(
 
 
 def is_local(error: BaseException) -> bool:
-    """Returns True if a connect failed for a reason on our side: then the target is not to blame.
+    """Return True if a connect failed for a reason on our side: then the target is not to blame.
 
     A name that does not resolve counts as ours (`socket.gaierror`, whose numbers are not those of `errno`).
     """
@@ -66,7 +66,7 @@ def is_local(error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """Returns an error in a word and a number, as logs show it: `ConnectionRefusedError errno=111`."""
+    """Return an error in a word and a number, as logs show it: `ConnectionRefusedError errno=111`."""
     why = getattr(error, "verify_message", "")
     if why:  # of a certificate: nothing was sent
         return f"wrong certificate ({why})"

@@ -68,11 +68,11 @@ class Lanes(Generic[T]):
         ticket.lane = None
 
     def targets(self) -> Collection[str]:
-        """The targets for which requests wait."""
+        """Return the targets for which requests wait."""
         return self._by_target.keys()
 
     def first(self, target_id: str, tag: Callable[[str], float]) -> Ticket[T] | None:
-        """Who is next at that target; `tag` says how a tenant stands in the queue."""
+        """Return who is next at that target; `tag` says how a tenant stands in the queue."""
         tenants = self._by_target.get(target_id)
         if not tenants:
             return None
@@ -80,11 +80,11 @@ class Lanes(Generic[T]):
         return tenants[tenant][0][1]
 
     def last(self, target_id: str) -> Ticket[T]:
-        """The request that would go last to that target, for which requests wait."""
+        """Return the request that would go last to that target, for which requests wait."""
         return max((line[-1] for line in self._by_target[target_id].values()), key=_place)[1]
 
     def longest(self) -> str | None:
-        """The target for which most are waiting; None if no request waits."""
+        """Return the target for which most are waiting; None if no request waits."""
         heap = self._by_size
         while heap and self._sizes.get(heap[0][2]) != -heap[0][0]:
             heappop(heap)

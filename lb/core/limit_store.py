@@ -15,8 +15,11 @@ FULL = math.inf  # the level of a bucket that has never been used, whatever its 
 
 
 class LimitRow(Protocol):
-    """The numbers of one tenant. Levels are shared, and are read and written between `lock` and `unlock` only; the
-    `own_` numbers are written by this process alone."""
+    """The numbers of one tenant.
+
+    Levels are shared, and are read and written between `lock` and `unlock` only; the `own_` numbers are written by this
+    process alone.
+    """
 
     requests: float  # in the bucket of requests; FULL where there has been no limit
     tokens: float  # in the bucket of tokens, less what is reserved; below zero is a debt
@@ -37,8 +40,10 @@ class LimitStore(Protocol):
     """Rows by the name of their tenant."""
 
     def row(self, tenant: str) -> LimitRow:
-        """The row of this tenant; a new one has full buckets. Two calls return the same numbers for as long as one of
-        the rows is in use."""
+        """Return the row of this tenant; a new one has full buckets.
+
+        Two calls return the same numbers for as long as one of the rows is in use.
+        """
         ...
 
     def lock(self, now: float) -> None:
@@ -48,8 +53,10 @@ class LimitStore(Protocol):
     def unlock(self) -> None: ...
 
     def reap(self, now: float) -> bool:
-        """Forget the requests of processes that died, and return their reserved tokens to the buckets. Returns
-        whether there were any. Must be called without the lock; cheap enough for each refused request."""
+        """Forget the requests of processes that died, and return their reserved tokens to the buckets.
+
+        Returns whether there were any. Must be called without the lock; cheap enough for each refused request.
+        """
         ...
 
 

@@ -38,7 +38,7 @@ class ModelList:
 
 
 def read_models(body: bytes) -> ModelList | None:
-    """Returns what the body of a response to `GET /v1/models` lists; None if it is no such list, or empty."""
+    """Return what the body of a response to `GET /v1/models` lists; None if it is no such list, or empty."""
     try:
         json = orjson.loads(body)
         data = json.get("data") if type(json) is dict else None
@@ -89,7 +89,7 @@ class ModelDirectory:
     # --- questions
 
     def barred(self, model: str) -> frozenset[int]:
-        """Returns the lives of the targets that do not serve the model. `model` is empty if a request names none."""
+        """Return the lives of the targets that do not serve the model. `model` is empty if a request names none."""
         if not model or not self.mixed:
             return _NO_LIVES
         name = model if model in self._names else ""  # clients make up any number of names
@@ -100,16 +100,16 @@ class ModelDirectory:
         return lives
 
     def missing(self, model: str) -> bool:
-        """Returns True if it is certain that no target serves the model, although they serve others."""
+        """Return True if it is certain that no target serves the model, although they serve others."""
         return self.differ and not self._unlisted and model != "" and model not in self._names
 
     def serves(self, target_id: str, model: str) -> bool | None:
-        """Returns whether the target serves the model; None if its models are not known."""
+        """Return whether the target serves the model; None if its models are not known."""
         entry = self._entries.get(target_id)
         return None if entry is None else self._serves(entry.key, model)
 
     def served_elsewhere(self, model: str, tried: Collection[int]) -> bool:
-        """Returns True if a target whose life is not in `tried` lists the model, or has not been polled yet."""
+        """Return True if a target whose life is not in `tried` lists the model, or has not been polled yet."""
         if self._polled and model not in self._names:
             return False
         return any(
@@ -118,18 +118,18 @@ class ModelDirectory:
         )
 
     def merged(self) -> bytes:
-        """Returns the lists of all targets as one, in the shape of OpenAI: each name once, the first target's entry."""
+        """Return the lists of all targets as one, in the shape of OpenAI: each name once, the first target's entry."""
         if self._merged is None:
             self._merged = b'{"object":"list","data":[%b]}' % b",".join(self._all_entries().values())
         return self._merged
 
     def entry(self, model: str) -> bytes | None:
-        """Returns the entry of one model; None if no target lists it."""
+        """Return the entry of one model; None if no target lists it."""
         entries = self._all_entries()
         return entries.get(model) or entries.get(model + _LATEST)
 
     def targets(self) -> Iterator[tuple[Key, Target, int]]:
-        """Every target whose list counts, with its life."""
+        """Yield every target whose list counts, with its life."""
         for one in self._open:
             yield one.key, one.target, one.life
 
@@ -149,7 +149,7 @@ class ModelDirectory:
         self.version += self.mixed
 
     def learned(self, entry: TargetState, models: ModelList | None) -> bool:
-        """A target lists these models, or none. Returns True if it may serve a model that it did not serve before."""
+        """Return a target lists these models, or none. Returns True if it may serve a model that it did not serve before."""
         key = entry.key
         if entry.target.state is Readiness.DRAINING:
             return False

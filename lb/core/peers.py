@@ -86,7 +86,7 @@ class Peers:
     def views(
         self, request: RequestView, now: float, allowed: Callable[[str], bool] = lambda region: True
     ) -> list[PeerView]:
-        """Returns the peers that the request may be forwarded to: fresh, not draining, allowed."""
+        """Return the peers that the request may be forwarded to: fresh, not draining, allowed."""
         prompt = request.prompt
         match = self._tree.match(request.scope, prompt[:MAX_PROMPT_BYTES]) if prompt else NO_MATCH
         found = []
@@ -151,8 +151,9 @@ _SAMPLE = RequestView(
 
 
 def local_cost(choice: Choice | None, request: RequestView, queued_s: float) -> LocalCost:
-    """Returns what the request costs here, from the routing policy's choice; `queued_s` is how long a new request waits in the
-    queue as a whole.
+    """Return what the request costs here, from the routing policy's choice.
+
+    `queued_s` is how long a new request waits in the queue as a whole.
 
     A policy that works in seconds (`gorgo`) explains its choice in them. For others the prefill is estimated at the default
     pace, and a running request delays by what one prompt token costs for each of its own (see `policies.routing.gorgo`).
@@ -174,7 +175,7 @@ def local_cost(choice: Choice | None, request: RequestView, queued_s: float) -> 
 
 
 def region_report(table: TargetTable, queued: int, queued_s: float, now: float) -> RegionReport:
-    """Returns what this agent reports to its peers, with `queued` requests in its queue, of which a new one waits `queued_s`."""
+    """Return what this agent reports to its peers, with `queued` requests in its queue, of which a new one waits `queued_s`."""
     cost = local_cost(table.choose(_SAMPLE, now), _SAMPLE, queued_s)
     views = [view for view in table.views(now) if table.offered(view.id, now)]
     available = sum(table.ready(view.id, now) for view in views)
@@ -201,7 +202,7 @@ class QueuePace:
         self._left_at.append(now)
 
     def wait_s(self, queued: int, now: float) -> float:
-        """Returns how long a new request waits behind `queued` others."""
+        """Return how long a new request waits behind `queued` others."""
         if not queued:
             return 0.0
         if not self._left_at:

@@ -96,7 +96,7 @@ class _Line(Generic[T]):
                 del self.by_group[ticket.group]
 
     def youngest_of_another(self, group: str) -> Ticket[T] | None:
-        """The youngest ticket of the group that has most, if that is more than this one would have with one more."""
+        """Return the youngest ticket of the group that has most, if that is more than this one would have with one more."""
         most = max(self.by_group, key=self.by_group.__getitem__, default=group)
         if self.by_group.get(most, 0) <= self.by_group.get(group, 0) + 1:
             return None
@@ -112,7 +112,7 @@ class _Line(Generic[T]):
         return self.seniors if ticket.senior else self.tickets
 
     def walk(self) -> Iterator[Ticket[T]]:
-        """Each ticket once; the line may change under way."""
+        """Yield each ticket once; the line may change under way."""
         while len(self):
             head = next(iter(self))
             yield head
@@ -122,9 +122,11 @@ class _Line(Generic[T]):
 
 
 class RequestQueue(Generic[T]):
-    """`limit` is the owner's at the time of joining, since it may change. `pushed_out` is called for each ticket that
-    must make room for another tenant's; without it no ticket is pushed out. Constant or logarithmic time throughout,
-    but for a full room (the number of tenants)."""
+    """`limit` is the owner's at the time of joining, since it may change.
+
+    `pushed_out` is called for each ticket that must make room for another tenant's; without it no ticket is pushed out.
+    Constant or logarithmic time throughout, but for a full room (the number of tenants).
+    """
 
     def __init__(self, pushed_out: Callable[[Ticket[T]], None] | None = None) -> None:
         self._pushed_out = pushed_out
@@ -151,8 +153,10 @@ class RequestQueue(Generic[T]):
         tried: Collection[int] = (),
         group: str = "",
     ) -> Ticket[T] | None:
-        """A ticket at the end of the tenant's line, or of the seniors before it; None if the room is full or there is no
-        time to wait. `tried` is what the ticket is counted under in `tried_sets`."""
+        """Return a ticket at the end of the tenant's line, or of the seniors before it.
+
+        None if the room is full or there is no time to wait. `tried` is what the ticket is counted under in `tried_sets`.
+        """
         if hold_s <= 0:
             return None
         finds_a_place = senior and self._length < 2 * limit
@@ -173,7 +177,7 @@ class RequestQueue(Generic[T]):
         return ticket
 
     def walk(self) -> Iterator[Ticket[T]]:
-        """Every ticket once, in the order in which they are to go. Those met may be taken, any may leave."""
+        """Yield every ticket once, in the order in which they are to go. Those met may be taken, any may leave."""
         heap = []
         for line in self._lines.values():
             tickets = line.walk()
@@ -201,7 +205,7 @@ class RequestQueue(Generic[T]):
         return True
 
     def leave(self, ticket: Ticket[T]) -> bool:
-        """The owner gives up waiting; False if the ticket had already left."""
+        """Return the owner gives up waiting; False if the ticket had already left."""
         if not ticket.waits:
             return False
         self._drop(ticket)
@@ -230,7 +234,7 @@ class RequestQueue(Generic[T]):
         return self._timers[0][0] if self._timers else None
 
     def tag(self, tenant: str) -> float:
-        """Where a tenant that has tickets stands: the lowest is next."""
+        """Return where a tenant that has tickets stands: the lowest is next."""
         return self._lines[tenant].tag
 
     @property

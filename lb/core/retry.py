@@ -63,7 +63,7 @@ class RetryHistory(NamedTuple):
 
 
 def may_retry(history: RetryHistory, rules: Retries, others: bool) -> Verdict:
-    """The verdict of the rules; `others`: whether there is a target that has not failed the request."""
+    """Return the verdict of the rules; `others`: whether there is a target that has not failed the request."""
     if history.reached and not history.repeatable:
         return Verdict.NOT_REPEATABLE
     if history.deaths >= MAX_DEATHS:
@@ -80,7 +80,7 @@ def may_retry(history: RetryHistory, rules: Retries, others: bool) -> Verdict:
 
 
 def is_repeatable(method: bytes, for_model: bool, idempotency_key: bool) -> bool:
-    """Returns True if a request may be sent again after a target has read it and has not responded.
+    """Return True if a request may be sent again after a target has read it and has not responded.
 
     Reading twice is harmless, a generation that no client saw costs GPU time at most, and with an `Idempotency-Key` the server
     promises to do it once. Anything else (uploads, deletions, a user's own application) might happen twice.
@@ -89,13 +89,15 @@ def is_repeatable(method: bytes, for_model: bool, idempotency_key: bool) -> bool
 
 
 def is_free(history: RetryHistory) -> bool:
-    """Whether it is outside the budget: after a refused connection, since no engine has worked for that attempt, and the
-    first time that a target dies."""
+    """Return whether it is outside the budget.
+
+    After a refused connection, since no engine has worked for that attempt, and the first time that a target dies.
+    """
     return not history.reached or (history.died and history.started <= 1)
 
 
 def backoff_s(rules: Retries, retry: int, rng: random.Random) -> float:
-    """Seconds to wait before retry number `retry` (from 1). The first is immediate."""
+    """Return seconds to wait before retry number `retry` (from 1). The first is immediate."""
     if retry <= 1:
         return 0.0
     full_s = min(rules.max_backoff_s, rules.backoff_s * 2.0 ** min(retry - 2, 60))
@@ -145,11 +147,11 @@ class Tries:
         self.attempts += 1
 
     def may_move(self) -> bool:
-        """Returns True if an attempt that has been sent may be given up for another."""
+        """Return True if an attempt that has been sent may be given up for another."""
         return self.replayable and self.repeatable
 
     def after(self, *, reached: bool, died: bool, ran_s: float, life: int) -> RetryHistory:
-        """Returns what the rules of a retry need to know after an attempt of `ran_s` seconds has failed."""
+        """Return what the rules of a retry need to know after an attempt of `ran_s` seconds has failed."""
         self.failed = True
         self.longest_s = max(self.longest_s, ran_s)
         if died:
@@ -176,7 +178,7 @@ class RetryBudget:
         self._retries = WindowCounter()
 
     def allow(self, now: float) -> bool:
-        """Whether one more retry is within the budget; if so, it has been spent."""
+        """Return whether one more retry is within the budget; if so, it has been spent."""
         floor = self.rules.budget_floor_per_s * BUDGET_WINDOW_S
         limit = floor + self.rules.budget_ratio * self._requests.count(now, BUDGET_WINDOW_S)
         if self._retries.count(now, BUDGET_WINDOW_S) + 1 > limit:

@@ -29,8 +29,11 @@ from policies.routing.base import Choice, RequestView
 
 
 class Waiter(Protocol):
-    """A request that looks for a target. `tried` are the lives (see `lb.core.target_state`) that have failed it, `policy` the name
-    of the policy it asks for, None for the table's own, `senior` whether it comes back, having lost its target."""
+    """A request that looks for a target.
+
+    `tried` are the lives (see `lb.core.target_state`) that have failed it, `policy` the name of the policy it asks for,
+    None for the table's own, `senior` whether it comes back, having lost its target.
+    """
 
     @property
     def view(self) -> RequestView: ...
@@ -72,7 +75,7 @@ class Scheduler(Generic[W]):
         queue.on_drop = self._dropped
 
     def place(self, waiter: W, now: float) -> Choice | None:
-        """Where it may go now; None if it may not, because no target admits it or a held request comes before it.
+        """Return where it may go now; None if it may not, because no target admits it or a held request comes before it.
 
         The caller books at once. Raises UnknownPolicyError, as the others do.
         """
@@ -88,7 +91,7 @@ class Scheduler(Generic[W]):
         return self._choose(waiter, now)
 
     def hold(self, waiter: W, now: float) -> Ticket[W] | None:
-        """A place in the queue; None if there is none, or no time left to wait."""
+        """Return a place in the queue; None if there is none, or no time left to wait."""
         limit = self._table.table.limits.max_held
         model = waiter.view.scope if self._table.models.mixed else ""
         ticket = self._queue.join(
@@ -107,7 +110,7 @@ class Scheduler(Generic[W]):
         return ticket
 
     def let_in(self, now: float) -> Iterator[tuple[W, Choice]]:
-        """The requests that may go now, one at a time and out of the queue: book it before you ask for the next."""
+        """Yield the requests that may go now, one at a time and out of the queue: book it before you ask for the next."""
         if len(self._queue):
             self._recount(now)
         relieved = self._table.take_relieved()
@@ -144,7 +147,7 @@ class Scheduler(Generic[W]):
             self._enter_lane(ticket, now)
 
     def _serve(self, target_id: str, now: float) -> Iterator[tuple[W, Choice]]:
-        """Who waits for that target, as long as it can take work."""
+        """Yield who waits for that target, as long as it can take work."""
         while (ticket := self._lanes.first(target_id, self._queue.tag)) is not None:
             waiter = ticket.item
             if not self._table.waits(waiter.policy):  # other rules are in force by now
@@ -237,7 +240,7 @@ class Scheduler(Generic[W]):
         return False
 
     def _settled(self, now: float) -> bool:
-        """Whether it is known that no held request can go."""
+        """Return whether it is known that no held request can go."""
         return not self._table.room(now) or self._nobody_goes == self._state(now)
 
     def _state(self, now: float) -> tuple[int, int]:

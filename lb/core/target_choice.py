@@ -39,14 +39,15 @@ class TargetChoice(TargetStatus):
         return self._advisers.needs_prompt
 
     def gauges(self) -> Mapping[str, float]:
-        """The routing policy's own: how large its tree is, and the like."""
+        """Return the routing policy's own: how large its tree is, and the like."""
         return self._advisers.own.gauges()
 
     def choose(
         self, request: RequestView, now: float, exclude: Collection[int] = (), policy: str | None = None
     ) -> Choice | None:
-        """The choice among those who may take it now, without the lives in `exclude`; None if there are none. A policy
-        that waits chooses among all of the best standing, and says if the target is to be waited for.
+        """Return the choice among those who may take it now, without the lives in `exclude`; None if there are none.
+
+        A policy that waits chooses among all of the best standing, and says if the target is to be waited for.
 
         `policy` is asked instead of the table's own. Raises UnknownPolicyError. Changes nothing.
         """
@@ -74,28 +75,28 @@ class TargetChoice(TargetStatus):
     def choose_only(
         self, request: RequestView, target_id: str, now: float, policy: str | None = None
     ) -> Choice | None:
-        """The choice of that one target, for a request that has waited for it."""
+        """Return the choice of that one target, for a request that has waited for it."""
         entry = self._entries.get(target_id)
         return self._adviser(policy).choose(request, [entry.view], now) if entry is not None else None
 
     def waits(self, policy: str | None = None) -> bool:
-        """Whether requests of that policy wait for a target of their own, and not for any that has room."""
+        """Return whether requests of that policy wait for a target of their own, and not for any that has room."""
         return self.table.pushing.mode is PushMode.WORK and self._adviser(policy).waits
 
     def offered(self, target_id: str, now: float) -> bool:
-        """Whether the target is of the best standing there is."""
+        """Return whether the target is of the best standing there is."""
         entry = self._entries.get(target_id)
         if entry is None:
             return False
         return entry.standing(now) is Health.GOOD or entry.view in self._offers.best(now)
 
     def ready(self, target_id: str, now: float, policy: str | None = None) -> bool:
-        """Whether a target of the table could take work now: its engine has nothing pending, or little to do before it."""
+        """Return whether a target of the table could take work now: its engine has nothing pending, or little to do before it."""
         entry = self._entries[target_id]
         return entry.admits() or self._adviser(policy).ready(entry.view, now)
 
     def room_beside(self, target_ids: Collection[str], now: float) -> bool:
-        """Whether a target of the best standing that is not one of those has nothing pending, and may soon run dry.
+        """Return whether a target of the best standing that is not one of those has nothing pending, and may soon run dry.
 
         Where those are the targets for which requests wait, having no room, the first that is looked at decides.
         """
@@ -107,7 +108,7 @@ class TargetChoice(TargetStatus):
         return self._offers.standings
 
     def take_relieved(self) -> Collection[str]:
-        """The targets that may be able to take more than when this was last called; time aside."""
+        """Return the targets that may be able to take more than when this was last called; time aside."""
         relieved, self._relieved = self._relieved, {}
         return relieved
 
@@ -124,7 +125,7 @@ class TargetChoice(TargetStatus):
         self._adviser(policy).left(request)
 
     def candidates(self, now: float, exclude: Collection[int] = ()) -> tuple[Health, Sequence[TargetView]]:
-        """The best standing of any target without the lives in `exclude`, and who of that standing admits."""
+        """Return the best standing of any target without the lives in `exclude`, and who of that standing admits."""
         self._fade(now)
         return self._offers.without(exclude, now)
 

@@ -183,7 +183,7 @@ class TargetState:
         return Outlook.DOUBTFUL if unwell or self.in_doubt(now) else Outlook.FINE
 
     def in_doubt(self, now: float) -> bool:
-        """Whether it cannot be reached, or gives no sign of life."""
+        """Return whether it cannot be reached, or gives no sign of life."""
         return self.doubted and self.ejected_until is not None and now < self.ejected_until
 
     def admits(self) -> bool:

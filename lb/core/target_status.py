@@ -35,7 +35,7 @@ class TargetStatus:
         self.models = ModelDirectory(self._entries)
 
     def key(self, target_id: str) -> Key | None:
-        """The present generation of a target."""
+        """Return the present generation of a target."""
         entry = self._entries.get(target_id)
         return entry.key if entry is not None else None
 
@@ -44,17 +44,19 @@ class TargetStatus:
         return entry.standing(now) if entry is not None else Health.CLOSED
 
     def outlook(self, booking: Booking, now: float) -> Outlook:
-        """Whether the booking's target can still be expected to answer."""
+        """Return whether the booking's target can still be expected to answer."""
         return booking.entry.outlook(now)
 
     def missing(self, booking: Booking, now: float) -> bool:
-        """Whether a stream that is silent had better go on elsewhere: its target has left without having been drained, or
-        gives no sign of life. That the controller finds it unwell is not enough. An engine with too much to do is unwell
-        and silent, too, and its streams would make the next one so."""
+        """Return whether a stream that is silent had better go on elsewhere.
+
+        Its target has left without having been drained, or gives no sign of life. That the controller finds it unwell is
+        not enough. An engine with too much to do is unwell and silent, too, and its streams would make the next one so.
+        """
         return booking.entry.in_doubt(now) or booking.entry.outlook(now) is Outlook.LOST
 
     def handovers(self, now: float, handover_s: float) -> list[Booking]:
-        """What runs on draining targets of which no more than `handover_s` seconds are left; each one once."""
+        """Return what runs on draining targets of which no more than `handover_s` seconds are left; each one once."""
         due = {
             entry
             for entry in self._draining
@@ -72,8 +74,7 @@ class TargetStatus:
         return max(booking.since, booking.entry.heard_at)
 
     def suspects(self, now: float, after_s: float) -> list[tuple[Key, Target]]:
-        """Targets of the table that have something to answer, or to go on answering, and have been silent for longer than
-        `after_s`."""
+        """Targets of the table that have something to answer, or to go on answering, and have been silent for longer than `after_s`."""
         quiet = [entry for entry in self._busy if now - entry.heard_at > after_s]
         if not quiet:
             return []
@@ -94,22 +95,22 @@ class TargetStatus:
         ]
 
     def rows(self, now: float) -> Iterator[tuple[Target, Health, int]]:
-        """Every target of the table with its standing and its requests in flight."""
+        """Yield every target of the table with its standing and its requests in flight."""
         for entry in self._entries.values():
             yield entry.target, entry.standing(now), entry.view.in_flight
 
     def probe_list(self) -> list[tuple[Key, Target, int]]:
-        """Every target of the table with its requests in flight: whose load may be worth a look."""
+        """Return every target of the table with its requests in flight: whose load may be worth a look."""
         return [(entry.key, entry.target, entry.view.in_flight) for entry in self._entries.values()]
 
     def newly_busy(self) -> list[Key]:
-        """The targets of the table that have been given a request while they had none, since this was last called."""
+        """Return the targets of the table that have been given a request while they had none, since this was last called."""
         keys = [entry.key for entry in self._newly_busy]
         self._newly_busy.clear()
         return keys
 
     def is_busy(self, key: Key) -> bool:
-        """Whether a target of the table has requests in flight."""
+        """Return whether a target of the table has requests in flight."""
         entry = self._current(key)
         return entry is not None and entry.view.in_flight > 0
 
@@ -122,7 +123,7 @@ class TargetStatus:
         return accounting.stats(self._known(), now, window_s)
 
     def audit(self) -> list[str]:
-        """Every way in which the books do not balance, as sentences; empty when all is well."""
+        """Return every way in which the books do not balance, as sentences; empty when all is well."""
         lists = {
             "busy": (self._busy, [one for one in self._entries.values() if one.view.in_flight]),
             "left out": (

@@ -180,9 +180,11 @@ class TargetTable(TargetChoice):
     def loaded(
         self, key: Key, load: EngineLoad | None, asked_at: float, now: float, every_s: float = 0.0
     ) -> bool:
-        """An engine's report, requested at `asked_at`; None if it reports nothing. True if the target
-        admits a request now and did not before. What arrives out of order, or too late, is passed over. It is good for
-        some time, and for three times `every_s`, where engines are so many that they are polled less often."""
+        """Return an engine's report, requested at `asked_at`; None if it reports nothing.
+
+        True if the target admits a request now and did not before. What arrives out of order, or too late, is passed over.
+        It is good for some time, and for three times `every_s`, where engines are so many that they are polled less often.
+        """
         entry = self._current(key)
         good_until = asked_at + max(10.0 * self.table.pushing.probe_s, 1.0, 3.0 * every_s)
         if entry is None or asked_at < entry.load_asked_at or now >= good_until:
@@ -208,7 +210,10 @@ class TargetTable(TargetChoice):
             entry.view.rtt_s = rtt_s
 
     def listed(self, key: Key, models: ModelList | None) -> bool:
-        """A target lists these models (None: it lists none). True if it may take a request now that it could not take."""
+        """Return a target lists these models (None: it lists none).
+
+        True if it may take a request now that it could not take.
+        """
         entry = self._current(key)
         if entry is None or not self.models.learned(entry, models):
             return False

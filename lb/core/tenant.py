@@ -20,8 +20,11 @@ _LEARN = 0.125  # the weight of one more request in the running mean
 
 
 class Limited(NamedTuple):
-    """The tenant has used up its limit: 429. `what` is REQUESTS or TOKENS, of which it has `limit` per minute, or
-    CONCURRENT. After `retry_after_s` one more request would be let in if no other came; of CONCURRENT, it is a guess."""
+    """The tenant has used up its limit: 429.
+
+    `what` is REQUESTS or TOKENS, of which it has `limit` per minute, or CONCURRENT. After `retry_after_s` one more request
+    would be let in if no other came; of CONCURRENT, it is a guess.
+    """
 
     tenant: str
     what: str
@@ -92,7 +95,7 @@ class Tenant:
         self.fill(now)
 
     def exceeded(self) -> Limited | None:
-        """The limit that keeps one more request out. Levels must have been filled."""
+        """Return the limit that keeps one more request out. Levels must have been filled."""
         row, key = self.row, self.key
         if key.requests_per_minute and row.requests < ONE:
             wait_s = (ONE - row.requests) * 60.0 / key.requests_per_minute
@@ -114,5 +117,5 @@ class Tenant:
 
 
 def _size(per_minute: float) -> float:
-    """How much a bucket holds: one minute's worth, and at least the one request that must fit."""
+    """Return how much a bucket holds: one minute's worth, and at least the one request that must fit."""
     return max(ONE, per_minute)

@@ -31,11 +31,11 @@ class HttpGetter:
         self._clock = clock
 
     async def fetch(self, target: Target, path: str, timeout_s: float, *, fresh: bool = False) -> Fetched:
-        """Raises OSError (also for an answer that is not HTTP, or too long) or asyncio.TimeoutError."""
+        """Raise OSError (also for an answer that is not HTTP, or too long) or asyncio.TimeoutError."""
         return await asyncio.wait_for(self._fetch(target, path, timeout_s, fresh), timeout_s)
 
     async def alive(self, target: Target, timeout_s: float) -> bool:
-        """Returns False if the target gives no sign of life: a response below 500 on its health path, else a connection.
+        """Return False if the target gives no sign of life: a response below 500 on its health path, else a connection.
 
         A connect that fails for want of something of this host says nothing of the target, and counts as a sign of life.
         """

@@ -77,7 +77,7 @@ class Adapter:
     parse: Parse
 
     def read(self, fetched: Fetched) -> EngineLoad | None:
-        """The load; None if the answer does not tell it."""
+        """Return the load; None if the answer does not tell it."""
         if fetched.status != 200 or len(fetched.body) > MAX_BODY_BYTES:
             return None
         return self.parse(fetched.body)
@@ -272,7 +272,7 @@ def detection() -> Generator[LoadQuery, Fetched, Adapter | None]:
 
 
 def page_adapter(page: Fetched, ask: LoadQuery) -> Adapter | None:
-    """The adapter for a Prometheus page that `ask` brought; None if it is no page of a known engine."""
+    """Return the adapter for a Prometheus page that `ask` brought; None if it is no page of a known engine."""
     if page.status != 200 or len(page.body) > MAX_BODY_BYTES:
         return None
     for prefix, kind, gauges in _PAGES:

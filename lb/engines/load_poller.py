@@ -71,22 +71,24 @@ class Probed(Protocol):
         ...
 
     def probe_list(self) -> Iterable[tuple[Key, Target, int]]:
-        """Every target of the table, and how many requests of ours it has in flight."""
+        """Return every target of the table, and how many requests of ours it has in flight."""
         ...
 
     def newly_busy(self) -> Iterable[Key]:
-        """The targets that have been given a request while they had none, since this was last called."""
+        """Return the targets that have been given a request while they had none, since this was last called."""
         ...
 
     def is_busy(self, key: Key) -> bool:
-        """Whether a target of the table has requests of ours in flight."""
+        """Return whether a target of the table has requests of ours in flight."""
         ...
 
     def loaded(
         self, key: Key, load: EngineLoad | None, asked_at: float, now: float, every_s: float = 0.0
     ) -> bool:
-        """An engine's response (None: it reports nothing); True if a target may take a request now that could not. Busy
-        targets are polled every `every_s`."""
+        """Return an engine's response (None: it reports nothing); True if a target may take a request now that could not.
+
+        Busy targets are polled every `every_s`.
+        """
         ...
 
     def measured(self, key: Key, rtt_s: float) -> None:
@@ -147,8 +149,11 @@ class LoadPoller:
         self._usual = EngineKind.UNKNOWN  # the last one that was recognized
 
     def kind(self, key: Key) -> EngineKind:
-        """What the target is. One that has just joined is taken for what the others are: a stream that has waited for
-        it must not be refused for the moment it takes to ask."""
+        """Return what the target is.
+
+        One that has just joined is taken for what the others are: a stream that has waited for it must not be refused for
+        the moment it takes to ask.
+        """
         watch = self._watches.get(key)
         joining = watch is None or (watch.adapter is None and not watch.failed)
         return self._usual if joining or watch is None else watch.kind
@@ -246,7 +251,7 @@ class LoadPoller:
         return True
 
     def _schedule(self, watch: _Watch) -> float:
-        """Returns when the target is due for its next probe; infinite if one is under way."""
+        """Return when the target is due for its next probe; infinite if one is under way."""
         due_at = math.inf
         if watch.probe is None and watch.interval_s < math.inf:
             due_at = _due_at(watch, watch.interval_s * self._stretch)
@@ -259,7 +264,7 @@ class LoadPoller:
         watch.due_at = due_at
 
     def _interval_s(self, watch: _Watch, now: float) -> float:
-        """How long to wait between two probes."""
+        """Return how long to wait between two probes."""
         pushing = self._table.table.pushing
         if watch.target.state is Readiness.DRAINING:
             return math.inf  # it gets nothing new
@@ -351,7 +356,7 @@ class LoadPoller:
 
 
 def _due_at(watch: _Watch, interval_s: float) -> float:
-    """When its place in the interval will come next, but for half an interval since it was asked."""
+    """Return when its place in the interval will come next, but for half an interval since it was asked."""
     return _place_after(watch.asked_at + 0.5 * interval_s, watch.place, interval_s)
 
 
@@ -362,7 +367,7 @@ def _place_after(instant: float, place: float, interval_s: float) -> float:
 
 
 def _on_port(url: str, port: int) -> str:
-    """The same host on another port, without a path."""
+    """Return the same host on another port, without a path."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -198,7 +198,7 @@ class ModelPoller:
             self._changed()
 
     async def _get(self, target: Target) -> Fetched | None:
-        """Returns None if the target listed nothing."""
+        """Return None if the target listed nothing."""
         try:
             fetched = await self._fetch(target, PATH, TIMEOUT_S)
         except (OSError, asyncio.TimeoutError):  # noqa: UP041  (two classes in Python 3.10)

@@ -49,7 +49,7 @@ class Page:
         return EngineLoad(running, pending, usage, most or None)
 
     def _values(self, page: bytes, gauges: tuple[Gauge, ...]) -> Sequence[float]:
-        """One value for each engine; none if the page does not have the gauge, or has garbage for it."""
+        """Return one value for each engine; none if the page does not have the gauge, or has garbage for it."""
         for gauge in gauges:
             samples = list(_samples(page, gauge))
             if len(samples) == 1:
@@ -71,7 +71,7 @@ class Page:
 
 
 def _samples(page: bytes, gauge: Gauge) -> Iterator[tuple[bytes, bytes]]:
-    """The gauge's samples: (labels, value and maybe a time stamp)."""
+    """Yield the gauge's samples: (labels, value and maybe a time stamp)."""
     for begin in _lines(page, gauge.name):
         end = page.find(b"\n", begin)
         line = page[begin + len(gauge.name) : end if end >= 0 else len(page)]
@@ -86,7 +86,7 @@ def _samples(page: bytes, gauge: Gauge) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _lines(page: bytes, name: bytes) -> Iterator[int]:
-    """Where lines begin with `name`."""
+    """Yield where lines begin with `name`."""
     if page.startswith(name):
         yield 0
     needle = b"\n" + name
@@ -101,7 +101,7 @@ def _carries(labels: bytes, pair: bytes) -> bool:
 
 
 def _label(labels: bytes, name: bytes) -> bytes:
-    """The value of a label in `{a="x",b="y"`; empty if it is not there."""
+    """Return the value of a label in `{a="x",b="y"`; empty if it is not there."""
     for before in (b"{", b","):
         _, found, rest = labels.partition(before + name + b'="')
         if found:

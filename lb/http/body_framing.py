@@ -26,11 +26,13 @@ class FramingError(Exception):
 
 
 class BodyDecoder(Protocol):
-    """`feed` takes the next bytes of the connection and returns how many of them belong to the body: as many as there are,
-    and -1, while it goes on; else up to its end."""
+    """`feed` takes the next bytes of the connection and returns how many of them belong to the body.
+
+    As many as there are, and -1, while it goes on; else up to its end.
+    """
 
     def feed(self, data: bytes) -> int:
-        """The index one past the body's end in `data`, or -1 if all of it belongs to the body and more must come."""
+        """Return the index one past the body's end in `data`, or -1 if all of it belongs to the body and more must come."""
         ...
 
 
@@ -133,7 +135,7 @@ class ChunkedDecoder:
                 self.payloads.append(data[start:cut])
 
     def _join_line(self, data: bytes, position: int, end: int) -> tuple[int, bytes | None]:
-        """A line that is spread over several reads; None until it is whole."""
+        """Return a line that is spread over several reads; None until it is whole."""
         if self._line.endswith(b"\r") and data[position : position + 1] == b"\n":
             line, self._line = self._line[:-1], b""
             return position + 1, line
@@ -178,7 +180,7 @@ def _size_of(line: bytes) -> int:
 
 
 def one_chunk(data: bytes) -> bool:
-    """Whether `data` is exactly one whole chunk, not the last one: what one write of an engine looks like."""
+    """Return whether `data` is exactly one whole chunk, not the last one: what one write of an engine looks like."""
     end = data.find(b"\r\n", 0, 20)
     if end <= 0:
         return False

@@ -23,8 +23,10 @@ _VARY_PREFLIGHT = b"Vary: Origin, Access-Control-Request-Headers\r\n"
 
 
 class Decision(NamedTuple):
-    """What to do: with `status` 204 or 403, respond to this preflight with `lines`, without a target; with None, add
-    `lines` to any response to this request. `lines` are whole header lines, each with its CRLF, or empty."""
+    """What to do: with `status` 204 or 403, respond to this preflight with `lines`, without a target.
+
+    With None, add `lines` to any response to this request. `lines` are whole header lines, each with its CRLF, or empty.
+    """
 
     status: int | None
     lines: bytes

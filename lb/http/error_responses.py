@@ -1,5 +1,7 @@
-"""Responses of the load balancer itself: errors in the shape OpenAI's clients parse,
-`{"error": {"message", "type", "param", "code"}}`, and short texts."""
+"""Responses of the load balancer itself.
+
+Errors in the shape OpenAI's clients parse, `{"error": {"message", "type", "param", "code"}}`, and short texts.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,11 @@ def raw_error(
     head_only: bool = False,
     more_lines: bytes = b"",
 ) -> bytes:
-    """A whole response on the wire. `retry_after_s` becomes a `Retry-After` header: the client may try again then.
-    `more_lines` are header lines, each with its CRLF."""
+    """Return a whole response on the wire.
+
+    `retry_after_s` becomes a `Retry-After` header: the client may try again then. `more_lines` are header lines, each with
+    its CRLF.
+    """
     body = error_body(status, code, message)
     lines = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
@@ -44,8 +49,10 @@ def raw_error(
 
 
 def raw_text(status: int, text: str, *, head_only: bool = False, more_lines: bytes = b"") -> bytes:
-    """A whole response on the wire with a short text; without one there is no body at all. For `more_lines` see
-    `raw_error`."""
+    """Return a whole response on the wire with a short text; without one there is no body at all.
+
+    For `more_lines` see `raw_error`.
+    """
     body = text.encode()
     lines = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nServer: {SERVER}\r\n"
     if body:
@@ -56,12 +63,12 @@ def raw_text(status: int, text: str, *, head_only: bool = False, more_lines: byt
 
 
 def closing(response: bytes) -> bytes:
-    """The same response with the announcement that the connection closes after it."""
+    """Return the same response with the announcement that the connection closes after it."""
     return response.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
 
 
 def error(status: int, code: str, message: str, *, request_id: str = "") -> web.Response:
-    """The same for the admin port."""
+    """Return the same for the admin port."""
     headers = {"Server": SERVER}
     if request_id:
         headers["X-Request-Id"] = request_id
@@ -70,7 +77,7 @@ def error(status: int, code: str, message: str, *, request_id: str = "") -> web.
 
 
 def error_body(status: int, code: str, message: str) -> bytes:
-    """The JSON alone."""
+    """Return the JSON alone."""
     return orjson.dumps({"error": {"message": message, "type": kind(status), "param": None, "code": code}})
 
 

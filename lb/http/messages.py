@@ -63,8 +63,10 @@ class Reader:
         self._answers: dict[tuple[bytes, bytes], ResponseHead] = {}
 
     def request(self, head: bytes, max_headers: int) -> tuple[RequestHead, int]:
-        """The head, which is shared and must not be changed, and the length of its body, as far as it is known. `head`
-        ends with the empty line. Raises HeadError."""
+        """Return the head, which is shared and must not be changed, and the length of its body, as far as it is known.
+
+        `head` ends with the empty line. Raises HeadError.
+        """
         at = head.find(_LENGTH_LINE)
         if at < 0:
             key, length = (head, b""), 0

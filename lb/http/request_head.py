@@ -86,7 +86,7 @@ class RequestHead:
     cors_headers: bytes | None = None  # Access-Control-Request-Headers
 
     def without(self, name: bytes) -> RequestHead:
-        """The same without any header line of this name (lower case)."""
+        """Return the same without any header line of this name (lower case)."""
         other = RequestHead()
         other.__dict__.update(self.__dict__)
         prefix = name + b":"
@@ -237,7 +237,7 @@ def _check_handshake(request: RequestHead, key: bytes, version: bytes) -> None:
 
 
 def _origin_form(url: bytes) -> tuple[bytes, bytes]:
-    """The authority, if the request target has one, and path and query."""
+    """Return the authority, if the request target has one, and path and query."""
     if url.startswith(b"/"):
         return b"", url
     scheme, separator, rest = url.partition(b"://")
@@ -250,8 +250,10 @@ def _origin_form(url: bytes) -> tuple[bytes, bytes]:
 
 
 class Hop(NamedTuple):
-    """What is the same for all requests of one client connection: its address, the scheme it used, and whether it is a
-    proxy whose word on its own clients is taken."""
+    """What is the same for all requests of one client connection.
+
+    Its address, the scheme it used, and whether it is a proxy whose word on its own clients is taken.
+    """
 
     peer: bytes
     scheme: bytes
@@ -267,8 +269,11 @@ def request_bytes(
     host: bytes,
     framing: bytes,
 ) -> bytes:
-    """The head a target gets: for `path`, below the `base_path` of its URL. `host` is the target's own name or empty (the client's is kept); `framing` is the
-    line, with its line end, that says how long the body is; empty for none."""
+    """The head a target gets: for `path`, below the `base_path` of its URL.
+
+    `host` is the target's own name or empty (the client's is kept); `framing` is the line, with its line end, that says how
+    long the body is; empty for none.
+    """
     trusted = hop.trusted
     forwarded = request.forwarded_for if trusted else b""
     extra = request.forwarded + framing if trusted else framing

@@ -124,7 +124,7 @@ def read_response(head: bytes, max_headers: int) -> ResponseHead:
 
 
 def opens_websocket(request: RequestHead, response: ResponseHead) -> bool:
-    """Whether the target's 101 completes the handshake (RFC 6455 §4.1)."""
+    """Return whether the target's 101 completes the handshake (RFC 6455 §4.1)."""
     digest = hashlib.sha1(request.websocket_key + WEBSOCKET_GUID, usedforsecurity=False).digest()
     return response.upgrade == b"websocket" and response.accept == base64.b64encode(digest)
 
@@ -132,8 +132,11 @@ def opens_websocket(request: RequestHead, response: ResponseHead) -> bool:
 def response_bytes(
     response: ResponseHead, request_id: bytes, framing: bytes, cors: bytes | None = None
 ) -> bytes:
-    """The head a client gets. `framing` are the lines, each with its line end, on length and connection. `cors` are lines
-    in place of the target's own for CORS; None keeps those."""
+    """The head a client gets.
+
+    `framing` are the lines, each with its line end, on length and connection. `cors` are lines in place of the target's own
+    for CORS; None keeps those.
+    """
     lines = response.lines
     if cors is not None:
         framing = cors + framing

@@ -10,8 +10,10 @@ _IN_HEADER = re.compile(rb"(?:^|;[ \t]*)%b=([A-Za-z0-9_-]{22})[ \t]*(?:;|$)" % N
 
 
 def read_or_make(cookie: bytes, *, secure: bool) -> tuple[str, bytes]:
-    """Returns the session of a `Cookie` header, and the `Set-Cookie` line, with its CRLF, if the session is new.
-    `secure`: the client came by https, and should send the cookie by nothing else."""
+    """Return the session of a `Cookie` header, and the `Set-Cookie` line, with its CRLF, if the session is new.
+
+    `secure`: the client came by https, and should send the cookie by nothing else.
+    """
     found = _IN_HEADER.search(cookie)
     if found is not None:
         return found[1].decode("ascii"), b""

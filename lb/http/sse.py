@@ -19,14 +19,18 @@ _GIVES_UP = (b'data: {"error"', b'"finish_reason":"abort"')
 
 
 def is_data(payload: bytes) -> bool:
-    """Whether there is a data event in these bytes, chunk-framed or not. Comments, which keep a connection open, are
-    no sign that the engine still works."""
+    """Return whether there is a data event in these bytes, chunk-framed or not.
+
+    Comments, which keep a connection open, are no sign that the engine still works.
+    """
     return payload.startswith(b"data") or b"\ndata" in payload
 
 
 def ends_with_done(events: bytes) -> bool:
-    """Whether the last data event of these bytes, chunk-framed or not, is the end mark. Text that contains `[DONE]` is part
-    of a longer line, so only whole lines are compared."""
+    """Return whether the last data event of these bytes, chunk-framed or not, is the end mark.
+
+    Text that contains `[DONE]` is part of a longer line, so only whole lines are compared.
+    """
     for line in reversed(events.split(b"\n")):
         if line.startswith(b"data:"):
             return line[5:].strip() == b"[DONE]"
@@ -34,7 +38,7 @@ def ends_with_done(events: bytes) -> bool:
 
 
 def is_readable(content_type: bytes, content_encoding: bytes) -> bool:
-    """Whether an answer with these headers is a stream of events whose bytes can be read as they are."""
+    """Return whether an answer with these headers is a stream of events whose bytes can be read as they are."""
     kind = content_type.partition(b";")[0].strip().lower()
     return kind == b"text/event-stream" and content_encoding.strip().lower() in (b"", b"identity")
 
@@ -44,8 +48,10 @@ def event(chunk: dict[str, Any]) -> bytes:
 
 
 def error_event(code: str, message: str) -> bytes:
-    """The last event of a stream that cannot go on, in the shape OpenAI's clients raise an error for. No `[DONE]`
-    follows it: the answer is not whole."""
+    """Return the last event of a stream that cannot go on, in the shape OpenAI's clients raise an error for.
+
+    No `[DONE]` follows it: the answer is not whole.
+    """
     error = {"message": message, "type": "server_error", "param": None, "code": code}
     return event({"error": error})
 
@@ -75,7 +81,7 @@ class Gate:
         return not (self._tail or self.error or self.torn)
 
     def feed(self, payload: bytes) -> bytes:
-        """What may be sent of the stream now that `payload`, without chunk framing, has come; possibly nothing."""
+        """Return what may be sent of the stream now that `payload`, without chunk framing, has come; possibly nothing."""
         if self._tail or self.error or self.torn or not payload.endswith(_ENDS):
             payload = self._whole(payload)
         if _GIVES_UP[0] in payload or _GIVES_UP[1] in payload:
@@ -83,7 +89,7 @@ class Gate:
         return payload
 
     def rest(self) -> bytes:
-        """The beginning of an event that never ended: to be sent last if the target closed in good order."""
+        """Return the beginning of an event that never ended: to be sent last if the target closed in good order."""
         rest, self._tail = self._tail, b""
         return rest
 
@@ -127,7 +133,7 @@ class EventReader:
         self.held_bytes = 0
 
     def feed(self, payload: bytes) -> list[bytes]:
-        """The data of the events that are whole by now; comments and events without data are left out.
+        """Return the data of the events that are whole by now; comments and events without data are left out.
 
         Parts of a long event are joined once, when it ends: joining at every call would take quadratic time."""
         if not self._begun:
@@ -152,7 +158,7 @@ class EventReader:
         return found
 
     def _begin(self, payload: bytes) -> bytes:
-        """The bytes so far, less a byte order mark."""
+        """Return the bytes so far, less a byte order mark."""
         payload = b"".join(self._parts) + payload
         self._keep(b"")
         self._begun = len(payload) >= len(_BOM)

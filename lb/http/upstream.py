@@ -165,7 +165,7 @@ class Pool:
         self._with_idle = with_idle  # the pools that have any
 
     def take(self) -> TargetConnection | None:
-        """An idle connection that is not known to be dead."""
+        """Return an idle connection that is not known to be dead."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.transport.is_closing():
@@ -189,7 +189,7 @@ class Pool:
             self._idle.remove(connection)
 
     async def dial(self, timeout_s: float) -> TargetConnection:
-        """A new connection. Raises OSError (ssl.SSLError among them) or asyncio.TimeoutError."""
+        """Return a new connection. Raises OSError (ssl.SSLError among them) or asyncio.TimeoutError."""
         return await asyncio.wait_for(self.connect(timeout_s), timeout_s)
 
     async def connect(self, timeout_s: float) -> TargetConnection:
@@ -272,7 +272,7 @@ class Pools:
 
 
 def trusting_only(ca: str) -> ssl.SSLContext:
-    """Returns a context that trusts that authority (DER in base64), or none for "". Raises ssl.SSLError."""
+    """Return a context that trusts that authority (DER in base64), or none for "". Raises ssl.SSLError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificates and their names
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if ca:

@@ -9,7 +9,7 @@ _LENGTH_64 = 127
 
 
 def close_frame(code: int, *, masked: bool) -> bytes:
-    """Returns a close frame. One that goes to a server has to be masked; a mask of zeros leaves the payload as it is."""
+    """Return a close frame. One that goes to a server has to be masked; a mask of zeros leaves the payload as it is."""
     payload = code.to_bytes(2, "big")
     return b"\x88\x82\0\0\0\0" + payload if masked else b"\x88\x02" + payload
 

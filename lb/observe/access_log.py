@@ -77,7 +77,7 @@ class AccessLog:
 
 
 def without_query(path: str) -> str:
-    """The path alone: callers promise it, but a query may hold a key, and logs live long."""
+    """Return the path alone: callers promise it, but a query may hold a key, and logs live long."""
     return path.partition("?")[0]
 
 

@@ -22,8 +22,10 @@ DURATION_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0,
 
 
 class Histogram:
-    """Counts of observations between fixed bounds, and their sum. `counts[i]` are those above `bounds[i - 1]`
-    and up to and with `bounds[i]`; the last are those above all bounds."""
+    """Counts of observations between fixed bounds, and their sum.
+
+    `counts[i]` are those above `bounds[i - 1]` and up to and with `bounds[i]`; the last are those above all bounds.
+    """
 
     __slots__ = ("bounds", "counts", "sum")
 

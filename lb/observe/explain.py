@@ -63,8 +63,10 @@ class Explanation:
 
 
 class Explanations:
-    """The last `kept` stories, by their beginning or by their end; of a repeated id the latest is found. A story is found
-    while it goes on, too: `running` are those, for the reader."""
+    """The last `kept` stories, by their beginning or by their end; of a repeated id the latest is found.
+
+    A story is found while it goes on, too: `running` are those, for the reader.
+    """
 
     def __init__(
         self, kept: int = KEPT_REQUESTS, running: Callable[[], Iterable[Explanation]] = tuple
@@ -109,7 +111,7 @@ def _candidates(choice: Choice | None) -> list[dict[str, Any]]:
 
 
 def _best(choice: Choice) -> Iterable[tuple[str | float, ...]]:
-    """The rows of the best candidates, among them that of the chosen one."""
+    """Return the rows of the best candidates, among them that of the chosen one."""
     if len(choice.scored) <= BEST:
         return choice.scored
     return nsmallest(BEST, choice.scored, key=lambda row: (row[1], row[0] != choice.target_id))

@@ -16,8 +16,10 @@ AGENT_COUNTERS = frozenset({"internal_errors", "retries_refused"})
 
 
 class Family(NamedTuple):
-    """A family of metrics and the attribute it is read from. `kind` names the label of an attribute that counts
-    by kind."""
+    """A family of metrics and the attribute it is read from.
+
+    `kind` names the label of an attribute that counts by kind.
+    """
 
     attribute: str
     name: str

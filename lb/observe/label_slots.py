@@ -26,7 +26,7 @@ class LabelSlots:
         self._present = frozenset(present)
 
     def __getitem__(self, name: str) -> str:
-        """The label value of a name."""
+        """Return the label value of a name."""
         if name in self._held:
             return name
         if len(self._held) >= self._most:

@@ -54,8 +54,11 @@ class Labelled(Protocol):
 
 
 class Metrics:
-    """Owns the counts. `counts` is replaced when the policy changes, and so is what `of` returns: a caller that keeps
-    them reads them again after each change of the table. Needs `use_policy` before anything is counted."""
+    """Owns the counts.
+
+    `counts` is replaced when the policy changes, and so is what `of` returns: a caller that keeps them reads them again
+    after each change of the table. Needs `use_policy` before anything is counted.
+    """
 
     def __init__(self, service: str, region: str) -> None:
         self._service = service
@@ -86,7 +89,7 @@ class Metrics:
         self._key_slots.retain({key.name for key in table.access.keys})
 
     def of_key(self, name: str) -> KeyCounts:
-        """The counts of the owner of an API key."""
+        """Return the counts of the owner of an API key."""
         counts = self._keys.get(name)
         if counts is None:
             counts = self._keys.setdefault(self._key_slots[name], KeyCounts())
@@ -97,8 +100,10 @@ class Metrics:
         return sum(counts.responses[2] + counts.responses[3] for counts in self._agents.values())
 
     def of(self, target: Labelled) -> TargetCounts:
-        """The counts of the target's labels, shared by all targets that have them. Not for every request: keep
-        it with the target until the table changes."""
+        """Return the counts of the target's labels, shared by all targets that have them.
+
+        Not for every request: keep it with the target until the table changes.
+        """
         key = self._labels(target)
         counts = self._targets.get(key)
         if counts is None:
@@ -113,8 +118,11 @@ class Metrics:
         policy_gauges: Mapping[str, float] = _NOTHING,
         agent_gauges: Mapping[str, float] = _NOTHING,
     ) -> bytes:
-        """Returns the text exposition format. `policy_gauges` are the routing policy's own (the size of its tree ...),
-        `agent_gauges` the agent's, by name as in `AGENT_HELP`."""
+        """Return the text exposition format.
+
+        `policy_gauges` are the routing policy's own (the size of its tree ...), `agent_gauges` the agent's, by name as in
+        `AGENT_HELP`.
+        """
         agents = [((self._service, self._region, policy), one) for policy, one in self._agents.items()]
         keys = [((self._service, self._region, name), one) for name, one in self._keys.items()]
         families = [

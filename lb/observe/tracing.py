@@ -27,7 +27,7 @@ class Tracing(Protocol):
     """What the data plane knows of a tracer. None of it blocks or raises."""
 
     def begin(self, traceparent: str) -> str:
-        """The `traceparent` that targets are sent, so that what they do becomes part of the request's span.
+        """Return the `traceparent` that targets are sent, so that what they do becomes part of the request's span.
 
         `traceparent` is the client's; empty or unreadable begins a trace. The result belongs into
         `RequestRecord.span`."""
@@ -45,7 +45,7 @@ class Tracing(Protocol):
 def tracing(
     service: str, region: str, environment: Mapping[str, str], wall_ns: Callable[[], int]
 ) -> Tracing | None:
-    """The tracer that the environment asks for, or None. `wall_ns` is the time since 1970 in nanoseconds."""
+    """Return the tracer that the environment asks for, or None. `wall_ns` is the time since 1970 in nanoseconds."""
     if not any(environment.get(name) for name in ENDPOINT_VARIABLES):
         return None
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":

@@ -101,7 +101,7 @@ class Attempt(AttemptConnection):
             connection.transport.writelines((sent, body))
 
     def more_body(self, part: bytes, last: bool) -> bool:
-        """The rest of a body that is passed on as it comes; False if there is no connection for it."""
+        """Return the rest of a body that is passed on as it comes; False if there is no connection for it."""
         connection = self.connection
         if connection is None:
             return False
@@ -245,7 +245,7 @@ class Attempt(AttemptConnection):
         self._request.responded_whole(self.reply, body)
 
     def _must_speak(self) -> bool:
-        """Whether this response has to have a body: a model that says nothing has not answered."""
+        """Return whether this response has to have a body: a model that says nothing has not answered."""
         head = self._request.head
         return self.reply.status == 200 and head.method == b"POST" and for_model(head.path)
 

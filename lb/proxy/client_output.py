@@ -220,8 +220,10 @@ class ClientOutput(asyncio.Protocol):
         )
 
     def _linger(self) -> None:
-        """Let the client read our response although it is still sending: closing with unread bytes resets the
-        connection, and a reset may overtake the response."""
+        """Let the client read our response although it is still sending.
+
+        Closing with unread bytes resets the connection, and a reset may overtake the response.
+        """
         self._phase = OVER
         self._ahead = b""
         self.flush()

@@ -199,7 +199,7 @@ class Proxy:
         self.metrics.counts.errors[refusal.code] += 1
 
     def ready(self) -> bool:
-        """Returns True if a request that came now would find a healthy target."""
+        """Return True if a request that came now would find a healthy target."""
         now = self.clock()
         if self.closing or self.draining:
             return False
@@ -234,7 +234,7 @@ class Proxy:
         return verdict
 
     def serves_other_models(self, request: ProxiedRequest, body: bytes) -> bool:
-        """Returns True if the 404 of a request's target means its model, and another target may serve that.
+        """Return True if the 404 of a request's target means its model, and another target may serve that.
 
         The engine has done nothing then, so the request may be sent again whatever it is. Which models the target serves is
         not known rightly, or not yet: it is polled.
@@ -325,8 +325,11 @@ class Proxy:
     # --- closing
 
     def retire(self, grace_s: float, fresh_s: float | None = None) -> None:
-        """Keep no connection alive; what is here already is served to its end. Idle connections may send a last request
-        for `grace_s`, those that have sent none yet for `fresh_s` (the timeout of a head, if that is None)."""
+        """Keep no connection alive; what is here already is served to its end.
+
+        Idle connections may send a last request for `grace_s`, those that have sent none yet for `fresh_s` (the timeout of
+        a head, if that is None).
+        """
         self.closing = True
         fresh_s = self.limits.head_timeout_s if fresh_s is None else fresh_s
         for client in list(self.clients):

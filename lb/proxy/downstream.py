@@ -315,8 +315,10 @@ class ClientConnection(ClientOutput):
     # --- time
 
     def _look(self) -> None:
-        """One timer per connection, not one per request: it checks the deadline in force, and goes on waiting. There is none
-        while the client owes nothing, or 10,000 waiting requests would be 1,000 timers a second."""
+        """One timer per connection, not one per request: it checks the deadline in force, and goes on waiting.
+
+        There is none while the client owes nothing, or 10,000 waiting requests would be 1,000 timers a second.
+        """
         self._looks_at = _NEVER
         try:
             self._check_time(self.proxy.clock())

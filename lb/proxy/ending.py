@@ -106,7 +106,7 @@ class Endings:
         self._record = record
 
     def spent(self, request: Ended, body: bytes | None) -> Spent:
-        """Returns the tokens of a request, before its target is released. `body` is that of a response sent whole.
+        """Return the tokens of a request, before its target is released. `body` is that of a response sent whole.
 
         An engine that does not count is estimated: four bytes of prompt are one token, and of the response what its
         relay has counted. A request that reached no engine costs nothing.

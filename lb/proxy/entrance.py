@@ -88,7 +88,7 @@ class Gate:
         self._has_base_path = any(urlsplit(one.url).path.strip("/") for one in self._table.table.targets)
 
     def trusts(self, peer: str) -> bool:
-        """Returns True if this address is one of a proxy whose word on its own clients is taken."""
+        """Return True if this address is one of a proxy whose word on its own clients is taken."""
         if not self._trusted:
             return False
         try:
@@ -131,8 +131,10 @@ class Gate:
         return Refusal(429, "rate_limit_exceeded", verdict.message, verdict.retry_after_s)
 
     def _own_path(self, head: RequestHead) -> Refusal | bytes:
-        """Whether the process serves, and whether a target would take a request: for load balancers and supervisors
-        before this one, which have no key."""
+        """Return whether the process serves, and whether a target would take a request.
+
+        For load balancers and supervisors before this one, which have no key.
+        """
         if head.path not in (_HEALTH, _READY):
             return _NOT_SERVED
         if head.method not in (b"GET", b"HEAD"):
@@ -154,7 +156,7 @@ class Gate:
         dense: bool,
         now: float,
     ) -> Arrival | Refusal:
-        """Returns what the request asks for, or why it is refused after all. A `dense` body is not parsed."""
+        """Return what the request asks for, or why it is refused after all. A `dense` body is not parsed."""
         for name in admission.carried_by:
             head = head.without(name)  # the key was for us
         overrides = _NO_OVERRIDES if head.ours is None else self._overrides(head)

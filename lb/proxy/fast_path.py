@@ -39,7 +39,7 @@ class Forwarding(Protocol):
 
     def stop(self) -> None: ...
     def take(self) -> bytes:
-        """What has come since the last call, as it came, with its framing."""
+        """Return what has come since the last call, as it came, with its framing."""
         ...
 
     def pulse(self) -> bool: ...
@@ -80,7 +80,7 @@ class FastPath:
 
 
 def open_fast_path(loop: asyncio.AbstractEventLoop) -> FastPath | None:
-    """The fast path, or None if it was not built."""
+    """Return the fast path, or None if it was not built."""
     try:
         from lb.proxy._fast_path import FastPath as Native
     except ImportError:
@@ -90,7 +90,7 @@ def open_fast_path(loop: asyncio.AbstractEventLoop) -> FastPath | None:
 
 
 def descriptor_of(transport: asyncio.Transport) -> int | None:
-    """The plain socket of a transport; None under TLS, where bytes on the wire are not those of the stream."""
+    """Return the plain socket of a transport; None under TLS, where bytes on the wire are not those of the stream."""
     if transport.get_extra_info("sslcontext") is not None:
         return None
     socket = transport.get_extra_info("socket")

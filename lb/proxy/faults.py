@@ -49,7 +49,7 @@ class Faults:
 
 
 def _where(error: BaseException) -> str:
-    """The type of an exception and the line that raised it, which together are its kind."""
+    """Return the type of an exception and the line that raised it, which together are its kind."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

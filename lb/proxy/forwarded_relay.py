@@ -54,7 +54,7 @@ class ForwardedRelay:
         raise NotImplementedError
 
     def _may_forward(self) -> bool:
-        """Whether the stream is at a place where the fast path can go on."""
+        """Return whether the stream is at a place where the fast path can go on."""
         raise NotImplementedError
 
     def _forwarded(self, passed: bytes) -> None:
@@ -133,6 +133,6 @@ class ForwardedRelay:
             self._forwarding = None
 
     def pulse(self) -> bool:
-        """Whether something has come since this was last asked."""
+        """Return whether something has come since this was last asked."""
         heard, self._heard = self._heard, False
         return (self._forwarding is not None and self._forwarding.pulse()) or heard

@@ -83,11 +83,11 @@ class RelayHost(Protocol):
         ...
 
     def connection_line(self) -> bytes:
-        """The `Connection` header of the response, as a line."""
+        """Return the `Connection` header of the response, as a line."""
         ...
 
     def response_head(self, response: ResponseHead, framing: bytes) -> bytes:
-        """The head that the client gets. `framing` are whole lines on length and connection."""
+        """Return the head that the client gets. `framing` are whole lines on length and connection."""
         ...
 
     def relayed(self, rest: bool, reusable: bool = True) -> None:
@@ -132,11 +132,11 @@ class Relay(Protocol):
     sent_bytes: int  # of the body
 
     def tokens(self) -> Tokens | None:
-        """Returns how long prompt and response were, if the response said so."""
+        """Return how long prompt and response were, if the response said so."""
         ...
 
     def generated(self) -> int:
-        """Returns how many tokens the client has been sent, counted or estimated."""
+        """Return how many tokens the client has been sent, counted or estimated."""
         ...
 
     def data(self, data: bytes) -> None:
@@ -144,7 +144,7 @@ class Relay(Protocol):
         ...
 
     def pulse(self) -> bool:
-        """Returns True if something has come since the last call."""
+        """Return True if something has come since the last call."""
         ...
 
     def halt(self) -> None:
@@ -160,8 +160,10 @@ class Relay(Protocol):
         ...
 
     def may_continue(self, *, now_or_later: bool = False) -> bool:
-        """Returns True if the response could go on without its target: from another that has room, or (`now_or_later`)
-        from any that is healthy."""
+        """Return True if the response could go on without its target.
+
+        From another that has room, or (`now_or_later`) from any that is healthy.
+        """
         ...
 
     def resume(self, why: str) -> bool:
@@ -211,7 +213,7 @@ class AttemptHost(Protocol):
     def services(self) -> AttemptServices: ...
 
     def outgoing(self) -> tuple[bytes, bytes] | None:
-        """Returns path and body for the target of the attempt; None if it cannot do what is wanted: the attempt is over."""
+        """Return path and body for the target of the attempt; None if it cannot do what is wanted: the attempt is over."""
         ...
 
     def halt(self) -> None:
@@ -297,11 +299,11 @@ class Entrance(Protocol):
         ...
 
     def trusts(self, peer: str) -> bool:
-        """Returns True if this address is one of a proxy whose word on its own clients is taken."""
+        """Return True if this address is one of a proxy whose word on its own clients is taken."""
         ...
 
     def is_full(self) -> bool:
-        """Returns True if there are more clients than descriptors allow."""
+        """Return True if there are more clients than descriptors allow."""
         ...
 
     def check(self, head: RequestHead) -> Refusal | Admission | bytes:

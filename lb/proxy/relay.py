@@ -126,7 +126,7 @@ class PlainRelay(ForwardedRelay):
 
 
 def _has_events(response: ResponseHead) -> bool:
-    """Whether tokens can be counted in the bytes of this response."""
+    """Return whether tokens can be counted in the bytes of this response."""
     kind = response.content_type.partition(b";")[0].strip().lower()
     return not response.encoded and kind in (b"text/event-stream", b"application/x-ndjson")
 
@@ -134,8 +134,10 @@ def _has_events(response: ResponseHead) -> bool:
 def begin_response(
     request: RelayHost, response: ResponseHead, decoder: BodyDecoder, length: int | None = None
 ) -> bool:
-    """Send the head; True if the body has to be framed again: chunked for a body that ends with its connection, not
-    chunked for a client of HTTP/1.0."""
+    """Send the head; True if the body has to be framed again.
+
+    Chunked for a body that ends with its connection, not chunked for a client of HTTP/1.0.
+    """
     client = request.client
     frame = False
     if isinstance(decoder, LengthDecoder):

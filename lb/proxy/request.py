@@ -247,8 +247,10 @@ class ProxiedRequest(RespondingRequest):
         self.place()
 
     def out_of_time(self, now: float) -> None:
-        """The time to first byte is used up. The target of the last attempt is to blame only if it had its share and stayed
-        silent."""
+        """The time to first byte is used up.
+
+        The target of the last attempt is to blame only if it had its share and stayed silent.
+        """
         proxy, booking = self.proxy, self.booking
         if booking is None:
             return

@@ -238,7 +238,7 @@ class RequestCore:
         self.proxy.metrics.counts.queue_wait.observe(waited)
 
     def waits_until(self) -> float:
-        """Returns when the attempt under way has waited too long for its first byte."""
+        """Return when the attempt under way has waited too long for its first byte."""
         booking = self.booking
         return float("inf") if booking is None else booking.since + self.tries.wait_left_s
 

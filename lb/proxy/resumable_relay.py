@@ -194,7 +194,7 @@ class ResumableRelay(ForwardedRelay):
         self._request.relayed(rest=rest, reusable=reusable)
 
     def _missing(self) -> bytes | None:
-        """What the client lacks of a stream whose target has ended it; None if that is more than its end mark and usage."""
+        """Return what the client lacks of a stream whose target has ended it; None if that is more than its end mark and usage."""
         merger = self._merger
         if merger.over if merger is not None else ends_with_done(self._last):
             return b""
@@ -306,5 +306,5 @@ class ResumableRelay(ForwardedRelay):
 
 
 def is_resumable(response: ResponseHead) -> bool:
-    """Whether this response is a stream that can be kept."""
+    """Return whether this response is a stream that can be kept."""
     return response.status == 200 and not response.encoded and is_readable(response.content_type, b"")

@@ -54,7 +54,7 @@ class Services(Protocol):
     def kind_of(self) -> Callable[[Key], EngineKind]: ...
 
     def kind_of_id(self, target_id: str) -> EngineKind:
-        """Returns the kind of engine of a target of the table, as far as it is known."""
+        """Return the kind of engine of a target of the table, as far as it is known."""
         ...
 
     def counts_of(self, booking: Booking) -> TargetCounts: ...
@@ -64,15 +64,15 @@ class Services(Protocol):
         ...
 
     def verdict(self, request: Any, history: RetryHistory, now: float) -> Verdict:
-        """Returns whether and where a failed request may be tried again, by the rules and the budget."""
+        """Return whether and where a failed request may be tried again, by the rules and the budget."""
         ...
 
     def serves_other_models(self, request: Any, body: bytes) -> bool:
-        """Returns True if the 404 of a request's target means its model, and another target may serve that."""
+        """Return True if the 404 of a request's target means its model, and another target may serve that."""
         ...
 
     def delay_before(self, request: Any, verdict: Verdict, life: int, now: float) -> float | None:
-        """Returns how long to wait before another attempt; None if there must be none. `life` is the target's that failed."""
+        """Return how long to wait before another attempt; None if there must be none. `life` is the target's that failed."""
         ...
 
     def local_trouble(self, why: str, now: float) -> None:

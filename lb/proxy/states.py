@@ -79,7 +79,7 @@ class TransitionError(Exception):
 
 
 def move(state: State, event: Event) -> State:
-    """Returns the next state. Raises TransitionError."""
+    """Return the next state. Raises TransitionError."""
     after = TABLE[state].get(event)
     if after is None:
         raise TransitionError(f"a request that is {state.value} cannot be {event.value}")

@@ -35,7 +35,7 @@ class Tunnel:
         self._client.write(data)
 
     def idle_s(self, now: float) -> float:
-        """Returns for how long nothing has passed, as far as earlier calls know."""
+        """Return for how long nothing has passed, as far as earlier calls know."""
         if self._active:
             self._active = False
             self.last_byte_at = now

@@ -29,7 +29,7 @@ class Upload:
         self._chunks = 0
 
     def feed(self, data: bytes) -> tuple[bytes, int]:
-        """Returns the next bytes of the body, and the index in `data` one past its end (-1 while it goes on).
+        """Return the next bytes of the body, and the index in `data` one past its end (-1 while it goes on).
 
         Raises FramingError or TinyChunksError.
         """
@@ -56,7 +56,7 @@ class Upload:
         return True
 
     def take(self) -> bytes:
-        """Returns what was collected; its bytes stay reserved until `release`."""
+        """Return what was collected; its bytes stay reserved until `release`."""
         kept, self.kept = bytes(self.kept), bytearray()
         return kept
 

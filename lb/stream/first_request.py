@@ -30,8 +30,10 @@ class Strip(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """Fields to add to the body of the first request, and what to strip from the response then. `refused` is why the stream
-    will not be resumed (it may still be restarted)."""
+    """Fields to add to the body of the first request, and what to strip from the response then.
+
+    `refused` is why the stream will not be resumed (it may still be restarted).
+    """
 
     fields: Mapping[str, Any]
     strip: Strip = Strip.NOTHING
@@ -57,7 +59,7 @@ _STOPS = ("stop", "stop_regex")
 def prepare(
     path: bytes, request: Mapping[str, Any], kind: EngineKind, mode: Continue = Continue.AUTO
 ) -> Preparation:
-    """What to ask of an engine of this kind: its token ids, or else their number."""
+    """Return what to ask of an engine of this kind: its token ids, or else their number."""
     refused = Reason.OFF if mode is Continue.OFF else refusal(path, request)
     if refused is not None or mode is Continue.TEXT or kind not in _COUNTS:
         return Preparation(_NONE, refused=refused)
@@ -74,8 +76,10 @@ def prepare(
 
 
 def with_fields(body: bytes, request: Mapping[str, Any], fields: Mapping[str, Any]) -> bytes:
-    """The body with the fields of a Preparation; `request` is what the body says. Raises NotResumable if the request
-    cannot be written again."""
+    """Return the body with the fields of a Preparation; `request` is what the body says.
+
+    Raises NotResumable if the request cannot be written again.
+    """
     if not fields:
         return body
     closing = body.rstrip()
@@ -85,7 +89,7 @@ def with_fields(body: bytes, request: Mapping[str, Any], fields: Mapping[str, An
 
 
 def written(body: Mapping[str, Any]) -> bytes:
-    """The JSON of a request. orjson parses 1,024 levels and writes 254: a client can send what it refuses to write."""
+    """Return the JSON of a request. orjson parses 1,024 levels and writes 254: a client can send what it refuses to write."""
     try:
         return orjson.dumps(body)
     except TypeError as error:
@@ -93,7 +97,7 @@ def written(body: Mapping[str, Any]) -> bytes:
 
 
 def ids_are_of_use(path: bytes, request: Mapping[str, Any], kind: EngineKind) -> bool:
-    """Whether an engine of this kind would continue the request by tokens if their ids were known."""
+    """Return whether an engine of this kind would continue the request by tokens if their ids were known."""
     if path not in _TELLS_IDS.get(kind, ()):
         return False
     if kind not in _IDS_KEEP_STEP and any(request.get(name) for name in _STOPS):
@@ -105,7 +109,7 @@ def ids_are_of_use(path: bytes, request: Mapping[str, Any], kind: EngineKind) ->
 
 
 def _is_text(messages: Any) -> bool:
-    """Whether the messages hold nothing but text."""
+    """Return whether the messages hold nothing but text."""
     if not isinstance(messages, list):
         return False
     parts = [

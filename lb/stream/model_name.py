@@ -36,12 +36,12 @@ _IN_FORM = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r
 
 
 def names_a_model(path: bytes) -> bool:
-    """Returns True if bodies of requests to this path name a model."""
+    """Return True if bodies of requests to this path name a model."""
     return for_model(path) or path in _PATHS
 
 
 def model_of(parsed: ParsedRequest, body: bytes) -> str:
-    """Returns the model that a body names; empty if it names none, or that is not certain.
+    """Return the model that a body names; empty if it names none, or that is not certain.
 
     Bodies that are not parsed, because they are not here as a whole or are no JSON, are searched. A field of that name may be
     another's than the request's: if the search finds two models it has found none.
@@ -53,7 +53,7 @@ def model_of(parsed: ParsedRequest, body: bytes) -> str:
 
 
 def names_model(body: bytes, model: str) -> bool:
-    """Returns True if an error response names the model: then its 404 means the model and not the path."""
+    """Return True if an error response names the model: then its 404 means the model and not the path."""
     if not model:
         return False
     spellings = {model.encode("utf-8", "replace"), orjson.dumps(model)[1:-1]}

@@ -68,19 +68,23 @@ NOT_PARSED = ParsedRequest(None)
 
 
 def for_model(path: bytes) -> bool:
-    """Whether requests to this path carry prompts."""
+    """Return whether requests to this path carry prompts."""
     return path in _MODEL_PATHS
 
 
 def is_dense(body: bytes, parsed: int) -> bool:
-    """Returns True if a large body is made of so many small values that parsing it would multiply its memory. `parsed` is
-    its `parsed_bytes`."""
+    """Return True if a large body is made of so many small values that parsing it would multiply its memory.
+
+    `parsed` is its `parsed_bytes`.
+    """
     return len(body) > _DENSE_ABOVE_BYTES and parsed > _DENSE_FACTOR * len(body)
 
 
 def scan(body: bytes) -> ParsedRequest:
-    """Read what routing needs off the text of a body that is not parsed. A field of the same name deeper down may be
-    taken for the request's own; text never is, as quotes in it are escaped."""
+    """Read what routing needs off the text of a body that is not parsed.
+
+    A field of the same name deeper down may be taken for the request's own; text never is, as quotes in it are escaped.
+    """
     model, user = _field(body, b'"model"', _TEXT_VALUE), _field(body, b'"user"', _TEXT_VALUE)
     limits = (_field(body, b'"%b"' % name, _NUMBER) for name in _LIMITS)
     return ParsedRequest(
@@ -93,7 +97,7 @@ def scan(body: bytes) -> ParsedRequest:
 
 
 def _field(body: bytes, name: bytes, value: re.Pattern[bytes]) -> bytes:
-    """The value of the first field of this name that has one of this form; empty if there is none among the first few."""
+    """Return the value of the first field of this name that has one of this form; empty if there is none among the first few."""
     at = body.find(name)
     for _ in range(_MOST_LOOKED_AT):
         if at < 0:
@@ -127,7 +131,7 @@ def read(body: bytes) -> ParsedRequest:
 
 
 def prompt_of(json: Mapping[str, Any] | None, body: bytes) -> bytes:
-    """The prompt in its canonical form, at most MAX_PROMPT_BYTES of it."""
+    """Return the prompt in its canonical form, at most MAX_PROMPT_BYTES of it."""
     if json is None:
         return body[:MAX_PROMPT_BYTES]
     try:
@@ -191,7 +195,7 @@ def _write_messages(parts: list[bytes], messages: list[Any]) -> None:
 
 
 def _simple(messages: list[Any]) -> bytes | None:
-    """The same in one piece, and much faster, for messages that are nothing but a role and a text, as nearly all are."""
+    """Return the same in one piece, and much faster, for messages that are nothing but a role and a text, as nearly all are."""
     try:
         texts = [f"{one['role']}\x1f{one['content']}\x1e" for one in messages if type(one["content"]) is str]
     except (KeyError, TypeError):
@@ -215,8 +219,11 @@ def _write(parts: list[bytes], value: Any) -> None:
 
 
 def _media(part: bytes) -> bytes:
-    """A part that is no text. An image or a sound has nothing to share but all of it, and costs an engine hundreds of
-    tokens rather than one for each four bytes; so a long one is its digest, in as many bytes as those tokens."""
+    """Return a part that is no text.
+
+    An image or a sound has nothing to share but all of it, and costs an engine hundreds of tokens rather than one for each
+    four bytes; so a long one is its digest, in as many bytes as those tokens.
+    """
     if len(part) <= _MEDIA_BYTES:
         return part
     digest = hashlib.blake2b(part, digest_size=32).hexdigest().encode()

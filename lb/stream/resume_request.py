@@ -125,7 +125,7 @@ def resume(
     kind: EngineKind,
     mode: Continue = Continue.AUTO,
 ) -> ResumeRequest:
-    """The request that continues a broken stream on an engine of this kind. Raises NotResumable."""
+    """Return the request that continues a broken stream on an engine of this kind. Raises NotResumable."""
     refused = Reason.OFF if mode is Continue.OFF else refusal(path, request)
     if refused is Reason.OFF or refused in NEVER:
         raise NotResumable(refused)
@@ -151,7 +151,7 @@ def resume(
 
 
 def left(path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind) -> int | None:
-    """How many tokens the answer may still get; None if nothing limits it that is known here."""
+    """Return how many tokens the answer may still get; None if nothing limits it that is known here."""
     limits = [limit for name in _OUTPUT_LIMITS if (limit := whole(request.get(name))) is not None]
     if limits:
         return max(0, limits[0] - sofar.tokens)
@@ -193,7 +193,7 @@ def _by_text(
 
 
 def _reopened(request: Mapping[str, Any], text: str, kind: EngineKind) -> dict[str, Any]:
-    """The messages of a chat, with the text as an assistant's message that is not finished."""
+    """Return the messages of a chat, with the text as an assistant's message that is not finished."""
     if kind not in TAKES_FLAGS and kind is not EngineKind.LLAMACPP:
         raise NotResumable(Reason.ENGINE)
     messages = request.get("messages")
@@ -229,7 +229,7 @@ def _longer(message: Mapping[str, Any], text: str) -> dict[str, Any]:
 def _lowered(
     path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind
 ) -> dict[str, Any]:
-    """The limits of the answer, less what it has."""
+    """Return the limits of the answer, less what it has."""
     lowered: dict[str, Any] = {}
     for name in _OUTPUT_LIMITS:
         limit = whole(request.get(name))
@@ -258,6 +258,6 @@ def _check(sofar: StreamProgress) -> None:
 
 
 def _ids_of(prompt: Any) -> Sequence[int] | None:
-    """The ids of a prompt that the client has given as such."""
+    """Return the ids of a prompt that the client has given as such."""
     prompts = prompts_of(prompt)
     return prompts[0] if len(prompts) == 1 and isinstance(prompts[0], list) else None

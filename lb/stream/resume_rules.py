@@ -70,7 +70,7 @@ _ZERO_ASKS = frozenset({"logprobs", "prompt_logprobs"})  # of a completion: thos
 
 
 def refusal(path: bytes, request: Mapping[str, Any]) -> Reason | None:
-    """Why a request's answer cannot be continued once something of it has been said; None if it can."""
+    """Return why a request's answer cannot be continued once something of it has been said; None if it can."""
     if path not in (CHAT, COMPLETIONS) or request.get("stream") is not True:
         return Reason.NOT_A_STREAM
     if _above_one(request.get("n")) or _above_one(request.get("best_of")):
@@ -103,7 +103,7 @@ def _above_one(value: Any) -> bool:
 
 
 def prompts_of(prompt: Any) -> Sequence[Any]:
-    """The prompts of a completion: texts, or lists of ids."""
+    """Return the prompts of a completion: texts, or lists of ids."""
     if isinstance(prompt, str):
         return (prompt,)
     if isinstance(prompt, list) and prompt and whole(prompt[0]) is not None:
@@ -112,5 +112,5 @@ def prompts_of(prompt: Any) -> Sequence[Any]:
 
 
 def whole(value: Any) -> int | None:
-    """A number without a fraction; true and false are none."""
+    """Return a number without a fraction; true and false are none."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -51,8 +51,10 @@ class ResumeState:
         return self.preparation.strip if self.preparation is not None else Strip.NOTHING
 
     def outgoing(self, kind: EngineKind) -> tuple[bytes | None, bytes]:
-        """Path (None: the client's) and body of the request for a target of this kind. Raises NotResumable, but never for
-        the first request: what cannot be written again is sent as it came."""
+        """Path (None: the client's) and body of the request for a target of this kind.
+
+        Raises NotResumable, but never for the first request: what cannot be written again is sent as it came.
+        """
         self.kind = kind
         if self.progress is not None:
             self.resumption = resume(self._path, self._request(), self.progress, kind, self.options.mode)
@@ -67,7 +69,7 @@ class ResumeState:
         return None, body
 
     def could_resume(self, progress: StreamProgress, kind: EngineKind) -> bool:
-        """Whether a stream that has come so far could go on with an engine of this kind."""
+        """Return whether a stream that has come so far could go on with an engine of this kind."""
         if self.breaks >= self.options.max_breaks:
             return False
         try:
@@ -77,7 +79,7 @@ class ResumeState:
         return True
 
     def closing(self, progress: StreamProgress) -> bytes | None:
-        """What is missing of a stream whose response was complete; None if the response was not."""
+        """Return what is missing of a stream whose response was complete; None if the response was not."""
         return closing(self._path, self._request(), progress, self.kind)
 
     def merger(self) -> StreamMerger:

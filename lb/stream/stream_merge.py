@@ -36,8 +36,10 @@ _TEXT_CHUNK = "text_completion"
 
 
 def stripper(strip: Strip) -> Callable[[bytes], bytes] | None:
-    """What takes whole events as they came and returns them as the client may see them; None if that is the same.
-    The transcript keeps them as they came. `lb/proxy/_fast_path.c` does the same for events of the regular shape."""
+    """Return what takes whole events as they came and returns them as the client may see them; None if that is the same.
+
+    The transcript keeps them as they came. `lb/proxy/_fast_path.c` does the same for events of the regular shape.
+    """
     return _STRIPPERS[strip]
 
 
@@ -63,7 +65,7 @@ def _without_usage(events: bytes, drop: Change | None = None) -> bytes:
 
 
 def _rewritten(events: bytes, change: Change) -> bytes:
-    """The slow way: for events without choices, and for JSON with spaces in it or keys in another order."""
+    """Return the slow way: for events without choices, and for JSON with spaces in it or keys in another order."""
     lines = events.split(b"\n")
     for at, line in enumerate(lines):
         if not line.startswith(b"data:"):
@@ -86,14 +88,14 @@ def _drop_ids(chunk: dict[str, Any]) -> bool:
 
 
 def _drop_counts(chunk: dict[str, Any]) -> bool:
-    """The usage that comes with something else."""
+    """Return the usage that comes with something else."""
     if chunk.get("choices") and chunk.get("usage"):
         chunk["usage"] = None
     return True
 
 
 def _drop_usage(chunk: dict[str, Any]) -> bool:
-    """All of it; False if nothing else is said."""
+    """Return all of it; False if nothing else is said."""
     return _drop_counts(chunk) and bool(chunk.get("choices") or not chunk.get("usage"))
 
 
@@ -123,8 +125,10 @@ class StreamMerger:
         resumption: ResumeRequest,
         limit_bytes: int,
     ) -> None:
-        """`path` and `request` are the client's own. A stream that has said more than about `limit_bytes` can be
-        stitched to its end, but not be continued once more."""
+        """`path` and `request` are the client's own.
+
+        A stream that has said more than about `limit_bytes` can be stitched to its end, but not be continued once more.
+        """
         way = resumption.way
         self.error = b""
         self._before = before
@@ -145,7 +149,7 @@ class StreamMerger:
         return self._tally.done or bool(self.error)
 
     def feed(self, payload: bytes) -> bytes:
-        """The events for the client that these bytes complete; possibly none."""
+        """Return the events for the client that these bytes complete; possibly none."""
         passed = b"".join([self._passed(data) for data in self._reader.feed(payload)])
         if self._reader.held_bytes > self._limit and not self.over:
             self.error = error_event("event_too_long", "An event of the replica is too long.")
@@ -162,7 +166,7 @@ class StreamMerger:
         return self._tally.usage
 
     def progress(self) -> StreamProgress:
-        """How far the stream has come, with all of its legs."""
+        """Return how far the stream has come, with all of its legs."""
         if self._tally.size_bytes > self._limit:
             self._tally.lost = True
         return self._tally.progress()
@@ -233,7 +237,7 @@ class StreamMerger:
             delta["role"] = "assistant"
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """What the engine has counted, as if it had done the whole answer."""
+        """Return what the engine has counted, as if it had done the whole answer."""
         if not self._goes_on:
             return usage
         here = usage.get("completion_tokens") or 0
@@ -256,8 +260,10 @@ class StreamMerger:
 
 
 def closing(path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind) -> bytes | None:
-    """The end of a broken stream whose answer is complete: its finish reason has been seen, or it has got all the
-    tokens it was allowed. None if something is left to be generated, or it cannot be known.
+    """Return the end of a broken stream whose answer is complete.
+
+    Its finish reason has been seen, or it has got all the tokens it was allowed. None if something is left to be generated,
+    or it cannot be known.
 
     `kind` is that of the engine that was lost.
     """
@@ -281,7 +287,7 @@ def closing(path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind
 
 
 def _final_usage(sofar: StreamProgress) -> Mapping[str, Any] | None:
-    """The usage that was not sent any more, if it is known."""
+    """Return the usage that was not sent any more, if it is known."""
     if sofar.usage is not None:
         return sofar.usage
     if sofar.prompt_tokens is None or not sofar.output_ids:

@@ -32,7 +32,7 @@ class Tokens(NamedTuple):
 
 
 def usage_of(body: bytes) -> Tokens | None:
-    """The last report of tokens at the end of a response, or of a stream; None if there is none."""
+    """Return the last report of tokens at the end of a response, or of a stream; None if there is none."""
     start = max(0, len(body) - _TAIL_BYTES)
     end = len(body)
     if body[:1] == b"{":  # a response that is not a stream, in the form that nearly all have
@@ -53,15 +53,16 @@ def usage_of(body: bytes) -> Tokens | None:
 
 
 def prompt_tokens_in(events: bytes) -> int:
-    """The tokens of the prompt as the first events of a stream report them (Anthropic's `message_start`); 0 if they do
-    not."""
+    """Return the tokens of the prompt as the first events of a stream report them (Anthropic's `message_start`); 0 if they do not."""
     found = _PROMPT.search(events)
     return int(found[1]) if found else 0
 
 
 class OutputCounter:
-    """Counts the tokens of a stream's response: exactly where the events list their ids, else one for each event that
-    carries text. `ids` and `events` may be increased from outside, by what `_fast_path.c` has counted."""
+    """Counts the tokens of a stream's response: exactly where the events list their ids, else one for each event that carries text.
+
+    `ids` and `events` may be increased from outside, by what `_fast_path.c` has counted.
+    """
 
     __slots__ = ("events", "ids")
 
@@ -81,5 +82,5 @@ class OutputCounter:
 
 
 def estimated_prompt(request: RequestView) -> int:
-    """Returns about how many tokens a prompt has whose engine does not count: one for four bytes."""
+    """Return about how many tokens a prompt has whose engine does not count: one for four bytes."""
     return (len(request.prompt) if request.prompt is not None else request.body_bytes) // BYTES_PER_TOKEN

@@ -77,8 +77,11 @@ class ProgressTally:
     def __init__(
         self, before: StreamProgress | None = None, *, answer_again: bool = False, from_text: bool = False
     ) -> None:
-        """Goes on where `before` stopped. `answer_again`: the answer is started again, its tokens count from zero;
-        `from_text`: the next engine reads the text into tokens of its own, so the ids known do not go on."""
+        """Goes on where `before` stopped.
+
+        `answer_again`: the answer is started again, its tokens count from zero; `from_text`: the next engine reads the text
+        into tokens of its own, so the ids known do not go on.
+        """
         before = before or StreamProgress()
         self.id = before.id
         self.created = before.created
@@ -161,7 +164,7 @@ class ProgressTally:
             self._count(usage, final=not choices)
 
     def progress(self) -> StreamProgress:
-        """All of it, as a value."""
+        """Return all of it, as a value."""
         return StreamProgress(
             id=self.id,
             created=self.created,
@@ -232,7 +235,7 @@ class ProgressTally:
 
 
 def has_finished(events: bytes) -> bool:
-    """Whether one of these events has a finish reason. The bytes may begin within an event, and be chunk-framed."""
+    """Return whether one of these events has a finish reason. The bytes may begin within an event, and be chunk-framed."""
     return any(_FINISH.search(line) for line in events.split(b"\n") if line.startswith(b"data:"))
 
 
@@ -242,8 +245,10 @@ class Transcript:
     __slots__ = ("_bytes", "_chunked", "_half", "_parts", "_reading", "lost")
 
     def __init__(self, chunked: bool, limit_bytes: int) -> None:
-        """`chunked`: what is added is the body with its HTTP chunk framing, from its first byte on. About
-        `limit_bytes` are kept; a stream that says more is `lost`."""
+        """`chunked`: what is added is the body with its HTTP chunk framing, from its first byte on.
+
+        About `limit_bytes` are kept; a stream that says more is `lost`.
+        """
         self.lost = False
         self._chunked = chunked
         self._half = limit_bytes // 2
@@ -261,7 +266,7 @@ class Transcript:
             self._fold(self._half)
 
     def read(self) -> StreamProgress:
-        """How far the stream has come. More may be added afterwards."""
+        """Return how far the stream has come. More may be added afterwards."""
         if self.lost:
             return StreamProgress(lost=True)
         reading = self._fold(0)

@@ -87,7 +87,7 @@ class LookAhead:
         return max(0.0, self._ends_sum - self._speed * now)
 
     def peak_tokens(self, newcomer: Expected, now: float) -> float:
-        """The most that will be held within the horizon, the newcomer included."""
+        """Return the most that will be held within the horizon, the newcomer included."""
         level, speed = self._level, self._speed
         grows = 1.0 / newcomer.s_per_token
         first = int(now // SLOT_S)
@@ -106,7 +106,7 @@ class LookAhead:
         return peak
 
     def growth_at_most(self, s_per_token: float) -> float:
-        """How much more than now, and than a newcomer's prompt, `peak_tokens` can be: as if no request ended."""
+        """Return how much more than now, and than a newcomer's prompt, `peak_tokens` can be: as if no request ended."""
         return (self._speed + 1.0 / s_per_token) * (HORIZON_SLOTS + 1) * SLOT_S
 
     def _end_at(self, stay: _Stay, end: float) -> None:

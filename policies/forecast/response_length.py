@@ -84,7 +84,7 @@ class RunningMedian:
 
 
 def capped(tokens: int, request: RequestView) -> int:
-    """The guess within what the client has allowed."""
+    """Return the guess within what the client has allowed."""
     return max(1, min(tokens, request.max_tokens) if request.max_tokens else tokens)
 
 
@@ -108,5 +108,5 @@ class _Window:
         insort(self._sorted, number)
 
     def median(self) -> int:
-        """The upper one of the middle two, if there are two."""
+        """Return the upper one of the middle two, if there are two."""
         return self._sorted[len(self._sorted) // 2]

@@ -44,8 +44,10 @@ class End(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """`target` is how many replicas should serve; `launches` come most urgent first. `wake_at` is the earliest
-    instant at which the decision may differ although nothing has happened; None: never."""
+    """`target` is how many replicas should serve; `launches` come most urgent first.
+
+    `wake_at` is the earliest instant at which the decision may differ although nothing has happened; None: never.
+    """
 
     target: int
     memory: Json
@@ -66,8 +68,11 @@ class PlacementPolicy(Protocol):
     def learn(
         self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
     ) -> Json:
-        """What the events teach. `replicas` are as they were before the events. Only capacity errors and
-        preemptions say something about a zone; quota and permission errors say where not to ask."""
+        """Return what the events teach.
+
+        `replicas` are as they were before the events. Only capacity errors and preemptions say something about a zone;
+        quota and permission errors say where not to ask.
+        """
         ...
 
     def decide(self, view: View, memory: Json) -> Decision:

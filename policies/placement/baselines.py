@@ -99,8 +99,10 @@ class _SpotPool(ABC):
 
 
 class EvenSpread(_SpotPool):
-    """Every zone has a fixed share of the target, the first zones one more where it does not divide; what a zone
-    lacks is asked for in that zone, whatever it answers."""
+    """Every zone has a fixed share of the target, the first zones one more where it does not divide.
+
+    What a zone lacks is asked for in that zone, whatever it answers.
+    """
 
     def _choose(self, count: int, spot: fleet.Share, view: View, memory: Json) -> tuple[list[Place], Json]:
         zones = list(dict.fromkeys(offer.zone for offer in spot.offers))
@@ -130,7 +132,9 @@ class RoundRobin(_SpotPool):
 
 class SingleZone(_SpotPool):
     """Everything in one zone: the first on offer when the first replica is launched, for as long as it is on offer.
-    Memory, beside the blocks: {"home": zone}."""
+
+    Memory, beside the blocks: {"home": zone}.
+    """
 
     def _choose(self, count: int, spot: fleet.Share, view: View, memory: Json) -> tuple[list[Place], Json]:
         home, memory = _home(memory, [str(offer.zone) for offer in spot.offers])
@@ -139,8 +143,10 @@ class SingleZone(_SpotPool):
 
 
 class SingleRegion(_SpotPool):
-    """A pool over the zones of one region, as balanced as can be had: each missing replica goes to the zone with
-    the fewest among those that did not fail at the last attempt; when all have, they all are asked again.
+    """A pool over the zones of one region, as balanced as can be had.
+
+    Each missing replica goes to the zone with the fewest among those that did not fail at the last attempt; when all have,
+    they all are asked again.
 
     Memory, beside the blocks: {"home": cloud/region, "failed": [zones]}.
     """
@@ -171,7 +177,7 @@ class Asg(SingleRegion):
 
 
 def _home(memory: Json, places: Sequence[str]) -> tuple[str, Json]:
-    """The place that was settled in, or the first of these, and the memory with it."""
+    """Return the place that was settled in, or the first of these, and the memory with it."""
     home = memory.get("home")
     if home in places:
         return str(home), memory

@@ -55,8 +55,10 @@ def is_spot(offer: Offer) -> bool:
 
 
 def losses(events: Sequence[Event], replicas: Mapping[int, Replica]) -> Iterator[Replica]:
-    """The held spot replicas that these events take away, each once: one that was announced is lost at the
-    notice, and one with several nodes at the first node."""
+    """Yield the held spot replicas that these events take away, each once.
+
+    One that was announced is lost at the notice, and one with several nodes at the first node.
+    """
     lost = set()
     for event in events:
         replica = replicas.get(event.replica_id)
@@ -68,7 +70,7 @@ def losses(events: Sequence[Event], replicas: Mapping[int, Replica]) -> Iterator
 
 
 def refusals(events: Sequence[Event], replicas: Mapping[int, Replica]) -> Iterator[Replica]:
-    """The replicas for which a zone had no room."""
+    """Yield the replicas for which a zone had no room."""
     for event in events:
         if isinstance(event, LaunchFailed) and event.kind is FailureKind.CAPACITY:
             replica = replicas.get(event.replica_id)
@@ -77,7 +79,7 @@ def refusals(events: Sequence[Event], replicas: Mapping[int, Replica]) -> Iterat
 
 
 def early_losses(events: Sequence[Event], replicas: Mapping[int, Replica]) -> Iterator[Replica]:
-    """The replicas that were lost before they were ever ready, and not to the spot market."""
+    """Yield the replicas that were lost before they were ever ready, and not to the spot market."""
     for event in events:
         replica = replicas.get(event.replica_id)
         if replica is not None and is_early_loss(event, replica):
@@ -85,7 +87,7 @@ def early_losses(events: Sequence[Event], replicas: Mapping[int, Replica]) -> It
 
 
 def is_early_loss(event: Event, replica: Replica) -> bool:
-    """Whether the event takes away, for a reason that is not known, an instance that was never of use."""
+    """Return whether the event takes away, for a reason that is not known, an instance that was never of use."""
     if replica.ready_at is not None or replica.preempt_at is not None or replica.end_reason is not None:
         return False
     lost_node = isinstance(event, NodeLost) and not is_spot(replica.offer)
@@ -93,7 +95,7 @@ def is_early_loss(event: Event, replica: Replica) -> bool:
 
 
 def arrivals(events: Sequence[Event], replicas: Mapping[int, Replica]) -> Iterator[Replica]:
-    """The replicas that have become ready for the first time."""
+    """Yield the replicas that have become ready for the first time."""
     for event in events:
         replica = replicas.get(event.replica_id)
         if isinstance(event, ProbePassed) and replica is not None and replica.state is ReplicaState.STARTING:
@@ -108,8 +110,11 @@ def learn(
     *,
     longest_s: float = LONGEST_BLOCK_S,
 ) -> dict[str, dict[str, float]]:
-    """The blocks after these events; those long over are forgotten. Several refusals and losses of one moment in
-    one zone are one piece of news. `longest_s` 0: zones are never blocked for lack of capacity."""
+    """Return the blocks after these events; those long over are forgotten.
+
+    Several refusals and losses of one moment in one zone are one piece of news. `longest_s` 0: zones are never blocked for
+    lack of capacity.
+    """
     after: dict[str, dict[str, float]] = {
         key: block for key, block in blocks.items() if block["until"] + FORGET_AFTER_S > now
     }
@@ -150,12 +155,12 @@ def learn(
 
 
 def _wait_s(failures: int, longest_s: float) -> float:
-    """How long a zone is left alone after so many refusals."""
+    """Return how long a zone is left alone after so many refusals."""
     return float(min(longest_s, FIRST_BLOCK_S * 2 ** min(failures - 1, _DOUBLINGS)))
 
 
 def _again(block: dict[str, float] | None, now: float, first_s: float, longest_s: float) -> dict[str, float]:
-    """The block after one more denial or refusal. Several of one moment are one."""
+    """Return the block after one more denial or refusal. Several of one moment are one."""
     if block is not None and block["until"] > now:
         return block
     failures = 1 if block is None else int(block["failures"]) + 1
@@ -164,30 +169,30 @@ def _again(block: dict[str, float] | None, now: float, first_s: float, longest_s
 
 
 def open_offers(offers: Sequence[Offer], blocks: Json, now: float) -> list[Offer]:
-    """The offers that nothing speaks against asking for, in their order."""
+    """Return the offers that nothing speaks against asking for, in their order."""
     return [offer for offer in offers if not any(until > now for until in _until(offer, blocks))]
 
 
 def next_opening(offers: Sequence[Offer], blocks: Json, now: float) -> float | None:
-    """When the first blocked offer may be asked for again; None if none is blocked."""
+    """Return when the first blocked offer may be asked for again; None if none is blocked."""
     waits = [max(until) for offer in offers if (until := [u for u in _until(offer, blocks) if u > now])]
     return min(waits, default=None)
 
 
 def all_refused(offers: Sequence[Offer], blocks: Json) -> bool:
-    """Whether every one of them refused when last asked, be it open again by now."""
+    """Return whether every one of them refused when last asked, be it open again by now."""
     return all(_until(offer, blocks) for offer in offers)
 
 
 def all_rejected(offers: Sequence[Offer], blocks: Json) -> bool:
-    """Whether there are offers, and every one was refused for a reason that waiting does not cure."""
+    """Return whether there are offers, and every one was refused for a reason that waiting does not cure."""
     return bool(offers and blocks) and all(
         any(key in blocks for key in _refusal_keys(offer)) for offer in offers
     )
 
 
 def without_refusals(blocks: Json) -> dict[str, dict[str, float]]:
-    """The blocks for other reasons. What one version was refused for, the next may not be."""
+    """Return the blocks for other reasons. What one version was refused for, the next may not be."""
     return {key: block for key, block in blocks.items() if "|=" not in key}
 
 
@@ -199,7 +204,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(offer: Offer, blocks: Json) -> Refusal | None:
-    """What is known of the zone's last lack of room for such a machine; None if it had none."""
+    """Return what is known of the zone's last lack of room for such a machine; None if it had none."""
     block = blocks.get(_key(offer))
     if block is None:
         return None
@@ -208,12 +213,12 @@ def refusal(offer: Offer, blocks: Json) -> Refusal | None:
 
 
 def barred(offer: Offer, blocks: Json, now: float) -> bool:
-    """Whether something other than a lack of room speaks against asking: quota, permission, refusals, errors."""
+    """Return whether something other than a lack of room speaks against asking: quota, permission, refusals, errors."""
     return any(blocks[key]["until"] > now for key in _bars(offer) if key in blocks)
 
 
 def market(offer: Offer) -> str:
-    """What is in demand, and taken away, as one: a kind of machine in a zone. Sorts as the zone does."""
+    """Return what is in demand, and taken away, as one: a kind of machine in a zone. Sorts as the zone does."""
     kind = _kind(offer)
     return f"{offer.zone} {kind}" if kind else str(offer.zone)
 
@@ -226,7 +231,7 @@ def _until(offer: Offer, blocks: Json) -> list[float]:
 
 
 def _bars(offer: Offer) -> tuple[str, ...]:
-    """The keys under which something other than a lack of room can stand."""
+    """Return the keys under which something other than a lack of room can stand."""
     return (
         _quota_key(offer),
         _quota_key(offer, Scope.CLOUD),

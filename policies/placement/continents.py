@@ -51,7 +51,7 @@ PREFIXES: Mapping[str, Mapping[str, str]] = MappingProxyType({"aws": _AWS, "gcp"
 
 
 def continent_of(zone: Zone) -> str | None:
-    """The continent of the zone's region; None where the table does not know it."""
+    """Return the continent of the zone's region; None where the table does not know it."""
     known = PREFIXES.get(zone.cloud, {})
     fitting = [prefix for prefix in known if zone.region.startswith(prefix)]
     return known[max(fitting, key=len)] if fitting else None

@@ -38,7 +38,7 @@ def on_demand(replicas: Iterable[Replica]) -> list[Replica]:
 
 
 def ready(replicas: Iterable[Replica], now: float) -> int:
-    """How many serve. One probe that failed buys no GPU: a replica that has just become NOT_READY still counts."""
+    """Return how many serve. One probe that failed buys no GPU: a replica that has just become NOT_READY still counts."""
     return sum(
         r.state is ReplicaState.READY or (r.state is ReplicaState.NOT_READY and now - r.since < FLAP_GRACE_S)
         for r in replicas
@@ -46,14 +46,17 @@ def ready(replicas: Iterable[Replica], now: float) -> int:
 
 
 def grace_ends_at(replicas: Iterable[Replica], now: float) -> float | None:
-    """When the first replica that only counts as ready by grace stops doing so."""
+    """Return when the first replica that only counts as ready by grace stops doing so."""
     ends = [r.since + FLAP_GRACE_S for r in replicas if r.state is ReplicaState.NOT_READY]
     return min((at for at in ends if at > now), default=None)
 
 
 def ends(replicas: Sequence[Replica], keep: int, why: str, own: frozenset[Zone] = frozenset()) -> list[End]:
-    """The replicas beyond `keep`: first those that do not serve yet, then the oldest version, then what is not in a
-    zone of `own` hosts, then from the zone that holds most, then the youngest."""
+    """Return the replicas beyond `keep`.
+
+    First those that do not serve yet, then the oldest version, then what is not in a zone of `own` hosts, then from the
+    zone that holds most, then the youngest.
+    """
     count = len(replicas) - max(0, keep)
     if count <= 0:
         return []
@@ -112,8 +115,10 @@ class Share(NamedTuple):
         return ends(self.replicas, self.wanted, why, self.own)
 
     def note(self) -> tuple[str, ...]:
-        """The sentence for the user while nothing can be had. It stands until a zone takes a replica, and does not
-        come and go with every attempt."""
+        """The sentence for the user while nothing can be had.
+
+        It stands until a zone takes a replica, and does not come and go with every attempt.
+        """
         short = self.wanted - sum(r.state is not ReplicaState.REQUESTED for r in self.replicas)
         if short <= 0 or not (self.refused or self.full):
             return ()
@@ -128,7 +133,7 @@ def earliest(*instants: float | None) -> float | None:
 
 
 def preferred(offers: Sequence[Offer]) -> Sequence[Offer]:
-    """Those that the user would rather have than all others; all of them where no order was given."""
+    """Return those that the user would rather have than all others; all of them where no order was given."""
     best = min((offer.preference for offer in offers), default=0)
     return [offer for offer in offers if offer.preference == best]
 
@@ -136,15 +141,16 @@ def preferred(offers: Sequence[Offer]) -> Sequence[Offer]:
 def cheapest(
     offers: Sequence[Offer], work: Sequence[AcceleratorQps] = (), margin: float = EQUAL_COST
 ) -> list[Offer]:
-    """The offers of the least price (for their `work`, if that is known), or within `margin` (a fraction) of it: they
-    cost the same."""
+    """Return the offers of the least price (for their `work`, if that is known), or within `margin` (a fraction) of it.
+
+    They cost the same.
+    """
     limit = min((usd_of_work(offer, work) for offer in offers), default=0.0) * (1.0 + margin)
     return [offer for offer in offers if usd_of_work(offer, work) <= limit]
 
 
 class Spread:
-    """Fills zones evenly: the zone with the fewest replicas, then (`by_region`) the region with the fewest, then
-    the better offer."""
+    """Fills zones evenly: the zone with the fewest replicas, then (`by_region`) the region with the fewest, then the better offer."""
 
     def __init__(self, replicas: Iterable[Replica], *, by_region: bool = True) -> None:
         self.by_region = by_region
@@ -154,11 +160,11 @@ class Spread:
             self._count(replica.zone)
 
     def take(self, offers: Sequence[Offer], why: str = "") -> Place:
-        """The next place among `offers`, which must not be empty; it is counted at once."""
+        """Return the next place among `offers`, which must not be empty; it is counted at once."""
         return self.put(min(offers, key=lambda offer: self.crowd(offer.zone)), why)  # the first of equals
 
     def put(self, offer: Offer, why: str = "") -> Place:
-        """A place decided elsewhere, counted."""
+        """Return a place decided elsewhere, counted."""
         there = self.in_zone[offer.zone]
         self._count(offer.zone)
         return Place(
@@ -166,7 +172,7 @@ class Spread:
         )
 
     def crowd(self, zone: Zone) -> tuple[int, int]:
-        """How many are in the zone, and in its region."""
+        """Return how many are in the zone, and in its region."""
         return self.in_zone[zone], self.in_region[zone.cloud, zone.region] if self.by_region else 0
 
     def _count(self, zone: Zone) -> None:
@@ -175,7 +181,7 @@ class Spread:
 
 
 def on_demand_places(share: Share, view: View, why: str) -> list[Place]:
-    """Where the missing on-demand replicas go: on own hosts, then evenly over what is within the price band."""
+    """Return where the missing on-demand replicas go: on own hosts, then evenly over what is within the price band."""
     count = min(share.missing, view.limit) if share.usable else 0
     if count <= 0:
         return []

@@ -30,19 +30,19 @@ class Return(NamedTuple):
 
 
 def ask_again_at(refused_at: Mapping[Zone, float], began: float) -> dict[Zone, float]:
-    """When to ask each zone again, the probe having been accepted at `began`."""
+    """Return when to ask each zone again, the probe having been accepted at `began`."""
     return {zone: began if at <= began else at + ASK_AGAIN_S for zone, at in refused_at.items()}
 
 
 def accepted_at(replicas: Iterable[Replica]) -> float | None:
-    """When a zone first accepted one of these; None if none did."""
+    """Return when a zone first accepted one of these; None if none did."""
     return min((each.launched_at for each in replicas if each.launched_at is not None), default=None)
 
 
 def after_outage(
     offers: Sequence[Offer], usable: Sequence[Offer], replicas: Sequence[Replica], closed: Json, now: float
 ) -> Return | None:
-    """Where to ask while a fleet returns from an outage; None at all other times.
+    """Return where to ask while a fleet returns from an outage; None at all other times.
 
     `offers` are of rented machines, `usable` those of them that may be asked now. `replicas` are those of the service on
     such machines.

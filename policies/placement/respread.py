@@ -26,14 +26,14 @@ _SERVING = (ReplicaState.READY, ReplicaState.NOT_READY)
 
 
 def crowded_zone(replicas: Sequence[Replica], target: int) -> Zone | None:
-    """The zone that holds more than half of the target in spot replicas; None if there is none."""
+    """Return the zone that holds more than half of the target in spot replicas; None if there is none."""
     in_zone = Counter(replica.zone for replica in replicas if is_spot(replica.offer))
     zone, count = max(in_zone.items(), key=lambda item: item[1], default=(None, 0))
     return zone if count > math.ceil(target / 2) else None
 
 
 def due_at(view: View, target: int, memory: Json) -> float | None:
-    """When the next attempt may be made if nothing changes; None if the fleet is as it should be, or not complete."""
+    """Return when the next attempt may be made if nothing changes; None if the fleet is as it should be, or not complete."""
     patience_s = view.goal.spread_again_after_s
     if patience_s <= 0 or view.others or len(view.replicas) != target:
         return None
@@ -47,8 +47,10 @@ def due_at(view: View, target: int, memory: Json) -> float | None:
 
 
 def surge(view: View, target: int, closed: Json) -> Place | None:
-    """The place of one more replica outside the crowded zone; None if no other zone may be asked. `closed` are the blocks,
-    `view` is within the limits of `thrift`."""
+    """Return the place of one more replica outside the crowded zone; None if no other zone may be asked.
+
+    `closed` are the blocks, `view` is within the limits of `thrift`.
+    """
     crowded = crowded_zone(view.replicas, target)
     opened = blocks.open_offers(view.offers, closed, view.now)
     rented = [offer for offer in thrift.rented(fleet.preferred(opened)) if is_spot(offer)]
@@ -63,7 +65,7 @@ def _is_emptier(offer: Offer, crowded: Zone | None, spread: fleet.Spread) -> boo
 
 
 def surging(view: View, target: int, memory: Json) -> int:
-    """How many replicas beyond the target are kept: 1 while that of the last attempt starts, else 0."""
+    """Return how many replicas beyond the target are kept: 1 while that of the last attempt starts, else 0."""
     if ATTEMPT_AT not in memory or view.others or len(view.replicas) != target + 1:
         return 0
     newest = max(view.replicas, key=lambda replica: replica.id)

@@ -112,7 +112,7 @@ class RiskHedge:
 
 
 def _budgeted(view: View, memory: Json) -> Json:
-    """The memory with the error budget, which is written when the service begins or ceases to be short, not between.
+    """Return the memory with the error budget, which is written when the service begins or ceases to be short, not between.
 
     It begins when the wanted number is first reached; while a service grows it is short only of what it had."""
     budget = memory.get("budget")
@@ -135,7 +135,7 @@ def _overdrawn(budget: Json | None, now: float) -> float:
 
 
 def _allowed(view: View) -> float:
-    """The share of the time in which fewer replicas than wanted may be ready."""
+    """Return the share of the time in which fewer replicas than wanted may be ready."""
     target = view.goal.availability_target
     return max(_SURELY, 1.0 - (AVAILABILITY_TARGET if target is None else target))
 
@@ -196,7 +196,7 @@ class _Look:
         )
 
     def _retry_at(self) -> list[float | None]:
-        """When each zone may be asked again.
+        """Return when each zone may be asked again.
 
         After an outage in which all zones were shut, the first that takes a replica shows that the market is open. The
         others are asked at once, and it is left alone until `reopening.PATIENCE_S` later: else it would take the whole
@@ -255,7 +255,7 @@ class _Look:
         return best_hedge(self.odds_now.survivors(self._count(spot)), terms)
 
     def _ready_at(self, replica: Replica) -> float:
-        """When it should begin to serve; long ago if it has."""
+        """Return when it should begin to serve; long ago if it has."""
         if replica.state in (ReplicaState.READY, ReplicaState.NOT_READY):
             return -math.inf
         began = replica.created_at if replica.launched_at is None else replica.launched_at
@@ -264,7 +264,7 @@ class _Look:
     # --- on spot
 
     def additions(self) -> list[Place]:
-        """What to ask for. Nothing while answers are out: they may change what is best."""
+        """Return what to ask for. Nothing while answers are out: they may change what is best."""
         if self._answers_at() is not None:
             return []
         plan = self._better(self.have)
@@ -280,8 +280,10 @@ class _Look:
         return places
 
     def surplus(self) -> list[End]:
-        """The spot replicas that are not worth their price any more. While others start up none is, and what
-        serves is not taken below the wanted number."""
+        """Return the spot replicas that are not worth their price any more.
+
+        While others start up none is, and what serves is not taken below the wanted number.
+        """
         starting = any(r.state in (ReplicaState.PROVISIONING, ReplicaState.STARTING) for r in self.spot)
         if self._answers_at() is not None or (starting and len(self.spot) <= self._most()):
             return []
@@ -301,7 +303,7 @@ class _Look:
         return ends
 
     def _better(self, have: Fleet) -> Fleet | None:
-        """A fleet worth the change, with more replicas or with some elsewhere."""
+        """Return a fleet worth the change, with more replicas or with some elsewhere."""
         room = self._most() - sum(have)
         if room <= 0:
             return None
@@ -312,7 +314,7 @@ class _Look:
         return self.view.wanted - self.terms.least + MOST_EXTRA
 
     def _answers_at(self) -> float | None:
-        """Until when to wait for the answers to what was asked; None if none are out."""
+        """Return until when to wait for the answers to what was asked; None if none are out."""
         asked = [r.since + ANSWER_S for r in self.spot if r.state is ReplicaState.REQUESTED]
         return max((at for at in asked if at > self.view.now), default=None)
 
@@ -361,7 +363,7 @@ def _site(usd_hour: float, is_open: bool, refusals: float) -> Site:
 
 
 def _by_zone(offers: Sequence[Offer]) -> dict[Zone, Offer]:
-    """The best offer of each zone, in their order."""
+    """Return the best offer of each zone, in their order."""
     best: dict[Zone, Offer] = {}
     for offer in offers:
         best.setdefault(offer.zone, offer)

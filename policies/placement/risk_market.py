@@ -73,7 +73,7 @@ HELD = (ReplicaState.PROVISIONING, ReplicaState.STARTING, ReplicaState.NOT_READY
 def learn(
     memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
 ) -> dict[str, object]:
-    """The memory after these events. `replicas` are as they were before them."""
+    """Return the memory after these events. `replicas` are as they were before them."""
     zones = dict(memory.get("zones", {}))
     whole = memory.get("whole")
     start_s = memory.get("start_s")
@@ -109,7 +109,7 @@ def learn(
 
 
 def _after_loss(record: Json, left: int, now: float) -> dict[str, float]:
-    """What is left in a zone that drops replicas is as young as what comes next: capacity falls in steps."""
+    """Return what is left in a zone that drops replicas is as young as what comes next: capacity falls in steps."""
     lost, due = record.get("lost", 0.0) + 1.0, record.get("due", 0.0) + _exposure(record, now)
     fade = min(1.0, MEMORY_LOSSES / lost)
     after = {"since": now, "lost": lost * fade, "due": due * fade, "empty_from": now, "empty_at": now}
@@ -146,7 +146,7 @@ def _counted(whole: Sequence[float], all_lost: bool) -> list[float]:
 
 
 def _entry_age_h(record: Json, now: float) -> float:
-    """The age to give a zone that is entered now."""
+    """Return the age to give a zone that is entered now."""
     if "left_at" in record:
         kept_s: float = record["left_at"] - record["since"]
         return kept_s / HOUR_S
@@ -157,7 +157,7 @@ def _entry_age_h(record: Json, now: float) -> float:
 
 
 def _exposure(record: Json, now: float) -> float:
-    """The losses that the law expects between `held_from` and now."""
+    """Return the losses that the law expects between `held_from` and now."""
     if "held_from" not in record:
         return 0.0
     since, held_from = float(record["since"]), float(record["held_from"])
@@ -165,7 +165,7 @@ def _exposure(record: Json, now: float) -> float:
 
 
 def _expected(age_h: float, span_h: float) -> float:
-    """The integral of the law over a span that begins at an age."""
+    """Return the integral of the law over a span that begins at an age."""
     return math.log1p(span_h / (YOUNG_H + age_h)) + FLOOR_PER_HOUR * span_h
 
 
@@ -191,7 +191,7 @@ class Market:
         return found
 
     def retry_at(self, zone: Zone) -> float | None:
-        """When a zone that had no room may be asked again; None if it had room when last seen."""
+        """Return when a zone that had no room may be asked again; None if it had room when last seen."""
         record = self._record(zone)
         if "empty_at" not in record:
             return None
@@ -201,13 +201,15 @@ class Market:
         return float(record["empty_at"] + wait_s)
 
     def empty(self, zone: Zone) -> tuple[float, float] | None:
-        """When a zone was first and last known to have no room; None if it had room when last seen."""
+        """Return when a zone was first and last known to have no room; None if it had room when last seen."""
         record = self._record(zone)
         return (record["empty_from"], record["empty_at"]) if "empty_at" in record else None
 
     def refusals(self, zone: Zone) -> float:
-        """How many a zone that is asked for one more replica is expected to give before it takes one. What was last
-        seen of it becomes less certain with time, down to what is known of a zone without requests."""
+        """Return how many a zone that is asked for one more replica is expected to give before it takes one.
+
+        What was last seen of it becomes less certain with time, down to what is known of a zone without requests.
+        """
         record = self._record(zone)
         if "empty_at" in record:
             room = 1.0 - self._still(RECOVERY_H, record["empty_from"], record["empty_at"])
@@ -245,7 +247,7 @@ class Market:
         return float((PRIOR_LOSSES + lost) / (PRIOR_LOSSES + due))
 
     def _chance_empty(self, zone: Zone) -> float:
-        """How likely a zone has no room for a single replica: less and less, the longer ago that was last seen."""
+        """Return how likely a zone has no room for a single replica: less and less, the longer ago that was last seen."""
         record = self._record(zone)
         if "held_from" in record:
             return 0.0
@@ -256,6 +258,6 @@ class Market:
         return UNKNOWN_DOWN
 
     def _still(self, scale_h: float, since: float, seen_at: float) -> float:
-        """The chance that what had lasted since then when last seen lasts now, where rates fall with age."""
+        """Return the chance that what had lasted since then when last seen lasts now, where rates fall with age."""
         lasted_h = scale_h + (seen_at - since) / HOUR_S
         return float(lasted_h / (lasted_h + max(0.0, self.now - seen_at) / HOUR_S))

@@ -40,8 +40,11 @@ class Hedge(NamedTuple):
 
 
 class Odds:
-    """The odds of fleets over given zones. `region_of` numbers the region of each zone, `losses` is the chance that
-    it drops replicas in the time considered, and `whole` the share of losses that take all of a zone."""
+    """The odds of fleets over given zones.
+
+    `region_of` numbers the region of each zone, `losses` is the chance that it drops replicas in the time considered, and
+    `whole` the share of losses that take all of a zone.
+    """
 
     def __init__(self, region_of: Sequence[int], losses: Sequence[float], whole: float, terms: Terms) -> None:
         self.terms = terms
@@ -54,7 +57,7 @@ class Odds:
         self._hedges: dict[Fleet, Hedge] = {}
 
     def hedge(self, fleet: Fleet) -> Hedge:
-        """The best one for a fleet."""
+        """Return the best one for a fleet."""
         found = self._hedges.get(fleet)
         if found is None:
             found = self._hedges[fleet] = best_hedge(self.survivors(fleet), self.terms)
@@ -96,7 +99,7 @@ class Odds:
 
 
 def best_hedge(survivors: Sequence[float], terms: Terms) -> Hedge:
-    """The number of on-demand replicas that costs least together with the shortfall it leaves."""
+    """Return the number of on-demand replicas that costs least together with the shortfall it leaves."""
     short = sum(survivors[: max(0, terms.wanted - terms.least)])
     best = Hedge(terms.least, _cost(terms, terms.least, short), short)
     for number in range(terms.least + 1, terms.most + 1):
@@ -118,7 +121,7 @@ def _cost(terms: Terms, on_demand: int, short: float) -> float:
 
 
 def _sum(one: Sequence[float], other: Sequence[tuple[int, float]], most: int) -> list[float]:
-    """The distribution of the sum of two counts, at most `most`."""
+    """Return the distribution of the sum of two counts, at most `most`."""
     top = min(most, len(one) - 1 + max(count for count, _ in other))
     total = [0.0] * (top + 1)
     for i, p in enumerate(one):

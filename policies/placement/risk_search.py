@@ -31,8 +31,10 @@ class Site(NamedTuple):
 
 
 def grown(odds: Odds, have: Fleet, sites: Sequence[Site], room: int, margin: float) -> Fleet | None:
-    """The best of the fleets on the way to `room` more replicas, each step the best one; None if none is better by
-    `margin` of a replica's price."""
+    """Return the best of the fleets on the way to `room` more replicas, each step the best one.
+
+    None if none is better by `margin` of a replica's price.
+    """
     open_sites = [zone for zone, site in enumerate(sites) if site.open]
     start, cheapest = odds.hedge(have).usd_hour, _cheapest(sites)
     if start <= cheapest:
@@ -57,8 +59,10 @@ def grown(odds: Odds, have: Fleet, sites: Sequence[Site], room: int, margin: flo
 
 
 def moved(odds: Odds, have: Fleet, sites: Sequence[Site], room: int, margin: float) -> Fleet | None:
-    """The same number, a few of them elsewhere, where they come up before the others end: at most `room`. None if
-    that is not better by `margin` of a replica's price."""
+    """Return the same number, a few of them elsewhere, where they come up before the others end: at most `room`.
+
+    None if that is not better by `margin` of a replica's price.
+    """
     open_sites = [zone for zone, site in enumerate(sites) if site.open]
     start, saved = odds.hedge(have).usd_hour, margin * _cheapest(sites)
     if start <= saved:
@@ -83,8 +87,9 @@ def moved(odds: Odds, have: Fleet, sites: Sequence[Site], room: int, margin: flo
 
 
 def shrunk(odds: Odds, have: Fleet, sites: Sequence[Site], least: int, margin: float) -> list[Fleet]:
-    """The fleets that are left as one replica after the other goes that saves less than it costs, the least useful
-    first; at least `least` stay."""
+    """Return the fleets that are left as one replica after the other goes that saves less than it costs, the least useful
+    first; at least `least` stay.
+    """
     fleet, smaller = have, []
     while sum(fleet) > least:
         now = odds.hedge(fleet).usd_hour
@@ -102,7 +107,7 @@ def shrunk(odds: Odds, have: Fleet, sites: Sequence[Site], least: int, margin: f
 
 
 def _asked(site: Site, count: int, asked_already: bool) -> float:
-    """What so many more replicas of a zone cost, the asking among it."""
+    """Return what so many more replicas of a zone cost, the asking among it."""
     return count * site.usd_hour + (0.0 if asked_already else site.asking_usd_hour)
 
 

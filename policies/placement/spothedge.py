@@ -68,8 +68,11 @@ class SpotHedge:
     def learn(
         self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
     ) -> Json:
-        """HANDLE-PREEMPTION and HANDLE-LAUNCH. Zones are only noted here, in the order of the events: whether Z_P
-        is to be emptied depends on which zones are on offer, which `decide` knows."""
+        """HANDLE-PREEMPTION and HANDLE-LAUNCH.
+
+        Zones are only noted here, in the order of the events: whether Z_P is to be emptied depends on which zones are on
+        offer, which `decide` knows.
+        """
         preempting = list(memory.get("preempting", ()))
         refused = (replica for replica in blocks.refusals(events, replicas) if is_spot(replica.offer))
         preempting += [blocks.market(r.offer) for r in (*blocks.losses(events, replicas), *refused)]
@@ -141,7 +144,7 @@ class SpotHedge:
         return memory if kept == noted else _memory(kept, memory.get("blocks", {}))
 
     def _returning(self, spot: fleet.Share, view: View, closed: Json) -> reopening.Return | None:
-        """What may be rented after an outage of all zones; None at all other times, and where own hosts take the rest."""
+        """Return what may be rented after an outage of all zones; None at all other times, and where own hosts take the rest."""
         if not self.thrifty or len(self._own(spot, view)) >= spot.missing:
             return None
         hosts = thrift.own_zones(view.offers)
@@ -150,7 +153,7 @@ class SpotHedge:
         return reopening.after_outage(rented, thrift.rented(spot.usable), live, closed, view.now)
 
     def _own(self, spot: fleet.Share, view: View) -> list[Offer]:
-        """The free places of own hosts that missing spot replicas take."""
+        """Return the free places of own hosts that missing spot replicas take."""
         if not self.thrifty or spot.missing <= 0:
             return []
         return thrift.own_places(spot.usable, (*view.replicas, *view.others), spot.missing)
@@ -158,8 +161,10 @@ class SpotHedge:
     def _on_spot(
         self, spot: fleet.Share, again: reopening.Return | None, view: View, memory: Json
     ) -> list[Place]:
-        """Own hosts first, then SELECT-NEXT-ZONE for every missing replica, each counted before the next. After an outage
-        one goes to each zone that may be asked, in Z_P or not."""
+        """Own hosts first, then SELECT-NEXT-ZONE for every missing replica, each counted before the next.
+
+        After an outage one goes to each zone that may be asked, in Z_P or not.
+        """
         own = self._own(spot, view)[: max(0, view.limit)]
         missing = min(spot.missing, view.limit) - len(own)
         count = missing if again is None else min(missing, again.most)
@@ -180,9 +185,11 @@ class SpotHedge:
 
 
 def as_printed() -> SpotHedge:
-    """Algorithm 1 to the letter: Z_P is emptied when one zone is left, and every missing replica is asked for at
-    every tick. It does not say which of several equal zones is next; a fixed order among them would decide how
-    bad its livelock is, so here chance does. For comparison; it may never reach its number (see above)."""
+    """Algorithm 1 to the letter: Z_P is emptied when one zone is left, and every missing replica is asked for at every tick.
+
+    It does not say which of several equal zones is next; a fixed order among them would decide how bad its livelock is, so
+    here chance does. For comparison; it may never reach its number (see above).
+    """
     return SpotHedge(
         refill_below=2, longest_block_s=0.0, equal_cost=0.0, by_region=False, shuffled=True, thrifty=False
     )

@@ -64,7 +64,7 @@ class Static:
 def _launches(
     view: View, live: Sequence[Replica], closed: Json, missing: int
 ) -> tuple[list[Place], float | None]:
-    """Where the missing replicas go, and when to look again if not all of them can be placed now."""
+    """Return where the missing replicas go, and when to look again if not all of them can be placed now."""
     usable = fleet.preferred(thrift.with_room(blocks.open_offers(view.offers, closed, view.now), live))
     spread = fleet.Spread(live)
     own = thrift.own_places(usable, live, missing)
@@ -84,7 +84,7 @@ def _launches(
 
 
 def _within_band(view: View, offers: Sequence[Offer]) -> Sequence[Offer]:
-    """What to spread over: all spot offers (`thrift` has left out the dear ones), else the cheap on-demand ones."""
+    """Return what to spread over: all spot offers (`thrift` has left out the dear ones), else the cheap on-demand ones."""
     spot = [offer for offer in offers if is_spot(offer)]
     return spot or thrift.within_band(offers, view.goal)
 

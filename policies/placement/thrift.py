@@ -39,9 +39,11 @@ class Thrifty(NamedTuple):
 def thrifty(
     view: View, closed: Json, *, least_spot_zones: int = 1, avoids: Callable[[Offer], bool] = lambda _: False
 ) -> Thrifty:
-    """The view within the limits. `closed` are the blocks; `avoids` are the spot offers that the placer would not ask
-    now for reasons of its own. At least `least_spot_zones` zones of spot offers are kept, if there are that many which
-    cost no more than on demand: the limits give way to that.
+    """Return the view within the limits.
+
+    `closed` are the blocks; `avoids` are the spot offers that the placer would not ask now for reasons of its own. At least
+    `least_spot_zones` zones of spot offers are kept, if there are that many which cost no more than on demand: the limits
+    give way to that.
 
     Own hosts that are open are wanted as on-demand replicas at all times, so that spot replicas are only rented for
     what does not fit on them.
@@ -95,7 +97,9 @@ def _capped(offers: Sequence[Offer], view: View) -> list[Offer]:
 
 def _in_zones(kept: Sequence[Offer], offers: Sequence[Offer], view: View, least: int) -> list[Offer]:
     """`kept`, and the cheapest of the other offers that the user prefers as much until there are `least` zones of them.
-    The continent of those kept comes first."""
+
+    The continent of those kept comes first.
+    """
     best = min((offer.preference for offer in kept), default=0)
     found = list(kept)
     zones = {offer.zone for offer in kept if offer.preference == best}
@@ -126,7 +130,7 @@ def rented(offers: Sequence[Offer]) -> list[Offer]:
 
 
 def within_band(offers: Sequence[Offer], goal: PlacementGoal) -> list[Offer]:
-    """The offers that cost at most `price_band` more than the cheapest of them."""
+    """Return the offers that cost at most `price_band` more than the cheapest of them."""
     limit = min((usd_of_work(offer, goal.work) for offer in offers), default=0.0) * (1.0 + goal.price_band)
     return [offer for offer in offers if usd_of_work(offer, goal.work) <= limit]
 
@@ -139,7 +143,7 @@ def own_zones(offers: Iterable[Offer]) -> frozenset[Zone]:
 
 
 def free_places(offer: Offer, replicas: Iterable[Replica]) -> int:
-    """How many more replicas the own hosts of this zone hold. Replicas of every version occupy their share."""
+    """Return how many more replicas the own hosts of this zone hold. Replicas of every version occupy their share."""
     if offer.places is None:
         return 0
     there = [replica.offer for replica in replicas if replica.zone == offer.zone]
@@ -149,13 +153,15 @@ def free_places(offer: Offer, replicas: Iterable[Replica]) -> int:
 
 
 def with_room(offers: Sequence[Offer], replicas: Sequence[Replica]) -> list[Offer]:
-    """The offers without the own hosts whose places are all taken."""
+    """Return the offers without the own hosts whose places are all taken."""
     return [offer for offer in offers if offer.places is None or free_places(offer, replicas)]
 
 
 def own_places(offers: Sequence[Offer], replicas: Sequence[Replica], most: int) -> list[Offer]:
-    """The free places of the user's own hosts, at most `most`, in the order of the offers, one entry per place. A zone
-    that is on offer in several ways is filled in the first of them."""
+    """Return the free places of the user's own hosts, at most `most`, in the order of the offers, one entry per place.
+
+    A zone that is on offer in several ways is filled in the first of them.
+    """
     found: list[Offer] = []
     seen: set[Zone] = set()
     for offer in offers:
@@ -166,7 +172,7 @@ def own_places(offers: Sequence[Offer], replicas: Sequence[Replica], most: int) 
 
 
 def _on_own_hosts(view: View, closed: Json) -> int:
-    """How many replicas of the wanted version the own hosts hold or could take now."""
+    """Return how many replicas of the wanted version the own hosts hold or could take now."""
     own = own_zones(view.offers)
     if not own:
         return 0

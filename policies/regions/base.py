@@ -77,10 +77,10 @@ class RegionPolicy(Protocol):
     def choose(
         self, prompt_bytes: int, local: LocalCost, peers: Sequence[PeerView], left_s: float
     ) -> Decision:
-        """Returns where the request goes. It must have its first byte within `left_s` seconds."""
+        """Return where the request goes. It must have its first byte within `left_s` seconds."""
         ...
 
 
 def stay(because: str) -> Decision:
-    """Returns the decision to leave the request in its own region."""
+    """Return the decision to leave the request in its own region."""
     return Decision("", because)

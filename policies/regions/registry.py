@@ -27,7 +27,7 @@ class UnknownRegionPolicyError(ValueError):
 
 
 def make_region_policy(name: str) -> RegionPolicy:
-    """Returns the policy of that name. Raises UnknownRegionPolicyError, which lists the known names."""
+    """Return the policy of that name. Raises UnknownRegionPolicyError, which lists the known names."""
     factory = REGION_POLICIES.get(name)
     if factory is None:
         raise UnknownRegionPolicyError(name)

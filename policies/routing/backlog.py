@@ -89,7 +89,7 @@ class Backlog:
     # --- asked
 
     def speed(self, now: float) -> float:
-        """Seconds per byte."""
+        """Return seconds per byte."""
         return self.s_per_byte if now < self.known_until else self.compute_speed(now)
 
     def compute_speed(self, now: float) -> float:
@@ -99,13 +99,13 @@ class Backlog:
         return self.s_per_byte
 
     def sent_s(self, now: float) -> float:
-        """Until all of our own have their first byte; the speed must be up to date."""
+        """Return until all of our own have their first byte; the speed must be up to date."""
         return max(self.free_at - now, self.least_s)
 
     def wait_s(
         self, target: TargetView, now: float, place: float | None = None, is_one: bool = False
     ) -> float:
-        """Until a newcomer's turn comes; with a `place` also what is held and goes before that place counts.
+        """Return until a newcomer's turn comes; with a `place` also what is held and goes before that place counts.
 
         `is_one`: the request of that place is one of those that are held here. The speed must be up to date.
         """
@@ -155,7 +155,7 @@ class Backlog:
         self.least_s = (self._bytes - self._head) * self.s_per_byte
 
     def _seat_s(self, target: TargetView) -> float:
-        """Seconds from the end of one stream to that of the next."""
+        """Return seconds from the end of one stream to that of the next."""
         stream_s = self._fleet.stream_s if self._stream_s is None else self._stream_s
         return stream_s / max(1, target.running or 0, target.in_flight - target.waiting)
 
@@ -182,7 +182,7 @@ class HeldBytes:
         self._sums = None
 
     def before(self, place: float, is_one: bool) -> tuple[int, int]:
-        """How many go before a request of that place, which `is_one` of them or comes after its equals; their bytes."""
+        """Return how many go before a request of that place, which `is_one` of them or comes after its equals; their bytes."""
         count = (bisect_left if is_one else bisect_right)(self.places, place)
         if not count:
             return 0, 0

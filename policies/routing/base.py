@@ -100,11 +100,11 @@ class RoutingPolicy(Protocol):
     waits: ClassVar[bool]  # measures the work of a target, and so may choose one that has no room yet
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
-        """The target to try next, or None only if `targets` is empty. Changes nothing."""
+        """Return the target to try next, or None only if `targets` is empty. Changes nothing."""
         ...
 
     def ready(self, target: TargetView, now: float) -> bool:
-        """Whether the target could take work now. Asked of a policy that waits only; changes nothing."""
+        """Return whether the target could take work now. Asked of a policy that waits only; changes nothing."""
         ...
 
     def held(self, request: RequestView, choice: Choice, now: float) -> None:
@@ -124,8 +124,11 @@ class RoutingPolicy(Protocol):
         ...
 
     def ended(self, request: RequestView, target_id: str, now: float, tokens: int | None) -> None:
-        """The attempt is over, however it ended. `tokens` is how many tokens its answer was long, as the engine reports
-        them or else as the events of its stream carry text; None if that is not known or the answer is not whole."""
+        """The attempt is over, however it ended.
+
+        `tokens` is how many tokens its answer was long, as the engine reports them or else as the events of its stream
+        carry text; None if that is not known or the answer is not whole.
+        """
         ...
 
     def forget(self, target_id: str) -> None:
@@ -133,7 +136,7 @@ class RoutingPolicy(Protocol):
         ...
 
     def gauges(self) -> Mapping[str, float]:
-        """What an operator may want to watch, by name."""
+        """Return what an operator may want to watch, by name."""
         ...
 
 
@@ -175,7 +178,7 @@ class Turns:
         self.by_target: dict[str, int] = {}  # the turn in which each was last used
 
     def last(self, target_id: str) -> int:
-        """The turn in which the target was last used; 0 if never."""
+        """Return the turn in which the target was last used; 0 if never."""
         return self.by_target.get(target_id, 0)
 
     def use(self, target_id: str) -> None:

@@ -87,7 +87,7 @@ class ConsistentHash(Policy):
         self._least_load.forget(target_id)
 
     def _share(self, targets: Sequence[TargetView]) -> float:
-        """What a target of capacity 1 may have, with all of the fleet on the ring.
+        """Return what a target of capacity 1 may have, with all of the fleet on the ring.
 
         Of a few targets the loads are added up. Of many that would cost more than the rest of the choice, so the
         requests under way are shared by the whole fleet.
@@ -134,7 +134,7 @@ class Ring:
             self._left.add(point)
 
     def clockwise(self, key: str) -> Iterator[str]:
-        """Every member once, in the order in which a walk from the key's place meets them."""
+        """Yield every member once, in the order in which a walk from the key's place meets them."""
         self._settle()
         points, owners, met = self._points, self._owners, set[str]()
         start = bisect_left(points, _points(key, 1)[0])

@@ -137,7 +137,7 @@ class Gorgo(PrefixPolicy):
         return Choice(row[0], "response expected soonest", _TERMS, tuple(scored), row[10], wait, late_s)
 
     def ready(self, target: TargetView, now: float) -> bool:
-        """Whether what was sent to it has its first byte in less than PUSH_AHEAD_S."""
+        """Return whether what was sent to it has its first byte in less than PUSH_AHEAD_S."""
         backlog = self._backlogs.get(target.id, self._unused)
         if not backlog.sent and not target.pending:
             return True
@@ -194,8 +194,10 @@ class Gorgo(PrefixPolicy):
     def _score(
         self, request: RequestView, candidates: Sequence[TargetView], matches: Match, now: float
     ) -> tuple[list[_Row], int]:
-        """A row for each candidate, and which is the best. Most of what a choice costs is this loop, which calls nothing
-        for a target that has neither a queue nor strangers."""
+        """Return a row for each candidate, and which is the best.
+
+        Most of what a choice costs is this loop, which calls nothing for a target that has neither a queue nor strangers.
+        """
         size = prompt_bytes(request)
         decode_bytes, burden = self._decode_bytes * self._lengths.predict(request), self._burden
         own = self._held.get(request.id)
@@ -258,7 +260,7 @@ class Gorgo(PrefixPolicy):
 
 
 def put_off_s(prefill_s: float, spared_s: float) -> float:
-    """How much later a request goes that is held for a target, where it has `prefill_s` to compute and is spared `spared_s`.
+    """Return how much later a request goes that is held for a target, where it has `prefill_s` to compute and is spared `spared_s`.
 
     At most LONGEST_PUT_OFF_S: where it would lose nothing by waiting, and keeps the target busy.
     """

@@ -87,7 +87,7 @@ class PowerOfTwo(Policy):
         self._second = self._rng.random()
 
     def _pair(self, targets: Sequence[TargetView]) -> tuple[TargetView, TargetView]:
-        """Two different targets, every pair equally likely."""
+        """Return two different targets, every pair equally likely."""
         first = int(self._first * len(targets))
         second = int(self._second * (len(targets) - 1))
         return targets[first], targets[second + (second >= first)]

@@ -42,8 +42,11 @@ class _Answer(NamedTuple):
 
 
 class PrefillRate:
-    """One line. Nothing is believed of it before it has FIRST answers, and of its slope only how far it is
-    beyond `doubt` standard errors from the prior."""
+    """One line.
+
+    Nothing is believed of it before it has FIRST answers, and of its slope only how far it is beyond `doubt` standard
+    errors from the prior.
+    """
 
     __slots__ = (
         "_deviation",
@@ -69,7 +72,7 @@ class PrefillRate:
         self._seen_at = 0.0
 
     def s_per_byte(self, prior: float, now: float) -> float:
-        """Seconds per byte, always positive; `prior` is what is believed without news from here."""
+        """Return seconds per byte, always positive; `prior` is what is believed without news from here."""
         if not self._weight:
             return prior
         age = (now - self._seen_at) / FADING_S
@@ -113,7 +116,7 @@ class PrefillRate:
         self._first.clear()
 
     def _pulled_in(self, first_byte_s: float, expected_s: float) -> float:
-        """The answer, no further from what was expected than belief allows; the deviation learns from it."""
+        """Return the answer, no further from what was expected than belief allows; the deviation learns from it."""
         reach = OUTLIER * max(self._deviation, LEAST_DEVIATION_S)
         off = max(-reach, min(reach, first_byte_s - expected_s))
         self._deviation += DEVIATION_SHARE * (abs(off) - self._deviation)

@@ -51,18 +51,18 @@ class PrefixPolicy(SamplingPolicy):
         super().forget(target_id)
 
     def gauges(self) -> dict[str, float]:
-        """The size of the tree: its estimated memory in bytes, and its nodes."""
+        """Return the size of the tree: its estimated memory in bytes, and its nodes."""
         return {"size_bytes": self._tree.size_bytes, "nodes": self._tree.nodes}
 
     def _matches(self, request: RequestView) -> tuple[int, Match]:
-        """How long the prompt is, and how much of it each target has, whether it is offered or not."""
+        """Return how long the prompt is, and how much of it each target has, whether it is offered or not."""
         if not request.prompt:
             return 0, NO_MATCH
         prompt = request.prompt[:MAX_PROMPT_BYTES]
         return len(prompt), self._tree.match(request.scope, prompt)
 
     def _candidates(self, targets: Sequence[TargetView], matched: Match) -> Sequence[TargetView]:
-        """All of a few targets; of many a sample, and those with the longest match."""
+        """Return all of a few targets; of many a sample, and those with the longest match."""
         sample = self._sample(targets)
         if len(targets) <= ALL:
             return sample
@@ -76,7 +76,7 @@ class PrefixPolicy(SamplingPolicy):
         return [*holders, *(target for target in sample if target not in holders)]
 
     def _rows(self, targets: Sequence[TargetView], matched: Match) -> list[Row]:
-        """The candidates among the targets, which cost their load."""
+        """Return the candidates among the targets, which cost their load."""
         last, match = self._turns.by_target.get, matched.get
         return [
             (
@@ -92,7 +92,7 @@ class PrefixPolicy(SamplingPolicy):
 
     @staticmethod
     def _least_loaded(rows: list[Row], because: str, among: Collection[str] | None = None) -> Choice:
-        """The least loaded candidate, or the least loaded of those in `among`, which go before all others."""
+        """Return the least loaded candidate, or the least loaded of those in `among`, which go before all others."""
         if among is not None and len(among) < len(rows):
             behind = max([row[1] for row in rows]) + 1
             rows = [row if row[0] in among else (row[0], row[1] + behind, *row[2:]) for row in rows]

@@ -47,9 +47,11 @@ MAX_TREE_BYTES = 2**24
 
 
 class PrefixTree(PrefixPolicy):
-    """`explore_below` and `give_up` are shares of the prompt. A holder may have `requests_per_byte` of its match
-    more than the lowest load, and `gate_slack` more than `gate_ratio` times the mean. `max_tree_bytes` is a limit
-    per target."""
+    """`explore_below` and `give_up` are shares of the prompt.
+
+    A holder may have `requests_per_byte` of its match more than the lowest load, and `gate_slack` more than `gate_ratio`
+    times the mean. `max_tree_bytes` is a limit per target.
+    """
 
     name: ClassVar[str] = "prefix_tree"
 
@@ -103,7 +105,7 @@ class PrefixTree(PrefixPolicy):
     def _best(
         self, holders: list[str], loads: Mapping[str, int], matched: Mapping[str, int], give_up_bytes: float
     ) -> list[str]:
-        """Who has the longest match; or who has nearly as much, if some of those are clearly freer."""
+        """Return who has the longest match; or who has nearly as much, if some of those are clearly freer."""
         deepest = max([matched[name] for name in holders])
         longest = [name for name in holders if matched[name] == deepest]
         lowest = min([loads[name] for name in longest])

@@ -176,5 +176,5 @@ class _Attempt:
 
 
 def _nearer(old: float, new: float) -> float:
-    """The old value, moved towards the new one, which counts as an outlier from four times the old on."""
+    """Return the old value, moved towards the new one, which counts as an outlier from four times the old on."""
     return old + NEWEST_SHARE * (min(OUTLIER * old, max(old / OUTLIER, new)) - old)

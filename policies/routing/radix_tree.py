@@ -82,7 +82,7 @@ class Match:
         self._by_bit = by_bit
 
     def longest_first(self, drawn: int = 0) -> Iterator[str]:
-        """The targets that hold some of it; `drawn`, any number, decides where to begin among equals."""
+        """Yield the targets that hold some of it; `drawn`, any number, decides where to begin among equals."""
         for mask, _ in reversed(self._levels):
             start = drawn % mask.bit_length()
             later = mask >> start << start
@@ -150,17 +150,17 @@ class RadixTree:
         return self.text_bytes + self.nodes * NODE_BYTES
 
     def charged_bytes(self, target_id: str) -> int:
-        """What counts against the target's limit; 0 if it is unknown."""
+        """Return what counts against the target's limit; 0 if it is unknown."""
         holder = self._holders.get(target_id)
         return holder.bytes if holder is not None else 0
 
     def matches(self, scope: str, prompt: bytes) -> Mapping[str, int]:
-        """How many bytes of the prompt each target holds, in whole blocks. Targets that hold none are left out."""
+        """Return how many bytes of the prompt each target holds, in whole blocks. Targets that hold none are left out."""
         match = self.match(scope, prompt)
         return {target_id: match.get(target_id, 0) for target_id in match.longest_first()}
 
     def match(self, scope: str, prompt: bytes) -> Match:
-        """The same without a list of all targets."""
+        """Return the same without a list of all targets."""
         walk = self._walk
         if walk is not None and walk.prompt is prompt and walk.scope == scope:
             return walk.match
@@ -254,7 +254,7 @@ class RadixTree:
         self._dead.append(holder)
 
     def _walk_match(self, levels: list[tuple[int, int]]) -> Match:
-        """A dictionary for a few holders, as its look-ups are the fastest; else tests of bits."""
+        """Return a dictionary for a few holders, as its look-ups are the fastest; else tests of bits."""
         if sum([mask.bit_count() for mask, _ in levels]) > _FEW:
             return Match(partial(self._held, levels), levels, self._by_bit)
         found: dict[str, int] = {}
@@ -275,7 +275,7 @@ class RadixTree:
     # --- nodes
 
     def _common(self, edge: bytes, prompt: bytes, at: int) -> int:
-        """How many bytes of the edge, in whole blocks, the prompt has at `at`. The first block is known to be."""
+        """Return how many bytes of the edge, in whole blocks, the prompt has at `at`. The first block is known to be."""
         block = self._block
         same, different = 1, min(len(edge), len(prompt) - at) // block + 1
         while different - same > 1:
@@ -287,14 +287,14 @@ class RadixTree:
         return same * block
 
     def _add(self, edge: bytes, key: bytes | str, home: dict[bytes | str, _Node]) -> _Node:
-        """A new node without holders."""
+        """Return a new node without holders."""
         node = home[key] = _Node(edge, key, home, 0)
         self.nodes += 1
         self.text_bytes += len(edge)
         return node
 
     def _split(self, lower: _Node, length: int, path: list[_Node]) -> _Node:
-        """A new node takes the first `length` bytes of `lower`, which is below it from now on.
+        """Return a new node takes the first `length` bytes of `lower`, which is below it from now on.
 
         `lower` keeps its place in the queues. The new node is younger, so its ancestors must be younger still.
         """
@@ -315,7 +315,7 @@ class RadixTree:
     # --- holders
 
     def _join(self, target_id: str) -> _Holder:
-        """A new target, with the lowest bit that is free."""
+        """Return a new target, with the lowest bit that is free."""
         used = self._alive
         for dead in self._dead:
             used |= dead.bit
@@ -335,7 +335,7 @@ class RadixTree:
         return found
 
     def _names(self, mask: int) -> tuple[str, ...]:
-        """The ids of living holders. The same few masks come again and again."""
+        """Return the ids of living holders. The same few masks come again and again."""
         ids = self._ids.get(mask)
         if ids is None:
             if len(self._ids) >= 4096:

@@ -47,7 +47,7 @@ class UnknownPolicyError(ValueError):
 
 
 def make_policy(name: str, rng: Random | None = None) -> RoutingPolicy:
-    """A fresh policy, remembering nothing. Without `rng` it draws the same numbers in every process.
+    """Return a fresh policy, remembering nothing. Without `rng` it draws the same numbers in every process.
 
     Raises UnknownPolicyError, which lists the known names.
     """

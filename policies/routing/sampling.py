@@ -41,7 +41,7 @@ class SamplingPolicy(Policy):
         self._turns.forget(target_id)
 
     def _sample(self, targets: Sequence[TargetView]) -> Sequence[TargetView]:
-        """The targets to compare: all of a few; of many SAMPLE, or fewer where one is drawn twice."""
+        """Return the targets to compare: all of a few; of many SAMPLE, or fewer where one is drawn twice."""
         count = len(targets)
         if count <= ALL:
             return targets

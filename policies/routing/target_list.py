@@ -35,7 +35,7 @@ class TargetList(list[TargetView]):
         self.get: Callable[[str], TargetView | None] = self._by_id.get
 
     def add(self, rank: int, view: TargetView) -> bool:
-        """False if it is listed already."""
+        """Return False if it is listed already."""
         at = bisect_left(self._ranks, rank)
         if at < len(self._ranks) and self._ranks[at] == rank:
             return False
@@ -45,7 +45,7 @@ class TargetList(list[TargetView]):
         return True
 
     def drop(self, rank: int) -> bool:
-        """False if it is not listed."""
+        """Return False if it is not listed."""
         at = self.position(rank)
         if at is None:
             return False
@@ -58,7 +58,7 @@ class TargetList(list[TargetView]):
         return at if at < len(self._ranks) and self._ranks[at] == rank else None
 
     def without(self, ranks: Iterable[int]) -> Sequence[TargetView]:
-        """The list without the targets of these ranks; unknown ones are fine."""
+        """Return the list without the targets of these ranks; unknown ones are fine."""
         gone: list[int] = []
         for rank in ranks:
             at = self.position(rank)
@@ -102,14 +102,14 @@ class Without(Sequence[TargetView]):
 
 
 def finder(targets: Sequence[TargetView]) -> Callable[[str], TargetView | None]:
-    """A function that finds a target of the sequence by its id."""
+    """Return a function that finds a target of the sequence by its id."""
     if isinstance(targets, (TargetList, Without)):
         return targets.get
     return {target.id: target for target in targets}.get
 
 
 def fleet(targets: Sequence[TargetView]) -> Sequence[TargetView]:
-    """All targets of the table that the sequence is from, as far as it is known."""
+    """Return all targets of the table that the sequence is from, as far as it is known."""
     return (isinstance(targets, (TargetList, Without)) and targets.fleet) or targets
 
 

@@ -9,12 +9,12 @@ FASTEST_S_PER_TOKEN = 0.001  # no engine writes one answer faster
 
 
 def prompt_bytes(request: RequestView) -> int:
-    """The size of the prompt; of the whole body, if the prompt has not been looked at."""
+    """Return the size of the prompt; of the whole body, if the prompt has not been looked at."""
     return request.body_bytes if request.prompt is None else len(request.prompt)
 
 
 def streamed(answer_s: float, tokens: int | None) -> bool:
-    """Whether an answer that took `answer_s` from its first byte to its last came as it was written.
+    """Return whether an answer that took `answer_s` from its first byte to its last came as it was written.
 
     The first byte of a stream says when the prompt was done; that of an answer in one piece says when
     everything was.

@@ -48,7 +48,7 @@ class AcceleratorRate:
 
 
 def _count(rate: float, live: Sequence[float], fresh: float) -> int:
-    """How many replicas carry `rate`: of the live ones, in this order, and new ones beyond them."""
+    """Return how many replicas carry `rate`: of the live ones, in this order, and new ones beyond them."""
     for count, qps in enumerate(live):
         if rate <= ROUNDING:
             return count

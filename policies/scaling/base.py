@@ -20,5 +20,5 @@ class Scaler(Protocol):
     """Decides the number of replicas that should be serving."""
 
     def target(self, observation: Observation, memory: Json) -> Size:
-        """The wanted number (over-provisioning not included). Pure."""
+        """Return the wanted number (over-provisioning not included). Pure."""
         ...

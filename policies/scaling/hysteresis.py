@@ -36,16 +36,21 @@ _ROUNDING_S = 1e-6
 
 
 class Need(NamedTuple):
-    """What a load asks for. Fewer than `least` replicas cannot carry it; `enough` can, whichever of the fleet they
-    are. The two differ only where replicas differ."""
+    """What a load asks for.
+
+    Fewer than `least` replicas cannot carry it; `enough` can, whichever of the fleet they are. The two differ only where
+    replicas differ.
+    """
 
     least: int
     enough: int
 
 
 class _Wait(NamedTuple):
-    """All levels beyond those of the wait before, up to `level`, have been asked for since `since`, but for `away_s`
-    seconds. `left`: when the load went away again; None while it asks for them."""
+    """All levels beyond those of the wait before, up to `level`, have been asked for since `since`, but for `away_s` seconds.
+
+    `left`: when the load went away again; None while it asks for them.
+    """
 
     level: int
     since: float
@@ -57,8 +62,10 @@ class _Wait(NamedTuple):
 
 
 def settle(observation: Observation, memory: Json, need: Need | None, floor: int = 0) -> Size:
-    """The size for a `need` (None: unknown). `floor` is a size owed without any wait: what the present
-    replicas need to carry the load that had been agreed on."""
+    """Return the size for a `need` (None: unknown).
+
+    `floor` is a size owed without any wait: what the present replicas need to carry the load that had been agreed on.
+    """
     goal, load, now = observation.goal.scaling, observation.load, observation.now
     low, high = goal.min_replicas, goal.max_replicas
     target = _within(memory.get("target", low), low, high)
@@ -97,7 +104,7 @@ def settle(observation: Observation, memory: Json, need: Need | None, floor: int
 
 
 def _watch(waits: Iterable[_Wait], asked: int, current: int, now: float, spare_s: float) -> list[_Wait]:
-    """The waits for more than `current` after the load has asked for `asked`; nearest level first."""
+    """Return the waits for more than `current` after the load has asked for `asked`; nearest level first."""
     after: list[_Wait] = []
     top = current
     for wait in waits:
@@ -116,7 +123,7 @@ def _watch(waits: Iterable[_Wait], asked: int, current: int, now: float, spare_s
 
 
 def _ripe(waits: Iterable[_Wait], delay_s: float, now: float) -> list[_Wait]:
-    """The waits that are over, and with them those that will be within the time that is forgiven anyway."""
+    """Return the waits that are over, and with them those that will be within the time that is forgiven anyway."""
     asked = [wait for wait in waits if wait.left is None]
     if not any(_is_ripe(wait, delay_s, now) for wait in asked):
         return []

@@ -117,7 +117,7 @@ def _chosen(wanted: Sequence[str], enabled: Sequence[str]) -> list[str]:
 
 
 def _anything(name: str) -> Requirements:
-    """A need that any machine of the cloud meets. Ours have machines without accelerators."""
+    """Return a need that any machine of the cloud meets. Ours have machines without accelerators."""
     if name not in plugins.installed():
         return ANYTHING
     shapes = {each.shape for each in plugins.listings_of(plugins.plugin(name))}
@@ -135,7 +135,7 @@ def rentable() -> tuple[str, ...]:
 
 
 def _shortly(cloud: View) -> str:
-    """Its zones, or what is in the way; of much of that the first."""
+    """Return its zones, or what is in the way; of much of that the first."""
     wrong = [one for one in cloud["findings"] if not one["ok"]]
     if len(wrong) > 1:
         return f"{wrong[0]['what']}, and {len(wrong) - 1} more (below)"
@@ -143,7 +143,7 @@ def _shortly(cloud: View) -> str:
 
 
 def _some(zones: Sequence[str]) -> str:
-    """All of a few; of many their number."""
+    """Return all of a few; of many their number."""
     if len(zones) <= 8:
         return ", ".join(zones)
     regions = {zone.partition("/")[0] for zone in zones}
@@ -151,8 +151,10 @@ def _some(zones: Sequence[str]) -> str:
 
 
 def _ask(clouds: Clouds, name: str) -> View:
-    """Whether the cloud can be used: what it offers, and where it rents machines, credentials, permissions and quotas.
-    Costs nothing."""
+    """Return whether the cloud can be used: what it offers, and where it rents machines, credentials, permissions and quotas.
+
+    Costs nothing.
+    """
     findings: Sequence[Finding] = ()
     try:
         cloud = clouds.get(name)

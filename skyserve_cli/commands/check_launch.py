@@ -93,7 +93,7 @@ def _need(accelerator: str | None, *, use_spot: bool) -> Requirements:
 
 
 def _offers(clouds: Clouds, name: str, need: Requirements) -> Sequence[Offer]:
-    """One per zone, cheapest first."""
+    """Return one per zone, cheapest first."""
     try:
         cloud = clouds.get(name)
         return cloud.offers(need) if isinstance(cloud, FleetProvisioner) else ()
@@ -169,7 +169,7 @@ def _no_fetch(endpoint: str, token: str) -> str:
 
 
 def _noted(here: Home) -> Mapping[str, str]:
-    """The clouds of checks that have not ended, by owner."""
+    """Return the clouds of checks that have not ended, by owner."""
     try:
         found = json.loads(here.check_launches.read_text())
         return {str(owner): str(name) for owner, name in found.items()}

@@ -85,7 +85,7 @@ def down(
 
 
 def _chosen(services: Sequence[View], patterns: Sequence[str], everything: bool) -> list[str]:
-    """Raises CommandFailed for a name or pattern that fits none."""
+    """Raise CommandFailed for a name or pattern that fits none."""
     known = [view["name"] for view in services]
     if everything:
         return known
@@ -134,8 +134,11 @@ def _wait(client: Client, names: frozenset[str], seen: int, timeout_s: float | N
 
 
 def _tidy(client: Client, names: Sequence[str], timeout_s: float | None) -> None:
-    """Wait until the clouds themselves list nothing of it any more: no instance, no disk; and where no service is left,
-    no group, key or network of ours. Raises CommandFailed with a sentence for each thing that stays."""
+    """Wait until the clouds themselves list nothing of it any more: no instance, no disk.
+
+    And where no service is left, no group, key or network of ours. Raises CommandFailed with a sentence for each thing that
+    stays.
+    """
     patience_s = CLEANUP_TIMEOUT_S if timeout_s is None else min(timeout_s, CLEANUP_TIMEOUT_S)
     clock = SystemClock()
     began, seen, pause_s = clock.now(), frozenset[str](), SHORTEST_PAUSE_S

@@ -12,7 +12,7 @@ _UNIT_S = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def seconds(option: str, text: str) -> float:
-    """Raises WrongUsage, with the name of the option."""
+    """Raise WrongUsage, with the name of the option."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise WrongUsage(f"{option} takes a duration such as 10s, 2m or 24h (got {text!r})")
@@ -21,7 +21,9 @@ def seconds(option: str, text: str) -> float:
 
 def instant(option: str, text: str, now: float) -> float:
     """UNIX seconds of a duration before `now`, or of a time: ``2026-11-23T14:00:05``, ``2026-11-23 14:00``, ``14:05`` (today).
-    A time without a zone is local. Raises WrongUsage, with the name of the option."""
+
+    A time without a zone is local. Raises WrongUsage, with the name of the option.
+    """
     text = text.strip()
     if _DURATION.fullmatch(text):
         return now - seconds(option, text)

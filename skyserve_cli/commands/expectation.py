@@ -15,8 +15,10 @@ from skyserve_cli.spec import ServiceSpec
 
 
 class Expected(NamedTuple):
-    """`n_target` replicas over `days` of a trace. `usd_per_hour` and what the target costs on demand are at the
-    plan's prices; None where the plan launches nothing."""
+    """`n_target` replicas over `days` of a trace.
+
+    `usd_per_hour` and what the target costs on demand are at the plan's prices; None where the plan launches nothing.
+    """
 
     trace: str
     days: float
@@ -41,7 +43,7 @@ class Expected(NamedTuple):
 
 
 def prepared(spec: ServiceSpec, *, trace: str, cold_start: str, price_ratio: str) -> tuple[Setting, Job]:
-    """The run that answers for the file's policy, at its smallest size. Raises WrongUsage."""
+    """Return the run that answers for the file's policy, at its smallest size. Raises WrongUsage."""
     cold_start_s = seconds("--cold-start", cold_start)
     market = runs.market(trace, None, TICK_S)
     runs.windows(market, None, cold_start_s)  # which insists on a trace longer than a cold start
@@ -59,7 +61,7 @@ def prepared(spec: ServiceSpec, *, trace: str, cold_start: str, price_ratio: str
 
 
 def expected(setting: Setting, job: Job, plan: View) -> Expected:
-    """What the run comes to, at the prices of the plan. Raises CommandFailed."""
+    """Return what the run comes to, at the prices of the plan. Raises CommandFailed."""
     found, interrupted = run_all([setting], [job], 1, drawn=False)
     if interrupted:
         raise CommandFailed("interrupted; the plan stands without its expectation", 130)

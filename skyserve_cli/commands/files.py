@@ -27,7 +27,7 @@ def load(
     secret_file: Path | None = None,
     changes: Sequence[str] | None = None,
 ) -> Loaded:
-    """The spec with its secrets; its warnings are said. Raises SpecError with every problem, WrongUsage."""
+    """Return the spec with its secrets; its warnings are said. Raises SpecError with every problem, WrongUsage."""
     loaded = read(
         file, name=name, env=env, env_file=env_file, secret=secret, secret_file=secret_file, changes=changes
     )
@@ -47,8 +47,11 @@ def read(
     changes: Sequence[str] | None = None,
     to_run: bool = True,
 ) -> Loaded:
-    """As `load`, but prints nothing. Without `to_run` the file is only checked: values that are missing, and copies
-    that need another cloud than is enabled here, are warnings."""
+    """As `load`, but prints nothing.
+
+    Without `to_run` the file is only checked: values that are missing, and copies that need another cloud than is enabled
+    here, are warnings.
+    """
     enabled = load_config(Home.from_environment(os.environ).config).enabled
     loaded = load_file(
         file,
@@ -72,7 +75,7 @@ def read(
 
 
 def _missing(spec: ServiceSpec) -> Iterator[Problem]:
-    """What the file names and is not there: better said now than by the first replica."""
+    """Yield what the file names and is not there: better said now than by the first replica."""
     if spec.workdir is not None and not is_url(spec.workdir) and not Path(spec.workdir).is_dir():
         yield Problem("workdir", f"{spec.workdir} is not a folder", spec.workdir)
     for mount in spec.file_mounts:
@@ -108,8 +111,10 @@ def _beyond_this_machine(spec: ServiceSpec, enabled: Sequence[str]) -> Iterator[
 
 
 def anchored(spec: ServiceSpec, folder: Path) -> ServiceSpec:
-    """Local paths made absolute: the controller runs elsewhere. A relative path starts where the command is
-    given, as in SkyPilot."""
+    """Local paths made absolute: the controller runs elsewhere.
+
+    A relative path starts where the command is given, as in SkyPilot.
+    """
 
     def absolute(path: str) -> str:
         return path if is_url(path) else str(folder / Path(path).expanduser())
@@ -129,7 +134,7 @@ def anchored(spec: ServiceSpec, folder: Path) -> ServiceSpec:
 
 
 def _variables(option: str, given: Sequence[str] | None, file: Path | None) -> dict[str, str]:
-    """What the file says, and over it what the command line says."""
+    """Return what the file says, and over it what the command line says."""
     values = {} if file is None else _read(option, file)
     for item in given or ():
         name, equals, value = item.partition("=")

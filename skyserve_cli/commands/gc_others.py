@@ -108,7 +108,7 @@ def _owned(clouds: Clouds, owner: str) -> _Owned:
 
 
 def _own(here: Home) -> str:
-    """The owner of this home; "" if it has none yet."""
+    """Return the owner of this home; "" if it has none yet."""
     if not here.root.exists():
         return ""
     store = opened(here)

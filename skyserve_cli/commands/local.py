@@ -121,7 +121,7 @@ def _of(live: int, room: int | None) -> str:
 
 
 def _token(root: Path, target: str) -> str:
-    """The token of the live replica called `target`; anything else is left for the cloud to understand."""
+    """Return the token of the live replica called `target`; anything else is left for the cloud to understand."""
     records = [
         record for folder in LocalStore(root).folders() if folder.is_live() and (record := folder.record())
     ]

@@ -23,7 +23,7 @@ class PrefixedLog:
         self._rest = b""
 
     def feed(self, content: bytes) -> list[bytes]:
-        """The lines that `content` completes, each with its prefix and its newline."""
+        """Return the lines that `content` completes, each with its prefix and its newline."""
         *whole, self._rest = (self._rest + content).split(b"\n")
         return [self._prefix + line + b"\n" for line in whole]
 
@@ -43,8 +43,10 @@ class Growing:
         self._logs: dict[int, tuple[PrefixedLog, int]] = {}
 
     def step(self, live: Iterable[int], *, tail: int | None = None) -> list[bytes]:
-        """The new lines of all logs, replica after replica, of those that have ended for the last time. Of a log that was
-        not read before, only the last `tail` lines."""
+        """Return the new lines of all logs, replica after replica, of those that have ended for the last time.
+
+        Of a log that was not read before, only the last `tail` lines.
+        """
         now_live = set(live)
         width = len(str(max((*now_live, *self._logs), default=0)))
         lines: list[bytes] = []
@@ -61,7 +63,7 @@ class Growing:
         return lines
 
     def finish(self) -> list[bytes]:
-        """The last lines without a newline."""
+        """Return the last lines without a newline."""
         return [line for log, _ in self._logs.values() for line in log.finish()]
 
     def _new_lines(self, replica_id: int, log: PrefixedLog, offset: int) -> tuple[list[bytes], int]:
@@ -88,7 +90,7 @@ class LastLines:
         self._wanted = tuple(logs)
 
     def line(self, log: str) -> str:
-        """The last line with words; empty until something was read."""
+        """Return the last line with words; empty until something was read."""
         return line_with_words(self._tails.get(log, (b"", 0))[0])
 
     def step(self) -> None:

@@ -134,7 +134,7 @@ def _print_file(tail: int | None) -> None:
 
 
 def _previous(client: Client, name: str) -> int:
-    """The replica that ended last and left a log. Raises CommandFailed."""
+    """Return the replica that ended last and left a log. Raises CommandFailed."""
     view = find(client.services(down=True, ended=True), name)
     ended = [replica for replica in view["replicas"] if replica["ended_at"] and replica["kept_log"]]
     if not ended:
@@ -171,7 +171,7 @@ def _ids(view: View) -> list[int]:
 
 
 def _load_balancer(view: View, wanted: int | None) -> str:
-    """The one beside the controller, or one on a machine of its own: by id, or the only one. Raises WrongUsage."""
+    """Return the one beside the controller, or one on a machine of its own: by id, or the only one. Raises WrongUsage."""
     agents = [agent["id"] for agent in view["load_balancers"]]
     if wanted is None and len(agents) == 1:
         wanted = agents[0]
@@ -219,7 +219,7 @@ def _has_ended(client: Client, what: str) -> bool:
 
 
 def _last_lines(content: bytes, count: int) -> bytes:
-    """The last `count` lines, a started one included."""
+    """Return the last `count` lines, a started one included."""
     return b"".join(content.splitlines(keepends=True)[-count:]) if count else b""
 
 

@@ -37,7 +37,7 @@ def controller() -> Client:
 
 
 def complete_service(incomplete: str) -> list[str]:
-    """Names for the shell. Silent without a controller."""
+    """Return names for the shell. Silent without a controller."""
     try:
         services = controller().services()
     except (ControllerDownError, RefusedError, OSError):
@@ -46,7 +46,7 @@ def complete_service(incomplete: str) -> list[str]:
 
 
 def no_such_service(name: str, known: Iterable[str]) -> CommandFailed:
-    """The error for a name that no service has."""
+    """Return the error for a name that no service has."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     if close:
@@ -55,7 +55,7 @@ def no_such_service(name: str, known: Iterable[str]) -> CommandFailed:
 
 
 def find(services: Iterable[View], name: str) -> View:
-    """The service of that name. Raises CommandFailed."""
+    """Return the service of that name. Raises CommandFailed."""
     known = {view["name"]: view for view in services}
     if name not in known:
         raise no_such_service(name, known)

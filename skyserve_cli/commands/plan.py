@@ -120,7 +120,7 @@ def plan(
 
 
 def _named_clouds(spec: ServiceSpec) -> list[str]:
-    """The clouds that the file names, for replicas or for load balancers, in order."""
+    """Return the clouds that the file names, for replicas or for load balancers, in order."""
     named = [cloud for choice in spec.resources for cloud, _ in choice.places() if cloud is not None]
     return list(dict.fromkeys([*named, *(place.cloud for place in spec.regional.places)]))
 

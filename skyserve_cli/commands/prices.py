@@ -19,7 +19,7 @@ from skyserve_cli.tables import Fitted, table
 
 
 def listed_plan(spec: ServiceSpec) -> View:
-    """The plan of a new service at the prices of the catalog, without a controller. Raises CloudNotEnabledError."""
+    """Return the plan of a new service at the prices of the catalog, without a controller. Raises CloudNotEnabledError."""
     here = home()
     here.create()
     clouds = Clouds(here, load_config(here.config))
@@ -52,7 +52,7 @@ def _price(offer: View) -> str:
 
 
 def plan_total(plan: View) -> str:
-    """What the plan costs: ``3 replicas for $1.05 per hour, 68% less than $3.30 on demand.``, and what spreading costs.
+    """Return what the plan costs: ``3 replicas for $1.05 per hour, 68% less than $3.30 on demand.``, and what spreading costs.
 
     On-demand replicas beyond the target stand in until the others are ready: they are counted apart.
     """
@@ -75,7 +75,7 @@ def plan_total(plan: View) -> str:
 
 
 def beside_cost(plan: View) -> str:
-    """A sentence if disks and addresses cost something beyond the machines, else nothing."""
+    """Return a sentence if disks and addresses cost something beyond the machines, else nothing."""
     more = plan.get("beside_usd_per_hour", 0.0)  # a controller of an older release does not say
     said = (
         f"Disks and public addresses cost about ${usd(more)} per hour more; traffic out of a cloud is extra."
@@ -84,7 +84,7 @@ def beside_cost(plan: View) -> str:
 
 
 def spreading_cost(plan: View) -> str:
-    """A sentence if it costs something that the replicas are spread over zones, else nothing."""
+    """Return a sentence if it costs something that the replicas are spread over zones, else nothing."""
     found = plan.get("spreading")  # a controller of an older release does not say
     if found is None:
         return ""
@@ -113,8 +113,11 @@ def candidates_table(candidates: Sequence[View]) -> Fitted:
 
 
 def insist_on_offers(plan: View, loaded: Loaded) -> None:
-    """A service that can run nowhere is refused before it is asked for, with the keys that leave nothing. An alternative
-    without offers beside others that have some is reported. Raises SpecError, or CommandFailed if the reason is unknown."""
+    """A service that can run nowhere is refused before it is asked for, with the keys that leave nothing.
+
+    An alternative without offers beside others that have some is reported. Raises SpecError, or CommandFailed if the reason
+    is unknown.
+    """
     problems = [
         Problem(loaded.path_of(why["choice"], why["field"]), why["message"], hint=why["hint"])
         for why in plan["refused"]

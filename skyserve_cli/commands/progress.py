@@ -29,7 +29,7 @@ TROUBLE_LASTS_S = 3.0  # what is over sooner belongs to coming up
 
 
 def last_event(client: Client) -> int:
-    """The number of the last event: later ones are new."""
+    """Return the number of the last event: later ones are new."""
     newest = client.events(None, newest=True, limit=1)
     return int(newest[-1]["seq"]) if newest else 0
 
@@ -87,7 +87,7 @@ class Troubles:
         self._told: set[tuple[str, int, str]] = set()
 
     def news(self, views: Iterable[View], now: float) -> list[str]:
-        """A line for each trouble that has lasted; each is shown once."""
+        """Return a line for each trouble that has lasted; each is shown once."""
         there = {
             (view["name"], agent["id"], agent["trouble"])
             for view in views
@@ -116,8 +116,10 @@ def story_line(event: View, *, with_service: bool) -> str:
 
 
 def _log_tail(client: Client, event: View) -> list[str]:
-    """What a replica printed last, if that is why it ended. For a moment it is not available: it is being read from the machine
-    before it goes."""
+    """Return what a replica printed last, if that is why it ended.
+
+    For a moment it is not available: it is being read from the machine before it goes.
+    """
     if event["kind"] not in ("BootstrapFailed", "RunExited", "GaveUp"):
         return []
     for _ in range(LOG_TRIES):
@@ -129,7 +131,7 @@ def _log_tail(client: Client, event: View) -> list[str]:
 
 
 def serves(view: View, replicas: int) -> bool:
-    """Whether requests are answered: so many replicas are ready, and the load balancer knows them."""
+    """Return whether requests are answered: so many replicas are ready, and the load balancer knows them."""
     agents = [view["load_balancer"]] if view["load_balancer"] else wanted_agents(view)
     return bool(view["ready"] >= replicas and agents) and all(
         agent["alive"] and agent["synced"] and agent["ready_targets"] >= replicas for agent in agents
@@ -137,13 +139,13 @@ def serves(view: View, replicas: int) -> bool:
 
 
 def wanted_agents(view: View) -> list[View]:
-    """Those on machines of their own that are there to stay; none if some are still missing."""
+    """Return those on machines of their own that are there to stay; none if some are still missing."""
     staying = [one for one in view["load_balancers"] if one["state"] not in ("DRAINING", "TERMINATING")]
     return staying if len(staying) >= view["load_balancers_wanted"] else []
 
 
 def why_failed(client: Client, name: str, version: int) -> str:
-    """What the last replica of the version that could not live said, and where its log is."""
+    """Return what the last replica of the version that could not live said, and where its log is."""
     (view,) = [each for each in client.services(ended=True) if each["name"] == name]
     ended = [r for r in view["replicas"] if r["version"] == version and r["end_reason"] is not None]
     if not ended:
@@ -158,7 +160,7 @@ def why_failed(client: Client, name: str, version: int) -> str:
 
 
 def log_tail(client: Client, what: str, lines: int) -> list[str]:
-    """The last lines of a log; none where no log is kept, or where it cannot be had in time."""
+    """Return the last lines of a log; none where no log is kept, or where it cannot be had in time."""
     kept: deque[bytes] = deque(maxlen=lines)
     started, offset = b"", 0
     while True:
@@ -177,8 +179,10 @@ def log_tail(client: Client, what: str, lines: int) -> list[str]:
 
 @contextmanager
 def _live(client: Client) -> Iterator[Callable[[list[View], float], None]]:
-    """On a terminal, the table of replicas below the story, and below each that starts the last line of its log;
-    elsewhere nothing moves."""
+    """On a terminal, the table of replicas below the story, and below each that starts the last line of its log.
+
+    Elsewhere nothing moves.
+    """
     if not sys.stderr.isatty():
         yield lambda views, now: None
         return
@@ -197,7 +201,7 @@ def _live(client: Client) -> Iterator[Callable[[list[View], float], None]]:
 
 
 def progress_table(views: Iterable[View], now: float, last_line: Callable[[str], str]) -> Fitted:
-    """The live replicas; below each that starts, the last line of its log."""
+    """Return the live replicas; below each that starts, the last line of its log."""
     shown = [(view, r) for view in views for r in live_replicas(view)]
     rows = [
         (f"{view['name']}/{r['id']}", r["state"], place(r), r["capacity_type"], span(now - r["since"]))

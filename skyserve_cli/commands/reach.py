@@ -38,7 +38,7 @@ Place = OverSsh | Inside
 
 
 def live_ids(client: Client, name: str) -> list[int]:
-    """The ids of the live replicas. Raises CommandFailed if there is none."""
+    """Return the ids of the live replicas. Raises CommandFailed if there is none."""
     view: View = find(client.services(down=True), name)
     ids = [int(replica["id"]) for replica in sentences.live_replicas(view)]
     if not ids:
@@ -47,7 +47,10 @@ def live_ids(client: Client, name: str) -> list[int]:
 
 
 def chosen(client: Client, name: str, wanted: int | None) -> int:
-    """The replica `wanted`, or the only live one. Raises WrongUsage if there are several, CommandFailed if it is gone."""
+    """Return the replica `wanted`, or the only live one.
+
+    Raises WrongUsage if there are several, CommandFailed if it is gone.
+    """
     ids = live_ids(client, name)
     known = ", ".join(map(str, ids))
     if wanted is not None and wanted not in ids:
@@ -58,7 +61,7 @@ def chosen(client: Client, name: str, wanted: int | None) -> int:
 
 
 def place_of(client: Client, name: str, replica_id: int, node: int) -> Place:
-    """Where the replica runs. Raises CommandFailed or RefusedError."""
+    """Return where the replica runs. Raises CommandFailed or RefusedError."""
     found: dict[str, Any] = client.access(name, replica_id, node=node)
     if found["kind"] == "ssh":
         login = found["login"]

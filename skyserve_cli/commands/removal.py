@@ -59,7 +59,7 @@ def remove_all(hands: Hands, found: Sequence[View]) -> tuple[list[View], list[Vi
 
 
 def _left(hands: Hands, shared: Sequence[View]) -> set[Key]:
-    """What is there of it after something went wrong; all of it, where it is unknown."""
+    """Return what is there of it after something went wrong; all of it, where it is unknown."""
     keys = {key_of(orphan) for orphan in shared}
     listed = {key_of(orphan) for orphan in hands.look(shared[0]["cloud"])["orphans"]}
     return keys & listed or keys
@@ -76,7 +76,7 @@ def _insist(hands: Hands, orphan: View) -> str:
 
 
 def _await_gone(hands: Hands, instances: Sequence[View]) -> set[Key]:
-    """The keys of those that the clouds still list in the end."""
+    """Return the keys of those that the clouds still list in the end."""
     waited = {key_of(orphan): orphan["cloud"] for orphan in instances}
     for _ in range(int(GONE_PATIENCE_S / POLL_S)):
         for cloud in sorted(set(waited.values())):

@@ -34,12 +34,12 @@ _T = TypeVar("_T")
 
 
 def items(given: Sequence[str]) -> list[str]:
-    """The parts of comma lists, in order, each once."""
+    """Return the parts of comma lists, in order, each once."""
     return list(dict.fromkeys(part.strip() for text in given for part in text.split(",") if part.strip()))
 
 
 def policies(given: Sequence[str]) -> tuple[str, ...]:
-    """Raises WrongUsage for a name that no policy has."""
+    """Raise WrongUsage for a name that no policy has."""
     names = items(given)
     for name in names:
         if name not in POLICIES:
@@ -62,7 +62,7 @@ def availability_targets(given: Sequence[str]) -> tuple[float, ...]:
 
 
 def overprovisions(given: Sequence[str]) -> tuple[int, ...]:
-    """Raises WrongUsage."""
+    """Raise WrongUsage."""
     return _each(
         "--overprovision", given, _whole(100), "a number of replicas from 0 to 100, or several: 0,1,2"
     )
@@ -108,7 +108,7 @@ def _whole(most: int) -> Callable[[str], int]:
 
 
 def market(source: str | None, capacity: str | None, tick_s: float) -> Trace:
-    """The trace of a folder or of a shipped name. Raises WrongUsage."""
+    """Return the trace of a folder or of a shipped name. Raises WrongUsage."""
     source = shipped()[0] if source is None else source
     try:
         found = find(source)
@@ -132,7 +132,7 @@ def _capacity(text: str | None) -> int | Literal["unlimited"] | None:
 
 
 def windows(trace: Trace, length: str | None, cold_start_s: float) -> tuple[Trace, ...]:
-    """The trace, whole or in windows. Raises WrongUsage where one is too short to see a replica ready."""
+    """Return the trace, whole or in windows. Raises WrongUsage where one is too short to see a replica ready."""
     parts: tuple[Trace, ...] = (trace,)
     if length is not None:
         length_s = seconds("--window", length)
@@ -192,7 +192,7 @@ def arrivals(text: str | None, length_s: float) -> Arrivals | None:
 
 
 def sized(spec: ServiceSpec | None, replicas: int | None) -> ServiceSpec | None:
-    """The file's service; of a fixed size where the command line says so."""
+    """Return the file's service; of a fixed size where the command line says so."""
     if spec is None or replicas is None:
         return spec
     policy = replace(spec.replica_policy, min_replicas=replicas, max_replicas=replicas)
@@ -207,7 +207,7 @@ def target_size(spec: ServiceSpec | None, replicas: int | None) -> int:
 
 
 def wanted_policies(spec: ServiceSpec | None, given: Sequence[str] | None) -> tuple[str, ...]:
-    """What is named, else what the file asks for beside on demand, else a choice. Raises WrongUsage."""
+    """Return what is named, else what the file asks for beside on demand, else a choice. Raises WrongUsage."""
     if given:
         return policies(given)
     if spec is None:
@@ -220,7 +220,7 @@ def wanted_policies(spec: ServiceSpec | None, given: Sequence[str] | None) -> tu
 
 
 def wanted_overprovisions(spec: ServiceSpec | None, given: Sequence[str] | None) -> tuple[int, ...]:
-    """Raises WrongUsage."""
+    """Raise WrongUsage."""
     if given:
         return overprovisions(given)
     return (DEFAULT_OVERPROVISION if spec is None else spec.replica_policy.num_overprovision,)
@@ -256,7 +256,7 @@ def insist_on_rates(spec: ServiceSpec) -> None:
 def jobs(
     names: Iterable[str], extras: Sequence[int], targets: Sequence[float], of_seeds: Sequence[int]
 ) -> list[Job]:
-    """A job for each policy, each value of the knob it has, and each seed if there is chance in it, in this order."""
+    """Return a job for each policy, each value of the knob it has, and each seed if there is chance in it, in this order."""
     return [
         Job(name, extra, target, seed)
         for name in names

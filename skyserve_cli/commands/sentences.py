@@ -1,5 +1,6 @@
-"""The sentences of conditions that several verbs print: one condition, one sentence. Imports no Rich and no store, for verbs
-that only read.
+"""The sentences of conditions that several verbs print: one condition, one sentence.
+
+Imports no Rich and no store, for verbs that only read.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ def words(kind: str) -> str:
 
 
 def version_given_up(version: int, *, serves: bool) -> str:
-    """A version that failed, and what serves instead."""
+    """Return a version that failed, and what serves instead."""
     return f"version {version} {GIVEN_UP}; {'an earlier one serves' if serves else 'nothing is serving'}"
 
 
 def stand_ins(count: int) -> str:
-    """How many replicas are on demand because spot ones are missing."""
+    """Return how many replicas are on demand because spot ones are missing."""
     return f"{plural(count, 'on-demand replica')} {STANDS_IN if count == 1 else STANDS_IN.replace('stands', 'stand')}"
 
 
@@ -70,7 +71,7 @@ def timed_out(seconds: float) -> str:
 
 
 def end_of(reason: str, message: str) -> str:
-    """Why a replica ended: ``SETUP_FAILED, no weights in /models``"""
+    """Return why a replica ended: ``SETUP_FAILED, no weights in /models``"""
     return f"{reason}, {message}" if message else reason
 
 
@@ -79,5 +80,5 @@ def live_replicas(view: View) -> list[View]:
 
 
 def obituary(replica_id: int, where: View, reason: str) -> str:
-    """How a replica ended, in one sentence. `where` has its place and its message."""
+    """Return how a replica ended, in one sentence. `where` has its place and its message."""
     return f"replica {replica_id} in {place(where)} ended: {end_of(reason, where['message'])}"

@@ -25,7 +25,7 @@ from skyserve_cli.tables import put_table, table
 
 
 def complete_policy(incomplete: str) -> list[str]:
-    """Names for the shell; of a comma list, its last part."""
+    """Return names for the shell; of a comma list, its last part."""
     before, comma, started = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in POLICIES if name.startswith(started)]
 

@@ -53,7 +53,7 @@ def ssh(name: ServiceName, replica: ReplicaId = None, node: Node = 0) -> None:
 
 
 def _over_ssh(place: OverSsh) -> int:
-    """The exit code of `ssh`. The private key is in a file only while it runs."""
+    """Return the exit code of `ssh`. The private key is in a file only while it runs."""
     program = shutil.which("ssh")
     if program is None:
         raise CommandFailed(NO_SSH)
@@ -80,8 +80,10 @@ def remove_leftovers(root: Path, now: float) -> None:
 
 
 def ssh_command(program: str, place: OverSsh, folder: Path) -> list[str]:
-    """The arguments of `ssh`. Nothing of the user's own configuration counts: the connection is the controller's. Keys are
-    written to `folder`."""
+    """Return the arguments of `ssh`.
+
+    Nothing of the user's own configuration counts: the connection is the controller's. Keys are written to `folder`.
+    """
     login = place.login
     words = ["-t", "-p", str(login.port), "-l", login.user, "--", login.address]
     return [
@@ -135,7 +137,7 @@ def _options(program: str, login: Login, folder: Path, prefix: str) -> list[str]
 
 
 def known_hosts_of(login: Login) -> str:
-    """The lines that pin the host's keys."""
+    """Return the lines that pin the host's keys."""
     entry = login.address if login.port == 22 else f"[{login.address}]:{login.port}"
     return "".join(f"{entry} {' '.join(key.split()[:2])}\n" for key in login.host_keys)
 
@@ -154,7 +156,7 @@ def _quoted(path: Path) -> str:
 def _wait_for(
     command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> int:
-    """The exit code of a program that has the terminal: Ctrl-C is its own business, and does not end us before it."""
+    """Return the exit code of a program that has the terminal: Ctrl-C is its own business, and does not end us before it."""
     process = subprocess.Popen(command, cwd=cwd, env=None if env is None else dict(env))
     try:
         while True:

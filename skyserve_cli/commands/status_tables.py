@@ -25,7 +25,7 @@ _LESS_OF_AGENTS = ("CODE", "$/H", "AGE", "ZONE")
 
 
 def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Fitted | Text]:
-    """The services, a line for each thing worth knowing about one, and the replicas."""
+    """Return the services, a line for each thing worth knowing about one, and the replicas."""
     replicas = [(view, replica) for view in services for replica in view["replicas"]]
     shown: list[Fitted | Text] = [_service_table(services, now, wide=wide)]
     shown += [Text(printable(f"{view['name']}: {note}")) for view in services for note in _notes(view)]
@@ -39,7 +39,7 @@ def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Fitted |
 
 
 def ages(services: Sequence[View], now: float) -> tuple[str, ...]:
-    """What the tables show that changes with time alone."""
+    """Return what the tables show that changes with time alone."""
     timed = [
         part
         for view in services
@@ -90,7 +90,7 @@ def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Fitte
 
 
 def _version(view: View) -> str:
-    """The version that serves, and the newest one if that is another: ``5 (6 failed)``, ``5 (6 coming)``."""
+    """Return the version that serves, and the newest one if that is another: ``5 (6 failed)``, ``5 (6 coming)``."""
     newest, serving = view["version"], view["serving_version"]
     if serving in (None, newest):
         return str(newest)
@@ -104,7 +104,7 @@ def _size(view: View) -> str:
 
 
 def _ready(view: View, capacity_type: str) -> str:
-    """How many of that capacity type are ready, and how many are on their way: ``1 (2 coming)``."""
+    """Return how many of that capacity type are ready, and how many are on their way: ``1 (2 coming)``."""
     states = [r["state"] for r in view["replicas"] if r["capacity_type"] == capacity_type]
     ready, coming = states.count("READY"), sum(state in _COMING for state in states)
     return f"{ready}" + (f" ({coming} coming)" if coming else "")
@@ -119,7 +119,7 @@ def _saved(paid: float, on_demand: float) -> str:
 
 
 def _notes(view: View) -> Iterator[str]:
-    """What the controller has to say, and what stands in for spot."""
+    """Yield what the controller has to say, and what stands in for spot."""
     version = view["version"]
     if view["notes"]:
         yield view["notes"]
@@ -134,7 +134,7 @@ def _notes(view: View) -> Iterator[str]:
 
 
 def _reach(services: Sequence[View]) -> Iterator[str]:
-    """Which endpoints only this machine can reach, and what opens them."""
+    """Yield which endpoints only this machine can reach, and what opens them."""
     names = [view["name"] for view in services if view["endpoint_reach"] == "this_machine"]
     if names:
         yield f"{', '.join(names)}: {ONLY_HERE}"
@@ -160,7 +160,7 @@ def _agent_table(agents: Sequence[tuple[View, View]], now: float, *, wide: bool)
 
 
 def _with_lease(machine: View, now: float) -> str:
-    """The message, and how long the machine goes on if the controller cannot visit it."""
+    """Return the message, and how long the machine goes on if the controller cannot visit it."""
     message = str(machine["message"])
     lease = machine.get("lease")  # a controller of an earlier release sends none
     if not lease or lease["ends_at"] is None or machine["ended_at"]:

@@ -114,7 +114,7 @@ def _what_changes(running: View, kept: bool, mode: str) -> str:
 
 
 def course_sentence(update: View) -> str:
-    """What the mode means for this update: extra replicas, for how long, at what price."""
+    """Return what the mode means for this update: extra replicas, for how long, at what price."""
     replicas, start_s = plural(update["extra_replicas"], "extra replica"), update["usual_start_s"]
     how = (
         "all new replicas start beside the old ones, then all requests move at once"

@@ -9,7 +9,7 @@ TOKEN_VARIABLE = "SKYSERVE_LB_TOKEN"  # noqa: S105 (a name, not a token)
 
 
 def package_folder(package: str) -> Path:
-    """Returns the folder of an installed package, without importing it. Raises ModuleNotFoundError."""
+    """Return the folder of an installed package, without importing it. Raises ModuleNotFoundError."""
     found = find_spec(package)
     if found is None or found.origin is None:
         raise ModuleNotFoundError(package)
@@ -17,5 +17,5 @@ def package_folder(package: str) -> Path:
 
 
 def supervisor_file() -> str:
-    """Returns the path of the supervisor script that an agent's machine runs."""
+    """Return the path of the supervisor script that an agent's machine runs."""
     return str(package_folder("lb") / "agent" / "supervisor.py")

@@ -132,7 +132,7 @@ class Callbacks(threading.Thread):
             )
 
     def _first(self) -> int:
-        """Where an earlier controller was, or the end of the event log if there was none or the database is another one."""
+        """Return where an earlier controller was, or the end of the event log if there was none or the database is another one."""
         newest = self._store.events(None, newest=True, limit=1)
         end = newest[-1].seq if newest else 0
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -152,7 +152,7 @@ class Callbacks(threading.Thread):
         return Callback(event, spec.event_callback, {**own, **variables_of(event)})
 
     def _enqueue(self, callback: Callback) -> int:
-        """Returns how many are skipped for it."""
+        """Return how many are skipped for it."""
         with self._lock:
             waiting = self._waiting.setdefault(callback.event.service, deque())
             waiting.append(callback)
@@ -216,7 +216,7 @@ class Callbacks(threading.Thread):
 
 
 def variables_of(event: StoredEvents) -> dict[str, str]:
-    """The environment of a command for an event: our names, and those that SkyPilot's scripts read."""
+    """Return the environment of a command for an event: our names, and those that SkyPilot's scripts read."""
     story = event.story
     replica = "" if story.replica_id is None else str(story.replica_id)
     return {
@@ -245,7 +245,7 @@ class Commands:
         self._is_closed = False
 
     def run(self, callback: Callback) -> str:
-        """Returns why the command failed, or "". Nothing that it started in its process group is left."""
+        """Return why the command failed, or "". Nothing that it started in its process group is left."""
         # `timeout` ends it also if this process dies before it.
         command = ["timeout", "--signal=KILL", f"{self._timeout_s:g}", "bash", "-c", callback.command]
         with tempfile.TemporaryFile() as output:

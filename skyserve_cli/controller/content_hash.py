@@ -10,9 +10,10 @@ _BLOCK_BYTES = 1 << 20
 
 
 def folder_digest(folder: Path) -> str:
-    """Equal for folders with the same names, the same bytes and the same executable bits; empty if there is no
-    such folder. What is not copied to replicas (`.git`, special files) does not count. A file is like a folder that
-    has nothing else."""
+    """Equal for folders with the same names, the same bytes and the same executable bits; empty if there is no such folder.
+
+    What is not copied to replicas (`.git`, special files) does not count. A file is like a folder that has nothing else.
+    """
     if not folder.exists():
         return ""
     digest = hashlib.sha256()

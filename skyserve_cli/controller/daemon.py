@@ -120,7 +120,7 @@ class Ticker(threading.Thread):
             self._stopping.wait(BETWEEN_TICKS_S)
 
     def turn(self) -> int | None:
-        """The number of the tick that goes on; None between two."""
+        """Return the number of the tick that goes on; None between two."""
         return self._turns if self._is_busy else None
 
     def stop(self) -> None:
@@ -215,9 +215,11 @@ class _Term:
 
 
 def begin_again() -> None:
-    """Execute the same program in place of this one, whichever thread is doing what. Whatever this process believed is of a
-    term that is over, so nothing of it stays but its number; and what waits for a database that does not respond would keep
-    an orderly stop waiting, too."""
+    """Execute the same program in place of this one, whichever thread is doing what.
+
+    Whatever this process believed is of a term that is over, so nothing of it stays but its number; and what waits for a
+    database that does not respond would keep an orderly stop waiting, too.
+    """
     logging.shutdown()
     os.environ[_AGAIN] = "1"
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
@@ -411,8 +413,11 @@ def _log_to(home: Home) -> None:
 
 
 def main() -> int:
-    """The daemon's process. Exit code 2: something is configured wrongly; 3: another controller of this home is running; 4: this
-    program cannot use the database."""
+    """Return the daemon's process.
+
+    Exit code 2: something is configured wrongly; 3: another controller of this home is running; 4: this program cannot use
+    the database.
+    """
     make_private(os.environ)
     home = Home.from_environment(os.environ)
     home.create()

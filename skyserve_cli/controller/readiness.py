@@ -101,12 +101,12 @@ class HttpProber:
         return events
 
     def failed(self, service: str) -> Mapping[int, FailedProbe]:
-        """The replicas of the service whose last valid probe failed. Safe from any thread."""
+        """Return the replicas of the service whose last valid probe failed. Safe from any thread."""
         failed = self._failed.get(service)
         return {} if failed is None else failed.copy()
 
     def reached_at(self) -> float | None:
-        """When a replica on another machine last responded; None if there are none."""
+        """Return when a replica on another machine last responded; None if there are none."""
         return self._reached_at if self._remote else None
 
     def _apply(self, orders: Sequence[ProbeOrder]) -> None:

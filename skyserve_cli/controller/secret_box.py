@@ -17,8 +17,11 @@ class CannotUnsealError(Exception):
 
 
 class SecretBox:
-    """`key` seals; `older` ones still open, while a rotation is under way. Digests are made with `digest_key`, which outlives
-    rotations: with another one every service would seem to have changed at its next update."""
+    """`key` seals; `older` ones still open, while a rotation is under way.
+
+    Digests are made with `digest_key`, which outlives rotations: with another one every service would seem to have changed
+    at its next update.
+    """
 
     def __init__(self, key: bytes, *older: bytes, digest_key: bytes | None = None) -> None:
         self._digest_key = digest_key or key
@@ -28,7 +31,7 @@ class SecretBox:
         return self._fernet.encrypt(json.dumps(dict(secrets)).encode())
 
     def open(self, sealed: bytes) -> dict[str, str]:
-        """Raises CannotUnsealError."""
+        """Raise CannotUnsealError."""
         try:
             opened: dict[str, str] = json.loads(self._fernet.decrypt(sealed))
         except InvalidToken:
@@ -36,7 +39,7 @@ class SecretBox:
         return opened
 
     def again(self, sealed: bytes) -> bytes:
-        """The same secrets, sealed with `key`. Raises CannotUnsealError."""
+        """Return the same secrets, sealed with `key`. Raises CannotUnsealError."""
         try:
             return self._fernet.rotate(sealed)
         except InvalidToken:

@@ -61,7 +61,7 @@ class Generation:
         return len(self.prompts) * self.n
 
     def requests(self, call_id: str) -> tuple[Request, ...]:
-        """One engine request per choice. The choices of one prompt differ by their seeds alone."""
+        """Return one engine request per choice. The choices of one prompt differ by their seeds alone."""
         return tuple(
             Request(
                 id=f"{call_id}-{choice}",
@@ -76,7 +76,7 @@ class Generation:
 
 
 def parse_json(raw: bytes) -> Mapping[str, Any]:
-    """The body as an object."""
+    """Return the body as an object."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -89,7 +89,7 @@ def parse_json(raw: bytes) -> Mapping[str, Any]:
 def parse_generation(
     body: Mapping[str, Any], kind: Kind, served_model: str, max_model_len: int
 ) -> Generation:
-    """The call `body` asks for. Raises BadRequest or ModelNotFound."""
+    """Return the call `body` asks for. Raises BadRequest or ModelNotFound."""
     fields = _Fields(body)
     check_model(body, served_model)
     _refuse_what_cannot_be_seen(body)
@@ -148,7 +148,7 @@ def check_model(body: Mapping[str, Any], served_model: str) -> None:
 
 
 def chat_prompts(body: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """The one prompt of a chat body."""
+    """Return the one prompt of a chat body."""
     fields = _Fields(body)
     messages = body.get("messages")
     if not isinstance(messages, list):
@@ -164,7 +164,7 @@ def chat_prompts(body: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
 
 
 def response_prompts(body: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """The one prompt of a Responses API body."""
+    """Return the one prompt of a Responses API body."""
     items, instructions = body.get("input"), body.get("instructions")
     if not isinstance(items, str | list):
         raise BadRequest("input must be a string or a list of messages", param="input")
@@ -174,7 +174,7 @@ def response_prompts(body: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
 
 
 def parse_tokenize(body: Mapping[str, Any], served_model: str) -> tuple[int, ...]:
-    """The tokens of a /tokenize body: of its `prompt`, or of its `messages` through the template."""
+    """Return the tokens of a /tokenize body: of its `prompt`, or of its `messages` through the template."""
     check_model(body, served_model)
     if "messages" in body:
         return chat_prompts(body)[0]
@@ -185,13 +185,13 @@ def parse_tokenize(body: Mapping[str, Any], served_model: str) -> tuple[int, ...
 
 
 def parse_detokenize(body: Mapping[str, Any], served_model: str) -> str:
-    """The text of a /detokenize body's `tokens`."""
+    """Return the text of a /detokenize body's `tokens`."""
     check_model(body, served_model)
     return decode(_token_ids(body.get("tokens"), "tokens"))
 
 
 def _completion_prompts(body: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """A string, a list of token ids, or a list of either."""
+    """Return a string, a list of token ids, or a list of either."""
     prompt = body.get("prompt")
     if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and _is_integer(prompt[0])):
         prompt = [prompt]
@@ -223,7 +223,7 @@ def _tools(body: Mapping[str, Any]) -> list[Any]:
 
 
 def _max_tokens(prompt_tokens: int, asked: int, default: int, kind: Kind, max_model_len: int) -> int:
-    """The output limit of one prompt; `asked` 0 means the default, or less if the context has no room for it."""
+    """Return the output limit of one prompt; `asked` 0 means the default, or less if the context has no room for it."""
     room = max_model_len - prompt_tokens
     wanted = asked or max(min(default, room), 1)
     if wanted > room:

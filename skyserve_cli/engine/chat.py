@@ -29,8 +29,11 @@ def render(
     instructions: str | None = None,
     where: str = "messages",
 ) -> str:
-    """The prompt text of a conversation. `instructions` are the system's, before all messages; `where` is the field
-    of the body that has the messages. Raises BadRequest naming the message that is wrong."""
+    """Return the prompt text of a conversation.
+
+    `instructions` are the system's, before all messages; `where` is the field of the body that has the messages. Raises
+    BadRequest naming the message that is wrong.
+    """
     if continue_final_message and add_generation_prompt:
         raise BadRequest(
             "continue_final_message and add_generation_prompt cannot both be true: "
@@ -50,15 +53,17 @@ def render(
 
 
 def tokens(messages: Sequence[Any], **options: Any) -> tuple[int, ...]:
-    """The prompt tokens of a conversation; arguments and errors as for `render`."""
+    """Return the prompt tokens of a conversation; arguments and errors as for `render`."""
     return tuple(encode(render(messages, **options)))
 
 
 def response_tokens(
     items: str | Sequence[Any], instructions: str | None, *, tools: Sequence[Any] = ()
 ) -> tuple[int, ...]:
-    """The prompt tokens of a Responses API call: those of a chat whose first message, of the system, has the
-    instructions. Raises BadRequest naming the item that is wrong."""
+    """Return the prompt tokens of a Responses API call: those of a chat whose first message, of the system, has the instructions.
+
+    Raises BadRequest naming the item that is wrong.
+    """
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
     for index, item in enumerate(items):

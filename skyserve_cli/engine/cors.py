@@ -16,7 +16,7 @@ class WrongOrigin(ValueError):
 
 
 def cors_for(origins: Sequence[str]) -> Cors | None:
-    """The options that allow `origins` (see `Cors`); None without any. Raises WrongOrigin."""
+    """Return the options that allow `origins` (see `Cors`); None without any. Raises WrongOrigin."""
     try:
         return Cors.from_json({"origins": list(origins)}) if origins else None
     except ValueError as error:

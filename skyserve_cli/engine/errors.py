@@ -48,5 +48,5 @@ class EngineDown(ApiError):
 
 
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """The body of every error this server sends."""
+    """Return the body of every error this server sends."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

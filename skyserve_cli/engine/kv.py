@@ -24,7 +24,7 @@ BlockKey = tuple[int, ...]  # the 16 tokens of a full block
 
 
 def block_keys(tokens: Sequence[int]) -> list[BlockKey]:
-    """The keys of all full blocks of `tokens`; a rest of fewer than 16 tokens has none."""
+    """Return the keys of all full blocks of `tokens`; a rest of fewer than 16 tokens has none."""
     whole = len(tokens) - len(tokens) % BLOCK_TOKENS
     return [tuple(tokens[start : start + BLOCK_TOKENS]) for start in range(0, whole, BLOCK_TOKENS)]
 
@@ -93,7 +93,7 @@ class PrefixCache:
         return self._unreferenced
 
     def admit(self, keys: Sequence[BlockKey], blocks: int, spare: int) -> Lease | None:
-        """A lease of `blocks` blocks whose first ones are found in the tree along `keys`.
+        """Return a lease of `blocks` blocks whose first ones are found in the tree along `keys`.
 
         None, and nothing changed, unless `spare` more blocks would be left: a sequence that was let in
         must be able to decode a little before it is preempted.
@@ -111,7 +111,7 @@ class PrefixCache:
         return Lease(path, fresh)
 
     def grow(self, lease: Lease) -> bool:
-        """One more private block; False if every block is held by a running sequence."""
+        """Return one more private block; False if every block is held by a running sequence."""
         if self.available < 1:
             return False
         self._make_room(1)
@@ -150,7 +150,7 @@ class PrefixCache:
         lease.private = 0
 
     def nodes(self) -> Iterator[Node]:
-        """Every node of the tree, parents first: for audits."""
+        """Yield every node of the tree, parents first: for audits."""
         stack = list(self._root.children.values())
         while stack:
             node = stack.pop()
@@ -194,7 +194,7 @@ class PrefixCache:
         heapq.heappush(self._leaves, (leaf.released_at, self._serial, leaf))
 
     def _is_current(self, node: Node, released_at: int) -> bool:
-        """Whether a heap entry still speaks of an evictable leaf of the tree."""
+        """Return whether a heap entry still speaks of an evictable leaf of the tree."""
         return (
             node.references == 0
             and not node.children

@@ -189,7 +189,7 @@ class EngineModel:
         return True
 
     def wakes_at(self, now: float) -> float | None:
-        """When the next iteration can begin: `now` if there is work, None if there is none at all."""
+        """Return when the next iteration can begin: `now` if there is work, None if there is none at all."""
         if self._running or self._waiting:
             return now
         if self._arriving:
@@ -197,7 +197,7 @@ class EngineModel:
         return None
 
     def step(self, now: float) -> Step:
-        """One whole iteration that begins at `now`; without work it takes no time and makes nothing."""
+        """Return one whole iteration that begins at `now`; without work it takes no time and makes nothing."""
         duration_s = self.begin(now)
         return Step(duration_s, self.finish())
 

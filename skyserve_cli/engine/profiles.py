@@ -74,7 +74,7 @@ class Profile:
     cold_start_slow: Parameter  # s, longest
 
     def iteration_s(self, prefill_tokens: int, sequences: int, context_tokens: int) -> float:
-        """Seconds one iteration takes: the formula at the top of this file."""
+        """Return seconds one iteration takes: the formula at the top of this file."""
         ms = (
             self.weights.value
             + self.prefill.value * prefill_tokens
@@ -89,7 +89,7 @@ class Profile:
         return self.base_ttft.value / 1000
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Every parameter with its name, in the order above."""
+        """Yield every parameter with its name, in the order above."""
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Parameter):
@@ -161,7 +161,7 @@ class UnknownProfile(ValueError):
 
 
 def profile_named(name: str) -> Profile:
-    """The profile of that name. Raises UnknownProfile."""
+    """Return the profile of that name. Raises UnknownProfile."""
     try:
         return PROFILES[name]
     except KeyError:
@@ -169,7 +169,7 @@ def profile_named(name: str) -> Profile:
 
 
 def describe() -> str:
-    """All profiles as a table for people: value, unit, origin and source of every parameter."""
+    """Return all profiles as a table for people: value, unit, origin and source of every parameter."""
     blocks = []
     for profile in PROFILES.values():
         rows = [

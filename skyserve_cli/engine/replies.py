@@ -53,7 +53,7 @@ class Transcript:
         return False
 
     def take(self) -> Delta:
-        """Everything that can be shown by now; all of it once the choice is finished."""
+        """Return everything that can be shown by now; all of it once the choice is finished."""
         count = len(self._held) if self.finish is not None else self._certain()
         shown, self._held = self._held[:count], self._held[count:]
         return Delta("".join(text for _, text in shown), tuple(token for token, _ in shown))
@@ -83,7 +83,7 @@ class Transcript:
         return True
 
     def _certain(self) -> int:
-        """How many held tokens cannot be part of a stop string."""
+        """Return how many held tokens cannot be part of a stop string."""
         stops = self._generation.stop
         if not stops:
             return len(self._held)
@@ -115,7 +115,7 @@ class Reply:
     transcripts: tuple[Transcript, ...]
 
     def whole(self) -> dict[str, Any]:
-        """The body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed."""
         asked = self.generation
         choices = [self._choice(index, transcript) for index, transcript in enumerate(self.transcripts)]
         body = self._envelope("chat.completion" if asked.kind is Kind.CHAT else "text_completion", choices)
@@ -124,11 +124,11 @@ class Reply:
         return body | {"usage": self.usage()}
 
     def opening(self) -> bytes:
-        """What is sent before there is any token: nothing."""
+        """Return what is sent before there is any token: nothing."""
         return b""
 
     def first_chunk(self, index: int) -> bytes:
-        """What precedes the first token of a choice: a chat's role, a completion's echo; else nothing."""
+        """Return what precedes the first token of a choice: a chat's role, a completion's echo; else nothing."""
         asked = self.generation
         if asked.kind is Kind.CHAT:
             choice: dict[str, Any] = {"delta": {"role": "assistant", "content": ""}}
@@ -144,7 +144,7 @@ class Reply:
         return event(self._chunk(index, choice))
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        """The next part of a choice, or nothing while all of it is held back."""
+        """Return the next part of a choice, or nothing while all of it is held back."""
         asked, transcript = self.generation, self.transcripts[index]
         if not delta.token_ids and transcript.finish is None:
             return b""
@@ -156,14 +156,14 @@ class Reply:
         return event(self._chunk(index, choice, transcript))
 
     def last_chunks(self) -> bytes:
-        """The usage, if asked for, and the end of the stream."""
+        """Return the usage, if asked for, and the end of the stream."""
         usage = b""
         if self.generation.include_usage:
             usage = event(self._envelope(self._chunk_object, []) | {"usage": self.usage()})
         return usage + b"data: [DONE]\n\n"
 
     def failure(self, error: ApiError) -> bytes:
-        """The end of a stream that cannot go on."""
+        """Return the end of a stream that cannot go on."""
         return event(error.body())
 
     def usage(self) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class Reply:
 
 
 def event(chunk: dict[str, Any]) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
 

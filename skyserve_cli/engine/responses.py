@@ -54,32 +54,32 @@ class ResponseReply:
         self._events = 0
 
     def whole(self) -> dict[str, Any]:
-        """The body of a response that is not streamed."""
+        """Return the body of a response that is not streamed."""
         self._text = self._transcript.take().text
         return self._response(self._status(), usage=True)
 
     def opening(self) -> bytes:
-        """What is sent before there is any token."""
+        """Return what is sent before there is any token."""
         response = self._response("in_progress")
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
     def first_chunk(self, _: int) -> bytes:
-        """What precedes the first token."""
+        """Return what precedes the first token."""
         item = self._item("in_progress") | {"content": []}
         added = self._event("response.output_item.added", output_index=0, item=item)
         return added + self._part_event("response.content_part.added", part=self._part())
 
     def chunk(self, _: int, delta: Delta) -> bytes:
-        """The next part of the text, or nothing while all of it is held back."""
+        """Return the next part of the text, or nothing while all of it is held back."""
         if not delta.text:
             return b""
         self._text += delta.text
         return self._part_event("response.output_text.delta", delta=delta.text, logprobs=[])
 
     def last_chunks(self) -> bytes:
-        """The whole text, and the end of the stream."""
+        """Return the whole text, and the end of the stream."""
         status = self._status()
         return b"".join(
             (
@@ -91,7 +91,7 @@ class ResponseReply:
         )
 
     def failure(self, error: ApiError) -> bytes:
-        """The end of a stream that cannot go on."""
+        """Return the end of a stream that cannot go on."""
         failed = self._response("failed") | {"error": {"code": "server_error", "message": error.message}}
         return self._event("response.failed", response=failed)
 

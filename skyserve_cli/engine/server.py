@@ -88,7 +88,7 @@ def serve(
 
 
 def create_runner(settings: Settings, *, grace_s: float = 5.0) -> web.AppRunner:
-    """The engine, ready to be set up and given a site: the same one `serve` runs, for a loop that exists."""
+    """Return the engine, ready to be set up and given a site: the same one `serve` runs, for a loop that exists."""
     app = _Server(settings).app
     return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=grace_s)
 
@@ -318,7 +318,7 @@ async def _echo_request_id(http: web.Request, response: web.StreamResponse) -> N
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every refusal in OpenAI's shape, the framework's own (unknown path, body too large) too."""
+    """Return every refusal in OpenAI's shape, the framework's own (unknown path, body too large) too."""
     try:
         return await handler(request)
     except ApiError as error:

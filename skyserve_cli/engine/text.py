@@ -46,7 +46,7 @@ _SPECIAL_TEXT = {token: text for text, token in SPECIAL.items()}
 
 
 def encode(text: str) -> list[int]:
-    """The token ids of `text`. Raises UnicodeEncodeError for lone surrogates, which are not text."""
+    """Return the token ids of `text`. Raises UnicodeEncodeError for lone surrogates, which are not text."""
     ids: list[int] = []
     for piece in _PIECES.findall(text):
         ids.extend(_ids_of(piece))
@@ -54,7 +54,7 @@ def encode(text: str) -> list[int]:
 
 
 def decode(tokens: Iterable[int], *, skip_special: bool = False) -> str:
-    """The text of `tokens`; bytes that are not UTF-8 become replacement characters.
+    """Return the text of `tokens`; bytes that are not UTF-8 become replacement characters.
 
     Raises ValueError for an id outside the vocabulary.
     """
@@ -65,7 +65,7 @@ def decode(tokens: Iterable[int], *, skip_special: bool = False) -> str:
 
 @lru_cache(maxsize=65_536)
 def token_bytes(token: int) -> bytes:
-    """What one token stands for. Raises ValueError for an id outside the vocabulary."""
+    """Return what one token stands for. Raises ValueError for an id outside the vocabulary."""
     if not 0 <= token < VOCABULARY:
         raise ValueError(f"token id {token} is not in the vocabulary (0 to {VOCABULARY - 1})")
     if token < 256:
@@ -133,13 +133,13 @@ class Language:
         self._end_below = int(2**32 / mean_output_tokens)
 
     def read(self, prompt: Sequence[int], seed: int = 0) -> Context:
-        """The context after `prompt`. `seed` is the request's own: another seed, another answer."""
+        """Return the context after `prompt`. `seed` is the request's own: another seed, another answer."""
         context = Context(self._seed, seed)
         context.extend(prompt)
         return context
 
     def next(self, context: Context, *, may_end: bool) -> int:
-        """The token that follows, without appending it; `EOS` only if `may_end`."""
+        """Return the token that follows, without appending it; `EOS` only if `may_end`."""
         draw = context.draw()
         if may_end and (draw >> 32) < self._end_below:
             return EOS

@@ -148,8 +148,11 @@ def _timeline(axes: Axes, series: Timeline, colours: Mapping[str, str]) -> None:
 
 
 def _area(axes: Axes, edges: Array, bottom: Array, top: Array, colour: str) -> None:
-    """Drawn as pixels, so that a page does not grow with the number of steps; added as an artist, because `stairs`
-    would look for the limits of every corner, which takes most of the time of a report."""
+    """Drawn as pixels, so that a page does not grow with the number of steps.
+
+    Added as an artist, because `stairs` would look for the limits of every corner, which takes most of the time of a
+    report.
+    """
     lower: Any = bottom  # the stub knows numbers only
     patch = StepPatch(top, edges, baseline=lower, fill=True, color=colour, linewidth=0, rasterized=True)
     axes.add_artist(patch)
@@ -264,8 +267,10 @@ def _key(policy: str) -> Line2D:
 
 
 def draw_spend(figure: FigureBase, simulation: Simulation, runs: Sequence[Run]) -> None:
-    """What each run had cost until when, and what the target would have cost on demand; where prices are unknown,
-    as shares of the latter's end."""
+    """What each run had cost until when, and what the target would have cost on demand.
+
+    Where prices are unknown, as shares of the latter's end.
+    """
     axes = figure.subplots()
     dearest = max(runs, key=lambda run: run.usd_on_demand)
     unit = 1.0 if simulation.priced else dearest.usd_on_demand

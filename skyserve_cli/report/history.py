@@ -80,7 +80,7 @@ class Lived:
 
 
 def lived(history: Json) -> Lived:
-    """The account of a service. `history` is what the controller's API gives.
+    """Return the account of a service. `history` is what the controller's API gives.
 
     It counts from the moment at which as many replicas were ready as were wanted, for the first time in the life
     of the service (a simulation counts from the end of the first cold start), or from where `history` is complete,
@@ -183,7 +183,7 @@ class _Moment(NamedTuple):
 
 
 def _moments(history: Json, end: float) -> list[_Moment]:
-    """Everything that changed, in order."""
+    """Return everything that changed, in order."""
     replicas: Sequence[Json] = history["replicas"]
     names = _zone_names(replicas)
     states: dict[int, list[Json]] = {}
@@ -218,7 +218,7 @@ def _moments(history: Json, end: float) -> list[_Moment]:
 
 
 def _ready_spans(replica: Json, changes: Sequence[Json], until: float) -> Iterator[tuple[float, float]]:
-    """When it was ready. Where its first changes have been folded away, the row says when that started."""
+    """Yield when it was ready. Where its first changes have been folded away, the row says when that started."""
     first = replica["ready_at"]
     known_from = changes[0]["at"] if changes else until
     since: float | None = first if first is not None and first < known_from else None
@@ -248,7 +248,7 @@ def _begin(history: Json, moments: Sequence[_Moment]) -> float:
 
 
 def _within(moments: Sequence[_Moment], begin: float, end: float) -> Iterator[tuple[_Moment, float]]:
-    """The moments that count, cut to the time that counts, and how long each lasted."""
+    """Yield the moments that count, cut to the time that counts, and how long each lasted."""
     for moment, after in pairwise((*moments, _Moment(end, (), 0, 0))):
         if after.at > begin:
             since = max(moment.at, begin)

@@ -28,7 +28,7 @@ def title(lived: Lived) -> str:
 
 
 def setting(lived: Lived) -> str:
-    """The circumstances, in one line."""
+    """Return the circumstances, in one line."""
     simulation, run = lived.simulation, lived.run
     length = span(lived.counted_to - lived.counted_from)
     wanted = {count for _, count in run.wanted if count} or {run.n_target}
@@ -41,7 +41,7 @@ def setting(lived: Lived) -> str:
 
 
 def verdict(lived: Lived) -> str:
-    """How it went, in a sentence."""
+    """Return how it went, in a sentence."""
     run = lived.run
     said = f"The wanted replicas were ready {run.availability:.2%} of the time, for ${usd(run.usd)}"
     if not run.usd_on_demand:
@@ -51,7 +51,7 @@ def verdict(lived: Lived) -> str:
 
 
 def totals(lived: Lived) -> Table:
-    """One row."""
+    """Return one row."""
     run = lived.run
     columns = [
         "#AVAILABLE",
@@ -79,7 +79,7 @@ def totals(lived: Lived) -> Table:
 
 
 def bought(lived: Lived) -> Table:
-    """A row for each zone and capacity type."""
+    """Return a row for each zone and capacity type."""
     columns = [
         "ZONE",
         "REGION",

@@ -165,7 +165,7 @@ def _write(document: _Document, path: Path) -> None:
 
 
 def shown_runs(rows: Sequence[Row], availability: float) -> list[Run]:
-    """The first run of each policy's cheapest setting that is available enough, or else of its most available."""
+    """Return the first run of each policy's cheapest setting that is available enough, or else of its most available."""
     policies = dict.fromkeys(row.policy for row in rows)
     chosen = []
     for policy in policies:

@@ -53,8 +53,10 @@ def timeline(run: Run, slices: int, *, tick_s: float, begin_s: float) -> Timelin
 
 
 def spend(run: Run, price_ratio: float, points: int, *, begin_s: float) -> tuple[Array, Array]:
-    """What was paid until when: (seconds since `begin_s`, USD). An on-demand replica costs `price_ratio` times a
-    spot replica; the last value is exactly `run.usd`."""
+    """Return what was paid until when: (seconds since `begin_s`, USD).
+
+    An on-demand replica costs `price_ratio` times a spot replica; the last value is exactly `run.usd`.
+    """
     at = np.array([step.at_s for step in run.steps])
     weight = {SPOT: 1.0, ON_DEMAND: price_ratio}
     rate = np.array([float(sum(weight[m] * n for _, m, n, _ in step.counts)) for step in run.steps])
@@ -62,7 +64,7 @@ def spend(run: Run, price_ratio: float, points: int, *, begin_s: float) -> tuple
 
 
 def spend_on_demand(run: Run, points: int, *, begin_s: float) -> tuple[Array, Array]:
-    """What the target would have cost on demand until when: (seconds since `begin_s`, USD)."""
+    """Return what the target would have cost on demand until when: (seconds since `begin_s`, USD)."""
     return _growing(*_wanted(run), _edges(run, points, begin_s), run.usd_on_demand)
 
 
@@ -71,7 +73,7 @@ def _edges(run: Run, slices: int, begin_s: float) -> Array:
 
 
 def _growing(at: Array, rate: Array, edges: Array, total: float) -> tuple[Array, Array]:
-    """The area below `rate` since the first edge, scaled to end at `total`."""
+    """Return the area below `rate` since the first edge, scaled to end at `total`."""
     area = _integral(at, rate, edges)
     grown = area - area[0]
     return edges - edges[0], grown * (total / grown[-1]) if grown[-1] > 0 else grown
@@ -83,7 +85,7 @@ def _wanted(run: Run) -> tuple[Array, Array]:
 
 
 def _held(at: Array, values: Array, when: Array) -> Array:
-    """A step function's values at some instants; 0 before its first step."""
+    """Return a step function's values at some instants; 0 before its first step."""
     if not len(at):
         return np.zeros(len(when))
     index = np.searchsorted(at, when, side="right") - 1
@@ -91,8 +93,10 @@ def _held(at: Array, values: Array, when: Array) -> Array:
 
 
 def _integral(at: Array, values: Array, edges: Array) -> Array:
-    """The area below a step function from 0 to each edge. Between steps it grows evenly, so that interpolation
-    between the steps is exact."""
+    """Return the area below a step function from 0 to each edge.
+
+    Between steps it grows evenly, so that interpolation between the steps is exact.
+    """
     if not len(at):
         return np.zeros(len(edges))
     corners = np.append(at, max(edges[-1], at[-1]))

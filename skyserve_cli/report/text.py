@@ -14,8 +14,10 @@ LEVELS = (0.99, 0.995, 0.999)
 
 
 def table_cells(rows: Sequence[Row], *, priced: bool) -> tuple[list[str], list[list[str]]]:
-    """Columns, named as `tables.table` wants them, and a row of cells for each row; without the columns in which
-    there is no progress to report."""
+    """Columns, named as `tables.table` wants them, and a row of cells for each row.
+
+    Without the columns in which there is no progress to report.
+    """
     columns: list[tuple[str, list[str]]] = [("POLICY", [row.policy for row in rows])]
 
     def add(name: str, cells: Sequence[str], *, unless_empty: bool = False) -> None:
@@ -59,7 +61,7 @@ GLOSSARY = (
 
 
 def verdict(rows: Sequence[Row], availability: float, *, priced: bool) -> str:
-    """What the cheapest that is available enough saves, as a sentence or two."""
+    """Return what the cheapest that is available enough saves, as a sentence or two."""
     wanted = f"up {percent(availability)} of the time"
     best = cheapest(rows, availability)
     if best is None:
@@ -81,7 +83,7 @@ def verdict(rows: Sequence[Row], availability: float, *, priced: bool) -> str:
 
 
 def setting(simulation: Simulation) -> str:
-    """The circumstances, in one line."""
+    """Return the circumstances, in one line."""
     seeds = len({run.seed for run in simulation.runs})
     windows = len({run.window for run in simulation.runs})
     parts = [

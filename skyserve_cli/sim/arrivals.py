@@ -64,7 +64,7 @@ class Arrivals:
         return self.counts[-1] / self.length_s
 
     def count(self, start_s: float, end_s: float) -> int:
-        """How many requests arrive from `start_s` (not below 0) up to `end_s`, itself not included."""
+        """Return how many requests arrive from `start_s` (not below 0) up to `end_s`, itself not included."""
         return self._by(end_s) - self._by(start_s)
 
     def rate(self, t_s: float) -> float:
@@ -77,7 +77,7 @@ class Arrivals:
         return Arrivals(self.name, self.at_s, tuple(count * factor for count in self.counts))
 
     def stretched(self, length_s: float) -> Arrivals:
-        """The same rise and fall of the rate, drawn out (or pressed together) over `length_s`."""
+        """Return the same rise and fall of the rate, drawn out (or pressed together) over `length_s`."""
         factor = length_s / self.length_s
         return Arrivals(
             self.name,
@@ -86,7 +86,7 @@ class Arrivals:
         )
 
     def _by(self, t_s: float) -> int:
-        """How many have arrived before an instant."""
+        """Return how many have arrived before an instant."""
         at_s, counts = self.at_s, self.counts
         rounds, rest_s = divmod(t_s, at_s[-1])
         index = bisect_right(at_s, rest_s) - 1
@@ -95,8 +95,10 @@ class Arrivals:
 
 
 def arrivals_of(text: str, *, seed: int, length_s: float) -> Arrivals:
-    """What a user asks for: "2.5" requests per second, "poisson:2.5" drawn from `seed` for `length_s`, or a file.
-    Raises TraceError."""
+    """Return what a user asks for: "2.5" requests per second, "poisson:2.5" drawn from `seed` for `length_s`, or a file.
+
+    Raises TraceError.
+    """
     kind, _, rate = text.rpartition(":")
     try:
         if kind == "poisson":
@@ -167,7 +169,7 @@ def _read(path: Path, stream: BinaryIO | gzip.GzipFile) -> Arrivals:
 
 
 def _lines(path: Path, stream: BinaryIO | gzip.GzipFile) -> Iterator[str]:
-    """The lines that are not empty, as long as they are not too many."""
+    """Yield the lines that are not empty, as long as they are not too many."""
     read = 0
     while line := stream.readline(MAX_LINE_BYTES + 1):
         read += len(line)
@@ -218,7 +220,7 @@ def _csv_counts(
 
 
 def _instant(text: str) -> float:
-    """Seconds, written as a number or as a date and time (UTC where it does not say)."""
+    """Return seconds, written as a number or as a date and time (UTC where it does not say)."""
     try:
         return _finite(text)
     except ValueError:
@@ -250,7 +252,7 @@ def _of_instants(path: Path, requests: Iterable[tuple[float, int]]) -> Arrivals:
 
 
 def _of_counts(path: Path, rows: Iterable[tuple[float, float]]) -> Arrivals:
-    """The last row holds for as long as the one before it."""
+    """Return the last row holds for as long as the one before it."""
     times: list[float] = []
     counts: list[float] = []
     for at_s, count in rows:

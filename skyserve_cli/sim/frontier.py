@@ -36,7 +36,7 @@ def lower_hull(points: Iterable[Point]) -> tuple[Point, ...]:
 
 
 def cost_at(points: Iterable[Point], down: float) -> float:
-    """The least cost at which the family, mixed with on demand, is down for no more than that share."""
+    """Return the least cost at which the family, mixed with on demand, is down for no more than that share."""
     hull = lower_hull((*points, ALL_ON_DEMAND))
     if hull[0].down <= down:
         return hull[0].cost

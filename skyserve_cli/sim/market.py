@@ -44,12 +44,12 @@ class TickClock:
         return EPOCH_S + self.tick * self._tick_s
 
     def tick_at(self, at: float) -> int:
-        """The first tick whose time is not before `at`."""
+        """Return the first tick whose time is not before `at`."""
         return math.ceil((at - EPOCH_S) / self._tick_s - 1e-9)
 
 
 def usual_spot_usd_hour(trace: Trace) -> float:
-    """The mean over zones of the spot price the trace begins with; 1 if it knows none."""
+    """Return the mean over zones of the spot price the trace begins with; 1 if it knows none."""
     known = [zone.spot_usd_hour.at(0) for zone in trace.zones if zone.spot_usd_hour is not None]
     return fmean(known) if known else 1.0
 
@@ -163,14 +163,14 @@ class Market:
                 excess -= victim.nodes
 
     def next_preemption(self) -> int:
-        """The next tick in which capacity falls below what is held, if things stay as they are."""
+        """Return the next tick in which capacity falls below what is held, if things stay as they are."""
         held = [self.held(place) for place in range(len(self.trace.zones))]
         return min(
             (self._falls_below(place, count) for place, count in enumerate(held) if count), default=NEVER
         )
 
     def next_price(self) -> int:
-        """The next tick in which some zone's spot price is another."""
+        """Return the next tick in which some zone's spot price is another."""
         changes = (prices.next_change(self.clock.tick) for prices in self._prices)
         return min((tick for tick in changes if tick is not None), default=NEVER)
 
@@ -178,12 +178,12 @@ class Market:
         return sum(machine.nodes for machine in self.alive.values() if machine.place == place)
 
     def is_ready(self, endpoint: str, tick: int) -> bool:
-        """Whether the instance that lives there had started up by the end of `tick`."""
+        """Return whether the instance that lives there had started up by the end of `tick`."""
         machine = self.alive.get(endpoint.removeprefix("http://").removesuffix(":80"))
         return machine is not None and machine.born + self.start_ticks <= tick
 
     def next_start(self) -> int:
-        """The first tick, this one or later, at whose end an instance will just have started up."""
+        """Return the first tick, this one or later, at whose end an instance will just have started up."""
         starts = (machine.born + self.start_ticks for machine in self.alive.values())
         return min((at for at in starts if at >= self.clock.tick), default=NEVER)
 

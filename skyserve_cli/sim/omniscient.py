@@ -122,8 +122,10 @@ def solve(
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What is asked of every chunk. `prices` are the zones' and, last, on-demand's: on-demand is one more zone, with
-    room for everything."""
+    """What is asked of every chunk.
+
+    `prices` are the zones' and, last, on-demand's: on-demand is one more zone, with room for everything.
+    """
 
     n_target: int
     cold_ticks: int
@@ -134,8 +136,9 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """A chunk, segment by segment. Ticks count from the chunk's first; arrays of two dimensions are by zone
-    (on-demand last) and segment.
+    """A chunk, segment by segment.
+
+    Ticks count from the chunk's first; arrays of two dimensions are by zone (on-demand last) and segment.
 
     `billed` is how many of a segment's ticks are on the books. Ready in segment i is who is alive in all segments
     that meet [starts[i] - D, ends[i]), which are reach[i]..i; so many of them there can be.
@@ -166,7 +169,7 @@ def _chunk_edges(first: int, last: int, chunk_ticks: float) -> list[int]:
 
 
 def _segments(chunk: Trace, cold_ticks: int, full_grid: bool) -> Ints:
-    """The ticks at which segments start."""
+    """Return the ticks at which segments start."""
     if full_grid:
         return np.arange(chunk.n_ticks)
     starts = {0, cold_ticks, 2 * cold_ticks}
@@ -192,7 +195,7 @@ def _grid(chunk: Trace, task: _Task, full_grid: bool) -> _Grid:
 
 
 def _least(room: Ints, reach: Ints) -> Ints:
-    """The minimum of room[:, reach[i] : i + 1], for every i."""
+    """Return the minimum of room[:, reach[i] : i + 1], for every i."""
     pairs = np.column_stack([reach, np.arange(1, len(reach) + 1)]).ravel()
     padded = np.pad(room, ((0, 0), (0, 1)), mode="edge")  # reduceat wants each end to be an index, too
     least: Ints = np.minimum.reduceat(padded, pairs, axis=1)[:, ::2]
@@ -200,8 +203,11 @@ def _least(room: Ints, reach: Ints) -> Ints:
 
 
 def _solve_chunk(chunk: Trace, task: _Task, full_grid: bool) -> _Plan:
-    """The program of one chunk. Its unknowns are, one after the other: who is ready, zone by zone and segment by
-    segment; how many become so, likewise; and, where outages are allowed, whether a segment is one of service."""
+    """Return the program of one chunk.
+
+    Its unknowns are, one after the other: who is ready, zone by zone and segment by segment; how many become so, likewise;
+    and, where outages are allowed, whether a segment is one of service.
+    """
     grid = _grid(chunk, task, full_grid)
     n_ready, n_segments = grid.room.size, len(grid.starts)
     n_unknowns = 2 * n_ready + (n_segments if task.availability < 1 else 0)
@@ -228,7 +234,7 @@ def _solve_chunk(chunk: Trace, task: _Task, full_grid: bool) -> _Plan:
 
 
 def _alive(ready: Ints, reach: Ints) -> Ints:
-    """Who is ready and, before, on the way to it."""
+    """Return who is ready and, before, on the way to it."""
     rises = np.maximum(np.diff(ready, prepend=0, axis=1), 0)
     waiting = -rises
     for zone, change in enumerate(waiting):
@@ -316,7 +322,7 @@ _Answer = tuple[Floats, float, str]  # the unknowns, a lower bound of the cost, 
 
 
 def _always_up(program: _Program, n_ready: int) -> _Answer:
-    """All that matters is who is ready: the first `n_ready` unknowns."""
+    """Return all that matters is who is ready: the first `n_ready` unknowns."""
     answer = _optimum(program)
     if np.abs(answer[0][:n_ready] - np.round(answer[0][:n_ready])).max() <= _WHOLE:
         return answer
@@ -341,7 +347,7 @@ def _with_outages(program: _Program, task: _Task, grid: _Grid) -> _Answer:
 
 
 def _most_in_service(parts: Floats, task: _Task, grid: _Grid) -> NDArray[np.bool_]:
-    """The segments that are of service most, as many as the promise needs."""
+    """Return the segments that are of service most, as many as the promise needs."""
     order = np.argsort(np.where(grid.starts >= task.cold_ticks, -parts, 1.0), kind="stable")
     kept = np.cumsum(grid.billed[order]) >= task.availability * grid.billed.sum()
     chosen = np.zeros(len(parts), dtype=np.bool_)
@@ -350,7 +356,7 @@ def _most_in_service(parts: Floats, task: _Task, grid: _Grid) -> NDArray[np.bool
 
 
 def _optimum(program: _Program, whole: NDArray[np.bool_] | None = None) -> _Answer:
-    """Raises SolverError where the solver has nothing to show when it stops."""
+    """Raise SolverError where the solver has nothing to show when it stops."""
     answer = milp(
         program.cost,
         constraints=program.constraints,
@@ -370,7 +376,7 @@ def _optimum(program: _Program, whole: NDArray[np.bool_] | None = None) -> _Answ
 
 
 def _joined(trace: Trace, plans: Sequence[_Plan], task: _Task, seconds: float) -> OmniscientResult:
-    """The chunks' books added up, and their plans put one behind the other."""
+    """Return the chunks' books added up, and their plans put one behind the other."""
     ticks = sum(int(plan.grid.billed.sum()) for plan in plans)
     in_full = task.prices[-1] * task.n_target * ticks
     alive_ticks = sum(
@@ -398,8 +404,10 @@ def _joined(trace: Trace, plans: Sequence[_Plan], task: _Task, seconds: float) -
 
 
 def _steps(plans: Sequence[_Plan], cold_ticks: int, counts: Sequence[Ints]) -> Steps[int]:
-    """One step function over the whole trace. Of all chunks but the first, the ticks before the books open are
-    another chunk's."""
+    """Return one step function over the whole trace.
+
+    Of all chunks but the first, the ticks before the books open are another chunk's.
+    """
     points: list[tuple[int, int]] = []
     begins = 0
     for plan, count in zip(plans, counts, strict=True):

@@ -75,8 +75,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all runs share. `price_ratio` None takes the on-demand prices of the trace. `spec` gives scaling and
-    nodes; where it follows the load, `n_target` is only what availability is measured by before the first tick."""
+    """What all runs share.
+
+    `price_ratio` None takes the on-demand prices of the trace. `spec` gives scaling and nodes; where it follows the load,
+    `n_target` is only what availability is measured by before the first tick.
+    """
 
     trace: Trace
     n_target: int
@@ -94,7 +97,7 @@ def simulate(setting: Setting, job: Job, progress: Callable[[float], None] = lam
 
 
 def _best(setting: Setting, job: Job, progress: Callable[[float], None]) -> Run:
-    """The baselines that stay in one place get the place that turned out to be the best."""
+    """Return the baselines that stay in one place get the place that turned out to be the best."""
     match job.policy:
         case "single_zone":
             places = sorted({zone.name for zone in setting.trace.zones})
@@ -165,7 +168,7 @@ class Replay:
         self._account = _Account(setting, self.market)
 
     def run(self, progress: Callable[[float], None] = lambda _: None) -> Run:
-        """The whole trace, once."""
+        """Return the whole trace, once."""
         trace, clock, account = self._setting.trace, self._clock, self._account
         ticks = reported = 0
         while clock.tick < trace.n_ticks:
@@ -185,7 +188,7 @@ class Replay:
         return run
 
     def story(self) -> list[str]:
-        """Every line that was written about the service."""
+        """Return every line that was written about the service."""
         return [
             f"{line.at - EPOCH_S:.0f} {line.story.replica_id} {line.story.kind} {line.story.state} {line.story.message}"
             for line in self.store.events(SERVICE, limit=10_000_000)
@@ -195,7 +198,7 @@ class Replay:
         return hashlib.sha256("\n".join(self.story()).encode()).hexdigest()[:16]
 
     def _next_tick(self) -> int:
-        """The next tick that may come to anything."""
+        """Return the next tick that may come to anything."""
         clock, market = self._clock, self.market
         following = clock.tick + 1
         if not self._compressed or market.news or self._fleet.draining or not self._runner.idle:
@@ -222,8 +225,10 @@ class Replay:
 
 
 class _Account:
-    """What was ready and what it cost, tick by tick. Nothing can be ready before one cold start is over, so
-    accounting begins there."""
+    """What was ready and what it cost, tick by tick.
+
+    Nothing can be ready before one cold start is over, so accounting begins there.
+    """
 
     def __init__(self, setting: Setting, market: Market) -> None:
         self._setting = setting
@@ -345,7 +350,7 @@ def _spec_of(setting: Setting, job: Job) -> ServiceSpec:
 
 
 def _omniscient(setting: Setting, job: Job, progress: Callable[[float], None]) -> Run:
-    """The cost of a plan that knows the future. It launches nothing that could fail or be taken."""
+    """Return the cost of a plan that knows the future. It launches nothing that could fail or be taken."""
     trace = setting.trace
     market = Market(
         trace, TickClock(trace.tick_s), cold_start_s=0.0, price_ratio=setting.price_ratio, seed=job.seed

@@ -62,7 +62,7 @@ class Row:
 
 
 def summarize(runs: Iterable[Run]) -> tuple[Row, ...]:
-    """A row for each policy and setting, in the order in which they first appear."""
+    """Return a row for each policy and setting, in the order in which they first appear."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.policy, run.overprovision, run.availability_target), []).append(run)
@@ -70,13 +70,13 @@ def summarize(runs: Iterable[Run]) -> tuple[Row, ...]:
 
 
 def cheapest(rows: Iterable[Row], availability: float) -> Row | None:
-    """The least cost among those that one could run and that are up so much of the time; None if none is."""
+    """Return the least cost among those that one could run and that are up so much of the time; None if none is."""
     fit = [row for row in rows if row.policy not in BOUNDS and row.availability.mean >= availability]
     return min(fit, key=lambda row: row.cost_relative.mean, default=None)
 
 
 def most_available(rows: Iterable[Row]) -> Row | None:
-    """The one to name where none is good enough."""
+    """Return the one to name where none is good enough."""
     real = [row for row in rows if row.policy not in BOUNDS]
     return max(real, key=lambda row: row.availability.mean, default=None)
 
@@ -113,8 +113,10 @@ def _row(runs: tuple[Run, ...]) -> Row:
 
 
 def _over(runs: Sequence[Run], value: Callable[[Run], float]) -> Estimate:
-    """Seeds of one window share its market, so they are not independent: where there are several windows, the
-    windows are what is counted, each with the mean of its seeds."""
+    """Seeds of one window share its market, so they are not independent.
+
+    Where there are several windows, the windows are what is counted, each with the mean of its seeds.
+    """
     windows: dict[int, list[float]] = {}
     for run in runs:
         windows.setdefault(run.window, []).append(value(run))

@@ -112,7 +112,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 def generate(
     market: Market, seed: int, days: float, name: str = "synthetic", tick_s: float = TICK_S
 ) -> Trace:
-    """A trace of `days`. Same market, same seed: same trace."""
+    """Return a trace of `days`. Same market, same seed: same trace."""
     gap_h = market.gap_s / 3600
     points = list(zip(*_points(market, random.Random(seed), math.floor(days * 24 / gap_h)), strict=True))
     n_ticks = math.floor(len(points[0]) * market.gap_s / tick_s)
@@ -131,7 +131,9 @@ def generate(
 
 def write(trace: Trace, folder: Path) -> None:
     """Write a trace that `generate` made the way `trace.load` reads it, into a folder that is made if need be.
-    Raises OSError."""
+
+    Raises OSError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     n_points = math.ceil(trace.length_s / trace.gap_s)
     ticks = [math.ceil(point * trace.gap_s / trace.tick_s) for point in range(n_points)]
@@ -161,7 +163,7 @@ class _Zone:
 
 
 def _points(market: Market, rng: random.Random, n_points: int) -> Iterator[tuple[int, ...]]:
-    """The capacities of all zones, point by point."""
+    """Yield the capacities of all zones, point by point."""
     gap_h = market.gap_s / 3600
     warm_up = math.ceil(_WARM_UP_H / gap_h)
     zones = [_new_zone(name, market, rng) for name in market.zones]

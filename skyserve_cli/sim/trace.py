@@ -61,8 +61,7 @@ class Steps(Generic[_T]):
 
     @classmethod
     def of(cls, points: Iterator[tuple[int, _T]]) -> Steps[_T]:
-        """From (tick, value) in order of time; of several at one tick the last counts, what changes nothing is
-        left out."""
+        """From (tick, value) in order of time; of several at one tick the last counts, what changes nothing is left out."""
         ticks: list[int] = []
         values: list[_T] = []
         for tick, value in points:
@@ -75,16 +74,16 @@ class Steps(Generic[_T]):
         return cls(tuple(ticks), tuple(values))
 
     def at(self, tick: int) -> _T:
-        """The value at a tick (not below 0); after the last step it stays."""
+        """Return the value at a tick (not below 0); after the last step it stays."""
         return self.values[bisect_right(self.ticks, tick) - 1]
 
     def next_change(self, tick: int) -> int | None:
-        """The first tick after `tick` at which the value changes, if it ever does."""
+        """Return the first tick after `tick` at which the value changes, if it ever does."""
         index = bisect_right(self.ticks, tick)
         return self.ticks[index] if index < len(self.ticks) else None
 
     def cut(self, start: int, length: int) -> Steps[_T]:
-        """The ticks from `start` on, `length` of them, counted from 0 again."""
+        """Return the ticks from `start` on, `length` of them, counted from 0 again."""
         first, last = (bisect_right(self.ticks, tick) for tick in (start, start + length - 1))
         ticks = (0, *(tick - start for tick in self.ticks[first:last]))
         return Steps(ticks, self.values[first - 1 : last])
@@ -117,22 +116,22 @@ class Trace:
         return self.n_ticks * self.tick_s
 
     def zone(self, name: str) -> ZoneTrace:
-        """The zone of that name; KeyError if there is none."""
+        """Return the zone of that name; KeyError if there is none."""
         for zone in self.zones:
             if zone.name == name:
                 return zone
         raise KeyError(name)
 
     def capacity(self, zone: str, tick: int) -> int:
-        """What there was room for in a zone at a tick. A hot loop asks `Steps.at` of the zone it holds."""
+        """Return what there was room for in a zone at a tick. A hot loop asks `Steps.at` of the zone it holds."""
         return self.zone(zone).capacity.at(tick)
 
     def changes(self) -> tuple[int, ...]:
-        """Every tick but 0 at which some zone's capacity changes, in order."""
+        """Return every tick but 0 at which some zone's capacity changes, in order."""
         return tuple(sorted({tick for zone in self.zones for tick in zone.capacity.ticks if tick > 0}))
 
     def window(self, start_s: float, length_s: float) -> Trace:
-        """A part of the trace, its time counted from 0 again; ValueError where it sticks out."""
+        """Return a part of the trace, its time counted from 0 again; ValueError where it sticks out."""
         start, length = round(start_s / self.tick_s), round(length_s / self.tick_s)
         if start < 0 or length < 1 or start + length > self.n_ticks:
             raise ValueError(
@@ -142,8 +141,10 @@ class Trace:
         return self.cut(start, length, f"{self.name}@{start_s / 3600:g}h+{length_s / 3600:g}h")
 
     def windows(self, length_s: float) -> tuple[Trace, ...]:
-        """All whole windows of a length, one after the other; what is left over at the end is left out.
-        ValueError where not one fits."""
+        """Return all whole windows of a length, one after the other; what is left over at the end is left out.
+
+        ValueError where not one fits.
+        """
         length = max(1, round(length_s / self.tick_s))
         count = max(1, self.n_ticks // length)
         return tuple(
@@ -167,12 +168,12 @@ class Trace:
 
 
 def shipped() -> tuple[str, ...]:
-    """The names of the traces that come with the package. All of them are synthetic."""
+    """Return the names of the traces that come with the package. All of them are synthetic."""
     return tuple(sorted(entry.name for entry in _shipped_folder().iterdir() if entry.is_dir()))
 
 
 def find(source: str) -> Traversable:
-    """The folder a user means: one of that path, else the shipped trace of that name. Raises TraceError."""
+    """Return the folder a user means: one of that path, else the shipped trace of that name. Raises TraceError."""
     folder = Path(source)
     if folder.is_dir():
         return folder
@@ -184,7 +185,7 @@ def find(source: str) -> Traversable:
 
 
 def named(name: str, *, tick_s: float = TICK_S) -> Trace:
-    """A shipped trace. Raises TraceError."""
+    """Return a shipped trace. Raises TraceError."""
     if name not in shipped():
         raise TraceError(
             f"{name}: no trace of that name comes with the package; there are {', '.join(shipped())}"
@@ -205,8 +206,9 @@ def load(
     capacity_per_zone: int | Literal["unlimited"] | None = None,
     tick_s: float = TICK_S,
 ) -> Trace:
-    """Read a folder of zones and lay it on a grid: at tick i a zone has what was recorded in the point
-    floor(i * tick_s / gap). Zones of different gaps or lengths are cut to the span they share.
+    """Read a folder of zones and lay it on a grid: at tick i a zone has what was recorded in the point floor(i * tick_s / gap).
+
+    Zones of different gaps or lengths are cut to the span they share.
 
     `capacity_per_zone` is what an available zone has room for: a number is what a probe's 1 stands for, and a cap on
     counts; "unlimited" makes every non-zero count any number; None takes counts as they are and a probe's 1 for any
@@ -235,7 +237,7 @@ def load(
 
 
 def region_of(zone: str) -> str:
-    """The region in a zone's name, as AWS ("us-east-1a") and GCP ("us-central1-b") write it; else the name itself."""
+    """Return the region in a zone's name, as AWS ("us-east-1a") and GCP ("us-central1-b") write it; else the name itself."""
     for pattern in _REGION_OF:
         if match := pattern.fullmatch(zone):
             return match[1]
@@ -365,7 +367,7 @@ def _amount(path: str, key: str, raw: object) -> float:
 
 
 def _shown(raw: object) -> str:
-    """A wrong value, short enough for a sentence."""
+    """Return a wrong value, short enough for a sentence."""
     text = orjson.dumps(raw).decode()
     return text if len(text) <= 40 else f"{text[:39]}…"
 

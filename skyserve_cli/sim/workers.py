@@ -40,8 +40,9 @@ class WorkerDied(Exception):
 def run(
     work: Callable[[int, Callable[[float], None]], _R], count: int, processes: int
 ) -> Generator[News[_R] | None, None, None]:
-    """News of pieces 0 … `count` - 1, each done once as `work(piece, report)`, as it comes; None now and then where
-    there is none, so that the caller can show that time goes on.
+    """News of pieces 0 … `count` - 1, each done once as `work(piece, report)`, as it comes.
+
+    None now and then where there is none, so that the caller can show that time goes on.
 
     Closing the generator ends the workers at once. Raises WorkerDied.
     """

@@ -59,5 +59,5 @@ __all__ = [
 
 
 def reference_text() -> str:
-    """The commented reference of every key, itself a valid file."""
+    """Return the commented reference of every key, itself a valid file."""
     return files(__name__).joinpath("reference.yaml").read_text(encoding="utf-8")

@@ -43,7 +43,7 @@ _NUMBER = BeforeValidator(not_bool)
 
 
 def _within(options: type, name: str, unit: float = 1) -> Any:
-    """The bounds an agent sets for this option, here counted in `unit`."""
+    """Return the bounds an agent sets for this option, here counted in `unit`."""
     bounds = next(one.metadata for one in fields(options) if one.name == name)
     return Field(ge=bounds["low"] / unit, le=bounds["high"] / unit, allow_inf_nan=False)
 

@@ -99,7 +99,7 @@ def _alternatives(resources: ResourcesSection) -> list[tuple[str, AlternativeSec
 def _merged(
     resources: ResourcesSection, spot_knob: str | None, found: Candidates
 ) -> Iterator[tuple[ResourceChoice, Accelerators, Origin]]:
-    """Each alternative laid over the base, without its accelerator; the accelerators it may have; who says so."""
+    """Yield each alternative laid over the base, without its accelerator; the accelerators it may have; who says so."""
     base = _place(_BASE, resources, Place())
     foreign: list[Problem] = []
     alternatives = _alternatives(resources) or [(_BASE, resources)]

@@ -47,23 +47,25 @@ _PRIVATE: tuple[Loc, ...] = (
 
 
 class Sound:
-    """Which parts of the file are beyond doubt: rules between keys look only at these, so that one mistake is
-    not answered with a second, mistaken complaint."""
+    """Which parts of the file are beyond doubt.
+
+    Rules between keys look only at these, so that one mistake is not answered with a second, mistaken complaint.
+    """
 
     def __init__(self, wrong: frozenset[Loc]) -> None:
         self._wrong = wrong
 
     def __call__(self, *keys: str) -> bool:
-        """Whether nothing at, above or below the key is wrong."""
+        """Return whether nothing at, above or below the key is wrong."""
         return not any(wrong[: len(keys)] == keys[: len(wrong)] for wrong in self._wrong)
 
     def everywhere(self, key: str) -> bool:
-        """Whether no key of this name is wrong, in whichever section."""
+        """Return whether no key of this name is wrong, in whichever section."""
         return not any(key in wrong for wrong in self._wrong)
 
 
 def check(tree: dict[str, Any]) -> tuple[ServiceFile | None, list[Problem], Sound]:
-    """What is wrong is set aside, so that the rules between keys can still look at the rest.
+    """Return what is wrong is set aside, so that the rules between keys can still look at the rest.
 
     The file is None only if nothing sensible is left.
     """
@@ -86,8 +88,10 @@ def check(tree: dict[str, Any]) -> tuple[ServiceFile | None, list[Problem], Soun
 
 
 def _user_loc(loc: Loc, tree: Any) -> Loc:
-    """Pydantic's location without what it adds for unions: only steps that exist in the file, and the last key
-    (a missing one does not exist)."""
+    """Pydantic's location without what it adds for unions.
+
+    Only steps that exist in the file, and the last key (a missing one does not exist).
+    """
     path: list[str | int] = []
     for position, part in enumerate(loc):
         inside = (isinstance(tree, dict) and part in tree) or (
@@ -129,7 +133,7 @@ def _unknown_key(loc: Loc, value: object) -> Problem:
 
 
 def _elsewhere(key: str, section: type[Section]) -> str | None:
-    """A key that is right in another section is most often a slip of the indentation."""
+    """Return a key that is right in another section is most often a slip of the indentation."""
     homes = [
         path
         for path, other in _sections(ServiceFile, ())
@@ -156,15 +160,17 @@ def _section(section: type[Section], loc: Loc) -> type[Section]:
 
 
 def _inner(annotation: object) -> type[Section] | None:
-    """The section inside ``X``, ``X | None``, ``list[X]`` or ``dict[str, Annotated[X, …]]``."""
+    """Return the section inside ``X``, ``X | None``, ``list[X]`` or ``dict[str, Annotated[X, …]]``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation if issubclass(annotation, Section) else None
     return next(filter(None, map(_inner, get_args(annotation))), None)
 
 
 def _set_aside(tree: Any, loc: Loc) -> None:
-    """Remove the value at `loc`; an item of a list becomes an empty mapping, so that its neighbours keep their
-    place. A key that is missing takes the mapping it is missing from along."""
+    """Remove the value at `loc`; an item of a list becomes an empty mapping, so that its neighbours keep their place.
+
+    A key that is missing takes the mapping it is missing from along.
+    """
     *way, last = loc
     parent, key = None, None
     for part in way:

@@ -11,12 +11,15 @@ _SPEC = TypeAdapter(ServiceSpec)
 
 
 def spec_to_json(spec: ServiceSpec) -> dict[str, Any]:
-    """Every field, defaults included: a stored spec keeps its meaning when a default changes."""
+    """Return every field, defaults included: a stored spec keeps its meaning when a default changes."""
     document: dict[str, Any] = _SPEC.dump_python(spec, mode="json")
     return document
 
 
 def spec_from_json(document: Mapping[str, Any]) -> ServiceSpec:
-    """The inverse. Fields it lacks take their default and unknown ones are skipped, so that a program of another
-    age can read it. Raises ValueError if a field does not fit."""
+    """Return the inverse.
+
+    Fields it lacks take their default and unknown ones are skipped, so that a program of another age can read it. Raises
+    ValueError if a field does not fit.
+    """
     return _SPEC.validate_python(dict(document))

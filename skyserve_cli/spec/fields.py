@@ -38,7 +38,7 @@ _UNSAID = object()
 def refuse(
     sentence: str, value: object = _UNSAID, *, at: tuple[str | int, ...] = (), hint: str | None = None
 ) -> PydanticCustomError:
-    """The error a parser raises; `at` leads from the field to the part of it that is wrong."""
+    """Return the error a parser raises; `at` leads from the field to the part of it that is wrong."""
     said = sentence if value is _UNSAID else f"{sentence} (got {shown(value)})"
     return PydanticCustomError("refused", "{sentence}", {"sentence": said, "at": at, "hint": hint})
 
@@ -75,7 +75,7 @@ AnyText = Annotated[str, BeforeValidator(_as_text)]
 
 
 def one_of(*names: str) -> Callable[[object], str]:
-    """A parser for one of these words, written in any case."""
+    """Return a parser for one of these words, written in any case."""
 
     def parse(value: object) -> str:
         word = value.lower() if isinstance(value, str) else None
@@ -197,7 +197,7 @@ AcceleratorsValue = Annotated[
 
 
 def parse_target_qps(value: object) -> float | tuple[AcceleratorQps, ...]:
-    """A number, or a mapping from accelerator (with or without a count) to a number."""
+    """Return a number, or a mapping from accelerator (with or without a count) to a number."""
     if isinstance(value, dict) and value:
         entries = []
         for key, number in value.items():
@@ -286,7 +286,7 @@ def parse_disk_size(value: object) -> int:
 
 
 def _gigabytes(value: object) -> tuple[float | None, str]:
-    """The size, None if it is none, and what stands behind it (``+`` or ``x``)."""
+    """Return the size, None if it is none, and what stands behind it (``+`` or ``x``)."""
     text = _as_text(value)
     match = _SIZE.fullmatch(text) if isinstance(text, str) else None
     if match is None:
@@ -301,7 +301,7 @@ DiskSize = Annotated[int, PlainValidator(parse_disk_size), _NUMBER_OR_TEXT]
 
 
 def parse_image(value: object) -> Pairs:
-    """An image for all regions, or a mapping region -> image; ``{docker: X}`` is ``docker:X``."""
+    """Return an image for all regions, or a mapping region -> image; ``{docker: X}`` is ``docker:X``."""
     if isinstance(value, str) and value:
         return (("*", value),)
     if (
@@ -325,7 +325,7 @@ ImageValue = Annotated[
 
 
 def parse_sources(value: object) -> tuple[str, ...]:
-    """One local path or URL, or several."""
+    """Return one local path or URL, or several."""
     items = value if isinstance(value, list) else [value]
     for index, item in enumerate(items):
         if not isinstance(item, str) or not item:
@@ -357,7 +357,7 @@ ProbePath = Annotated[
 
 
 def parse_post_data(value: object) -> str:
-    """A mapping or the text of a JSON document -> JSON text."""
+    """Return a mapping or the text of a JSON document -> JSON text."""
     try:
         document = json.loads(value, parse_constant=_no_constant) if isinstance(value, str) else value
         if isinstance(value, str | dict):
@@ -380,7 +380,7 @@ PostData = Annotated[str, PlainValidator(parse_post_data), WithJsonSchema({"type
 
 
 def parse_headers(value: object) -> Pairs:
-    """A mapping from header name to text. Values are not quoted in errors: they are often credentials."""
+    """Return a mapping from header name to text. Values are not quoted in errors: they are often credentials."""
     if not isinstance(value, dict):
         raise refuse("must be a mapping from header to text")
     pairs = []

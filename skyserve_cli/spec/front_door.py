@@ -1,5 +1,7 @@
-"""The parts of `service.load_balancer` for browsers and for proxies before it. What may be written in them is what an
-agent takes (`lb.config`)."""
+"""The parts of `service.load_balancer` for browsers and for proxies before it.
+
+What may be written in them is what an agent takes (`lb.config`).
+"""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -78,7 +80,7 @@ class CorsSection(Section):
 
 
 def cors(section: CorsSection) -> Cors:
-    """Raises WireError if an agent would reject it."""
+    """Raise WireError if an agent would reject it."""
     lists: dict[str, Any] = {name: list(getattr(section, name)) for name in _FORMS}
     rest = {"max_age_s": section.max_age_seconds, "credentials": section.credentials}
     return Cors.from_json(lists | rest)

@@ -56,7 +56,7 @@ def parse_infra(text: str, path: str) -> Place | NoPlace:
 
 
 def cloud_refusal(cloud: str, written: str, path: str) -> NoPlace | None:
-    """None if `cloud` (lower case) can be used here, or is ``*``."""
+    """Return None if `cloud` (lower case) can be used here, or is ``*``."""
     if cloud == "*" or is_cloud(cloud):
         return None
     ours = ", ".join(known_clouds())

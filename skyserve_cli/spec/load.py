@@ -41,7 +41,7 @@ class Loaded:
     """What the file's own `name` key says."""
 
     def path_of(self, choice: int, field_name: str) -> str:
-        """The key that says this field of the alternative of that index."""
+        """Return the key that says this field of the alternative of that index."""
         return self.origins[choice].get(field_name, "resources")
 
 
@@ -101,9 +101,11 @@ def load_text(
     enabled: Sequence[str] = CLOUDS,
     needs_values: bool = True,
 ) -> Loaded:
-    """`name`, `env_overrides`, `secret_overrides` and `set_overrides` win over the file; `environ` fills what the
-    file leaves empty. `enabled` are the clouds that "any cloud" means here, for the warnings. Without `needs_values` a
-    variable or secret that has none is a warning. Raises SpecError with every problem at once."""
+    """`name`, `env_overrides`, `secret_overrides` and `set_overrides` win over the file; `environ` fills what the file leaves empty.
+
+    `enabled` are the clouds that "any cloud" means here, for the warnings. Without `needs_values` a variable or secret that
+    has none is a warning. Raises SpecError with every problem at once.
+    """
     tree, problems = _read(text, source)
     warnings = _hoist(tree, problems)
     problems += apply_overrides(tree, set_overrides)
@@ -154,7 +156,7 @@ def _read(text: str, source: str) -> tuple[dict[str, Any], list[Problem]]:
 
 
 def _hoist(tree: dict[str, Any], problems: list[Problem]) -> list[SpecWarning]:
-    """The SkyServe paper's Listing 1 indents `setup` and `run` under `resources`: move them where they belong."""
+    """Return the SkyServe paper's Listing 1 indents `setup` and `run` under `resources`: move them where they belong."""
     resources = tree.get("resources")
     warnings = []
     for key in ("setup", "run"):

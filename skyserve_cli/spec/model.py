@@ -145,8 +145,11 @@ class DnsName:
 
 @dataclass(frozen=True, slots=True)
 class RegionalAgents:
-    """Load balancer agents on machines of their own, `count` in each of `places`. Without places there is one, beside the
-    controller. `instance_types` are by cloud, "*" standing for all. `port` None: one of the machine's choice."""
+    """Load balancer agents on machines of their own, `count` in each of `places`.
+
+    Without places there is one, beside the controller. `instance_types` are by cloud, "*" standing for all. `port` None:
+    one of the machine's choice.
+    """
 
     places: tuple[AgentPlace, ...] = ()
     count: int = 1
@@ -292,6 +295,6 @@ class ServiceSpec:
 
 
 def _made_of(choice: ResourceChoice) -> dict[str, Any]:
-    """What files had no word for when hashes were first stored is left out where it is not used."""
+    """Return what files had no word for when hashes were first stored is left out where it is not used."""
     fields = asdict(choice)
     return {key: value for key, value in fields.items() if key != "reservation" or value is not None}

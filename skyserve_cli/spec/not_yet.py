@@ -17,8 +17,10 @@ def _given(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """`path` is dotted, without the indices of any_of and ordered, and with * for a path on the replica. `meanwhile` says
-    what happens instead. With `clouds` it is so on these only."""
+    """`path` is dotted, without the indices of any_of and ordered, and with * for a path on the replica.
+
+    `meanwhile` says what happens instead. With `clouds` it is so on these only.
+    """
 
     path: str
     meanwhile: str
@@ -36,7 +38,7 @@ def _is_container(value: object) -> bool:
 
 
 def _is_machine_image(value: object) -> bool:
-    """One for all places; a mapping leads to no place that it does not name."""
+    """Return one for all places; a mapping leads to no place that it does not name."""
     return isinstance(value, str) and not value.startswith("docker:")
 
 
@@ -88,7 +90,7 @@ NOT_YET: tuple[NotYet, ...] = (
 
 
 def not_yet_warnings(tree: Mapping[str, Any], enabled: Sequence[str]) -> list[SpecWarning]:
-    """One warning for each thing in the file that nothing acts on. `enabled` are the clouds that "any" means."""
+    """Return one warning for each thing in the file that nothing acts on. `enabled` are the clouds that "any" means."""
     warnings: list[SpecWarning] = []
     of_hosts: dict[Loc, tuple[NotYet, list[Loc]]] = {}
     for loc, value in _walk(tree, ()):
@@ -107,15 +109,17 @@ def not_yet_warnings(tree: Mapping[str, Any], enabled: Sequence[str]) -> list[Sp
 
 
 def _in_one_line(row: NotYet, locs: Sequence[Loc]) -> SpecWarning:
-    """The sizes in one alternative that hosts of the user's own do not act on."""
+    """Return the sizes in one alternative that hosts of the user's own do not act on."""
     others = ", ".join(str(loc[-1]) for loc in locs[1:])
     more = f"; the same holds for {others}" if others else ""
     return SpecWarning(dotted(locs[0]), f"not acted on by ssh: {row.meanwhile}{more}")
 
 
 def _clouds_at(tree: Mapping[str, Any], loc: Loc, enabled: Sequence[str]) -> set[str]:
-    """Where the alternatives may be that the key is about. "any" means this machine, or hosts
-    of the user's own, only if there is nothing else."""
+    """Return where the alternatives may be that the key is about.
+
+    "any" means this machine, or hosts of the user's own, only if there is nothing else.
+    """
     base = tree.get("resources") or {}
     alternatives = base.get("any_of") or base.get("ordered") or [base]
     meant = [alternatives[loc[2]]] if _is_in_alternative(loc) and isinstance(loc[2], int) else alternatives

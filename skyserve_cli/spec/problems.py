@@ -75,7 +75,7 @@ def shown(value: object) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """A hint when `word` looks like a slip of one of the known words, else None."""
+    """Return a hint when `word` looks like a slip of one of the known words, else None."""
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower()[:64], by_lower, n=1, cutoff=0.6)
     return f'did you mean "{by_lower[close[0]]}"?' if close else None

@@ -39,5 +39,5 @@ def substitute(
 
 
 def referenced(text: str) -> frozenset[str]:
-    """The names `text` refers to."""
+    """Return the names `text` refers to."""
     return frozenset(match[1] or match[2] for match in _REFERENCE.finditer(text))

@@ -110,6 +110,6 @@ def regional_agents(section: LoadBalancersSection | None) -> RegionalAgents:
 
 
 def is_ambiguous(section: LoadBalancersSection) -> bool:
-    """Whether one instance type is named for several clouds, which have no type in common."""
+    """Return whether one instance type is named for several clouds, which have no type in common."""
     types = dict(section.instance_type or ())
     return _ANY_CLOUD in types and len({place.cloud for place in section.regions}) > 1

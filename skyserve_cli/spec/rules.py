@@ -22,7 +22,7 @@ _ONGOING = f"{_POLICY}.target_ongoing_requests_per_replica"
 
 
 def spot_knob(policy: ReplicaPolicySection | None) -> str | None:
-    """The key of the policy that only makes sense with spot replicas, if one is used: it implies `use_spot`."""
+    """Return the key of the policy that only makes sense with spot replicas, if one is used: it implies `use_spot`."""
     if policy is None:
         return None
     used = {
@@ -55,7 +55,7 @@ def problems(file: ServiceFile, candidates: Candidates, sound: Sound) -> Iterato
 
 
 def _images(candidates: Candidates) -> Iterator[Problem]:
-    """A machine's image belongs to a cloud, on AWS to a region; a container's runs anywhere."""
+    """Yield a machine's image belongs to a cloud, on AWS to a region; a container's runs anywhere."""
     for choice, origin in candidates.origins.items():
         path = origin["image_id"]
         if not choice.places():
@@ -199,7 +199,7 @@ def _ports(main: int | None, candidates: Candidates) -> Iterator[Problem]:
 
 
 def warnings(spec: ServiceSpec) -> Iterator[SpecWarning]:
-    """What is allowed and may not do what was meant."""
+    """Yield what is allowed and may not do what was meant."""
     policy = spec.replica_policy
     for path, target in (
         (_TARGETS, policy.target_qps_per_replica),
@@ -225,7 +225,7 @@ def warnings(spec: ServiceSpec) -> Iterator[SpecWarning]:
 def _mismatches(
     targets: Sequence[AcceleratorQps], choices: Sequence[ResourceChoice]
 ) -> Iterator[SpecWarning]:
-    """A target for an accelerator that is not asked for, or none for one that is. SkyPilot allows both."""
+    """Yield a target for an accelerator that is not asked for, or none for one that is. SkyPilot allows both."""
     offered = {(choice.accelerator, choice.accelerator_count) for choice in choices}
     served = set()
     for target in targets:

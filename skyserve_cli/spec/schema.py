@@ -319,7 +319,7 @@ class _NumbersMayBeReferences(GenerateJsonSchema):
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a service file, for editors."""
+    """Return the JSON Schema (2020-12) of a service file, for editors."""
     schema = ServiceFile.model_json_schema(schema_generator=_NumbersMayBeReferences)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

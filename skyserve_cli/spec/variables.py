@@ -47,7 +47,7 @@ def gather(
     secret_overrides: Mapping[str, str],
     environ: Mapping[str, str],
 ) -> Variables:
-    """The variables of the file. Sections of the wrong kind are left for the schema to refuse."""
+    """Return the variables of the file. Sections of the wrong kind are left for the schema to refuse."""
     found = Variables()
     envs = {**_declared(tree.get("envs"), "envs", found.problems), **env_overrides}
     secrets = {**_declared(tree.get("secrets"), "secrets", found.problems), **secret_overrides}

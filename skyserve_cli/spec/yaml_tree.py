@@ -41,7 +41,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_yaml(text: str) -> tuple[Tree, list[Problem]]:
-    """The tree and the problems that do not keep us from looking further (duplicate keys, the last one wins).
+    """Return the tree and the problems that do not keep us from looking further (duplicate keys, the last one wins).
 
     Raises SpecError when there is no tree to look at: not YAML, several documents, too large, too deep.
     """
@@ -64,7 +64,7 @@ def read_yaml(text: str) -> tuple[Tree, list[Problem]]:
 
 
 def read_value(text: str, loc: Loc) -> Tree:
-    """One value given on the command line, read as the file would be read at `loc`. Raises SpecError."""
+    """Return one value given on the command line, read as the file would be read at `loc`. Raises SpecError."""
     if loc[:1] in {(section,) for section in _TEXT_SECTIONS} and len(loc) == 2:
         return text
     tree, problems = read_yaml(text)
@@ -74,7 +74,7 @@ def read_value(text: str, loc: Loc) -> Tree:
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """The line of every key and list item of the text, by its dotted path. Empty where the text is not YAML."""
+    """Return the line of every key and list item of the text, by its dotted path. Empty where the text is not YAML."""
     try:
         root = _Loader(text).get_single_node()
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError):
@@ -99,7 +99,7 @@ def key_lines(text: str) -> dict[str, int]:
 
 
 def line_of(path: str, lines: Mapping[str, int]) -> int | None:
-    """The line of a path, or of what encloses it where the file does not have it; None for the whole file."""
+    """Return the line of a path, or of what encloses it where the file does not have it; None for the whole file."""
     enclosing = [key for key in lines if path == key or path.startswith((f"{key}.", f"{key}["))]
     return lines[max(enclosing, key=len)] if enclosing else None
 
@@ -145,7 +145,7 @@ class _Builder:
         return {**merged, **own}
 
     def _inherited(self, node: yaml.Node, loc: Loc) -> Iterator[dict[str, Tree]]:
-        """What ``<<: *anchor`` or ``<<: [*one, *other]`` brings in; earlier ones win."""
+        """Yield what ``<<: *anchor`` or ``<<: [*one, *other]`` brings in; earlier ones win."""
         many = isinstance(node, yaml.SequenceNode)
         for source in node.value if many else [node]:
             built = self.build(source, (*loc, "<<"))

@@ -100,7 +100,7 @@ def memory_from_json(json: dict[str, Any], next_replica_id: int) -> Memory:
 
 
 def moved_instants(memory: Any, by_s: float) -> Any:
-    """The memory of policies with its instants moved. They are its only numbers of that size: see `_FIRST_INSTANT`."""
+    """Return the memory of policies with its instants moved. They are its only numbers of that size: see `_FIRST_INSTANT`."""
     match memory:
         case dict():
             return {key: moved_instants(value, by_s) for key, value in memory.items()}

@@ -26,9 +26,12 @@ _WAL_PAUSE_S = 0.05
 
 
 def connected(url: URL, *, in_memory: bool, durable: bool = True) -> sa.Engine:
-    """The engine behind a URL. Of a database `in_memory` there is one connection for all, handed from thread to
-    thread: another would be another database. Not `durable`: SQLite need not have written a commit to the disk when it
-    returns; the next durable one, or a checkpoint, does."""
+    """Return the engine behind a URL.
+
+    Of a database `in_memory` there is one connection for all, handed from thread to thread: another would be another
+    database. Not `durable`: SQLite need not have written a commit to the disk when it returns; the next durable one, or a
+    checkpoint, does.
+    """
     if in_memory:
         engine = sa.create_engine(
             url,
@@ -61,9 +64,11 @@ def _to_json(value: Any) -> str:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """A reader sees one state of the database, whatever is written meanwhile; a writer waits for its turn before it
-    reads, so what it decides on is still so when it writes. Python's driver by itself begins a transaction
-    neither for a SELECT nor for a CREATE TABLE."""
+    """A reader sees one state of the database, whatever is written meanwhile.
+
+    A writer waits for its turn before it reads, so what it decides on is still so when it writes. Python's driver by itself
+    begins a transaction neither for a SELECT nor for a CREATE TABLE.
+    """
     writes = connection.get_execution_options().get("writes", False)
     connection.connection.cursor().execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -87,8 +92,10 @@ def _prepare_undurable(connection: Any, record: Any) -> None:
 
 
 def _write_ahead(cursor: Any) -> None:
-    """Change to WAL mode, for which SQLite wants the file for itself and does not wait until it has it: processes
-    that start at once would refuse each other."""
+    """Change to WAL mode, for which SQLite wants the file for itself and does not wait until it has it.
+
+    Processes that start at once would refuse each other.
+    """
     for tries_left in reversed(range(_WAL_TRIES)):
         try:
             cursor.execute("PRAGMA journal_mode=WAL")

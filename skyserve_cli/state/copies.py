@@ -22,13 +22,15 @@ class NoRoomError(Exception):
 
 
 def copies(folder: Path) -> Sequence[Path]:
-    """The copies in a folder, newest first."""
+    """Return the copies in a folder, newest first."""
     return sorted(folder.glob(_NAME), reverse=True)
 
 
 def copy_of_day(database: Path, folder: Path, now: float) -> Path | None:
-    """Copy the database to `state-DATE.db` in the folder and remove all but the newest KEPT_COPIES. Returns the new copy; None
-    if the day (UTC, of the UNIX time `now`) has one. Raises NoRoomError, sqlite3.Error or OSError, and leaves no half copy.
+    """Copy the database to `state-DATE.db` in the folder and remove all but the newest KEPT_COPIES.
+
+    Returns the new copy; None if the day (UTC, of the UNIX time `now`) has one. Raises NoRoomError, sqlite3.Error or
+    OSError, and leaves no half copy.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     copy = folder / f"state-{time.strftime('%Y-%m-%d', time.gmtime(now))}.db"

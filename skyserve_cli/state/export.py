@@ -44,7 +44,7 @@ def tables_of(c: Connection) -> list[str]:
 
 
 def rows_of(c: Connection, name: str) -> Iterator[dict[str, Any]]:
-    """The rows of a table, in the order of its primary key; bytes as base64."""
+    """Yield the rows of a table, in the order of its primary key; bytes as base64."""
     table = _reflected(c).tables[name]
     query = sa.select(table).order_by(*table.primary_key.columns)
     for row in c.execute(query).mappings():
@@ -52,7 +52,7 @@ def rows_of(c: Connection, name: str) -> Iterator[dict[str, Any]]:
 
 
 def has_rows(c: Connection) -> bool:
-    """Whether there is a service that would be lost."""
+    """Return whether there is a service that would be lost."""
     services = _reflected(c).tables.get("services")
     return services is not None and c.execute(sa.select(services).limit(1)).first() is not None
 
@@ -64,8 +64,11 @@ def drop_all(c: Connection) -> None:
 
 
 def load(c: Connection, revision: str, tables: Iterable[str], rows: Rows) -> dict[str, int]:
-    """Make the tables of that revision in an empty database, and fill them. Replica ids go on IDS_LEFT_OUT higher. Returns,
-    by service, the first id that the rows did not know. Raises UnknownRevisionError."""
+    """Make the tables of that revision in an empty database, and fill them.
+
+    Replica ids go on IDS_LEFT_OUT higher. Returns, by service, the first id that the rows did not know. Raises
+    UnknownRevisionError.
+    """
     config = migrations()
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if revision not in known:

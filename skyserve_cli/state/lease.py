@@ -51,7 +51,7 @@ class Lease:
         return bool(self.holder) and self.expires_at > self.read_at
 
     def is_same_term_as(self, other: Lease) -> bool:
-        """Whether it has not even been renewed between the two."""
+        """Return whether it has not even been renewed between the two."""
         return (self.epoch, self.renewals) == (other.epoch, other.renewals)
 
 
@@ -91,7 +91,9 @@ class LeaseTable:
         self, c: Connection, holder: str, about: str, ttl_s: float, unrenewed: Lease | None
     ) -> Lease | None:
         """Begin a term: if no controller holds the lease, if it was the same holder's, or if it still is as in `unrenewed`.
-        Returns the row; None if another controller holds it."""
+
+        Returns the row; None if another controller holds it.
+        """
         seen = (-1, -1) if unrenewed is None else (unrenewed.epoch, unrenewed.renewals)
         values = {
             "holder": holder,

@@ -24,15 +24,18 @@ class NewerDatabaseError(DatabaseUnusableError):
 
 
 def sqlite_file(url: URL) -> Path | None:
-    """The file behind a URL; None if it names no file."""
+    """Return the file behind a URL; None if it names no file."""
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
         return None
     return Path(str(url.database))
 
 
 def check_file(path: Path) -> None:
-    """Read every page of an SQLite database. Raises DamagedDatabaseError; a file that is missing, locked or on a failing
-    disk is no damage, and is reported when it is opened."""
+    """Read every page of an SQLite database.
+
+    Raises DamagedDatabaseError; a file that is missing, locked or on a failing disk is no damage, and is reported when it
+    is opened.
+    """
     if not path.exists() or path.stat().st_size == 0:
         return
     try:
@@ -47,7 +50,7 @@ def check_file(path: Path) -> None:
 
 
 def check_revision(connection: Connection, scripts: ScriptDirectory) -> None:
-    """Raises NewerDatabaseError if the tables are of a revision that this program does not have."""
+    """Raise NewerDatabaseError if the tables are of a revision that this program does not have."""
     known = {script.revision for script in scripts.walk_revisions()}
     for revision in MigrationContext.configure(connection).get_current_heads():
         if revision not in known:

@@ -74,7 +74,7 @@ def drop_story(reader: Engine, writing: Writing, before: float, keep: int, pause
 
 
 def _useless(c: sa.Connection, name: object, before: float, keep: int) -> sa.ColumnElement[bool] | None:
-    """Which lines of a service can be removed; None: it has no more than are kept."""
+    """Return which lines of a service can be removed; None: it has no more than are kept."""
     e = t.events.c
     newest = sa.select(e.seq).where(e.service == name).order_by(e.seq.desc())
     last = c.execute(newest.offset(keep).limit(1)).scalar()

@@ -73,9 +73,12 @@ class Store:
         database_clock: Callable[[], float] | None = None,
         beside: Store | None = None,
     ) -> None:
-        """Raises DatabaseUnusableError. `migrate` False makes the tables as they are now, without Alembic. `draw` gives names
-        that no other has: so many random bytes, as hexadecimal digits. `database_clock` stands in for the database's, in
-        virtual time. `beside` is another store, whose database in memory this one is to share."""
+        """Raise DatabaseUnusableError.
+
+        `migrate` False makes the tables as they are now, without Alembic. `draw` gives names that no other has: so many
+        random bytes, as hexadecimal digits. `database_clock` stands in for the database's, in virtual time. `beside` is
+        another store, whose database in memory this one is to share.
+        """
         self._draw = draw
         self._epoch: int | None = None
         self._read_cache: ReadCache | None = None
@@ -132,8 +135,10 @@ class Store:
     def take_lease(
         self, holder: str, about: str, *, ttl_s: float, unrenewed: Lease | None = None
     ) -> Lease | None:
-        """Begin a term, and fence this store with it; None if another controller leads. `unrenewed`: the lease as it has
-        been for a whole time to live by the caller's own clock."""
+        """Begin a term, and fence this store with it; None if another controller leads.
+
+        `unrenewed`: the lease as it has been for a whole time to live by the caller's own clock.
+        """
         with self._renewer.begin() as c:
             lease = self._leases.take(c, holder, about, ttl_s, unrenewed)
         if lease is not None:
@@ -142,7 +147,7 @@ class Store:
         return lease
 
     def renew_lease(self, epoch: int, *, ttl_s: float) -> Lease | None:
-        """None if that term is over."""
+        """Return None if that term is over."""
         with self._renewer.begin() as c:
             return self._leases.renew(c, epoch, ttl_s)
 
@@ -181,8 +186,9 @@ class Store:
         mode: UpdateMode | None,
         now: float,
     ) -> int:
-        """Create the service, or add a version to it; answers the version. `target` is how many replicas a new
-        service begins with.
+        """Create the service, or add a version to it; answers the version.
+
+        `target` is how many replicas a new service begins with.
 
         `mode` None means "must be new": raises ServiceExistsError if the service is up. A name that is down
         is revived: versions and replica ids go on, so no id is ever used twice; StillGoingDownError as long
@@ -258,8 +264,10 @@ class Store:
         self.forget()
 
     def kill_replica(self, name: str, replica_id: int, *, now: float) -> None:
-        """End one replica; another will take its place. Raises NoSuchServiceError, or KeyError if it is not
-        alive."""
+        """End one replica; another will take its place.
+
+        Raises NoSuchServiceError, or KeyError if it is not alive.
+        """
         with self._writing() as c:
             self._bump(c)
             live = {replica.id for replica in self._live(c, name)}
@@ -277,7 +285,7 @@ class Store:
     # --- the reconciler's ---------------------------------------------------------------------------------
 
     def owner(self) -> str:
-        """The tag of everything this controller launches; drawn once per database."""
+        """Return the tag of everything this controller launches; drawn once per database."""
         with self._writer.begin() as c:  # needs no lease: of two that come at once, one draws
             found = c.execute(q.OWNER).scalar()
             if found is None:
@@ -286,7 +294,7 @@ class Store:
             return str(found)
 
     def services(self, *, down: bool = False) -> list[ServiceRow]:
-        """The photograph: every service that is up or of which something lives (`down`: also the others)."""
+        """Return the photograph: every service that is up or of which something lives (`down`: also the others)."""
         if self._alone and self._read_cache is not None and not down:
             return list(self._read_cache.rows.values())
         with self._reader.connect() as c, self._lock:
@@ -299,7 +307,7 @@ class Store:
             return list(self._read_cache.rows.values())
 
     def count(self) -> int:
-        """How many times what `services` shows has changed."""
+        """Return how many times what `services` shows has changed."""
         with self._reader.connect() as c:
             return int(c.execute(q.COUNT).scalar_one())
 
@@ -405,8 +413,11 @@ class Store:
         return len(rows) - len(kept), kept
 
     def try_to_write(self) -> None:
-        """Write something that changes nothing. Raises SQLAlchemyError if it cannot be written, or if a larger write could not:
-        on a full disk a transaction of one page still fits where a failed one of several has reserved some."""
+        """Write something that changes nothing.
+
+        Raises SQLAlchemyError if it cannot be written, or if a larger write could not: on a full disk a transaction of one
+        page still fits where a failed one of several has reserved some.
+        """
         file = sqlite_file(self.url)
         if file is not None and shutil.disk_usage(file.parent).free < _LEAST_FREE_BYTES:
             raise sa.exc.OperationalError("", None, sqlite3.OperationalError("database or disk is full"))
@@ -440,7 +451,7 @@ class Store:
         return self._moving
 
     def latest_instant(self) -> float | None:
-        """The latest instant of a live replica that our own clock has measured."""
+        """Return the latest instant of a live replica that our own clock has measured."""
         r = t.replicas.c
         live = r.state != ReplicaState.GONE.value
         with self._reader.connect() as c:
@@ -448,9 +459,11 @@ class Store:
         return None if found is None else float(found)
 
     def fold(self, *, before: float, keep: int = 200, pause: Callable[[], None] = lambda: None) -> int:
-        """Drop GONE replicas that ended before `before`, but the newest `keep` of each service; their cost is
-        added to the service, so no total changes. Returns how many were dropped. Other writers are served while
-        `pause` runs, which is called after each step."""
+        """Drop GONE replicas that ended before `before`, but the newest `keep` of each service.
+
+        Their cost is added to the service, so no total changes. Returns how many were dropped. Other writers are served
+        while `pause` runs, which is called after each step.
+        """
         with self._writing():
             pass  # or it would only be noticed when there is something to remove
         return prune.fold(self._reader, self._writing, before, keep, _spent_columns, pause)
@@ -465,7 +478,7 @@ class Store:
     # --- reading ------------------------------------------------------------------------------------------
 
     def version(self, name: str, version: int) -> VersionRow:
-        """Raises KeyError for a version that never was."""
+        """Raise KeyError for a version that never was."""
         where = sa.and_(t.versions.c.service == name, t.versions.c.version == version)
         with self._reader.connect() as c:
             row = c.execute(sa.select(t.versions).where(where)).first()
@@ -474,15 +487,17 @@ class Store:
         return VersionRow(row.service, row.version, row.replica_hash, row.spec, row.sealed_secrets)
 
     def replicas(self, name: str, *, limit: int = 200) -> list[Replica]:
-        """The newest replicas of a service, ended ones included, oldest first."""
+        """Return the newest replicas of a service, ended ones included, oldest first."""
         query = sa.select(t.replicas).where(t.replicas.c.service == name)
         with self._reader.connect() as c:
             rows = c.execute(query.order_by(t.replicas.c.id.desc()).limit(limit)).all()
         return [replica_from_row(row) for row in reversed(rows)]
 
     def recently_ended(self, names: Collection[str], since: float) -> dict[str, list[Replica]]:
-        """The replicas of these services that ended after `since`, oldest first, of each service's newest RECENT_REPLICAS.
-        One query, however many services there are."""
+        """Return the replicas of these services that ended after `since`, oldest first, of each service's newest RECENT_REPLICAS.
+
+        One query, however many services there are.
+        """
         if not names:
             return {}
         found: dict[str, list[Replica]] = {}
@@ -492,7 +507,7 @@ class Store:
         return found
 
     def spent(self, now: float) -> dict[str, Spent]:
-        """What each service has cost so far."""
+        """Return what each service has cost so far."""
         query = sa.select(t.replicas.c.service, *_spent_columns(now)).group_by(t.replicas.c.service)
         with self._reader.connect() as c:
             sums = {row[0]: (row[1] or 0.0, row[2] or 0.0) for row in c.execute(query)}
@@ -508,7 +523,7 @@ class Store:
     def events(
         self, name: str | None, *, after: int = 0, limit: int = 1000, newest: bool = False
     ) -> list[StoredEvents]:
-        """The story after `seq` = `after`, oldest first; `newest`: the last `limit` lines instead of the first."""
+        """Return the story after `seq` = `after`, oldest first; `newest`: the last `limit` lines instead of the first."""
         query = sa.select(t.events).where(t.events.c.seq > after)
         if name is not None:
             query = query.where(t.events.c.service == name)
@@ -521,8 +536,10 @@ class Store:
         ]
 
     def history(self, name: str, *, since: float, most: int) -> History:
-        """What is kept of a service since then. Of more than `most` replicas, or ten times as many changes, those
-        are left out that ended, or came, first."""
+        """Return what is kept of a service since then.
+
+        Of more than `most` replicas, or ten times as many changes, those are left out that ended, or came, first.
+        """
         with self._reader.connect() as c:
             return read_history(c, name, since, most)
 
@@ -541,7 +558,7 @@ class Store:
         return [replica_from_row(row) for row in c.execute(sa.select(t.replicas).where(alive))]
 
     def _unasked(self, name: str) -> int | None:
-        """The count of changes for which it is known that no replica of the service is to be ended by id."""
+        """Return the count of changes for which it is known that no replica of the service is to be ended by id."""
         with self._lock:
             kept = self._read_cache
             row = None if kept is None else kept.rows.get(name)
@@ -582,7 +599,7 @@ def _lines(name: str, now: float, story: Iterable[Story]) -> list[dict[str, Any]
 
 
 def migrations() -> Config:
-    """What Alembic needs to know to bring a database to the shape of this release."""
+    """Return what Alembic needs to know to bring a database to the shape of this release."""
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     return config

@@ -53,8 +53,11 @@ class VersionRow:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """One line of the story. `replica_id` None: about the service. `state`: what is so from now on, the state of
-    the replica or (kind "scale") how many replicas the service wants."""
+    """One line of the story.
+
+    `replica_id` None: about the service. `state`: what is so from now on, the state of the replica or (kind "scale") how
+    many replicas the service wants.
+    """
 
     kind: str
     message: str
@@ -94,8 +97,11 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is kept of a service since `since`: its replicas that lived then or later, by id, and everything that
-    became of them, in order. From `complete_from` on nothing is missing."""
+    """What is kept of a service since `since`.
+
+    Its replicas that lived then or later, by id, and everything that became of them, in order. From `complete_from` on
+    nothing is missing.
+    """
 
     since: float
     complete_from: float

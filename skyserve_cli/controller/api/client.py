@@ -66,7 +66,7 @@ class Client:
     def services_since(
         self, etag: str, *, down: bool = False, ended: bool = False
     ) -> tuple[list[dict[str, Any]] | None, str]:
-        """The services and the ETag of this response; None in place of them if nothing changed since that ETag."""
+        """Return the services and the ETag of this response; None in place of them if nothing changed since that ETag."""
         headers = {"If-None-Match": etag} if etag else {}
         content, got = self._call("GET", "/v1/services", query=_flags(down, ended), headers=headers)
         if not content:  # 304
@@ -86,7 +86,7 @@ class Client:
     def plan(
         self, spec: Mapping[str, Any], secrets: Mapping[str, str], mode: str | None = None
     ) -> dict[str, Any]:
-        """What an `up` would do, or an update in this `mode` (None: that of the spec); see `ControllerService.plan`."""
+        """Return what an `up` would do, or an update in this `mode` (None: that of the spec); see `ControllerService.plan`."""
         return self._json("POST", "/v1/plan", {"spec": spec, "secrets": dict(secrets), "mode": mode})
 
     def events(
@@ -101,12 +101,15 @@ class Client:
         return events
 
     def history(self, name: str, *, since: float = 0.0) -> dict[str, Any]:
-        """What became of a service since then (UNIX seconds), at most since it was brought up."""
+        """Return what became of a service since then (UNIX seconds), at most since it was brought up."""
         return self._json("GET", f"/v1/services/{name}/history", query={"since": repr(since)})
 
     def log(self, what: str, *, offset: int = 0, since: float | None = None) -> tuple[bytes, int]:
-        """Bytes of a log and the next offset. `what` is "controller", "load_balancer/NAME" or "replica/NAME/ID[/NODE]". `since`
-        (UNIX seconds) is where to begin in the log of a replica, in place of the offset 0."""
+        """Return bytes of a log and the next offset.
+
+        `what` is "controller", "load_balancer/NAME" or "replica/NAME/ID[/NODE]". `since` (UNIX seconds) is where to begin
+        in the log of a replica, in place of the offset 0.
+        """
         query = {"offset": str(offset)}
         if since is not None and offset == 0:
             query["since"] = repr(since)
@@ -114,7 +117,7 @@ class Client:
         return content, int(headers.get("X-Next-Offset", offset))
 
     def access(self, name: str, replica_id: int, *, node: int = 0) -> dict[str, Any]:
-        """How to run commands where a replica runs; see `controller.shells`."""
+        """Return how to run commands where a replica runs; see `controller.shells`."""
         path = f"/v1/services/{name}/replicas/{replica_id}/access"
         return self._json("GET", path, query={"node": str(node)})
 
@@ -140,8 +143,10 @@ class Client:
     # --- the process --------------------------------------------------------------------------------------
 
     def ensure_running(self) -> bool:
-        """Start a controller if none answers; True if one was started. Raises ControllerDownError with the
-        reason if it does not come up."""
+        """Start a controller if none answers; True if one was started.
+
+        Raises ControllerDownError with the reason if it does not come up.
+        """
         try:
             self.health()
             return False
@@ -183,7 +188,7 @@ class Client:
         return environment
 
     def _log_tail(self) -> str:
-        """What the controller printed last, without what SQLAlchemy adds to an error: a URL, the statement, its values."""
+        """Return what the controller printed last, without what SQLAlchemy adds to an error: a URL, the statement, its values."""
         text = self._home.controller_log.read_text(errors="replace")
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_ADDED_TO_ERRORS)]
         return lines[-1] if lines else "it printed nothing"

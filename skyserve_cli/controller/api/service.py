@@ -110,7 +110,7 @@ class ControllerService:
     def put(
         self, name: str, spec_json: Mapping[str, Any], secrets: Mapping[str, str], mode: UpdateMode | None
     ) -> int:
-        """A new service (`mode` None) or a new version of one; answers the version.
+        """Return a new service (`mode` None) or a new version of one; answers the version.
 
         Raises CloudNotEnabledError, NoFreePortError and the store's errors; after an error nothing has changed.
         """
@@ -138,14 +138,16 @@ class ControllerService:
         return version
 
     def down(self, name: str, purge: bool) -> None:
-        """Raises NoSuchServiceError."""
+        """Raise NoSuchServiceError."""
         self._leadership.refuse_unless_leading()
         self._store.set_down(name, purge=purge, now=self._clock.now())
         self._wake()
 
     def tidy(self, names: Sequence[str]) -> dict[str, Any]:
         """One step towards nothing being left of services that are down, where they have ever been; see `GarbageCollector.tidy`.
-        May take minutes."""
+
+        May take minutes.
+        """
         places: dict[str, set[str]] = {}
         for name in names:
             for one in self._store.replicas(name, limit=1000):
@@ -156,7 +158,7 @@ class ControllerService:
         return sum(steps, Tidied()).view()
 
     def kill(self, name: str, replica_id: int) -> None:
-        """Raises NoSuchServiceError, NoSuchReplicaError."""
+        """Raise NoSuchServiceError, NoSuchReplicaError."""
         self._leadership.refuse_unless_leading()
         try:
             self._store.kill_replica(name, replica_id, now=self._clock.now())
@@ -167,7 +169,7 @@ class ControllerService:
     def plan(
         self, spec_json: Mapping[str, Any], secrets: Mapping[str, str], mode: UpdateMode | None = None
     ) -> dict[str, Any]:
-        """What would be launched where, and what it costs: on empty ground, or as an update if a service of that name is up.
+        """Return what would be launched where, and what it costs: on empty ground, or as an update if a service of that name is up.
 
         `keeps_replicas`: a service of that name is up, and its replicas may serve this spec as they are. `changes` are the
         keys in which its spec differs, and `nothing_changes` says that an update would have no effect. `mode` None is that
@@ -191,7 +193,7 @@ class ControllerService:
         return {**planned, "keeps_replicas": keeps, "changes": changed, "nothing_changes": same}
 
     def services(self, *, down: bool, ended: bool) -> list[dict[str, Any]]:
-        """The views of all services, by name."""
+        """Return the views of all services, by name."""
         with self._store.still():
             now = self._clock.now()
             rows = self._store.services(down=down)
@@ -204,11 +206,11 @@ class ControllerService:
         ]
 
     def changes(self) -> int:
-        """How many times the database has changed."""
+        """Return how many times the database has changed."""
         return self._store.count()
 
     def events(self, service: str | None, *, after: int, limit: int, newest: bool) -> list[dict[str, Any]]:
-        """The story, oldest first."""
+        """Return the story, oldest first."""
         return [
             {
                 "seq": line.seq,
@@ -223,8 +225,10 @@ class ControllerService:
         ]
 
     def history(self, name: str, *, since: float, most: int) -> dict[str, Any]:
-        """What became of a service since then, at most since the `up` that began its present life. `most`
-        replicas at most, the last to end. Raises NoSuchServiceError."""
+        """Return what became of a service since then, at most since the `up` that began its present life.
+
+        `most` replicas at most, the last to end. Raises NoSuchServiceError.
+        """
         row = next((row for row in self._store.services(down=True) if row.name == name), None)
         if row is None:
             raise NoSuchServiceError(name)
@@ -239,8 +243,10 @@ class ControllerService:
     def instance(
         self, name: str, replica_id: int, node: int = 0
     ) -> tuple[Provisioner, Instance | None, bool]:
-        """The instance of a replica, dead or alive, its cloud, and whether the replica lives. Raises NoSuchReplicaError if
-        there is no such replica, or no such node in it."""
+        """Return the instance of a replica, dead or alive, its cloud, and whether the replica lives.
+
+        Raises NoSuchReplicaError if there is no such replica, or no such node in it.
+        """
         known = {replica.id: replica for replica in self._store.replicas(name, limit=1000)}
         if replica_id not in known:
             raise NoSuchReplicaError(f"service {name} has no replica {replica_id}")
@@ -291,7 +297,7 @@ class ControllerService:
         return view
 
     def _port(self, name: str, spec: ServiceSpec) -> int:
-        """The endpoint's port: the one asked for, the one the name had, or the first that is free."""
+        """Return the endpoint's port: the one asked for, the one the name had, or the first that is free."""
         rows = {row.name: row for row in self._store.services(down=True)}
         taken = {row.lb_port for row in rows.values() if row.name != name and not row.down}
         had = rows[name].lb_port if name in rows else None
@@ -324,8 +330,11 @@ class ControllerService:
         return spec.replica_hash(self._content_digest(spec, secrets)) == made
 
     def _content_digest(self, spec: ServiceSpec, secrets: Mapping[str, str]) -> str:
-        """What the spec only names: the files of the working directory and of mounts, and secret values, these by a
-        keyed digest that does not give them away."""
+        """Return what the spec only names.
+
+        The files of the working directory and of mounts, and secret values, these by a keyed digest that does not give them
+        away.
+        """
         files = folder_digest(Path(spec.workdir)) if spec.workdir is not None else ""
         sources = sorted(source for source in copies_of(spec.file_mounts).values() if not is_url(source))
         files += "".join(folder_digest(Path(source)) for source in sources)
@@ -337,7 +346,7 @@ def _by_id(instances: Sequence[Instance], instance_id: str) -> Instance | None:
 
 
 def _first_target(spec: ServiceSpec) -> int:
-    """What a service shows as its target until the first tick has planned."""
+    """Return what a service shows as its target until the first tick has planned."""
     policy = spec.replica_policy
     return policy.min_replicas + policy.num_overprovision if policy.min_replicas else 0
 

@@ -17,8 +17,11 @@ class NoAccessError(Exception):
 
 
 def access_to(source: Provisioner, instance: Instance | None, node: int) -> dict[str, Any]:
-    """`{"kind": "ssh", "login", "folder"}` or `{"kind": "local", "token", "node"}`; `folder` is the machine's, below the
-    home of the user who logs in. `instance` is None for a replica that has none, or has ended. Raises NoAccessError."""
+    """`{"kind": "ssh", "login", "folder"}` or `{"kind": "local", "token", "node"}`.
+
+    `folder` is the machine's, below the home of the user who logs in. `instance` is None for a replica that has none, or
+    has ended. Raises NoAccessError.
+    """
     if instance is None:
         raise NoAccessError("has no machine, or none any more")
     if instance.state.is_gone:

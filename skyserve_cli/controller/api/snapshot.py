@@ -33,7 +33,7 @@ class Snapshots:
         self._locks: dict[Hashable, asyncio.Lock] = {}
 
     async def get(self, kind: Hashable, content: Callable[[], Any]) -> Rendered:
-        """The snapshot, at most OLDEST_S old and never older than the last change; `content` is called on a thread."""
+        """Return the snapshot, at most OLDEST_S old and never older than the last change; `content` is called on a thread."""
         asked_after = await asyncio.to_thread(self._changes)
         async with self._locks.setdefault(kind, asyncio.Lock()):
             last = self._last.get(kind)

@@ -29,7 +29,7 @@ def _address(path: Path) -> Iterator[str]:
 
 
 def bound(path: Path) -> socket.socket:
-    """A socket to listen on, in place of the one that an earlier controller left. Raises OSError."""
+    """Return a socket to listen on, in place of the one that an earlier controller left. Raises OSError."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -43,7 +43,7 @@ def bound(path: Path) -> socket.socket:
 
 
 def connected(path: Path, timeout_s: float | None) -> socket.socket:
-    """A connection. Raises FileNotFoundError or ConnectionRefusedError if no controller listens."""
+    """Return a connection. Raises FileNotFoundError or ConnectionRefusedError if no controller listens."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout_s)

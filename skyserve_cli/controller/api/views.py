@@ -56,11 +56,15 @@ def service_view(
     logs: Mapping[int, str] = _NOTHING,
     leases: Mapping[str, Mapping[str, Lease]] = _NO_LEASES,
 ) -> dict[str, Any]:
-    """One service. Instants are UNIX seconds, money is US dollars; `ended` replicas are listed after the live.
-    `failure` is the last replica that failed, while that matters; `logs` are the files of the home that have the end of a
-    replica's log, `leases` those of machines by cloud and instance. `num_nodes` are the nodes of a replica by its version. `beside` is the load balancer agent beside the
-    controller, if there is to be one, `agents` are those on machines of their own by id. Of the hourly costs, `_on_demand` is that of the same
-    replicas on demand, and `_wanted_on_demand` that of as many as are wanted."""
+    """Return one service.
+
+    Instants are UNIX seconds, money is US dollars; `ended` replicas are listed after the live. `failure` is the last
+    replica that failed, while that matters; `logs` are the files of the home that have the end of a replica's log, `leases`
+    those of machines by cloud and instance. `num_nodes` are the nodes of a replica by its version. `beside` is the load
+    balancer agent beside the controller, if there is to be one, `agents` are those on machines of their own by id. Of the
+    hourly costs, `_on_demand` is that of the same replicas on demand, and `_wanted_on_demand` that of as many as are
+    wanted.
+    """
     endpoints = endpoints_of(row, spec, host, is_beside=beside is not None)
     status = service_state(
         goal, row.attempts if row.down else row.replicas, row.target, row.memory.rollout, now
@@ -123,8 +127,10 @@ def service_view(
 
 
 def serving_version(row: ServiceRow) -> int | None:
-    """The newest version that has a ready replica and was not given up; None if there is none. Replicas of an older
-    version that the newest keeps count as its own."""
+    """Return the newest version that has a ready replica and was not given up; None if there is none.
+
+    Replicas of an older version that the newest keeps count as its own.
+    """
     versions = {
         row.version if replica.version in row.same_replicas else replica.version
         for replica in row.replicas
@@ -140,8 +146,10 @@ def is_well(row: ServiceRow) -> bool:
 
 
 def last_failure(row: ServiceRow, ended: Sequence[Replica]) -> Replica | None:
-    """Why the service is not well, as far as the end of a replica shows: the last one of its version to fail, unless another
-    has become ready since."""
+    """Return why the service is not well, as far as the end of a replica shows.
+
+    The last one of its version to fail, unless another has become ready since.
+    """
     if is_well(row):
         return None
     given_up = row.version in row.memory.rollout.get("failed", ())
@@ -158,7 +166,7 @@ def last_failure(row: ServiceRow, ended: Sequence[Replica]) -> Replica | None:
 
 
 def failure_view(replica: Replica) -> dict[str, Any]:
-    """Why a replica failed: `reason` for programs, `message` for people."""
+    """Return why a replica failed: `reason` for programs, `message` for people."""
     zone, reason = replica.zone, replica.end_reason
     return {
         "replica_id": replica.id,
@@ -178,7 +186,7 @@ def _lease_of(replica: Replica, leases: Mapping[str, Mapping[str, Lease]]) -> Le
 
 
 def _agent_view(agent: Replica, spec: ServiceSpec, seen: RegionalView, lease: Lease | None) -> dict[str, Any]:
-    """A load balancer agent on a machine of its own. `version` is of its code; `newest`: it is the one that we have."""
+    """Return a load balancer agent on a machine of its own. `version` is of its code; `newest`: it is the one that we have."""
     return {
         **replica_view(agent),
         "lease": lease_view(lease),
@@ -195,7 +203,7 @@ def _agent_view(agent: Replica, spec: ServiceSpec, seen: RegionalView, lease: Le
 
 
 def endpoints_of(row: ServiceRow, spec: ServiceSpec, host: str, *, is_beside: bool) -> list[str]:
-    """Where the service answers, the address for everybody first: its name if it has one, else an agent's."""
+    """Return where the service answers, the address for everybody first: its name if it has one, else an agent's."""
     ready = [agent for agent in row.balancers if agent.state is ReplicaState.READY and agent.endpoint]
     ready.sort(key=lambda agent: (_rank(agent, spec), agent.id))
     found = [_with_scheme(agent.endpoint or "", spec) for agent in ready]
@@ -206,7 +214,7 @@ def endpoints_of(row: ServiceRow, spec: ServiceSpec, host: str, *, is_beside: bo
 
 
 def _rank(agent: Replica, spec: ServiceSpec) -> int:
-    """Where its region stands in the file."""
+    """Return where its region stands in the file."""
     here = (agent.zone.cloud, agent.zone.region)
     places = [tuple(place) for place in spec.regional.places]
     return places.index(here) if here in places else len(places)
@@ -221,8 +229,7 @@ def _scheme(spec: ServiceSpec) -> str:
 
 
 def _stand_ins(replicas: Sequence[Replica], placement: PlacementGoal) -> frozenset[int]:
-    """The on-demand replicas that are there because spot ones are missing: all but the oldest ones that are always
-    on demand."""
+    """Return the on-demand replicas that are there because spot ones are missing: all but the oldest ones that are always on demand."""
     if not placement.dynamic_ondemand_fallback:
         return frozenset()
     on_demand = sorted(r.id for r in replicas if r.offer.capacity_type is CapacityType.ON_DEMAND)
@@ -238,8 +245,11 @@ def endpoint_of(row: ServiceRow, spec: ServiceSpec, host: str) -> str:
 def history_view(
     row: ServiceRow, placement: PlacementGoal, history: History, num_nodes: Mapping[int, int], now: float
 ) -> dict[str, Any]:
-    """What became of a service: its replicas, and `changes` of their states and of the number wanted (those
-    without a replica), in order. `placement` is that of its present version."""
+    """Return what became of a service.
+
+    Its replicas, and `changes` of their states and of the number wanted (those without a replica), in order. `placement` is
+    that of its present version.
+    """
     return {
         "name": row.name,
         "version": row.version,

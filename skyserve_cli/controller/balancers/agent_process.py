@@ -87,8 +87,11 @@ class AgentFolder:
         self._token_file = path / "token"
 
     def start(self, order: AgentOrder) -> subprocess.Popen[bytes]:
-        """Start an agent. It inherits the lock, so a controller that was killed while it started one cannot be
-        followed by one that starts a second: BlockingIOError if an agent lives."""
+        """Start an agent.
+
+        It inherits the lock, so a controller that was killed while it started one cannot be followed by one that starts a
+        second: BlockingIOError if an agent lives.
+        """
         self.path.mkdir(exist_ok=True, mode=0o700)
         lock = os.open(self.path / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -125,7 +128,7 @@ class AgentFolder:
         return None
 
     def left(self) -> Agent | None:
-        """The agent that an earlier controller left, if it lives."""
+        """Return the agent that an earlier controller left, if it lives."""
         try:
             running = self._running()
             if running is None:
@@ -137,7 +140,7 @@ class AgentFolder:
         return found if found.alive() and self._is_ours(found.pid) else None
 
     def is_held(self) -> bool:
-        """Whether some agent holds the lock: one that listens, or one that is starting."""
+        """Return whether some agent holds the lock: one that listens, or one that is starting."""
         return is_held(self.path / "agent.lock")
 
     def clear(self) -> None:
@@ -150,7 +153,7 @@ class AgentFolder:
         return Agent(int(running["pid"]), url, self._token_file.read_text(), shape, process)
 
     def _running(self) -> dict[str, int] | None:
-        """What the agent prints once it listens: one line of JSON."""
+        """Return what the agent prints once it listens: one line of JSON."""
         text = (self.path / "agent.json").read_text()
         if not text.endswith("\n"):
             return None
@@ -171,7 +174,7 @@ class AgentFolder:
 
 
 def agent_command(order: AgentOrder, token_file: Path, table_file: Path) -> list[str]:
-    """How an agent is started. Nothing in it is a secret."""
+    """Return how an agent is started. Nothing in it is a secret."""
     command = [sys.executable, "-m", "lb", "--service", order.service, "--host", order.host]
     command += ["--port", str(order.port), "--admin-host", "127.0.0.1", "--admin-port", "0"]
     command += ["--admin-token-file", str(token_file), "--table-file", str(table_file)]
@@ -182,19 +185,22 @@ def agent_command(order: AgentOrder, token_file: Path, table_file: Path) -> list
 
 
 def agent_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What an agent needs of our environment. It faces the Internet, so it is not given the keys of clouds and databases."""
+    """Return what an agent needs of our environment.
+
+    It faces the Internet, so it is not given the keys of clouds and databases.
+    """
     return {
         name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith(_PREFIXES)
     }
 
 
 def shape_of(order: AgentOrder) -> Shape:
-    """What can only be changed by starting the agent again."""
+    """Return what can only be changed by starting the agent again."""
     return order.tls or ()
 
 
 def table_for(order: AgentOrder) -> Table:
-    """The table with the address on which the agent listens: another one is opened before this one is closed."""
+    """Return the table with the address on which the agent listens: another one is opened before this one is closed."""
     return replace(order.table, listen=Listen(order.host, order.port))
 
 

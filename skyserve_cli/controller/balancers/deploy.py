@@ -84,7 +84,7 @@ class Serving:
 
 
 def arguments_of(service: str, region: str, port: int, has_tls: bool) -> tuple[str, ...]:
-    """How the agent is started; nothing in it is a secret. Of the loopback it takes any port for its admin."""
+    """Return how the agent is started; nothing in it is a secret. Of the loopback it takes any port for its admin."""
     arguments: tuple[str, ...] = ("--service", service, "--region", region)
     arguments += ("--host", "0.0.0.0", "--port", str(port), "--admin-host", "127.0.0.1", "--admin-port", "0")  # noqa: S104
     arguments += ("--traffic-file", TRAFFIC_FILE)
@@ -92,8 +92,10 @@ def arguments_of(service: str, region: str, port: int, has_tls: bool) -> tuple[s
 
 
 def deploy(shell: Shell, folder: str, release: Release, table: Mapping[str, Any]) -> None:
-    """Have the release run in the keeper's folder. `table` is what an agent begins with that never had one. Raises
-    ShellError."""
+    """Have the release run in the keeper's folder.
+
+    `table` is what an agent begins with that never had one. Raises ShellError.
+    """
     version = release.bundle.version
     there = set(_list(shell, folder, f"bundles/{version}/interpreter", "table.json"))
     if f"bundles/{version}/interpreter" not in there:
@@ -125,7 +127,7 @@ def _prepare(shell: Shell, folder: str, version: str) -> None:
 
 
 def serving(shell: Shell, folder: str) -> Serving | None:
-    """What runs there; None if nothing ever did. Raises ShellError."""
+    """Return what runs there; None if nothing ever did. Raises ShellError."""
     raw = shell.read(f"{folder}/serving.json")
     if not raw:
         return None
@@ -146,8 +148,11 @@ def tidy(shell: Shell, folder: str, kept: str) -> None:
 
 
 def end_frozen(shell: Shell, agent: Serving) -> None:
-    """Terminate an agent that does not respond; the supervisor restarts it. It is asked on its own machine, because it may as well be
-    the way there that is slow, and this command that is late. Raises ShellError."""
+    """Terminate an agent that does not respond; the supervisor restarts it.
+
+    It is asked on its own machine, because it may as well be the way there that is slow, and this command that is late.
+    Raises ShellError.
+    """
     ask = _ASK.format(port=agent.admin_port)
     shell.run(f"python3 -c {shlex.quote(ask)} 2>/dev/null || kill -9 {agent.pid}", check=False)
 

@@ -35,8 +35,11 @@ class _Record:
 
 
 class ThreadDns:
-    """The daemon's. `publisher` is made when the first name is wanted; `region_of` gives the region by which an agent at
-    (cloud, region) is found, `allows` whether this controller may publish now."""
+    """The daemon's.
+
+    `publisher` is made when the first name is wanted; `region_of` gives the region by which an agent at (cloud, region) is
+    found, `allows` whether this controller may publish now.
+    """
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class ThreadDns:
         return record.published == order or gave_up
 
     def trouble(self, service: str) -> str:
-        """A sentence about the name that cannot be published."""
+        """Return a sentence about the name that cannot be published."""
         with self._changed:
             return next(
                 (one.why for (name, _), one in self._records.items() if name == service and one.why), ""

@@ -14,8 +14,10 @@ _ANY_PORT = 9
 
 
 def shown_host(host: str) -> str:
-    """The address at which a load balancer that listens on `host` is reached: of a wildcard, the address of this machine
-    on its default route; the loopback address where there is no route."""
+    """Return the address at which a load balancer that listens on `host` is reached.
+
+    Of a wildcard, the address of this machine on its default route; the loopback address where there is no route.
+    """
     if host not in _ELSEWHERE:
         return host
     family, far = _ELSEWHERE[host]
@@ -30,7 +32,7 @@ def shown_host(host: str) -> str:
 
 
 def reach_of(endpoint: str) -> str | None:
-    """Who can reach this URL: "this_machine" or "network"; None where there is no URL yet."""
+    """Return who can reach this URL: "this_machine" or "network"; None where there is no URL yet."""
     host = urlsplit(endpoint).hostname
     if host is None:
         return None
@@ -49,7 +51,7 @@ def choose_port(
     remembered: Collection[int],
     is_free: Callable[[int], bool],
 ) -> int | None:
-    """The port of a name that has no live endpoint: the one it `had`, else the first free one.
+    """Return the port of a name that has no live endpoint: the one it `had`, else the first free one.
 
     Ports that names without a live endpoint had (`remembered`) come last, so that these names get them again.
     Returns None where no port is left.

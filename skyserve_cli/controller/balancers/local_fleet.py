@@ -42,8 +42,10 @@ BESIDE = 0  # the number of the agent beside the controller; replicas and other 
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """What `serve status` shows of an agent. `acked`: it has the newest table. `trouble`: why it does not listen where it
-    should."""
+    """What `serve status` shows of an agent.
+
+    `acked`: it has the newest table. `trouble`: why it does not listen where it should.
+    """
 
     alive: bool
     acked: bool
@@ -212,13 +214,18 @@ class _Supervisor:
         self._failures = self._silences = 0
 
     def _is_lost(self, agent: Agent, shape: Shape) -> bool:
-        """Dead, of the wrong shape, or frozen: an agent that answers its controller nothing, time after time,
-        answers its clients nothing either."""
+        """Dead, of the wrong shape, or frozen.
+
+        An agent that answers its controller nothing, time after time, answers its clients nothing either.
+        """
         return not agent.alive() or agent.shape != shape or self._silences >= FROZEN_AFTER_SILENCES
 
     async def _push(self, agent: Agent, order: AgentOrder) -> None:
-        """Give the agent its table. If it cannot listen on the address of the order, it gets the rest, goes on listening
-        where it does, and is asked to move again at each turn."""
+        """Give the agent its table.
+
+        If it cannot listen on the address of the order, it gets the rest, goes on listening where it does, and is asked to
+        move again at each turn.
+        """
         table = table_for(order)
         trouble = await self._put(agent, table)
         if trouble:
@@ -246,7 +253,7 @@ class _Supervisor:
         return ""
 
     async def _listening(self, agent: Agent) -> Listen | None:
-        """The address in the agent's own table."""
+        """Return the address in the agent's own table."""
         url = f"{agent.admin_url}/-/targets"
         async with self._session.get(url, headers=agent.authorization) as response:
             response.raise_for_status()

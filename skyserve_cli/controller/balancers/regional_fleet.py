@@ -134,7 +134,7 @@ class RegionalFleet:
         ]
 
     def reached_at(self) -> float | None:
-        """When any agent last responded; None without agents."""
+        """Return when any agent last responded; None without agents."""
         supervisors = list(self._supervisors.values())
         if not supervisors:
             return None
@@ -163,7 +163,7 @@ class RegionalFleet:
     # --- what keepers need
 
     def login_source(self, cloud: str) -> LoginSource:
-        """Raises ValueError for a cloud without machines that can be logged in to."""
+        """Raise ValueError for a cloud without machines that can be logged in to."""
         source = self._clouds(cloud)
         if not isinstance(source, LoginSource):
             raise ValueError(f"no agent can stand on {cloud}")
@@ -179,7 +179,7 @@ class RegionalFleet:
         return self._clock.now()
 
     def was_lost(self, started: float) -> bool:
-        """Returns True if this process was late since `started`: then it cannot say that an agent is silent."""
+        """Return True if this process was late since `started`: then it cannot say that an agent is silent."""
         return self._attention is not None and self._attention.was_lost(started)
 
     def wake(self) -> None:
@@ -219,7 +219,7 @@ class _Supervisor:
         self._order = order
 
     def news(self, now: float) -> tuple[str, Event] | None:
-        """Whether it passes, where that is another thing than what the reconciler knows."""
+        """Return whether it passes, where that is another thing than what the reconciler knows."""
         order = self._order
         if self._has_passed and not self._failures:
             return None if order.passing else (order.service, ProbePassed(order.replica_id))

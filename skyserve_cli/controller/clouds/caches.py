@@ -52,7 +52,7 @@ class SpecCache:
         return self._probes[key]
 
     def secrets(self, service: str, version: int) -> dict[str, str]:
-        """The secrets in clear: for a launch or a probe, never to be kept or shown."""
+        """Return the secrets in clear: for a launch or a probe, never to be kept or shown."""
         if not self.get(service, version).secrets:
             return {}
         return self._seal.open(self._store.version(service, version).sealed_secrets)
@@ -109,7 +109,7 @@ class OfferCache:
 
 
 def all_offers(clouds: Sequence[Provisioner], need: Requirements) -> tuple[Offer, ...]:
-    """The offers of all clouds, best first: by price, or in the order of the candidates if that is wanted.
+    """Return the offers of all clouds, best first: by price, or in the order of the candidates if that is wanted.
 
     A cloud that cannot be asked offers nothing now; the others still do.
     """

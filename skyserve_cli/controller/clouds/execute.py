@@ -24,8 +24,10 @@ LONGEST_RETRY_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The call did not settle; make it again, with the same token, after `after_s`. `was_made` false: it did not even
-    begin, and so does not count as a try."""
+    """The call did not settle; make it again, with the same token, after `after_s`.
+
+    `was_made` false: it did not even begin, and so does not count as a try.
+    """
 
     after_s: float
     message: str
@@ -40,8 +42,10 @@ def perform(
     owner: str,
     farewell: Callable[[Instance], object] = lambda instance: None,
 ) -> Event | Retry | None:
-    """Make the call; None if there is nothing to tell. `farewell` sees what is about to be terminated. Raises only what is
-    a bug."""
+    """Make the call; None if there is nothing to tell.
+
+    `farewell` sees what is about to be terminated. Raises only what is a bug.
+    """
     if call.kind is CallKind.TERMINATE:
         return _terminate(call, provisioner, token, owner, farewell)
     try:
@@ -56,16 +60,18 @@ def perform(
 
 
 def settle(call: Call, outcome: Event | Retry | None, tries: int) -> Event | Retry | None:
-    """What an outcome means after `tries` tries. A launch gives up, and is then looked for and terminated, for
-    the cloud may have done what it did not say; a terminate never does, for what it would leave behind costs
-    money."""
+    """Return what an outcome means after `tries` tries.
+
+    A launch gives up, and is then looked for and terminated, for the cloud may have done what it did not say; a terminate
+    never does, for what it would leave behind costs money.
+    """
     if isinstance(outcome, Retry) and call.kind is CallKind.LAUNCH and tries >= MAX_LAUNCH_TRIES:
         return GaveUp(call.replica.id, EndReason.CLOUD_ERROR, f"after {tries} tries: {outcome.message}")
     return outcome
 
 
 def backoff_s(outcome: Retry, tries: int) -> float:
-    """How long to wait before try number `tries` + 1."""
+    """Return how long to wait before try number `tries` + 1."""
     return float(min(LONGEST_RETRY_S, outcome.after_s * 2 ** min(tries - 1, 10)))
 
 
@@ -81,7 +87,7 @@ def _launch(call: Call, provisioner: Provisioner, order: LaunchOrder) -> Event |
 
 
 def _attend(provisioner: Provisioner, order: LaunchOrder) -> Retry | None:
-    """The next listing shows what became of it."""
+    """Return the next listing shows what became of it."""
     try:
         provisioner.launch(order)
     except ProvisionError as error:
@@ -103,8 +109,11 @@ def _terminate(
 
 
 def _find(call: Call, provisioner: Provisioner, token: str, owner: str) -> Instance | None:
-    """The instance to terminate. By id where the launch was answered; else the cloud is asked for the token,
-    because a launch whose answer was lost may have made one."""
+    """Return the instance to terminate.
+
+    By id where the launch was answered; else the cloud is asked for the token, because a launch whose answer was lost may
+    have made one.
+    """
     replica = call.replica
     if replica.instance_id is not None:
         return Instance(

@@ -25,9 +25,12 @@ Balancers = Mapping[str, frozenset[str]]
 
 
 class ThreadFirewalls:
-    """The daemon's. `clouds` are the names of all that are enabled, `gated` gives each one's provisioner if it has a firewall.
-    `allows`: this controller may change something now. `tell` hears what cannot be changed, by cloud, when that is another
-    thing than before; an empty sentence says that it could be changed again."""
+    """The daemon's.
+
+    `clouds` are the names of all that are enabled, `gated` gives each one's provisioner if it has a firewall. `allows`:
+    this controller may change something now. `tell` hears what cannot be changed, by cloud, when that is another thing than
+    before; an empty sentence says that it could be changed again.
+    """
 
     def __init__(
         self,
@@ -80,7 +83,7 @@ class ThreadFirewalls:
                 logged = sentence
 
     def _admit(self, cloud: str, balancers: Balancers) -> str:
-        """Why it cannot be done, or nothing."""
+        """Return why it cannot be done, or nothing."""
         try:
             gate = self._gated(cloud)
             if gate is not None:

@@ -48,14 +48,17 @@ class Unlisted:
         return f"{self.cloud}{'/' * bool(self.region)}{self.region} cannot be listed: {self.why}"
 
     def may_have(self, places: Collection[str] | None) -> bool:
-        """Whether what is not listed may be in one of these regions or zones. Some clouds name several at once."""
+        """Return whether what is not listed may be in one of these regions or zones. Some clouds name several at once."""
         return places is None or not self.region or any(place in self.region for place in places)
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One cloud, as it was just found. `is_empty`: no instance of ours lives there. `is_withheld`: there is something that
-    machines share, and as not every region has said that it has none, it is unknown whether it is needed."""
+    """One cloud, as it was just found.
+
+    `is_empty`: no instance of ours lives there. `is_withheld`: there is something that machines share, and as not every
+    region has said that it has none, it is unknown whether it is needed.
+    """
 
     orphans: tuple[Orphan, ...]
     unlisted: tuple[Unlisted, ...]
@@ -112,8 +115,11 @@ class _Notes:
 
 
 class GarbageCollector:
-    """Thread-safe. `known` reads the rows when it is called; see `leaks` for why that matters. `allows` says right before
-    something is removed whether this process may."""
+    """Thread-safe.
+
+    `known` reads the rows when it is called; see `leaks` for why that matters. `allows` says right before something is
+    removed whether this process may.
+    """
 
     def __init__(
         self,
@@ -133,11 +139,11 @@ class GarbageCollector:
         self._notes: dict[str, _Notes] = {}
 
     def rents(self, cloud: str) -> bool:
-        """Whether there can be anything but instances."""
+        """Return whether there can be anything but instances."""
         return isinstance(self._provisioners(cloud), FleetProvisioner)
 
     def look(self, cloud: str) -> Look:
-        """What is there. A region that does not answer is named, the others are listed."""
+        """Return what is there. A region that does not answer is named, the others are listed."""
         notes = self._notes_of(cloud)
         with notes.lock:
             unlisted: list[Unlisted] = []
@@ -162,8 +168,11 @@ class GarbageCollector:
             return Look(sure, tuple(distinct.values()), is_empty=False, is_withheld=len(sure) < len(orphans))
 
     def remove(self, key: Key) -> Refusal:
-        """End an instance, or remove a leftover, that a look has found. Already gone is success; of an instance it is
-        the order that is given, not the end that is awaited. What was an orphan has stayed one: no token is used twice."""
+        """End an instance, or remove a leftover, that a look has found.
+
+        Already gone is success; of an instance it is the order that is given, not the end that is awaited. What was an
+        orphan has stayed one: no token is used twice.
+        """
         cloud = key[0]
         notes = self._notes_of(cloud)
         with notes.lock:
@@ -207,8 +216,8 @@ class GarbageCollector:
     def tidy(
         self, cloud: str, services: Iterable[str] | None = None, places: Collection[str] | None = None
     ) -> Tidied:
-        """One step: remove the leftovers that are seen for the second time, and once nothing lives there any more and
-        no service needs anything, what machines share.
+        """Return one step: remove the leftovers that are seen for the second time, and once nothing lives there any more
+        and no service needs anything, what machines share.
 
         Instances are ended by the tick, and waited for here: those of these services (None: of all). So are regions that
         do not answer: those that have any of these places (names of regions and zones) in them (None: all).
@@ -240,8 +249,9 @@ class GarbageCollector:
     def _orphans(
         self, cloud: str, silent: Callable[[str, ProvisionError], None]
     ) -> tuple[dict[Orphan, Callable[[], None] | None], bool]:
-        """The orphans with how to remove each (what machines share goes by `forget`), in an order in which they can be;
-        and whether no instance lives."""
+        """Return the orphans with how to remove each (what machines share goes by `forget`), in an order in which they can
+        be; and whether no instance lives.
+        """
         provisioner = self._provisioners(cloud)
         orphans: dict[Orphan, Callable[[], None] | None] = {}
         if not isinstance(provisioner, FleetProvisioner):
@@ -300,7 +310,7 @@ class GarbageCollector:
 
 
 def known_of(owner: str, rows: Iterable[ServiceRow], specs: SpecCache, clouds: Clouds) -> Known:
-    """What these rows, all that are up or have a replica that lives, say that we know."""
+    """Return what these rows, all that are up or have a replica that lives, say that we know."""
     rows = list(rows)
     used = {replica.zone.cloud for row in rows for replica in row.attempts}
     for row in rows:

@@ -27,9 +27,11 @@ BURST_S = 0.05  # reports of many machines that come so close together are read 
 
 
 class ThreadInstancePoller:
-    """The daemon's witness. `poll_s` by cloud; the tick is woken only when a listing differs from the last. `tell` takes a
-    sentence for the event log, `warn` one about a replica, `tell_clock` one about
-    a cloud's clock."""
+    """The daemon's witness.
+
+    `poll_s` by cloud; the tick is woken only when a listing differs from the last. `tell` takes a sentence for the event
+    log, `warn` one about a replica, `tell_clock` one about a cloud's clock.
+    """
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class ThreadInstancePoller:
         return sightings
 
     def last(self, cloud: str) -> tuple[Instance, ...]:
-        """What the last listing of the cloud showed; nothing before the first. Safe from any thread."""
+        """Return what the last listing of the cloud showed; nothing before the first. Safe from any thread."""
         return self._last.get(cloud, ())
 
     def leases(self, cloud: str) -> Mapping[str, Lease]:
@@ -89,11 +91,11 @@ class ThreadInstancePoller:
         return {} if watch is None else watch.by_id
 
     def trouble(self) -> Mapping[str, str]:
-        """Why clouds cannot be listed, by cloud."""
+        """Return why clouds cannot be listed, by cloud."""
         return dict(self._trouble)
 
     def reached_at(self) -> float | None:
-        """When a cloud last listed its instances; None if only this machine's are listed."""
+        """Return when a cloud last listed its instances; None if only this machine's are listed."""
         if not self._watched - {LOCAL}:
             return None
         return max(self._listed_at.copy().values(), default=float("-inf"))
@@ -148,8 +150,10 @@ class ThreadInstancePoller:
         return Listing(provisioner.instances(self._owner))
 
     def _note_regions(self, cloud: str, listing: Listing) -> bool:
-        """Tell of regions and zones that do not respond, as of clouds, and once of each that is closed. Returns whether a
-        region that did not respond does so again."""
+        """Tell of regions and zones that do not respond, as of clouds, and once of each that is closed.
+
+        Returns whether a region that did not respond does so again.
+        """
         for region, sentence in listing.closed.items():
             if (cloud, region) not in self._closed:
                 self._closed.add((cloud, region))

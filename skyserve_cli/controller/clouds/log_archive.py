@@ -36,8 +36,11 @@ class LogArchive:
     def keep(
         self, service: str, replica: Replica, instance: Instance, cloud: Provisioner, num_nodes: int = 1
     ) -> None:
-        """Fetch what a replica that failed has printed last, unless that was done. Takes as long as its machine does to
-        answer; one that does not answer has said nothing. Raises nothing that would keep the machine."""
+        """Fetch what a replica that failed has printed last, unless that was done.
+
+        Takes as long as its machine does to answer; one that does not answer has said nothing. Raises nothing that would
+        keep the machine.
+        """
         if replica.end_reason not in TELLING or not isinstance(cloud, LogSource):
             return
         try:
@@ -52,7 +55,7 @@ class LogArchive:
             log.warning("the log of %s replica %d is not kept: %s", service, replica.id, error)
 
     def find(self, service: str, replica_id: int, node: int = 0) -> tuple[Path, int] | None:
-        """Where it is kept, and the offset of its first byte."""
+        """Return where it is kept, and the offset of its first byte."""
         found = next(self._folder.glob(f"{service}.{replica_id}.{node}.*.log"), None)
         return None if found is None else (found, int(found.name.split(".")[-2]))
 

@@ -1,5 +1,6 @@
-"""Cloud calls on threads, one in flight per replica, and so many per cloud: one that answers slowly, or not at all, keeps
-no thread from the others.
+"""Cloud calls on threads, one in flight per replica, and so many per cloud.
+
+One that answers slowly, or not at all, keeps no thread from the others.
 
 A call stays "under way" until the tick has taken its answer, not until the thread has ended: otherwise a tick
 between the two would start it again.
@@ -46,7 +47,7 @@ class OperationsInFlight:
         self._records: dict[Key, _Record] = {}
 
     def startable(self, calls: Sequence[Call], now: float) -> list[Call]:
-        """Those of `calls` to start now; they count as under way from here on."""
+        """Return those of `calls` to start now; they count as under way from here on."""
         outstanding = {call.key for call in calls}
         for key in [k for k, r in self._records.items() if k not in outstanding and not r.under_way]:
             del self._records[key]
@@ -63,7 +64,7 @@ class OperationsInFlight:
         return started
 
     def settled(self, call: Call, outcome: Event | Retry | None, now: float) -> Event | None:
-        """The event an outcome amounts to; None if there is none, or the call is to be made again."""
+        """Return the event an outcome amounts to; None if there is none, or the call is to be made again."""
         record = self._records[call.key]
         record.under_way = False
         if isinstance(outcome, Retry) and not outcome.was_made:
@@ -78,7 +79,7 @@ class OperationsInFlight:
         return outcome
 
     def next_retry_at(self) -> float | None:
-        """When the first waiting call may be made again."""
+        """Return when the first waiting call may be made again."""
         return min((r.not_before for r in self._records.values() if not r.under_way), default=None)
 
 
@@ -87,8 +88,11 @@ class _NotAllowedError(Exception):
 
 
 class ThreadOperationRunner:
-    """The daemon's runner. `threads` is how many calls to one cloud may be under way, `farewell` sees every instance that is
-    about to be terminated by a call, and `allows` is asked right before anything is launched or terminated."""
+    """The daemon's runner.
+
+    `threads` is how many calls to one cloud may be under way, `farewell` sees every instance that is about to be terminated
+    by a call, and `allows` is asked right before anything is launched or terminated.
+    """
 
     def __init__(
         self,

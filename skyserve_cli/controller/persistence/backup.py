@@ -78,8 +78,10 @@ def kept_files(home: Home) -> tuple[Path, ...]:
 
 
 def write_backup(home: Home, target: Path, passphrase: str | None, now: float) -> str:
-    """Make the backup of a home; a controller may be running. Returns what is in it. Raises BackupError, SQLAlchemyError or
-    OSError; the target is there whole or not at all."""
+    """Make the backup of a home; a controller may be running.
+
+    Returns what is in it. Raises BackupError, SQLAlchemyError or OSError; the target is there whole or not at all.
+    """
     file = sqlite_file(make_url(home.database_url))
     if file is not None and not file.exists():
         raise BackupError(
@@ -134,7 +136,7 @@ def _reading(url: URL) -> Iterator[sa.Connection]:
 
 
 def read_backup(source: Path, passphrase: str | None) -> Backup:
-    """Raises BackupError or OSError."""
+    """Raise BackupError or OSError."""
     with source.open("rb") as file:
         content = file.read(len(_SQLITE))
         if content == _SQLITE:
@@ -187,8 +189,11 @@ def _of_copy(source: Path) -> Backup:
 
 
 def restore(home: Home, backup: Backup, *, force: bool, now: float) -> Path | None:
-    """Make the home what it was. The caller holds the controller's lock. Returns the folder with what was replaced, if there was
-    anything. Raises BackupError, SQLAlchemyError or OSError; unless it returns, the database is as it was."""
+    """Make the home what it was.
+
+    The caller holds the controller's lock. Returns the folder with what was replaced, if there was anything. Raises
+    BackupError, SQLAlchemyError or OSError; unless it returns, the database is as it was.
+    """
     url = make_url(home.database_url)
     file = sqlite_file(url)
     _insist_on_empty(home, backup, url, force)
@@ -280,7 +285,7 @@ def _cipher(passphrase: str, salt: bytes) -> Fernet:
 
 
 def read_passphrase(path: Path) -> str:
-    """The first line of a file, or of standard input ("-"). Raises BackupError or OSError."""
+    """Return the first line of a file, or of standard input ("-"). Raises BackupError or OSError."""
     text = os.fdopen(0, closefd=False).readline() if str(path) == "-" else path.read_text()
     line = text.partition("\n")[0].rstrip("\r")
     if not line:

@@ -1,6 +1,9 @@
-"""Which keys a database belongs to. Secrets in it are sealed with the home's sealing key, and machines are reached with keys
-that follow from its machine secret: with other ones a controller would neither open the one nor reach the other. So digests
-of both are in the database, and a home with other keys is refused before anything is made or terminated."""
+"""Which keys a database belongs to.
+
+Secrets in it are sealed with the home's sealing key, and machines are reached with keys that follow from its machine
+secret: with other ones a controller would neither open the one nor reach the other. So digests of both are in the database,
+and a home with other keys is refused before anything is made or terminated.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class ForeignKeysError(Exception):
 
 
 def check(store: Store, home: Home) -> None:
-    """Raises ForeignKeysError. Makes no key: one that is missing is to be copied, not drawn."""
+    """Raise ForeignKeysError. Makes no key: one that is missing is to be copied, not drawn."""
     _compare(store.fingerprints(), home)
 
 
@@ -29,7 +32,7 @@ def record(store: Store, home: Home) -> None:
 
 
 def check_or_record(store: Store, home: Home) -> None:
-    """Raises ForeignKeysError. For a controller whose term has started."""
+    """Raise ForeignKeysError. For a controller whose term has started."""
     known = store.fingerprints()
     _compare(known, home)
     if not known:

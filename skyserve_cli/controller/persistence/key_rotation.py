@@ -58,7 +58,7 @@ def rotate(home: Home, store: Store) -> Rotated:
 
 
 def living_machines(store: Store) -> list[str]:
-    """The replicas and agents whose machines were made with the present machines.key."""
+    """Return the replicas and agents whose machines were made with the present machines.key."""
     return [
         f"{row.name}/{one.id}"
         for row in store.services()

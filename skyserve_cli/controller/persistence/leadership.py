@@ -69,8 +69,10 @@ class Leadership:
         self.query()()
 
     def query(self) -> Callable[[], None]:
-        """What `step` asks the database. Nothing is so before the function that is returned has been called: a response that
-        comes too late is dropped."""
+        """Return what `step` asks the database.
+
+        Nothing is so before the function that is returned has been called: a response that comes too late is dropped.
+        """
         sent_at = self._steady.now()
         if self.epoch:
             renewed = self._store.renew_lease(self.epoch, ttl_s=self._ttl_s)
@@ -99,15 +101,15 @@ class Leadership:
         return bool(self.epoch) and not self.is_over
 
     def left_s(self) -> float:
-        """How much longer no other controller can lead; not positive if one may."""
+        """Return how much longer no other controller can lead; not positive if one may."""
         return self._valid_until - self._steady.now()
 
     def may_terminate(self) -> bool:
-        """Whether something may be removed now that no row speaks of."""
+        """Return whether something may be removed now that no row speaks of."""
         return self.allows(CallKind.TERMINATE)
 
     def allows(self, kind: CallKind) -> bool:
-        """Whether a call to a cloud may begin now."""
+        """Return whether a call to a cloud may begin now."""
         return self.leads and self.left_s() > (self._ttl_s / 2 if kind is CallKind.TERMINATE else 0.0)
 
     def lost(self) -> None:
@@ -120,7 +122,7 @@ class Leadership:
         self._store.reconnect_lease()
 
     def database_now(self) -> float:
-        """The time by the database's clock, which all its controllers share; UNIX seconds."""
+        """Return the time by the database's clock, which all its controllers share; UNIX seconds."""
         there, here = self._read_at
         return there + self._steady.now() - here
 
@@ -131,7 +133,7 @@ class Leadership:
         return {"leads": self.leads, "epoch": 0 if lease is None else lease.epoch, "leader": leader}
 
     def refuse_unless_leading(self) -> None:
-        """Raises NotLeadingError."""
+        """Raise NotLeadingError."""
         if not self.leads:
             leader = self.to_json()["leader"]
             elsewhere = (
@@ -177,8 +179,10 @@ class Leadership:
 
 
 class LeaseKeeper(threading.Thread):
-    """Steps for as long as the process lives. `started` is called when the term begins, `over` when it has ended, or when this
-    process cannot go on with it: `turn` is a number that changes with every tick, and None between two.
+    """Steps for as long as the process lives.
+
+    `started` is called when the term begins, `over` when it has ended, or when this process cannot go on with it: `turn` is
+    a number that changes with every tick, and None between two.
 
     No query has this thread wait for longer than RESPONSE_WITHIN_S: a server that takes a query and does not respond must not
     keep a controller from noticing that it leads no more.
@@ -247,8 +251,10 @@ class LeaseKeeper(threading.Thread):
             log.warning("the lease cannot be read or renewed: %s", why)
 
     def _is_stuck(self) -> bool:
-        """Whether one tick has gone on for many steps, all of which the database has responded to. Steps are counted, not
-        seconds, in which this process may have been stopped."""
+        """Return whether one tick has gone on for many steps, all of which the database has responded to.
+
+        Steps are counted, not seconds, in which this process may have been stopped.
+        """
         turn = self._turn()
         known, steps = self._stuck
         is_same = turn is not None and turn == known and not self._why
@@ -260,8 +266,11 @@ class LeaseKeeper(threading.Thread):
 
 
 def holder_of(home: Home) -> str:
-    """The same for every process of one home on one host since it was started, and for no other. One process at a time has
-    the home's lock, so the one that finds its own name in the lease knows that the other one has ended."""
+    """Return the same for every process of one home on one host since it was started, and for no other.
+
+    One process at a time has the home's lock, so the one that finds its own name in the lease knows that the other one has
+    ended.
+    """
     found = home.root.stat()
     parts = [socket.gethostname(), _line("/proc/sys/kernel/random/boot_id"), _line("/etc/machine-id")]
     parts += [str(home.root), str(found.st_dev), str(found.st_ino)]
@@ -269,7 +278,7 @@ def holder_of(home: Home) -> str:
 
 
 def about(home: Home) -> str:
-    """Who we are, for people."""
+    """Return who we are, for people."""
     return f"the controller on {socket.gethostname()} (process {os.getpid()}, home {home.root})"
 
 

@@ -23,7 +23,7 @@ class CannotOpenError(Exception):
 
 
 def opened(home: Home) -> Store:
-    """The store of this home. Raises CannotOpenError."""
+    """Return the store of this home. Raises CannotOpenError."""
     try:
         return Store(home.database_url)
     except DamagedDatabaseError as error:

@@ -48,7 +48,7 @@ def match(
     offers: RoleOffers,
     now: float,
 ) -> Found:
-    """The rows of the instances with ids from `first_unknown` that no row has. Pure."""
+    """Return the rows of the instances with ids from `first_unknown` that no row has. Pure."""
     known = {one.id for one in row.attempts}
     adopted, unfit, highest = [], [], 0
     for instance in instances:
@@ -87,8 +87,10 @@ def match(
 
 
 class Adoption:
-    """`first_unknown`: by service, the first replica id that the backup did not know. `done` is called when every cloud was
-    listed and its machines are adopted. Not thread-safe: the tick's own."""
+    """`first_unknown`: by service, the first replica id that the backup did not know.
+
+    `done` is called when every cloud was listed and its machines are adopted. Not thread-safe: the tick's own.
+    """
 
     def __init__(
         self,
@@ -110,13 +112,13 @@ class Adoption:
         self._done = done
 
     def is_awaited(self, service: str, now: float) -> bool:
-        """Whether planning for the service is to wait for machines that may be adopted."""
+        """Return whether planning for the service is to wait for machines that may be adopted."""
         return (
             self._until is not None and now < self._until and any(name == service for name, _ in self._open)
         )
 
     def spares(self, instance: Instance) -> bool:
-        """Whether an instance without a row may still be adopted."""
+        """Return whether an instance without a row may still be adopted."""
         return (instance.service, instance.zone.cloud) in self._open
 
     def take(self, rows: Iterable[ServiceRow], listings: Sequence[InstanceListing], now: float) -> bool:
@@ -144,7 +146,7 @@ class Adoption:
         return was_added
 
     def _offers_of(self, row: ServiceRow) -> RoleOffers | None:
-        """All offers that the service can have launched for; None until the clouds have answered."""
+        """Return all offers that the service can have launched for; None until the clouds have answered."""
         spec = self._specs.get(row.name, row.version)
         needs: list[tuple[Role, Requirements]] = [(Role.REPLICA, requirements_of(spec))]
         if spec.regional.places:
@@ -174,7 +176,7 @@ class Adoption:
 
 
 def read_restored(path: Path) -> dict[str, int]:
-    """The content of `Home.restored`; empty if no restore is to be completed."""
+    """Return the content of `Home.restored`; empty if no restore is to be completed."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:

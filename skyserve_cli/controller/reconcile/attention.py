@@ -44,7 +44,7 @@ class Attention:
         return self._clock.now()
 
     def was_lost(self, started: float) -> bool:
-        """Returns True if the loop was late at some time since `started`, an instant of the loop, or is now."""
+        """Return True if the loop was late at some time since `started`, an instant of the loop, or is now."""
         self._look()
         return self._late_at >= started
 

@@ -22,7 +22,7 @@ JUMP_S = 5.0
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Seconds."""
+        """Return seconds."""
         ...
 
 
@@ -34,7 +34,7 @@ class Steady(NamedTuple):
 
 
 def steady_source() -> Steady:
-    """The best one of this host."""
+    """Return the best one of this host."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return Steady(lambda: time.clock_gettime(time.CLOCK_BOOTTIME), counts_suspension=True)
     if sys.platform == "darwin":  # its CLOCK_MONOTONIC goes on in sleep
@@ -73,6 +73,8 @@ class SystemClock:
         self._offset_s += jump_s
 
     def moves_instants(self, jump_s: float) -> bool:
-        """Whether instants of before must move with the clock. Not where a jump forwards may have been a suspension:
-        that time has really passed."""
+        """Return whether instants of before must move with the clock.
+
+        Not where a jump forwards may have been a suspension: that time has really passed.
+        """
         return jump_s < 0 or self._steady.counts_suspension

@@ -13,12 +13,12 @@ HEARD_S = 30.0  # an agent probes a target that is not ready every few seconds
 
 
 def slowdown(targets: int) -> float:
-    """How much rarer an agent of many targets is polled: what it says of a thousand takes 10 ms to read."""
+    """Return how much rarer an agent of many targets is polled: what it says of a thousand takes 10 ms to read."""
     return max(1.0, targets / MANY_TARGETS)
 
 
 def load_of(stats: Stats, table: Table | None) -> Load:
-    """What one agent reports, of the `table` that it has."""
+    """Return what one agent reports, of the `table` that it has."""
     draining = {t.id for t in table.targets if t.state is Readiness.DRAINING} if table else set()
     busy = {target.id for target in stats.targets if target.in_flight > 0}
     return Load(
@@ -37,7 +37,7 @@ def load_of(stats: Stats, table: Table | None) -> Load:
 
 
 def merged(loads: Sequence[Load]) -> Load:
-    """The sum. A replica is empty when every agent says so; one that has not said anything has not."""
+    """Return the sum. A replica is empty when every agent says so; one that has not said anything has not."""
     if len(loads) == 1:
         return loads[0]
     known = [load for load in loads if load.known]

@@ -30,7 +30,7 @@ class Remote(Protocol):
     """Something that speaks with other machines."""
 
     def reached_at(self) -> float | None:
-        """When another machine last responded to it; None if it has nothing to do with another machine."""
+        """Return when another machine last responded to it; None if it has nothing to do with another machine."""
         ...
 
 

@@ -34,7 +34,7 @@ def table_of(
     targets_ca: str = "",
     tls_name: Callable[[Replica], str] = lambda replica: "",
 ) -> Table:
-    """The targets that may serve, and how the service wants its requests treated.
+    """Return the targets that may serve, and how the service wants its requests treated.
 
     Equal contents have equal revisions within one `epoch` (the term of the controller). The time that is left of a drain goes by without a new one: an agent counts
     it from the push. An instant that moves, as a preemption notice moves it, makes a new revision.
@@ -121,7 +121,7 @@ def _counting_down(target: Target, now: float) -> Target:
 
 
 def _hold_s(goal: Goal, plain_s: float) -> float:
-    """How long a request waits for a replica. A request that wakes a sleeping service waits for the whole start."""
+    """Return how long a request waits for a replica. A request that wakes a sleeping service waits for the whole start."""
     if goal.down:  # nothing will come up: to hold a request would be to lie to its client
         return 0.0
     if goal.scaling.min_replicas > 0:
@@ -130,5 +130,5 @@ def _hold_s(goal: Goal, plain_s: float) -> float:
 
 
 def _within_a_day(seconds: float) -> float:
-    """An agent refuses longer limits than a day, and whole tables with them."""
+    """Return an agent refuses longer limits than a day, and whole tables with them."""
     return min(86_400.0, max(0.001, seconds))

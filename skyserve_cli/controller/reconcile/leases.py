@@ -17,8 +17,10 @@ _NOTHING: Mapping[str, Lease] = MappingProxyType({})
 
 
 def lease_view(lease: Lease | None) -> dict[str, Any] | None:
-    """As JSON, with instants in UNIX seconds; None for a machine without a lease. While a controller visits the machine
-    there is no end: the lease begins again with each visit."""
+    """As JSON, with instants in UNIX seconds; None for a machine without a lease.
+
+    While a controller visits the machine there is no end: the lease begins again with each visit.
+    """
     if lease is None:
         return None
     ends = lease.visited_at is not None
@@ -32,7 +34,7 @@ def lease_view(lease: Lease | None) -> dict[str, Any] | None:
 
 
 def warning_of(lease: Lease, now: float) -> str:
-    """The sentence of the event."""
+    """Return the sentence of the event."""
     return (
         f"no visit for {span(now - (lease.visited_at or now))} ({lease.why}): the machine ends itself in "
         f"{span(lease.left_s(now))} without traffic, in {span(lease.most_left_s(now))} with it; "
@@ -41,8 +43,10 @@ def warning_of(lease: Lease, now: float) -> str:
 
 
 class LeaseWatch:
-    """Warns once of each machine whose lease is half over, until it has been visited again. `warn` takes the service, the
-    replica and the sentence. For the thread of one cloud's listings."""
+    """Warns once of each machine whose lease is half over, until it has been visited again.
+
+    `warn` takes the service, the replica and the sentence. For the thread of one cloud's listings.
+    """
 
     def __init__(self, warn: Warn) -> None:
         self._warn = warn
@@ -50,7 +54,7 @@ class LeaseWatch:
         self.by_id: Mapping[str, Lease] = _NOTHING
 
     def look(self, instances: Iterable[Instance], now: float) -> bool:
-        """Returns whether any lease differs from the last look."""
+        """Return whether any lease differs from the last look."""
         before = self.by_id
         leased = [(one, one.lease) for one in instances if one.lease is not None and not one.state.is_gone]
         self.by_id = {one.id: lease for one, lease in leased}

@@ -38,7 +38,7 @@ _COMING_UP = (ReplicaState.PROVISIONING, ReplicaState.STARTING)
 def events_of(
     replicas: Iterable[Replica], instances: Mapping[str, Instance], asked_at: float
 ) -> Iterator[Event]:
-    """The events that `instances` (by instance id, of one cloud) imply for that cloud's replicas.
+    """Yield the events that `instances` (by instance id, of one cloud) imply for that cloud's replicas.
 
     A replica is only missing if it had been launched before the cloud was asked. One that is REQUESTED or
     TERMINATING has a call outstanding, whose response has more than a listing.
@@ -100,7 +100,7 @@ def _is_news(retire_at: float, known: float | None) -> bool:
 
 
 def missing_from(sighting: InstanceListing, replicas: Iterable[Replica]) -> bool:
-    """Whether a replica has an instance in that cloud which the sighting lacks."""
+    """Return whether a replica has an instance in that cloud which the sighting lacks."""
     return any(
         sighting.shows(replica)
         and replica.instance_id is not None
@@ -110,8 +110,7 @@ def missing_from(sighting: InstanceListing, replicas: Iterable[Replica]) -> bool
 
 
 def same_objects(before: Iterable[Instance], after: Iterable[Instance]) -> tuple[Instance, ...]:
-    """`after`, with the objects of `before` where they are equal: to compare such a listing with the last one costs
-    next to nothing."""
+    """`after`, with the objects of `before` where they are equal: to compare such a listing with the last one costs next to nothing."""
     old = {instance.id: instance for instance in before}
     return tuple(was if (was := old.get(one.id)) == one and was is not None else one for one in after)
 
@@ -123,14 +122,14 @@ def _gone(replica: Replica, message: str, is_lost: bool = False) -> Preempted:
 
 
 def unattended(sightings: Iterable[InstanceListing]) -> frozenset[str]:
-    """The ids of instances whose order is to be sent again."""
+    """Return the ids of instances whose order is to be sent again."""
     return frozenset().union(*(sighting.unattended for sighting in sightings))
 
 
 def orphans(
     sighting: InstanceListing, live_tokens: frozenset[str], suspects: frozenset[str]
 ) -> tuple[list[Instance], frozenset[str]]:
-    """The instances of ours that no live replica owns, and the suspects for the next listing.
+    """Return the instances of ours that no live replica owns, and the suspects for the next listing.
 
     Rows are committed before machines are asked for, so an instance without a row is an orphan. It must be
     seen twice, so that a listing taken before a terminate was answered accuses no one.

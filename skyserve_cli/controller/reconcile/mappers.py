@@ -23,7 +23,7 @@ _FIRST_FREE_PORT = 1024  # below it ports are root's, unless the kernel is confi
 
 
 def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
-    """What policies need to know of the service."""
+    """Return what policies need to know of the service."""
     policy = spec.replica_policy
     return Goal(
         version=row.version,
@@ -51,7 +51,7 @@ def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
 
 
 def placement_of(spec: ServiceSpec) -> PlacementGoal:
-    """Who places the replicas of this spec, and with which knobs.
+    """Return who places the replicas of this spec, and with which knobs.
 
     Without a placer by name, a file that gives a knob gets the placer which that knob belongs to, and one that
     gives none is spread plainly. A service without spot replicas leaves nothing to hedge.
@@ -89,7 +89,7 @@ def placement_of(spec: ServiceSpec) -> PlacementGoal:
 
 
 def requirements_of(spec: ServiceSpec) -> Requirements:
-    """What to ask the clouds for: what the file names, and the same on demand where the placer may want that."""
+    """Return what to ask the clouds for: what the file names, and the same on demand where the placer may want that."""
     goal = placement_of(spec)
     alternatives: dict[ResourceChoice, int] = {}  # each with the index of the one under `resources`
     for index, choice in enumerate(spec.resources):
@@ -111,7 +111,7 @@ def requirements_of(spec: ServiceSpec) -> Requirements:
 
 
 def token_of(owner: str, service: str, incarnation: str, replica_id: int, offer: Offer) -> str:
-    """The idempotency token of one attempt: the same attempt always has the same, no other ever has it.
+    """Return the idempotency token of one attempt: the same attempt always has the same, no other ever has it.
 
     Fit for instance names and tags: lower-case letters, digits and hyphens, at most MAX_TOKEN characters. The offer is
     part of it because clouds refuse a known token with changed parameters.
@@ -123,14 +123,17 @@ def token_of(owner: str, service: str, incarnation: str, replica_id: int, offer:
 
 
 def tls_name_of(owner: str, row: ServiceRow, replica: Replica) -> str:
-    """The name in the certificate of a replica that is reached by TLS: its machine's token."""
+    """Return the name in the certificate of a replica that is reached by TLS: its machine's token."""
     if not (replica.endpoint or "").startswith("https:"):
         return ""
     return token_of(owner, row.name, row.incarnation, replica.id, replica.offer)
 
 
 def known_tokens(owner: str, rows: Iterable[ServiceRow]) -> frozenset[str]:
-    """The tokens of all instances that we want, or have yet to see the end of. Whatever else carries our tag is an orphan."""
+    """Return the tokens of all instances that we want, or have yet to see the end of.
+
+    Whatever else carries our tag is an orphan.
+    """
     return frozenset(
         token_of(owner, row.name, row.incarnation, replica.id, replica.offer)
         for row in rows
@@ -170,7 +173,7 @@ def order_of(
 
 
 def agent_requirements_of(regional: RegionalAgents) -> Requirements:
-    """What to ask the clouds for, for the agents on machines of their own."""
+    """Return what to ask the clouds for, for the agents on machines of their own."""
     candidates = (
         Candidate(cloud=place.cloud, region=place.region, instance_type=regional.instance_type(place.cloud))
         for place in regional.places
@@ -181,7 +184,7 @@ def agent_requirements_of(regional: RegionalAgents) -> Requirements:
 def agent_fleet_of(
     row: ServiceRow, agents: Sequence[Replica], spec_of: Callable[[int], ServiceSpec]
 ) -> Fleet:
-    """The agents that are wanted and those that there are; `spec_of` gives the spec of a version."""
+    """Return the agents that are wanted and those that there are; `spec_of` gives the spec of a version."""
     wanted = spec_of(row.version).regional
 
     def fits(agent: Replica) -> bool:
@@ -200,8 +203,10 @@ def agent_fleet_of(
 def name_orders_of(
     row: ServiceRow, agents: Sequence[Replica], spec_of: Callable[[int], ServiceSpec]
 ) -> list[NameOrder]:
-    """The service's name and what it should mean; and that the name which it had before an update means nothing any
-    more. An agent that does not answer us may answer its clients, so it is left in."""
+    """Return the service's name and what it should mean; and that the name which it had before an update means nothing any more.
+
+    An agent that does not answer us may answer its clients, so it is left in.
+    """
     found = []
     now = None if row.down else spec_of(row.version).regional.dns
     if now is not None:
@@ -218,8 +223,10 @@ def name_orders_of(
 
 
 def agent_addresses(rows: Iterable[ServiceRow]) -> dict[str, frozenset[str]]:
-    """By service, where its load balancers on machines of their own call from: the addresses at which they listen. Every
-    service has an entry. An agent that is about to be terminated has none any more."""
+    """By service, where its load balancers on machines of their own call from: the addresses at which they listen.
+
+    Every service has an entry. An agent that is about to be terminated has none any more.
+    """
 
     def of(row: ServiceRow) -> Iterator[str]:
         for agent in row.balancers:
@@ -231,8 +238,10 @@ def agent_addresses(rows: Iterable[ServiceRow]) -> dict[str, frozenset[str]]:
 
 
 def stands_beside(row: ServiceRow, spec: ServiceSpec) -> bool:
-    """Whether the service has an agent beside the controller: as its only one, or until the first one of those that an
-    update put into regions is ready."""
+    """Return whether the service has an agent beside the controller.
+
+    As its only one, or until the first one of those that an update put into regions is ready.
+    """
     if not spec.regional.places:
         return True
     had_one = row.version > 1
@@ -242,8 +251,11 @@ def stands_beside(row: ServiceRow, spec: ServiceSpec) -> bool:
 def agent_order_of(
     owner: str, service: str, incarnation: str, agent: Replica, spec: ServiceSpec, admin_token: str
 ) -> LaunchOrder:
-    """Everything the launch of an agent's machine needs. What the agent is made of comes later, and again with every
-    release; its machine only has the keeper and the token of its admin port."""
+    """Everything the launch of an agent's machine needs.
+
+    What the agent is made of comes later, and again with every release; its machine only has the keeper and the token of
+    its admin port.
+    """
     port = spec.regional.port
     opened = f"sudo -n sysctl -qw net.ipv4.ip_unprivileged_port_start={port}"
     return LaunchOrder(
@@ -264,7 +276,7 @@ def agent_order_of(
 
 
 def on_demand_price(offer: Offer) -> float:
-    """The hourly price of the same instance on demand, as far as it is known."""
+    """Return the hourly price of the same instance on demand, as far as it is known."""
     if offer.capacity_type is CapacityType.ON_DEMAND or offer.on_demand_usd_hour is None:
         return offer.price_usd_hour
     return offer.on_demand_usd_hour

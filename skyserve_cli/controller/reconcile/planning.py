@@ -36,9 +36,11 @@ def update_plan(
     keeps: bool,
     mode: UpdateMode,
 ) -> dict[str, Any]:
-    """As `first_plan`, of a new version of a running service: `launches` are those of the whole update, and `ends` the
-    replicas that it ends. `usd_per_hour` is the price when it is complete. `update` is what it needs meanwhile: in each of
-    `steps` it waits until replicas are ready, `usual_start_s` is how long the running ones took (null if none is ready).
+    """As `first_plan`, of a new version of a running service.
+
+    `launches` are those of the whole update, and `ends` the replicas that it ends. `usd_per_hour` is the price when it is
+    complete. `update` is what it needs meanwhile: in each of `steps` it waits until replicas are ready, `usual_start_s` is
+    how long the running ones took (null if none is ready).
     """
     planned = first_plan(spec, offers, clouds, now)
     same = frozenset({running.version, *running.same_replicas}) if keeps else frozenset[int]()
@@ -88,7 +90,7 @@ def _launch_view(launch: Launch, spec: ServiceSpec) -> dict[str, Any]:
 
 
 def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: float) -> dict[str, Any]:
-    """The first tick of this spec on empty ground: what would be launched where, and what it costs.
+    """Return the first tick of this spec on empty ground: what would be launched where, and what it costs.
 
     `offers` are how many there are. `refused` says of each alternative without any why there is none: `choice` is its
     index, `field` what it says that leaves nothing. `spreading` is what it costs that the replicas are not all in the
@@ -127,7 +129,7 @@ def _beside(launches: Sequence[Launch], spec: ServiceSpec, clouds: Clouds) -> fl
 
 
 def insist_on_regions(spec: ServiceSpec, clouds: Clouds) -> None:
-    """Raises CloudNotEnabledError if a load balancer could never stand where it is wanted. Calls no cloud."""
+    """Raise CloudNotEnabledError if a load balancer could never stand where it is wanted. Calls no cloud."""
     for place in spec.regional.places:
         at = f"service.load_balancers.regions: {place}"
         if place.cloud not in clouds.enabled:
@@ -144,7 +146,7 @@ def insist_on_regions(spec: ServiceSpec, clouds: Clouds) -> None:
 
 
 def _first_agents(spec: ServiceSpec, read_cache: Observation, clouds: Clouds) -> list[Launch]:
-    """The load balancers that would be launched, as the catalog has them."""
+    """Return the load balancers that would be launched, as the catalog has them."""
     if not spec.regional.places:
         return []
     insist_on_regions(spec, clouds)
@@ -155,7 +157,7 @@ def _first_agents(spec: ServiceSpec, read_cache: Observation, clouds: Clouds) ->
 
 
 def offer_view(offer: Offer) -> dict[str, Any]:
-    """An offer in JSON; the price is of all nodes of a replica."""
+    """Return an offer in JSON; the price is of all nodes of a replica."""
     return {
         "cloud": offer.zone.cloud,
         "region": offer.zone.region,

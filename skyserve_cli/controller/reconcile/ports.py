@@ -36,16 +36,20 @@ class Call(NamedTuple):
 
 
 class Runner(Protocol):
-    """Makes cloud calls. At most one is in flight per replica: without this rule a machine leaks when a
-    terminate overtakes its launch."""
+    """Makes cloud calls.
+
+    At most one is in flight per replica: without this rule a machine leaks when a terminate overtakes its launch.
+    """
 
     def ensure(self, calls: Sequence[Call]) -> None:
-        """These calls are outstanding: start those not under way. Level-triggered, called every tick; a call
-        that is under way, or waits for its retry, is left alone."""
+        """These calls are outstanding: start those not under way.
+
+        Level-triggered, called every tick; a call that is under way, or waits for its retry, is left alone.
+        """
         ...
 
     def drain(self) -> Sequence[tuple[str, Event]]:
-        """The answers since the last time, as (service, event)."""
+        """Return the answers since the last time, as (service, event)."""
         ...
 
     def abandon(self, orphan: Instance) -> None:
@@ -67,7 +71,7 @@ class InstanceListing:
     closed: frozenset[str] = frozenset()
 
     def shows(self, replica: Replica) -> bool:
-        """Whether the instance of the replica would be listed here if it existed."""
+        """Return whether the instance of the replica would be listed here if it existed."""
         is_here = self.is_listing and replica.zone.cloud == self.cloud
         return is_here and not is_silent(replica.zone, self.silent)
 
@@ -91,13 +95,16 @@ class InstancePoller(Protocol):
     def drain(self) -> Sequence[InstanceListing]: ...
 
     def trouble(self) -> Mapping[str, str]:
-        """Why clouds, or regions and zones of them (cloud/region), cannot be listed now: a sentence each."""
+        """Return why clouds, or regions and zones of them (cloud/region), cannot be listed now: a sentence each."""
         ...
 
 
 class ProbeOrder(NamedTuple):
-    """One replica to be probed. `passing` is what the last probe the reconciler knows of said; None: none yet. With
-    `counts_served` a response to a client counts as a probe that passed (see `served`)."""
+    """One replica to be probed.
+
+    `passing` is what the last probe the reconciler knows of said; None: none yet. With `counts_served` a response to a
+    client counts as a probe that passed (see `served`).
+    """
 
     service: str
     replica_id: int
@@ -134,8 +141,11 @@ class AgentOrder:
 
 @dataclass(frozen=True, slots=True)
 class RegionalOrder:
-    """The load balancer agent that should serve on a machine of its own. `instance` is as much of the machine as it takes
-    to log in, `port` where the agent listens. `passing` is what the reconciler knows of it; None: it never answered."""
+    """The load balancer agent that should serve on a machine of its own.
+
+    `instance` is as much of the machine as it takes to log in, `port` where the agent listens. `passing` is what the
+    reconciler knows of it; None: it never answered.
+    """
 
     service: str
     replica_id: int
@@ -163,7 +173,7 @@ class Regional(Protocol):
         ...
 
     def loads(self, service: str) -> Sequence[Load]:
-        """The demand that each of its agents last reported."""
+        """Return the demand that each of its agents last reported."""
         ...
 
 
@@ -202,7 +212,7 @@ class Names(Protocol):
         ...
 
     def is_settled(self, order: NameOrder) -> bool:
-        """Whether it is so, as far as it can be."""
+        """Return whether it is so, as far as it can be."""
         ...
 
 
@@ -235,12 +245,14 @@ class BalancerFleet(Protocol):
     """Keeps a load balancer agent alive per service and its table up to date."""
 
     def ensure(self, orders: Mapping[str, AgentOrder | None]) -> None:
-        """Exactly these agents should run, with these tables; None: as it is, for what is wanted of it cannot be
-        said now. Returns at once."""
+        """Exactly these agents should run, with these tables; None: as it is, for what is wanted of it cannot be said now.
+
+        Returns at once.
+        """
         ...
 
     def load(self, service: str) -> Load:
-        """The demand last reported."""
+        """Return the demand last reported."""
         ...
 
 
@@ -248,7 +260,7 @@ class Offers(Protocol):
     """Prices and places."""
 
     def get(self, need: Requirements) -> tuple[Offer, ...] | None:
-        """The offers of all enabled clouds, best first; None while they are not known yet. Never blocks."""
+        """Return the offers of all enabled clouds, best first; None while they are not known yet. Never blocks."""
         ...
 
 
@@ -258,5 +270,5 @@ class Specs(Protocol):
     def get(self, service: str, version: int) -> ServiceSpec: ...
 
     def probe(self, service: str, version: int) -> Probe:
-        """The version's readiness probe with its secrets filled in."""
+        """Return the version's readiness probe with its secrets filled in."""
         ...

@@ -100,8 +100,10 @@ class _Turn:
 
 
 class Reconciler:
-    """Brings every service to its goal, one tick at a time. `enabled_clouds` are looked at even when no replica
-    lives there, so that orphans of an earlier life are found."""
+    """Brings every service to its goal, one tick at a time.
+
+    `enabled_clouds` are looked at even when no replica lives there, so that orphans of an earlier life are found.
+    """
 
     def __init__(
         self,
@@ -126,8 +128,10 @@ class Reconciler:
         targets_ca: str = "",
         max_usd_hour: float | None = None,
     ) -> None:
-        """`keeps` False decides about every service in every tick, to the same result. `max_usd_hour` is the budget of all
-        services together."""
+        """`keeps` False decides about every service in every tick, to the same result.
+
+        `max_usd_hour` is the budget of all services together.
+        """
         self._max_usd_hour = max_usd_hour
         self._clock = clock
         self._store = store
@@ -248,13 +252,13 @@ class Reconciler:
         self._instance_poller.watch(frozenset(turn.clouds))
 
     def _room(self, rows: Iterable[ServiceRow]) -> float:
-        """What is left of the budget of all services together, USD per hour."""
+        """Return what is left of the budget of all services together, USD per hour."""
         if self._max_usd_hour is None:
             return math.inf
         return self._max_usd_hour - sum(usd_hour(row.attempts) for row in rows)
 
     def _gathered(self, orders: Sequence[tuple[str, Orders]]) -> _Turn:
-        """All of them; the same object as in the last tick if they are the same."""
+        """Return all of them; the same object as in the last tick if they are the same."""
         last = self._orders
         if len(last) != len(orders) or any(last.get(name) is not one for name, one in orders):
             self._turn = _Turn(clouds=set(self._enabled_clouds))
@@ -291,7 +295,7 @@ class Reconciler:
         )
 
     def _stand(self, kept: Kept, row: ServiceRow, sightings: Sequence[InstanceListing], now: float) -> Orders:
-        """The orders of a service that does not have to be decided about again."""
+        """Return the orders of a service that does not have to be decided about again."""
         return kept.orders
 
     def _kept_of(
@@ -302,7 +306,7 @@ class Reconciler:
         had_answers: bool,
         now: float,
     ) -> Kept:
-        """What is kept of a turn, and until when."""
+        """Return what is kept of a turn, and until when."""
         row, goal, orders = decided.row, decided.goal, self._order_maker.of(decided, sightings, now)
         attempts = (*decided.change.replicas.values(), *decided.agents.replicas.values())
         is_settled = not (
@@ -337,8 +341,10 @@ class Reconciler:
         return kept
 
     def _write(self, decided: Sequence[Decided]) -> set[str]:
-        """Commit all that was decided in one transaction, or, if that is refused, each service by itself. Returns the names
-        of the services for which the store now says what was decided."""
+        """Commit all that was decided in one transaction, or, if that is refused, each service by itself.
+
+        Returns the names of the services for which the store now says what was decided.
+        """
         written = {one.row.name for one in decided if one.commit is None}
         commits = [one.commit for one in decided if one.commit is not None]
         groups = [commits] if commits else []

@@ -15,8 +15,11 @@ BUCKETS_BY_NAME = MappingProxyType({"s3": "s3", "gcs": "gs"})
 
 
 def candidates_of(choice: ResourceChoice, preference: int = 0, index: int = 0) -> list[Candidate]:
-    """What to ask the clouds for. One for each place if the images are by place: others have none. `index` is where the
-    alternative stands under `resources`."""
+    """Return what to ask the clouds for.
+
+    One for each place if the images are by place: others have none. `index` is where the alternative stands under
+    `resources`.
+    """
     return [
         Candidate(
             cloud=cloud,
@@ -38,15 +41,17 @@ def candidates_of(choice: ResourceChoice, preference: int = 0, index: int = 0) -
 
 
 def image_of(choice: ResourceChoice, zone: Zone) -> str | None:
-    """The image for a machine there: the region's, the cloud's, or that for all."""
+    """Return the image for a machine there: the region's, the cloud's, or that for all."""
     images = dict(choice.images)
     found = (images.get(place) for place in (zone.region, zone.cloud, EVERYWHERE))
     return next((image for image in found if image is not None), None)
 
 
 def copies_of(mounts: Sequence[FileMount]) -> dict[str, str]:
-    """What is to be copied, by where it goes. Several sources of one mount come to stand in it side by side, by their
-    own names."""
+    """Return what is to be copied, by where it goes.
+
+    Several sources of one mount come to stand in it side by side, by their own names.
+    """
     copies = {}
     for mount in mounts:
         if len(mount.sources) == 1:

@@ -35,18 +35,21 @@ NEVER = -math.inf
 
 
 def next_probe_at(probed_at: float, served_at: float, interval_s: float) -> float:
-    """When a replica whose last probe passed at `probed_at` is to be probed again. It last served a client at `served_at`."""
+    """Return when a replica whose last probe passed at `probed_at` is to be probed again.
+
+    It last served a client at `served_at`.
+    """
     longest_s = max(interval_s, min(WITNESSED_INTERVALS * interval_s, LONGEST_S))
     return min(max(probed_at, served_at) + interval_s, probed_at + longest_s)
 
 
 def counts_served(replica: Replica, probe: Probe) -> bool:
-    """Whether responses to clients count as probes of the replica, in a service that `has_one_version`."""
+    """Return whether responses to clients count as probes of the replica, in a service that `has_one_version`."""
     return replica.state is ReplicaState.READY and probe.method == "GET" and not probe.headers
 
 
 def has_one_version(row: ServiceRow, replicas: Iterable[Replica]) -> bool:
-    """Whether all replicas are of the newest version, or are kept by it."""
+    """Return whether all replicas are of the newest version, or are kept by it."""
     return all(one.version == row.version or one.version in row.same_replicas for one in replicas)
 
 
@@ -86,7 +89,7 @@ class ServedReplicas:
             self._reports.pop(service, None)
 
     def last(self, service: str, replica_id: int) -> float:
-        """When the replica last served a client, as far as no agent has had trouble with it; else NEVER."""
+        """Return when the replica last served a client, as far as no agent has had trouble with it; else NEVER."""
         latest = NEVER
         for report in self._reports.get(service, {}).values():
             if replica_id in report.troubled:

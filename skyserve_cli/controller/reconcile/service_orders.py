@@ -43,8 +43,10 @@ _OUTSTANDING = {ReplicaState.REQUESTED: CallKind.LAUNCH, ReplicaState.TERMINATIN
 
 
 class OrderMaker:
-    """Makes the orders of one service at a time. `epoch` is the controller's term, `targets_ca` the certificate by which load
-    balancers know replicas."""
+    """Makes the orders of one service at a time.
+
+    `epoch` is the controller's term, `targets_ca` the certificate by which load balancers know replicas.
+    """
 
     def __init__(
         self, specs: Specs, owner: str, lb_host: str, epoch: Callable[[], int], targets_ca: str = ""
@@ -56,7 +58,7 @@ class OrderMaker:
         self._epoch = epoch
 
     def of(self, decided: Decided, sightings: Sequence[InstanceListing], now: float) -> Orders:
-        """What the rows, as they now stand, require."""
+        """Return what the rows, as they now stand, require."""
         row, spec, goal = decided.row, decided.spec, decided.goal
         live, agents = decided.change.live(), decided.agents.live()
         tls_name = partial(tls_name_of, self._owner, row)
@@ -138,5 +140,5 @@ class OrderMaker:
 
 
 def _passing(replica: Replica) -> bool | None:
-    """What the last probe said; None: there was none."""
+    """Return what the last probe said; None: there was none."""
     return None if replica.state is ReplicaState.STARTING else replica.state is ReplicaState.READY

@@ -14,8 +14,11 @@ LEAST_USD_HOUR = 0.000_001
 
 
 class Spreading(NamedTuple):
-    """The rented replicas of a plan in USD per hour: `usd_per_hour` is what the spreading costs,
-    `usd_per_hour_cheapest_only` what they cost without it. `zones` is how many they are spread over."""
+    """The rented replicas of a plan in USD per hour.
+
+    `usd_per_hour` is what the spreading costs, `usd_per_hour_cheapest_only` what they cost without it. `zones` is how many
+    they are spread over.
+    """
 
     usd_per_hour: float
     usd_per_hour_cheapest_only: float
@@ -28,7 +31,7 @@ class Spreading(NamedTuple):
 def spreading(
     launched: Sequence[Offer], offers: Sequence[Offer], work: Sequence[AcceleratorQps] = ()
 ) -> Spreading | None:
-    """What spreading costs where these are launched; None where it costs nothing.
+    """Return what spreading costs where these are launched; None where it costs nothing.
 
     Each rented replica is compared with the cheapest offer of its capacity type that the user prefers as much, for the same
     `work`. Replicas on own hosts do not count.

@@ -54,6 +54,6 @@ class StoreHealth:
 
 
 def sentence_of(error: SQLAlchemyError) -> str:
-    """What the database said, without the statement and its values."""
+    """Return what the database said, without the statement and its values."""
     said = str(error.orig) if isinstance(error, DBAPIError) else str(error)
     return said.strip().partition("\n")[0][:300] or type(error).__name__

@@ -84,7 +84,7 @@ def why_again(
     offers: Sequence[tuple[Offer, ...] | None],
     now: float,
 ) -> str:
-    """Why the service has to be decided about again; "" if what is kept stands."""
+    """Return why the service has to be decided about again; "" if what is kept stands."""
     if kept is None:
         return "it has not been decided about yet"
     if has_events:
@@ -119,7 +119,7 @@ class Listings:
         self._last: dict[str, tuple[Instance, ...]] = {}
 
     def changed(self, sightings: Iterable[InstanceListing]) -> set[str]:
-        """The services whose instances differ from the last listing of their cloud, or that a report is about."""
+        """Return the services whose instances differ from the last listing of their cloud, or that a report is about."""
         names: set[str] = set()
         for sighting in sightings:
             if not sighting.is_listing:
@@ -144,7 +144,10 @@ def _differing(before: Sequence[Instance], after: Sequence[Instance]) -> set[str
 
 
 def is_news(kept: Kept, sightings: Iterable[InstanceListing], changed: Collection[str]) -> bool:
-    """Whether one of the sightings may mean something new for the service. `changed` as `Listings.changed` returned it."""
+    """Return whether one of the sightings may mean something new for the service.
+
+    `changed` as `Listings.changed` returned it.
+    """
     if kept.row.name in changed:
         return True
     return any(

@@ -39,7 +39,7 @@ class Change:
         self._goal = goal
 
     def concerns(self, action: Action) -> bool:
-        """Whether it is about one of these, or brings one into being."""
+        """Return whether it is about one of these, or brings one into being."""
         if isinstance(action, Launch):
             return action.role is self._role
         return action.replica_id in self.replicas

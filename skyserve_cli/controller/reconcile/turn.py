@@ -178,7 +178,7 @@ class ServiceTurn:
         return Decided(row, spec, goal, load, change, agents, decided, needs, offers, commit)
 
     def load(self, row: ServiceRow, spec: ServiceSpec) -> Load:
-        """The demand that all agents of the service have seen."""
+        """Return the demand that all agents of the service have seen."""
         beside = [self._fleet.load(row.name)] if stands_beside(row, spec) else []
         return merged([*beside, *self._regional.loads(row.name)])
 
@@ -212,7 +212,7 @@ class ServiceTurn:
         offers: Sequence[Offer] | None,
         now: float,
     ) -> Plan:
-        """The plan, and what is to be done about agents on machines of their own."""
+        """Return the plan, and what is to be done about agents on machines of their own."""
         memory = decided.memory
         found = Decision()
         if goal.down or (offers is not None and self._knows_all(agents.live())):
@@ -237,7 +237,7 @@ class ServiceTurn:
         return all(replica.zone.cloud in self._seen for replica in replicas)
 
     def _blindness(self, replicas: Iterable[Replica], reported: Sequence[str]) -> Iterator[str]:
-        """What keeps us from seeing how the replicas are, unless it has been reported."""
+        """Yield what keeps us from seeing how the replicas are, unless it has been reported."""
         zones = {replica.zone for replica in replicas}
         places = {
             place

@@ -18,8 +18,11 @@ _HIDDEN = "load_balancer.api_keys"
 
 
 class Course(NamedTuple):
-    """The launches of an update and the replicas that it ends, each in order, with the last target. `steps` is how often
-    it waits for replicas to become ready, `most` are the replicas of its most expensive moment, draining ones left out."""
+    """The launches of an update and the replicas that it ends, each in order, with the last target.
+
+    `steps` is how often it waits for replicas to become ready, `most` are the replicas of its most expensive moment,
+    draining ones left out.
+    """
 
     launches: tuple[Launch, ...]
     ends: tuple[Drain | Terminate, ...]
@@ -63,15 +66,16 @@ def course(
 
 
 def extra(made: Course, before: Sequence[Offer]) -> tuple[int, float]:
-    """How many replicas, and how many dollars per hour, the update needs at most beyond the larger of `before` and what
-    is left after it."""
+    """Return how many replicas, and how many dollars per hour, the update needs at most beyond the larger of `before` and
+    what is left after it.
+    """
     after = made.left
     dollars = _price(made.most) - max(_price(before), _price(after))
     return max(0, len(made.most) - max(len(before), len(after))), max(0.0, dollars)
 
 
 def usual_start_s(replicas: Sequence[Replica]) -> float | None:
-    """The median time from launch to ready of replicas that became ready; None if there is none."""
+    """Return the median time from launch to ready of replicas that became ready; None if there is none."""
     return median(times) if (times := [r.ready_at - r.created_at for r in replicas if r.ready_at]) else None
 
 
@@ -83,7 +87,7 @@ _STARTING = (ReplicaState.REQUESTED, ReplicaState.PROVISIONING, ReplicaState.STA
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The keys in which two specs differ: `path`, `before` and `after`. Digests of API keys are not shown."""
+    """Return the keys in which two specs differ: `path`, `before` and `after`. Digests of API keys are not shown."""
     old, new = dict(_leaves(before, ())), dict(_leaves(after, ()))
     paths = [path for path in {**old, **new} if old.get(path) != new.get(path)]
     shown = []

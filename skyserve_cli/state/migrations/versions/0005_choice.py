@@ -46,8 +46,10 @@ def downgrade() -> None:
 
 
 def _launched_for(resources: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> int:
-    """The index of the alternative whose order was sent: the first that fits as far as the row shows it, those of its
-    capacity type and zone before others."""
+    """Return the index of the alternative whose order was sent.
+
+    The first that fits as far as the row shows it, those of its capacity type and zone before others.
+    """
     fitting = [index for index, one in enumerate(resources) if _fits(one, row)]
     is_spot = row["capacity_type"] == "spot"
 
