@@ -14,10 +14,10 @@ from threading import Lock
 from typing import ClassVar
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
-from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError
-from provisioners.gang import gang_state, who_is_lost
-from provisioners.offering import ZonePrices, offers_for
+from provisioners.multi_node import state_of_nodes, who_is_lost
+from provisioners.offers.zone_offers import ZonePrices, offers_for
+from provisioners.port.base import Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.port.errors import CapacityError, InvalidRequestError, ProvisionError
 
 CLOUD = "fake"
 DEFAULT_PRICES = (
@@ -182,7 +182,7 @@ class FakeProvisioner:
         if machine.preempt_at is not None and self._now() >= machine.preempt_at:
             return InstanceState.PREEMPTED
         if machine.lost:
-            return gang_state([self._of_node(machine, rank) for rank in range(machine.order.num_nodes)])
+            return state_of_nodes([self._of_node(machine, rank) for rank in range(machine.order.num_nodes)])
         return self._of_node(machine, 0)
 
     def _of_node(self, machine: _Machine, rank: int) -> InstanceState:

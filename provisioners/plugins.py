@@ -3,8 +3,8 @@
 A package offers a cloud as an entry point of the group `skyserve.clouds` whose name is the cloud's and whose value is a
 `CloudPlugin`. It is imported when the cloud is first used, so one that is broken shows where it is used, and nowhere else.
 
-The interface is `CloudPlugin`, `Setup`, `provisioners.machines`, `provisioners.errors`, `provisioners.access`,
-`provisioners.named` and `provisioners.catalog.model`. It has a version, `API_VERSION`; a plug-in for another one is refused.
+The interface is `CloudPlugin`, `Setup`, `provisioners.port.vm`, `provisioners.port.errors`, `provisioners.port.firewall`,
+`provisioners.name_tags` and `provisioners.offers.catalog.model`. It has a version, `API_VERSION`; a plug-in for another one is refused.
 docs/plugins.md describes it.
 """
 
@@ -17,15 +17,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from policies.model import CapacityType
-from provisioners.base import Requirements
-from provisioners.catalog.model import Catalog, Listing
-from provisioners.machines import Machines
+from provisioners.offers.catalog.model import Catalog, Listing
+from provisioners.port.base import Requirements
+from provisioners.port.vm import Machines
 from provisioners.registry import PROVISIONERS
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-API_VERSION = 1
+API_VERSION = 2
 GROUP = "skyserve.clouds"
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
 
-from provisioners.base import Provisioner
+from provisioners.port.base import Provisioner
 
 PROVISIONERS: Mapping[str, str] = MappingProxyType(
     {

@@ -193,7 +193,7 @@ class Home:
         return self.root / "machines.key"
 
     def machine_secret(self) -> bytes:
-        """What every SSH key of ours follows from (`provisioners.keys`); made on first use, and never changed while machines
+        """What every SSH key of ours follows from (`provisioners.remote.ssh_keys`); made on first use, and never changed while machines
         run: without it, it is not possible to log in on them."""
         return _secret_file(self.machine_secret_file, lambda: secrets.token_bytes(MACHINE_SECRET_BYTES))
 

@@ -11,10 +11,12 @@ idempotent: by its client token (RunInstances), by the name of what it makes (gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from random import Random
 from threading import Lock, RLock
-from typing import Any
+from typing import Any, TypeVar
 
 import boto3
 from botocore import xform_name
@@ -35,15 +37,20 @@ from botocore.exceptions import ConnectionError as SdkConnectionError
 from botocore.parsers import ResponseParserError
 
 from policies.model import FailureKind
-from provisioners.aws.errors import THROTTLES, Answer, Context, closed, error_of, meaning_of
+from provisioners.aws.errors import THROTTLES, AwsResponse, Context, closed, error_of, meaning_of
 from provisioners.cloud_clock import CloudClock
-from provisioners.pacing import Pacer, Rate
+from provisioners.port.errors import ProvisionError, RegionClosedError, TransientError
+from provisioners.port.regions import ClosedRegions, SilentRegions
+from provisioners.port.vm import Silent
+from provisioners.rate_limit import Rate, RateLimiter
 
 Reply = Mapping[str, Any]
+T = TypeVar("T")
 
 _NOT_ACCEPTED = ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException")
 _STS_S = 60.0  # for which STS's word stands
 
+_PARALLEL_REGIONS = 8
 _ATTEMPTS = 6
 _BACKOFF_S = 1.0
 _BACKOFF_MAX_S = 20.0
@@ -117,7 +124,7 @@ class AwsApi:
         self._rng = rng
         self._session = session
         self._clients: dict[tuple[str, str], Any] = {}
-        self._pacer = Pacer(now, sleep)
+        self._pacer = RateLimiter(now, sleep)
         self.clock = CloudClock(now)
         self._lock = Lock()
         self._sts_lock = Lock()
@@ -192,14 +199,14 @@ class AwsApi:
                 return
             token = {"NextToken": reply["NextToken"]}
 
-    def dry_run(self, region: str, action: str, params: Mapping[str, Any]) -> Answer:
+    def dry_run(self, region: str, action: str, params: Mapping[str, Any]) -> AwsResponse:
         """EC2's answer to whether the call would be allowed. It changes nothing."""
         self._pace(region, action)
         try:
             getattr(self._client("ec2", region), xform_name(action))(DryRun=True, **params)
         except _SDK_ERRORS as error:
             return _answer(error)
-        return Answer("DryRunOperation", 200, "")  # EC2 never says so, but it would mean yes
+        return AwsResponse("DryRunOperation", 200, "")  # EC2 never says so, but it would mean yes
 
     def _accepted_elsewhere(self) -> bool:
         """Whether STS accepts the credentials that a region of EC2 does not: EC2 says the same of a region that the account
@@ -242,14 +249,72 @@ class AwsApi:
 _IAM = {"service-quotas": "servicequotas"}
 
 
-def _answer(error: Exception) -> Answer:
+def _answer(error: Exception) -> AwsResponse:
     """The SDK's exception as what AWS, or nobody, answered."""
     if isinstance(error, ClientError):
         told = error.response.get("Error", {})
         about: Mapping[str, Any] = error.response.get("ResponseMetadata", {})
         status, request_id = int(about.get("HTTPStatusCode", 0)), str(about.get("RequestId", ""))
-        return Answer(str(told.get("Code", "")), status, str(told.get("Message", "")), request_id)
+        return AwsResponse(str(told.get("Code", "")), status, str(told.get("Message", "")), request_id)
     if isinstance(error, _NO_CREDENTIALS):
-        return Answer("NoCredentials", 401, str(error))
+        return AwsResponse("NoCredentials", 401, str(error))
     lost = isinstance(error, HTTPClientError | SdkConnectionError | ResponseParserError)
-    return Answer(type(error).__name__, 0 if lost else 400, str(error))
+    return AwsResponse(type(error).__name__, 0 if lost else 400, str(error))
+
+
+class EveryRegion:
+    """One question to many regions, side by side, and what is known of regions that are closed or silent. Thread-safe."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.closed = ClosedRegions(now)
+        self._unlistable = ClosedRegions(now)  # of them, those that cannot be listed either
+        self._silent = SilentRegions(now)
+
+    def is_suspect(self, region: str) -> bool:
+        """Whether the region did not respond a moment ago."""
+        return self._silent.is_suspect(region)
+
+    def call(
+        self,
+        regions: Sequence[str],
+        ask: Callable[[str], Sequence[T]],
+        silent: Silent | None = None,
+        *,
+        is_listing: bool = False,
+    ) -> Iterator[T]:
+        """The responses of all regions but the closed ones. The first that has none raises, unless `silent` is to be told;
+        if no region responds the first error is raised all the same. Of a listing of machines (`is_listing`) it is
+        remembered which regions are closed or silent, and `silent` hears of both."""
+
+        def response(region: str) -> Sequence[T] | ProvisionError:
+            known: ProvisionError | None = self._unlistable.find(region)
+            if known is None and is_listing and silent is not None:
+                known = self._silent.waits(region)
+            if known is not None:
+                return known
+            try:
+                found = ask(region)
+            except ProvisionError as error:
+                if is_listing and isinstance(error, RegionClosedError):
+                    self.closed.note(error)
+                    self._unlistable.note(error)
+                elif silent is None:
+                    raise
+                elif is_listing and isinstance(error, TransientError):
+                    self._silent.note(region, error)  # others come at once, and may be over at any moment
+                return error
+            if is_listing:
+                self._silent.responded(region)
+            return found
+
+        with ThreadPoolExecutor(max_workers=_PARALLEL_REGIONS, thread_name_prefix="aws") as pool:
+            responses = list(zip(regions, pool.map(response, regions), strict=True))
+        errors = [(region, one) for region, one in responses if isinstance(one, ProvisionError)]
+        if errors and len(errors) == len(responses):
+            for region in regions:  # it is our network, or the whole cloud: ask all of them again
+                self._silent.responded(region)
+            raise errors[0][1]
+        for region, error in errors:
+            if silent is not None and (is_listing or not isinstance(error, RegionClosedError)):
+                silent(region, error)
+        return chain.from_iterable(one for _, one in responses if not isinstance(one, ProvisionError))

@@ -13,9 +13,9 @@ from typing import Any
 
 from policies.model import CapacityType, FailureKind
 from provisioners.aws.api import AwsApi
-from provisioners.aws.errors import Answer, Context, error_of, meaning_of, missing_action, quota_of
-from provisioners.errors import AuthError, ProvisionError
-from provisioners.machines import OWNER_TAG, Finding, Level, Trial
+from provisioners.aws.errors import AwsResponse, Context, error_of, meaning_of, missing_action, quota_of
+from provisioners.port.errors import AuthError, ProvisionError
+from provisioners.port.vm import OWNER_TAG, Finding, Level, Trial
 
 _GROUP = "sg-00000000000000000"
 _RULE = [
@@ -156,7 +156,7 @@ def _launch(api: AwsApi, trial: Trial, request: Callable[[Trial], Params]) -> Fi
     return Finding(name, Level.MISSING if is_denied else Level.NOTE, message)
 
 
-def _is_about_the_resource(response: Answer) -> bool:
+def _is_about_the_resource(response: AwsResponse) -> bool:
     return response.code.startswith("Invalid") and response.status < 500
 
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from policies.model import Scope, Zone
 from provisioners.aws.api import AwsApi, RegionMemo
 from provisioners.aws.errors import CLOUD
-from provisioners.catalog.image_family import ImageFamily
-from provisioners.errors import InvalidRequestError, RefusedError
-from provisioners.machines import MachineOrder, default_image, in_region
+from provisioners.port.errors import InvalidRequestError, RefusedError
+from provisioners.port.image_family import ImageFamily
+from provisioners.port.vm import MachineOrder, default_image, in_region
 
 # AWS's deep learning base image: Ubuntu 22.04 with NVIDIA's driver, Docker and its GPU runtime.
 _GPU = "/aws/service/deeplearning/ami/{arch}/base-{driver}-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"

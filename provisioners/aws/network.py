@@ -2,7 +2,7 @@
 
 Whatever is made here has a name that follows from what it is for, so two controllers, or one that was killed half-way,
 come to the same thing. A group's name has a digest of the ports that it is for: a service that asks for other ports gets
-another group. Its tags have the ports, so `admit` knows from a listing alone which rules it should have (`access`). The
+another group. Its tags have the ports, so `admit` knows from a listing alone which rules it should have (`firewall`). The
 machines of a gang reach one another on every port.
 
 Rules name addresses, not groups: a rule that names a group only lets in what comes from a private address, and load
@@ -19,17 +19,17 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from policies.model import Zone
-from provisioners.access import Access, Opening, changes, openings, ports_of_text, ports_text
 from provisioners.aws.api import AwsApi, RegionMemo, Reply
 from provisioners.aws.errors import CLOUD
-from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
-from provisioners.machines import (
+from provisioners.port.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.port.firewall import Access, Opening, changes, openings, ports_of_text, ports_text
+from provisioners.port.vm import (
     OWNER_TAG,
     PORTS_TAG,
     PUBLIC_PORTS_TAG,
     SERVICE_TAG,
-    Leftover,
     MachineOrder,
+    OrphanedResource,
 )
 
 _SETTLE_ATTEMPTS = 8
@@ -42,8 +42,8 @@ _REMOVALS = {  # the call, and its parameter
 }
 
 
-class Place(NamedTuple):
-    """Where a machine goes."""
+class SubnetPlace(NamedTuple):
+    """The subnet of a machine, and its VPC: their ids."""
 
     subnet: str
     vpc: str
@@ -77,9 +77,11 @@ class AwsNetwork:
         found: Mapping[str, str] = self._memo.get(region, ("zones",), partial(self._find_zones, region))
         return found
 
-    def place(self, zone: Zone) -> Place:
+    def place(self, zone: Zone) -> SubnetPlace:
         """Where a machine in the zone belongs. CapacityError if there is no subnet for it."""
-        found: Place = self._memo.get(zone.region, ("subnet", zone.name), partial(self._find_subnet, zone))
+        found: SubnetPlace = self._memo.get(
+            zone.region, ("subnet", zone.name), partial(self._find_subnet, zone)
+        )
         return found
 
     def group(self, order: MachineOrder) -> str:
@@ -118,7 +120,7 @@ class AwsNetwork:
                 self._change(region, "Authorize", group["GroupId"], _permissions(opened))
                 self._change(region, "Revoke", group["GroupId"], _permissions(closed))
 
-    def forget(self, owner: str, region: str) -> list[str]:
+    def delete_shared(self, owner: str, region: str) -> list[str]:
         """Remove the owner's groups and keys; sentences about those that could not be removed."""
         self._memo.drop(region)
         left = []
@@ -127,14 +129,17 @@ class AwsNetwork:
             left += self._remove(region, action, {parameter: thing.id}, f"{thing.kind} {thing.id}")
         return left
 
-    def shared(self, owner: str, region: str) -> list[Leftover]:
+    def shared(self, owner: str, region: str) -> list[OrphanedResource]:
         """The owner's keys and groups; neither costs anything."""
         of_owner = {"Filters": [{"Name": f"tag:{OWNER_TAG}", "Values": [owner]}]}
         pairs = self._api.ask(region, "DescribeKeyPairs", of_owner).get("KeyPairs", ())
         groups = self._api.pages(region, "DescribeSecurityGroups", "SecurityGroups", of_owner)
         return [
-            *(Leftover("key-pair", pair["KeyName"], region, usd_month=0.0) for pair in pairs),
-            *(Leftover("security-group", group["GroupId"], region, usd_month=0.0) for group in groups),
+            *(OrphanedResource("key-pair", pair["KeyName"], region, usd_month=0.0) for pair in pairs),
+            *(
+                OrphanedResource("security-group", group["GroupId"], region, usd_month=0.0)
+                for group in groups
+            ),
         ]
 
     def _remove(self, region: str, action: str, params: Mapping[str, str], what: str) -> list[str]:
@@ -173,7 +178,7 @@ class AwsNetwork:
             raise CapacityError(f"{CLOUD}/{region} has no {called}: {cure}", cloud=CLOUD, code="NoVpc")
         return str(found[0])
 
-    def _find_subnet(self, zone: Zone) -> Place:
+    def _find_subnet(self, zone: Zone) -> SubnetPlace:
         named = self._subnets.get(zone.name) or self._subnets.get(zone.region)
         by_zone = {"Name": "availability-zone-id", "Values": [zone.name]}
         if named:
@@ -194,7 +199,7 @@ class AwsNetwork:
             )
         # The same one each time: a repeated launch must have the same parameters.
         chosen = min(found, key=self._least_apt)
-        return Place(str(chosen["SubnetId"]), str(chosen["VpcId"]))
+        return SubnetPlace(str(chosen["SubnetId"]), str(chosen["VpcId"]))
 
     def _least_apt(self, subnet: Reply) -> tuple[bool, str]:
         is_public = bool(subnet.get("MapPublicIpOnLaunch"))

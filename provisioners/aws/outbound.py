@@ -7,15 +7,15 @@ from typing import Any
 
 from policies.model import FailureKind, Zone
 from provisioners.aws.api import AwsApi
-from provisioners.aws.network import Place
-from provisioners.errors import ProvisionError
-from provisioners.machines import Finding, Level
+from provisioners.aws.network import SubnetPlace
+from provisioners.port.errors import ProvisionError
+from provisioners.port.vm import Finding, Level
 
 _EVERYWHERE = "0.0.0.0/0"
 
 
 def outbound(
-    api: AwsApi, zones: Sequence[Zone], place: Callable[[Zone], Place], is_private: bool
+    api: AwsApi, zones: Sequence[Zone], place: Callable[[Zone], SubnetPlace], is_private: bool
 ) -> Iterator[Finding]:
     """A finding for the subnet of each zone. What keeps `place` from finding one is said by the trial of a launch."""
     tables: dict[str, list[Mapping[str, Any]]] = {}  # by VPC

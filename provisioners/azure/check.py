@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from provisioners import permissions
-from provisioners.azure.client import Arm
-from provisioners.errors import AuthError, ProvisionError
-from provisioners.machines import Finding, Level
+from provisioners.azure.api import Arm
+from provisioners.port.errors import AuthError, ProvisionError
+from provisioners.port.vm import Finding, Level
 
 ACTIONS: tuple[str, ...] = tuple(json.loads(permissions.text_of("azure"))["Actions"])
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from provisioners.base import InstanceState, LaunchOrder
-from provisioners.fleet import HostReport
-from provisioners.machines import Machine
-from provisioners.shell import Login, Shell, UnreachableError
+from provisioners.port.base import InstanceState, LaunchOrder
+from provisioners.port.commands import HostConnection, Login, UnreachableError
+from provisioners.port.host_port import HostReport
+from provisioners.port.vm import Machine
 
 
 @dataclass
@@ -29,7 +29,7 @@ class MemoryHosts:
         self.told[token] = report
         self.changed()
 
-    def attend(self, machine: Machine, order: LaunchOrder, node_ips: Sequence[str]) -> None:
+    def supervise(self, machine: Machine, order: LaunchOrder, node_ips: Sequence[str]) -> None:
         self.attended.setdefault(machine.token, (order, tuple(node_ips), self.now()))
 
     def report(self, machine: Machine) -> HostReport | None:
@@ -40,7 +40,7 @@ class MemoryHosts:
         plain = HostReport(InstanceState.RUNNING if ready else InstanceState.SETUP, known[0].port or 8000)
         return self.told.get(machine.token, plain)
 
-    def leave(self, token: str) -> None:
+    def release(self, token: str) -> None:
         self.attended.pop(token, None)
 
     def read_log(self, machine: Machine, offset: int, max_bytes: int) -> bytes:
@@ -52,7 +52,7 @@ class MemoryHosts:
     def log_times(self, machine: Machine, after: float, offset: int, most: int) -> bytes:
         return b""
 
-    def log_in(self, machine: Machine) -> Shell:
+    def log_in(self, machine: Machine) -> HostConnection:
         raise UnreachableError(f"{machine.id} is in memory: there is nothing to log in to")
 
     def login(self, machine: Machine) -> Login:

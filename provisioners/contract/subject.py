@@ -9,15 +9,15 @@ from typing import TypeVar
 import pytest
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Provisioner, Requirements
-from provisioners.errors import TransientError
+from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, Provisioner, Requirements
+from provisioners.port.errors import TransientError
 
 T = TypeVar("T")
 SPOT = Candidate(use_spot=True)
 ON_DEMAND = Candidate(use_spot=False)
 LIVE_STATES = {
     InstanceState.PENDING,
-    InstanceState.UNATTENDED,
+    InstanceState.UNSUPERVISED,
     InstanceState.SETUP,
     InstanceState.RUNNING,
 }

@@ -1,4 +1,4 @@
-"""What `provisioners.base` promises, checked on every cloud.
+"""What `provisioners.port.base` promises, checked on every cloud.
 
 A cloud joins by a `Subject`: how to make it, how to empty a zone, how to lose a response. See docs/plugins.md.
 """
@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from policies.model import CapacityType, FailureKind, Zone
-from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, ReportSource, Requirements
 from provisioners.contract.subject import LIVE_STATES, ON_DEMAND, SPOT, Subject
-from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError
+from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, ReportSource, Requirements
+from provisioners.port.errors import CapacityError, InvalidRequestError, ProvisionError
 
 # --- launch -------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What `provisioners.base` and `provisioners.errors` promise when a cloud is not at its best: every kind of error, lost
+"""What `provisioners.port.base` and `provisioners.port.errors` promise when a cloud is not at its best: every kind of error, lost
 memory, late lists, and orders that are accepted and then fail."""
 
 from __future__ import annotations
@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from policies.model import FailureKind, Offer
-from provisioners.base import InstanceState, RegionalSource, Requirements, is_silent
 from provisioners.contract.subject import LIVE_STATES, Subject
-from provisioners.errors import AuthError, QuotaError, Refusal
+from provisioners.port.base import InstanceState, RegionalSource, Requirements, is_silent
+from provisioners.port.errors import AuthError, QuotaError, Refusal
 
 
 def test_a_quota_error_names_the_quota_and_leaves_nothing(subject: Subject) -> None:

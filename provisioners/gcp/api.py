@@ -30,10 +30,10 @@ from google.cloud import compute_v1
 from policies.model import CapacityType, Zone
 from provisioners.clock import unix_now
 from provisioners.cloud_clock import CloudClock
-from provisioners.errors import AuthError, ProvisionError, TransientError
 from provisioners.gcp.errors import CLOUD, RETRY_S, error_of
-from provisioners.machines import Silent
-from provisioners.pacing import Pacer, Rate
+from provisioners.port.errors import AuthError, ProvisionError, TransientError
+from provisioners.port.vm import Silent
+from provisioners.rate_limit import Rate, RateLimiter
 
 CALL_TIMEOUT_S = 30.0
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -77,7 +77,7 @@ class GcpApi:
         self._clients: dict[type[Any], Any] = {}
         self.now = now
         self._sleep = sleep
-        self._pacer = Pacer(now, sleep)
+        self._pacer = RateLimiter(now, sleep)
         self.clock = CloudClock(now)
 
     @property
@@ -114,7 +114,7 @@ class GcpApi:
         capacity_type: CapacityType = CapacityType.ON_DEMAND,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> T:
-        """One call. Raises the classes of `provisioners.errors`, with the reason as `code`."""
+        """One call. Raises the classes of `provisioners.port.errors`, with the reason as `code`."""
         with self._ours(zone, capacity_type, group_of(request)):
             return method(request, retry=None, timeout=timeout_s)
 

@@ -13,11 +13,11 @@ import yaml
 from google.cloud import compute_v1
 
 from provisioners import permissions
-from provisioners.errors import AuthError, ProvisionError
 from provisioners.gcp.api import GcpApi
 from provisioners.gcp.outbound import outbound
 from provisioners.gcp.paths import NetworkSetup, network_of, subnetwork_of
-from provisioners.machines import Finding, Level
+from provisioners.port.errors import AuthError, ProvisionError
+from provisioners.port.vm import Finding, Level
 
 _RESOURCE_MANAGER = "cloudresourcemanager.googleapis.com"
 _GPU_QUOTA = re.compile(r"(PREEMPTIBLE_)?NVIDIA_\w+_GPUS")

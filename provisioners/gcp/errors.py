@@ -1,4 +1,4 @@
-"""What Compute Engine's errors mean for the next decision: the table of `outcomes`, then the HTTP status of what no row
+"""What Compute Engine's errors mean for the next decision: the table of `error_codes`, then the HTTP status of what no row
 knows; what has none is worth another try. Pure."""
 
 from __future__ import annotations
@@ -6,9 +6,9 @@ from __future__ import annotations
 import re
 
 from policies.model import CapacityType, Zone
-from provisioners.errors import ProvisionError, error_for
-from provisioners.gcp.outcomes import BY_STATUS, TABLE, THROTTLED, UNKNOWN
-from provisioners.outcomes import Row
+from provisioners.gcp.error_codes import BY_STATUS, TABLE, THROTTLED, UNKNOWN
+from provisioners.port.error_codes import ErrorCode
+from provisioners.port.errors import ProvisionError, error_for
 
 CLOUD = "gcp"
 ALREADY_EXISTS = "alreadyExists"
@@ -18,7 +18,7 @@ THROTTLED_RETRY_S = 15.0
 RETRY_S = 3.0
 
 
-def outcome_of(code: str, status: int, message: str, capacity_type: CapacityType) -> Row:
+def outcome_of(code: str, status: int, message: str, capacity_type: CapacityType) -> ErrorCode:
     """What to do next, and the sentence which says so; still with the names of its blanks."""
     found = TABLE.find(code, message, capacity_type)
     if found is not None:

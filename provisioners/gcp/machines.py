@@ -22,19 +22,18 @@ from google.auth.credentials import Credentials
 from google.cloud import compute_v1
 
 from policies.model import Zone
-from provisioners.access import Access
-from provisioners.base import is_silent
-from provisioners.catalog.discovered import Discovery, Progress
-from provisioners.catalog.model import Shape
 from provisioners.clock import unix_now
-from provisioners.errors import InvalidRequestError, ProvisionError, RefusedError, TransientError
 from provisioners.gcp.api import GcpApi, failure_of
 from provisioners.gcp.check import check_project
-from provisioners.gcp.discover import discover
+from provisioners.gcp.discovery import discover
+from provisioners.gcp.error_codes import REQUIRES_OS_LOGIN
 from provisioners.gcp.errors import ALREADY_EXISTS, CLOUD
-from provisioners.gcp.leftovers import GcpLeftovers
 from provisioners.gcp.network import GcpNetwork
-from provisioners.gcp.order import (
+from provisioners.gcp.orphans import GcpOrphans
+from provisioners.gcp.paths import NetworkSetup
+from provisioners.gcp.prices import spot_prices
+from provisioners.gcp.protection import Protection
+from provisioners.gcp.translate import (
     accepted,
     instance_of,
     last,
@@ -45,14 +44,15 @@ from provisioners.gcp.order import (
     same_tags,
     unix_s,
 )
-from provisioners.gcp.outcomes import REQUIRES_OS_LOGIN
-from provisioners.gcp.paths import NetworkSetup
-from provisioners.gcp.prices import spot_prices
-from provisioners.gcp.protection import Protection
-from provisioners.machines import Finding, Leftover, Machine, MachineOrder, MachineState, Silent
-from provisioners.regions import ClosedRegions
-from provisioners.remembered import MachineMemory, key_of
-from provisioners.reservations import Reservations, reserved_for
+from provisioners.machine_memory import MachineMemory, key_of
+from provisioners.offers.catalog.discovered import Discovery, Progress
+from provisioners.offers.catalog.model import Shape
+from provisioners.offers.reservations import Reservations, reserved_for
+from provisioners.port.base import is_silent
+from provisioners.port.errors import InvalidRequestError, ProvisionError, RefusedError, TransientError
+from provisioners.port.firewall import Access
+from provisioners.port.regions import ClosedRegions
+from provisioners.port.vm import Finding, Machine, MachineOrder, MachineState, OrphanedResource, Silent
 
 _INSERT_WAIT_S = 60.0  # stock-outs show within seconds; what takes longer is reported as pending
 _SHOW_S = 60.0  # until an instance whose insertion is done can be seen by everybody
@@ -103,7 +103,7 @@ class GcpMachines:
         self._regions = tuple(regions)
         self._os_login = os_login
         self._protection = Protection(shielded, os_login == "true", kms_key)
-        self._leftovers = GcpLeftovers(self._api)
+        self._orphans = GcpOrphans(self._api)
         self._memory = MachineMemory()
         self.cloud_clock = self._api.clock
         self.closed = ClosedRegions(now)
@@ -197,17 +197,17 @@ class GcpMachines:
             return {}
         return spot_prices(self._api, self._billing_api_key, regions)
 
-    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
-        return self._leftovers.of(owner, silent)
+    def orphans(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
+        return self._orphans.of(owner, silent)
 
-    def remove(self, leftover: Leftover) -> None:
-        self._leftovers.remove(leftover)
+    def remove(self, orphan: OrphanedResource) -> None:
+        self._orphans.remove(orphan)
 
-    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         return self._network.shared(owner)
 
     def owners(self, silent: Silent | None = None) -> Sequence[str]:
-        return sorted(self._leftovers.owners(silent) | self._network.owners())
+        return sorted(self._orphans.owners(silent) | self._network.owners())
 
     def discover(self, known: Sequence[Shape], progress: Progress) -> Discovery:
         return discover(self._api, known, progress)
@@ -215,8 +215,8 @@ class GcpMachines:
     def admit(self, owner: str, access: Access) -> None:
         self._network.admit(owner, access)
 
-    def forget(self, owner: str) -> Sequence[str]:
-        return self._network.forget(owner)
+    def delete_shared(self, owner: str) -> Sequence[str]:
+        return self._network.delete_shared(owner)
 
     def check(self) -> Sequence[Finding]:
         return check_project(self._api, self._setup, self._regions)

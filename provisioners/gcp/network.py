@@ -22,13 +22,20 @@ from typing import NamedTuple, Protocol
 from google.cloud import compute_v1
 
 from policies.model import CapacityType, Scope
-from provisioners.access import Access
-from provisioners.errors import ProvisionError, RefusedError, TransientError
 from provisioners.gcp.api import GcpApi, failure_of
 from provisioners.gcp.errors import ALREADY_EXISTS, CLOUD
+from provisioners.gcp.firewall_rules import (
+    description_of,
+    inner_rule,
+    is_same,
+    outer_rules,
+    prefix_of,
+    renewed,
+)
 from provisioners.gcp.paths import Network, NetworkSetup, network_of, network_of_url, subnetwork_of
-from provisioners.gcp.rules import description_of, inner_rule, is_same, outer_rules, prefix_of, renewed
-from provisioners.machines import Leftover, MachineOrder
+from provisioners.port.errors import ProvisionError, RefusedError, TransientError
+from provisioners.port.firewall import Access
+from provisioners.port.vm import MachineOrder, OrphanedResource
 
 TAG = "skyserve"  # of machines whose rules are the user's, to write those for
 _MAKING_TIMEOUT_S = 180.0  # a network with subnetworks in all regions takes a minute
@@ -109,7 +116,7 @@ class GcpNetwork:
             self._networks.clear()
         return self._setup.makes_networks
 
-    def forget(self, owner: str) -> list[str]:
+    def delete_shared(self, owner: str) -> list[str]:
         """Remove the owner's rules and network. Sentences about what could not be."""
         self.doubt()
         prefix, kept = prefix_of(owner), []
@@ -123,16 +130,17 @@ class GcpNetwork:
             kept += self._remove(f"network {prefix}", networks.delete_unary, delete, prefix)
         return kept
 
-    def shared(self, owner: str) -> list[Leftover]:
+    def shared(self, owner: str) -> list[OrphanedResource]:
         """The owner's rules and network; neither costs anything."""
         found = [
-            Leftover("firewall rule", rule.name, "global", usd_month=0.0) for _, rule in self._listed(owner)
+            OrphanedResource("firewall rule", rule.name, "global", usd_month=0.0)
+            for _, rule in self._listed(owner)
         ]
         if self._setup.makes_networks:
             name = prefix_of(owner)
             get = compute_v1.GetNetworkRequest(project=self._api.project, network=name)
             if self._api.find(self._api.client(compute_v1.NetworksClient).get, get, name) is not None:
-                found.append(Leftover("network", name, "global", usd_month=0.0))
+                found.append(OrphanedResource("network", name, "global", usd_month=0.0))
         return found
 
     def owners(self) -> set[str]:

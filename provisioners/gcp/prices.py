@@ -15,7 +15,7 @@ from typing import Any
 from google.cloud import compute_v1
 
 from provisioners.gcp.api import GcpApi
-from provisioners.gcp.order import last, zone_of
+from provisioners.gcp.translate import last, zone_of
 
 _BILLING = "cloudbilling.googleapis.com"
 _COMPUTE_ENGINE = "services/6F81-5844-456A"

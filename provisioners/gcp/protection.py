@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from policies.model import Scope, Zone
-from provisioners.errors import RefusedError
 from provisioners.gcp.errors import CLOUD
-from provisioners.machines import in_region
+from provisioners.port.errors import RefusedError
+from provisioners.port.vm import in_region
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,28 +14,28 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.clock import unix_now
-from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
-from provisioners.host_agent.log_times import read_times
-from provisioners.local import net as local_net
-from provisioners.local import process as local_process
+from provisioners.local import network as local_net
+from provisioners.local import process_tree as local_process
 from provisioners.local.config import CloudConfig, load_cloud
 from provisioners.local.host import HostOrder
 from provisioners.local.log import log_window, read_log
-from provisioners.local.market import load_market
-from provisioners.local.order import PORT_VARIABLE, check_order, check_token, node_environment
 from provisioners.local.spawn import Spawn, end_host, reap_hosts, spawn_host
+from provisioners.local.spot_market import load_market
 from provisioners.local.store import CLOUD, InstanceFolder, LocalStore, Record, Status
-from provisioners.offering import ZonePrices, offers_for
+from provisioners.local.translate import PORT_VARIABLE, check_order, check_token, node_environment
+from provisioners.offers.zone_offers import ZonePrices, offers_for
+from provisioners.port.base import Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.port.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.remote.host_agent.log_times import read_times
 
 _RETENTION_S = 3600.0
 _RETAINED = 200
 _HOST_MARGIN_S = 10.0  # what a host needs beyond the grace of its processes, on a machine that is busy
 
 
-class Place(NamedTuple):
-    """Where a node answers; `namespace` is the network namespace it has to itself, if any."""
+class NodeAddress(NamedTuple):
+    """The address at which a node responds; `namespace` is the network namespace it has to itself, if any."""
 
     host: str
     port: int
@@ -146,7 +146,9 @@ class LocalProvisioner:
         ]
         return records, self._store.publish(draft, records)
 
-    def _record(self, order: LaunchOrder, cloud: CloudConfig, node: InstanceFolder, place: Place) -> Record:
+    def _record(
+        self, order: LaunchOrder, cloud: CloudConfig, node: InstanceFolder, place: NodeAddress
+    ) -> Record:
         return Record(
             id=self._store.node_id(node),
             token=order.token,
@@ -168,7 +170,7 @@ class LocalProvisioner:
             num_nodes=order.num_nodes,
         )
 
-    def _places(self, order: LaunchOrder, cloud: CloudConfig, draft: InstanceFolder) -> list[Place]:
+    def _places(self, order: LaunchOrder, cloud: CloudConfig, draft: InstanceFolder) -> list[NodeAddress]:
         """Where the nodes will answer, by rank."""
         records = [node.record() for node in self._store.nodes() if node.is_live()]
         taken = {record.port for record in records if record is not None and record.namespace is None}
@@ -177,18 +179,18 @@ class LocalProvisioner:
         try:
             names = [local_net.namespace_name(self._store.node_id(node)) for node in draft.nodes()]
             hosts = local_net.create_namespaces(names, cloud.network)
-            return [Place(host, order.port, name) for host, name in zip(hosts, names, strict=True)]
+            return [NodeAddress(host, order.port, name) for host, name in zip(hosts, names, strict=True)]
         except local_net.NotPermittedError as error:
             if order.port not in taken and local_net.is_port_free(order.port):
                 others = self._ports(order.num_nodes - 1, taken | {order.port})
-                return [Place(local_net.LOOPBACK, order.port), *others]
+                return [NodeAddress(local_net.LOOPBACK, order.port), *others]
             raise InvalidRequestError(
                 f"port {order.port} of this machine is taken and replicas cannot be isolated ({error}): "
                 f"let `run` listen on ${PORT_VARIABLE}, or run as root",
                 cloud=CLOUD,
             ) from error
 
-    def _ports(self, count: int, taken: set[int]) -> list[Place]:
+    def _ports(self, count: int, taken: set[int]) -> list[NodeAddress]:
         """So many ports of the loopback interface."""
         found: list[int] = []
         for _ in range(count):
@@ -196,7 +198,7 @@ class LocalProvisioner:
             if port is None:
                 raise TransientError("no port of this machine is free", cloud=CLOUD, retry_after_s=10.0)
             found.append(port)
-        return [Place(local_net.LOOPBACK, port) for port in found]
+        return [NodeAddress(local_net.LOOPBACK, port) for port in found]
 
     def _start(
         self, folder: InstanceFolder, records: Sequence[Record], order: LaunchOrder, cloud: CloudConfig

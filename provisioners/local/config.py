@@ -17,9 +17,9 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from policies.model import CapacityType
-from provisioners.errors import InvalidRequestError
-from provisioners.local.market import Key, Limit, Market, Step
+from provisioners.local.spot_market import Key, Limit, Market, MarketStep
 from provisioners.local.store import CLOUD, LocalStore, write_text
+from provisioners.port.errors import InvalidRequestError
 
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -164,9 +164,11 @@ def read_market(path: Path, cloud: CloudConfig, now: float, speed: float | None 
     return Market(started_at=now, speed=speed or config.speed, schedule=schedule, source=str(path))
 
 
-def _timeline(steps: list[TimelineStep], cloud: CloudConfig, source: str) -> dict[Key, tuple[Step, ...]]:
+def _timeline(
+    steps: list[TimelineStep], cloud: CloudConfig, source: str
+) -> dict[Key, tuple[MarketStep, ...]]:
     names = [name for _, name, _ in cloud.zones()]
-    schedule: dict[Key, list[Step]] = {}
+    schedule: dict[Key, list[MarketStep]] = {}
     for number, step in enumerate(steps):
         if step.zone != "*" and step.zone not in names:
             hint = did_you_mean(step.zone, names)
@@ -177,7 +179,7 @@ def _timeline(steps: list[TimelineStep], cloud: CloudConfig, source: str) -> dic
         for capacity_type, capacity in said.items():
             if capacity is not None:
                 for name in names if step.zone == "*" else [step.zone]:
-                    entry = Step(step.at, Limit(capacity, step.notice))
+                    entry = MarketStep(step.at, Limit(capacity, step.notice))
                     schedule.setdefault((name, capacity_type), []).append(entry)
     return {key: tuple(sorted(entries, key=lambda entry: entry.at_s)) for key, entries in schedule.items()}
 
@@ -192,14 +194,14 @@ def _trace_market(folder: Path, cloud: CloudConfig, now: float, speed: float) ->
     names = [name for _, name, _ in cloud.zones()]
     by_name = set(files) <= set(names)
     file_of = files if by_name else dict(zip(names, files.values(), strict=False))
-    schedule: dict[Key, tuple[Step, ...]] = {}
+    schedule: dict[Key, tuple[MarketStep, ...]] = {}
     for name in names:
-        steps = _trace_steps(file_of[name]) if name in file_of else (Step(0.0, Limit(0)),)
+        steps = _trace_steps(file_of[name]) if name in file_of else (MarketStep(0.0, Limit(0)),)
         schedule[name, CapacityType.SPOT] = steps
     return Market(started_at=now, speed=speed, schedule=schedule, source=str(folder))
 
 
-def _trace_steps(path: Path) -> tuple[Step, ...]:
+def _trace_steps(path: Path) -> tuple[MarketStep, ...]:
     """Only the ticks at which the capacity changes."""
     try:
         raw = json.loads(path.read_text())
@@ -207,7 +209,7 @@ def _trace_steps(path: Path) -> tuple[Step, ...]:
         raise InvalidRequestError(f"{path}: {error}", cloud=CLOUD) from error
     trace = _parse(TraceZone, raw, str(path))
     return tuple(
-        Step(tick * trace.metadata.gap_seconds, Limit(capacity))
+        MarketStep(tick * trace.metadata.gap_seconds, Limit(capacity))
         for tick, capacity in enumerate(trace.data)
         if tick == 0 or capacity != trace.data[tick - 1]
     )

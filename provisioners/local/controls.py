@@ -12,11 +12,11 @@ from pathlib import Path
 
 from policies.model import CapacityType
 from provisioners.clock import unix_now
-from provisioners.errors import InvalidRequestError
 from provisioners.local.cloud import capacity_of, live_count
 from provisioners.local.config import did_you_mean, load_cloud, read_market
-from provisioners.local.market import Market, load_market, save_market
+from provisioners.local.spot_market import Market, load_market, save_market
 from provisioners.local.store import CLOUD, InstanceFolder, LocalStore, Record
+from provisioners.port.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)

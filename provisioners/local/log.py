@@ -9,8 +9,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from provisioners.host_agent.lines import line_with_words
-from provisioners.host_agent.log_times import LogTimes
+from provisioners.remote.host_agent.lines import line_with_words
+from provisioners.remote.host_agent.log_times import LogTimes
 
 SEGMENT_BYTES = 32 * 1024 * 1024  # two are kept: at least 32 MiB of log, at most 64
 

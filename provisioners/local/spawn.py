@@ -15,8 +15,8 @@ from pathlib import Path
 from threading import Lock
 
 from provisioners.local.host import HostOrder
-from provisioners.local.order import own_environment
 from provisioners.local.store import InstanceFolder
+from provisioners.local.translate import own_environment
 
 _PACKAGES = Path(__file__).resolve().parent.parent.parent
 

@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from policies.model import CapacityType, Zone
-from provisioners.base import Instance, InstanceState
-from provisioners.gang import gang_of
+from provisioners.multi_node import instance_of_nodes
+from provisioners.port.base import Instance, InstanceState
 
 CLOUD = "local"
 _NODE = "node."  # no token has a dot in it
@@ -201,7 +201,7 @@ class InstanceFolder:
         others = [node.node() for node in self.nodes()[1:]]
         if head is not None:
             never = replace(head, state=InstanceState.TERMINATED, message="its host died at once")
-            return gang_of([head, *(node or never for node in others)])
+            return instance_of_nodes([head, *(node or never for node in others)])
         record = self.record()
         if record is None or not any(others):
             return None

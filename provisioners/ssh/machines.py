@@ -4,7 +4,7 @@ Nothing is booted and user data is not run. Claims are files of the host (`host_
 dies, and several controllers see each other's.
 
 *A host that does not answer* is not empty. What it was last seen to have, by this controller or the one before it
-(`memory`), is told again, as running, with a sentence; where nothing is remembered there is no list at all but an error,
+(`host_cache`), is told again, as running, with a sentence; where nothing is remembered there is no list at all but an error,
 because every list that lacks a machine says that the machine is gone. Who has lost a host for good takes it out of
 config.yaml.
 
@@ -23,29 +23,8 @@ from threading import Lock
 from typing import Any, ClassVar, TypeVar
 
 from policies.model import CapacityType, Zone
-from provisioners.access import Access
-from provisioners.bootstrap import ROOT
 from provisioners.clock import unix_now
-from provisioners.errors import AuthError, CapacityError, InvalidRequestError, ProvisionError, TransientError
-from provisioners.host import Host
-from provisioners.line import connect_commands
-from provisioners.machines import (
-    CAPACITY_TAG,
-    NODES_TAG,
-    OWNER_TAG,
-    RANK_TAG,
-    REPLICA_TAG,
-    SERVICE_TAG,
-    Finding,
-    Leftover,
-    Level,
-    Machine,
-    MachineOrder,
-    MachineState,
-    Silent,
-)
-from provisioners.regions import ClosedRegions
-from provisioners.shell import (
+from provisioners.port.commands import (
     Commands,
     DiskFullError,
     HostKeyError,
@@ -54,9 +33,36 @@ from provisioners.shell import (
     ShellError,
     UnreachableError,
 )
-from provisioners.ssh.memory import SeenClaims
+from provisioners.port.errors import (
+    AuthError,
+    CapacityError,
+    InvalidRequestError,
+    ProvisionError,
+    TransientError,
+)
+from provisioners.port.firewall import Access
+from provisioners.port.regions import ClosedRegions
+from provisioners.port.vm import (
+    CAPACITY_TAG,
+    NODES_TAG,
+    OWNER_TAG,
+    RANK_TAG,
+    REPLICA_TAG,
+    SERVICE_TAG,
+    Finding,
+    Level,
+    Machine,
+    MachineOrder,
+    MachineState,
+    OrphanedResource,
+    Silent,
+)
+from provisioners.remote.async_ssh import connect_commands
+from provisioners.remote.bootstrap_steps import ROOT
+from provisioners.remote.host import Host
+from provisioners.remote.ssh_config import has_authorities
+from provisioners.ssh.host_cache import SeenClaims
 from provisioners.ssh.pool import CLOUD, PoolHost, Pools, has_gpus
-from provisioners.ssh_access import has_authorities
 
 STOP_GRACE_S = 10.0
 _STOP_TIMEOUT_S = 60.0
@@ -139,10 +145,10 @@ class SshMachines:
     ) -> Mapping[tuple[str, str], float]:
         return {}
 
-    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+    def orphans(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         """Folders of machines whose claim has ended."""
 
-        def of(host: PoolHost) -> Sequence[Leftover]:
+        def of(host: PoolHost) -> Sequence[OrphanedResource]:
             try:
                 known = self._ask(host, "claims")["orphans"]
             except ProvisionError:
@@ -151,25 +157,25 @@ class SshMachines:
                 return ()  # it never heard of us
             orphans = [one["token"] for one in known if one["owner"] == owner]
             return [
-                Leftover("folder", f"{host.name}/{token}", host.pool, token, usd_month=0.0)
+                OrphanedResource("folder", f"{host.name}/{token}", host.pool, token, usd_month=0.0)
                 for token in orphans
             ]
 
-        return [leftover for found in self._of_hosts(of, silent) for leftover in found]
+        return [orphan for found in self._of_hosts(of, silent) for orphan in found]
 
-    def remove(self, leftover: Leftover) -> None:
-        name, _, token = leftover.id.partition("/")
+    def remove(self, orphan: OrphanedResource) -> None:
+        name, _, token = orphan.id.partition("/")
         host = self._pools.host(name)
         if host is not None:
             self._ask(host, "release", token, f"{STOP_GRACE_S:g}", timeout_s=STOP_GRACE_S + _STOP_TIMEOUT_S)
 
-    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         return ()
 
     def admit(self, owner: str, access: Access) -> None:
         """The network between own hosts is their administrator's."""
 
-    def forget(self, owner: str) -> Sequence[str]:
+    def delete_shared(self, owner: str) -> Sequence[str]:
         return ()  # nothing is shared by the owner's machines but the agent, which is others' too
 
     def check(self) -> Sequence[Finding]:

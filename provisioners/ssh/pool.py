@@ -29,10 +29,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from policies.model import CapacityType, Offer, Role, Zone
-from provisioners.base import Candidate, Requirements
-from provisioners.candidates import each_once, ranked_by
-from provisioners.candidates_why import Nothing
-from provisioners.ssh_access import ACCESS_KEYS, SshAccess, access_of
+from provisioners.offers.explain_no_offer import NoOffer
+from provisioners.offers.matching import each_once, ranked_by
+from provisioners.port.base import Candidate, Requirements
+from provisioners.remote.ssh_config import ACCESS_KEYS, SshAccess, access_of
 
 CLOUD = "ssh"
 INSTANCE_TYPE = "host"
@@ -102,12 +102,12 @@ def offers_of(pools: Pools, need: Requirements) -> list[Offer]:
     return offers if need.ordered else sorted(offers, key=ranked_by(need.work))
 
 
-def why_nothing(pools: Pools, candidate: Candidate) -> Nothing | None:
+def explain_no_offer(pools: Pools, candidate: Candidate) -> NoOffer | None:
     """Which wish of the candidate left no host; None if it has an offer."""
     if candidate.use_spot:
-        return Nothing("use_spot", "hosts of yours are no spot machines", "nobody takes them away")
+        return NoOffer("use_spot", "hosts of yours are no spot machines", "nobody takes them away")
     if _any(candidate.instance_type) not in (None, INSTANCE_TYPE):
-        return Nothing("instance_type", f"hosts of yours are no {candidate.instance_type}", "leave it out")
+        return NoOffer("instance_type", f"hosts of yours are no {candidate.instance_type}", "leave it out")
     name, count = candidate.accelerator, candidate.accelerator_count
     wanted = f"{name}:{count:g}"
     left: Sequence[PoolHost] = pools.hosts
@@ -115,24 +115,24 @@ def why_nothing(pools: Pools, candidate: Candidate) -> Nothing | None:
         known = sorted({_named(host.place, field) for host in left})
         left = [host for host in left if asked in (None, _named(host.place, field))]
         if not left:
-            return Nothing(
+            return NoOffer(
                 field, f"config.yaml has no {field} {asked!r} of hosts", f"it has {', '.join(known)}"
             )
     if not any(has_gpus(host, name, 0) for host in left):
         names = sorted({host.accelerator for host in left if host.accelerator})
-        return Nothing(
+        return NoOffer(
             "accelerator", f"no host of yours has {name}", f"they have {', '.join(names) or 'none'}"
         )
     if not any(has_gpus(host, name, math.ceil(count)) for host in left):
         most = max(host.gpus for host in left if has_gpus(host, name, 0))
-        return Nothing(
+        return NoOffer(
             "accelerator_count", f"no host of yours has {wanted}", f"the most that one has is {most}"
         )
     if next(_fitting(pools, candidate, 1), None) is not None:
         return None
     offers = _fitting(pools, replace(candidate, max_hourly_cost=None), 1)
     least = min(offer.price_usd_hour for offer in offers)
-    return Nothing(
+    return NoOffer(
         "max_hourly_cost",
         f"the cheapest of your hosts costs {least:g} USD per hour",
         f"max_hourly_cost is {candidate.max_hourly_cost:g}",

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from provisioners.local import process as local_process
+from provisioners.local import process_tree as local_process
 from provisioners.local.store import InstanceFolder, LocalStore
 
 PAIR = Path(__file__).parents[2] / "examples" / "06-two-nodes" / "service.yaml"
