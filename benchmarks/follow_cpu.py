@@ -25,9 +25,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from provisioners.attendant import HEARTBEAT_S  # noqa: E402
-from provisioners.base import InstanceState  # noqa: E402
-from provisioners.hosts import SshHosts  # noqa: E402
+from provisioners.port.base import InstanceState  # noqa: E402
+from provisioners.remote.ssh_hosts import SshHosts  # noqa: E402
+from provisioners.remote.supervise import HEARTBEAT_S  # noqa: E402
 from tests.clouds.vms.vm_bench import boot, launch_order, login, machine_of, node_of  # noqa: E402
 from tests.clouds.vms.vm_world import VmWorld  # noqa: E402
 
@@ -46,7 +46,7 @@ def follow(addresses: dict[str, str], seconds: float) -> None:
     for at in range(0, len(names), AT_ONCE):
         part = names[at : at + AT_ONCE]
         for name in part:
-            hosts.attend(machines[name], _order(name), [addresses[name]])
+            hosts.supervise(machines[name], _order(name), [addresses[name]])
         until = time.monotonic() + PATIENCE_S
         while not all((r := hosts.report(machines[n])) and r.state is InstanceState.RUNNING for n in part):
             assert time.monotonic() < until, [hosts.report(machines[n]) for n in part]

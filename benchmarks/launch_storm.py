@@ -36,16 +36,16 @@ from policies.model import (
     ReplicaState,
     Terminated,
 )
+from provisioners.assembly import Rent, order_of, within
 from provisioners.aws.machines import AwsMachines, AwsSettings
-from provisioners.base import Candidate, Instance, LaunchOrder, Requirements
-from provisioners.candidates import offers_of
-from provisioners.catalog import packaged
 from provisioners.contract.hosts import MemoryHosts
-from provisioners.fleet import FleetProvisioner
 from provisioners.gcp.machines import GcpMachines
-from provisioners.machines import Machines
-from provisioners.pacing import Pacer
-from provisioners.rented import Rent, order_of, within
+from provisioners.offers.catalog import packaged
+from provisioners.offers.matching import offers_of
+from provisioners.port.base import Candidate, Instance, LaunchOrder, Requirements
+from provisioners.port.vm import Machines
+from provisioners.rate_limit import RateLimiter
+from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.controller.clouds.instance_poller import ThreadInstancePoller
 from skyserve_cli.controller.clouds.operation_runner import ThreadOperationRunner
 from skyserve_cli.controller.reconcile.clock import SystemClock
@@ -91,7 +91,7 @@ PLACES = {  # (accelerator, regions, zones in the order in which they are taken)
 }
 
 
-class Fleet(FleetProvisioner):
+class Fleet(VmProvisioner):
     """Of one cloud, which counts its launches."""
 
     def __init__(self, machines: Machines) -> None:
@@ -153,7 +153,7 @@ def aws() -> Iterator[Cloud]:
             lambda: len(world.asked("RunInstances")),
             lambda: len(world._lives),
             lambda: len(world.live()),
-            lambda: len(world.live()) + len(machines.leftovers(OWNER)),
+            lambda: len(world.live()) + len(machines.orphans(OWNER)),
         )
         assert world.errors == [], world.errors[:3]
 
@@ -347,7 +347,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.unpaced:
-        Pacer.take_turn = lambda self, group, rate: None  # type: ignore[method-assign]
+        RateLimiter.take_turn = lambda self, group, rate: None  # type: ignore[method-assign]
     places = offers(args.zones)
     now = time.time()
     replicas = [

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from policies.model import Zone
 from provisioners import fake
-from provisioners.base import Instance, LaunchOrder, Provisioner
 from provisioners.clock import unix_now
-from provisioners.offering import ZonePrices
+from provisioners.offers.zone_offers import ZonePrices
+from provisioners.port.base import Instance, LaunchOrder, Provisioner
 from skyserve_cli import clouds
 from skyserve_cli.controller import daemon
 from skyserve_cli.controller.balancers import agent_process as lb_process

@@ -3,7 +3,7 @@
     python -m benchmarks.tls_front [--rounds 3] [--seconds 5]
 
 An engine in this process responds to requests, or streams chunks of an SSE response; the agent reaches it either by plain HTTP or
-through `host_agent.front`. CPU is what /proc counts for each process in the window, over the requests or chunks of the window.
+through `host_agent.tls_proxy`. CPU is what /proc counts for each process in the window, over the requests or chunks of the window.
 Both ways take turns in each round; printed are medians over the rounds. Requests are sent by one client, one after the other, so
 latency is that of an idle system; `streams` run side by side, each with a chunk every 20 ms, as tokens come.
 """
@@ -26,9 +26,9 @@ from pathlib import Path
 
 from lb.config.file import save
 from lb.config.schema import Table, Target
-from provisioners.certificates import Authority
-from provisioners.host_agent.bundle import agent_bundle
-from provisioners.host_agent.front import CERTIFICATE, port_of
+from provisioners.remote.certificates import Authority
+from provisioners.remote.host_agent.bundle import agent_bundle
+from provisioners.remote.host_agent.tls_proxy import CERTIFICATE, port_of
 
 TOKEN = "own-chat-1-0123456789"
 STREAMS = 100

@@ -6,5 +6,5 @@ import time
 
 
 def unix_now() -> float:
-    """Seconds since the epoch."""
+    """Return seconds since the epoch."""
     return time.time()

@@ -17,8 +17,11 @@ _MOST_S = 86_400.0  # beyond that, TLS would have failed: not the cloud's clock,
 
 
 class CloudClock:
-    """`offset_s` is added to our time to get the cloud's; 0 until it is known to differ. It is kept until the clocks have moved
-    against each other, so that a notice does not seem to be another one with each response."""
+    """`offset_s` is added to our time to get the cloud's; 0 until it is known to differ.
+
+    It is kept until the clocks have moved against each other, so that a notice does not seem to be another one with each
+    response.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -39,11 +42,11 @@ class CloudClock:
                 self.offset_s = 0.0 if abs(measured) <= _NOISE_S else round(measured)
 
     def ours(self, instant: float) -> float:
-        """An instant of the cloud's, by our clock."""
+        """Return an instant of the cloud's, by our clock."""
         return instant - self.offset_s
 
     def warning(self) -> str:
-        """A sentence if the clocks differ by more than a few seconds; else ""."""
+        """Return a sentence if the clocks differ by more than a few seconds; else ""."""
         if abs(self.offset_s) <= WARN_S:
             return ""
         order = "behind" if self.offset_s > 0 else "ahead of"
@@ -55,6 +58,6 @@ class CloudClock:
 
 @runtime_checkable
 class ClockSource(Protocol):
-    """`Machines` whose cloud tells the time."""
+    """`Machines` whose cloud has a clock."""
 
     cloud_clock: CloudClock

@@ -14,10 +14,10 @@ from threading import Lock
 from typing import ClassVar
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
-from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError
-from provisioners.gang import gang_state, who_is_lost
-from provisioners.offering import ZonePrices, offers_for
+from provisioners.multi_node import state_of_nodes, who_is_lost
+from provisioners.offers.zone_offers import ZonePrices, offers_for
+from provisioners.port.base import Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.port.errors import CapacityError, InvalidRequestError, ProvisionError
 
 CLOUD = "fake"
 DEFAULT_PRICES = (
@@ -29,8 +29,10 @@ DEFAULT_PRICES = (
 
 @dataclass(slots=True)
 class _Machine:
-    """What the cloud knows of one instance; all else follows from it and the time. Its nodes boot in step and differ
-    only in whether they are lost."""
+    """What the cloud knows of one instance; all else follows from it and the time.
+
+    Its nodes boot in step and differ only in whether they are lost.
+    """
 
     order: LaunchOrder
     launched_at: float
@@ -102,15 +104,17 @@ class FakeProvisioner:
         self._changed = changed
 
     def reported(self, owner: str) -> Sequence[Instance]:
-        """Its machines report notices at once, and nothing else by themselves."""
+        """Return its machines report notices at once, and nothing else by themselves."""
         with self._lock:
             return [self._instance(one) for one in self._machines.values() if one.order.owner == owner]
 
     # --- What a test does to the cloud --------------------------------------------------------------------
 
     def fail_next_launch(self, error: ProvisionError, *, after_creation: bool = False) -> None:
-        """The next launch (after those already ordered to fail) raises `error`; with `after_creation` the
-        instance exists all the same: a lost answer."""
+        """The next launch (after those already ordered to fail) raises `error`.
+
+        With `after_creation` the instance exists all the same: a lost answer.
+        """
         with self._lock:
             self._troubles.append((error, after_creation))
 
@@ -182,7 +186,7 @@ class FakeProvisioner:
         if machine.preempt_at is not None and self._now() >= machine.preempt_at:
             return InstanceState.PREEMPTED
         if machine.lost:
-            return gang_state([self._of_node(machine, rank) for rank in range(machine.order.num_nodes)])
+            return state_of_nodes([self._of_node(machine, rank) for rank in range(machine.order.num_nodes)])
         return self._of_node(machine, 0)
 
     def _of_node(self, machine: _Machine, rank: int) -> InstanceState:

@@ -3,7 +3,7 @@
 Machines inside a network that we are in see the address from which the kernel's own routes lead to them. Machines with public
 addresses see what is left of ours after any translation on the way. In this order, the first that knows:
 
-1. what machines have seen: sshd tells each session where it comes from (SSH_CLIENT), and each machine reports it;
+1. what machines have seen: sshd shows each session where it comes from (SSH_CLIENT), and each machine reports it;
 2. the address of this host's default route, if that is a public one;
 3. the metadata service of the cloud that this host is a machine of;
 4. a service that responds with the caller's address (`address_url`). It is the only one that is not on this host, not ours and
@@ -47,7 +47,7 @@ def current(seen: Mapping[str, float]) -> frozenset[str]:
 
 
 def local_address(towards: str) -> str | None:
-    """The address of this host that a connection there would come from. Nothing is sent."""
+    """Return the address of this host that a connection there would come from. Nothing is sent."""
     try:
         family = socket.AF_INET6 if ip_address(towards).version == 6 else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -65,8 +65,10 @@ def is_public(address: str | None) -> bool:
 
 
 class OwnAddresses:
-    """Thread-safe. `path` None keeps nothing, `address_url` None asks no service. `read` gets a URL with headers; it raises
-    OSError."""
+    """Thread-safe.
+
+    `path` None keeps nothing, `address_url` None asks no service. `read` gets a URL with headers; it raises OSError.
+    """
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class OwnAddresses:
             self._note(address)
 
     def public(self) -> frozenset[str]:
-        """The addresses that machines with public addresses see; empty if nothing knows. May take seconds."""
+        """Return the addresses that machines with public addresses see; empty if nothing knows. May take seconds."""
         route = self._local(_SOMEWHERE)
         with self._finding:
             looked_from, looked_at = self._looked
@@ -115,7 +117,7 @@ class OwnAddresses:
         return self._known(is_public)
 
     def private(self, machines: Iterable[str]) -> frozenset[str]:
-        """The addresses that machines inside our network see; `machines` are theirs, as far as there are any."""
+        """Return the addresses that machines inside our network see; `machines` are theirs, as far as there are any."""
         routes = {self._local(machine) for machine in (*machines, _SOMEWHERE)}
         routes |= self._known(lambda address: not is_public(address))
         return frozenset(address for address in routes if address is not None)

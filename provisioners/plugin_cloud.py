@@ -7,23 +7,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from policies.model import Offer, Role
-from provisioners.base import Requirements
-from provisioners.catalog.model import Catalog
+from provisioners.assembly import USER, RentedProvisioner, VmSection, login_by, within
 from provisioners.clock import unix_now
-from provisioners.first_login import FirstLogins
-from provisioners.guard import guarded
-from provisioners.keys import Keys, user_data
-from provisioners.lease import terms_of
-from provisioners.machines import Machine, MachineOrder
+from provisioners.offers.catalog.model import Catalog
+from provisioners.offers.lb_instance_types import small_offers
 from provisioners.own_address import OwnAddresses
+from provisioners.plugin_guard import guarded
 from provisioners.plugins import CloudPlugin, PluginError, Setup, in_its_markets
-from provisioners.rented import USER, RentedProvisioner, Section, login_by, within
-from provisioners.small import small_offers
+from provisioners.port.base import Requirements
+from provisioners.port.lease import terms_of
+from provisioners.port.vm import Machine, MachineOrder
+from provisioners.remote.first_login import FirstLogins
+from provisioners.remote.ssh_keys import Keys, user_data
 
 
 def provisioner_of(
     plugin: CloudPlugin,
-    section: Section,
+    section: VmSection,
     catalog: Catalog,
     secret: bytes,
     *,
@@ -42,7 +42,7 @@ def provisioner_of(
         raise PluginError(f"the plug-in {plugin.name!r} failed: {type(error).__name__}: {error}") from error
 
     def script(machine: Machine) -> str:
-        """What other clouds run as user data; it depends on keys and user alone."""
+        """Return what other clouds run as user data; it depends on keys and user alone."""
         keys = Keys(secret, machine.owner)
         order = MachineOrder(
             token=machine.token,

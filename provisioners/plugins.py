@@ -3,8 +3,8 @@
 A package offers a cloud as an entry point of the group `skyserve.clouds` whose name is the cloud's and whose value is a
 `CloudPlugin`. It is imported when the cloud is first used, so one that is broken shows where it is used, and nowhere else.
 
-The interface is `CloudPlugin`, `Setup`, `provisioners.machines`, `provisioners.errors`, `provisioners.access`,
-`provisioners.named` and `provisioners.catalog.model`. It has a version, `API_VERSION`; a plug-in for another one is refused.
+The interface is `CloudPlugin`, `Setup`, `provisioners.port.vm`, `provisioners.port.errors`, `provisioners.port.firewall`,
+`provisioners.name_tags` and `provisioners.offers.catalog.model`. It has a version, `API_VERSION`; a plug-in for another one is refused.
 docs/plugins.md describes it.
 """
 
@@ -17,15 +17,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from policies.model import CapacityType
-from provisioners.base import Requirements
-from provisioners.catalog.model import Catalog, Listing
-from provisioners.machines import Machines
+from provisioners.offers.catalog.model import Catalog, Listing
+from provisioners.port.base import Requirements
+from provisioners.port.vm import Machines
 from provisioners.registry import PROVISIONERS
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-API_VERSION = 1
+API_VERSION = 2
 GROUP = "skyserve.clouds"
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
@@ -77,7 +77,7 @@ class CloudPlugin:
 
 @cache
 def installed() -> Mapping[str, EntryPoint]:
-    """The plug-ins by name, without importing any. Names of our own clouds cannot be taken."""
+    """Return the plug-ins by name, without importing any. Names of our own clouds cannot be taken."""
     from importlib.metadata import entry_points  # only where a cloud is none of ours: it is slow
 
     found = sorted(entry_points(group=GROUP), key=lambda one: (one.name, one.value))
@@ -86,7 +86,7 @@ def installed() -> Mapping[str, EntryPoint]:
 
 @cache
 def plugin(name: str) -> CloudPlugin:
-    """The installed plug-in of that name. Raises PluginError, for whatever is wrong with it."""
+    """Return the installed plug-in of that name. Raises PluginError, for whatever is wrong with it."""
     entry = installed().get(name)
     if entry is None:
         raise PluginError(f"no plug-in for the cloud {name!r} is installed")
@@ -104,7 +104,7 @@ def plugin(name: str) -> CloudPlugin:
 
 
 def checked(name: str, found: object) -> CloudPlugin:
-    """Raises PluginError if it is no plug-in, for another interface, or for another name."""
+    """Raise PluginError if it is no plug-in, for another interface, or for another name."""
     if not isinstance(found, CloudPlugin):
         raise PluginError(f"its entry point is no CloudPlugin but {type(found).__name__}")
     if found.api_version != API_VERSION:
@@ -117,7 +117,7 @@ def checked(name: str, found: object) -> CloudPlugin:
 
 
 def listings_of(found: CloudPlugin) -> tuple[Listing, ...]:
-    """Raises PluginError."""
+    """Raise PluginError."""
     try:
         listings = tuple(found.listings())
     except Exception as error:
@@ -131,7 +131,7 @@ def listings_of(found: CloudPlugin) -> tuple[Listing, ...]:
 
 
 def in_its_markets(found: CloudPlugin, need: Requirements) -> Requirements:
-    """The need without candidates of a market that the cloud does not have."""
+    """Return the need without candidates of a market that the cloud does not have."""
     kept = [
         one
         for one in need.candidates

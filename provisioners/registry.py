@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
 
-from provisioners.base import Provisioner
+from provisioners.port.base import Provisioner
 
 PROVISIONERS: Mapping[str, str] = MappingProxyType(
     {
@@ -33,7 +33,7 @@ class MissingSdkError(ImportError):
 
 
 def provisioner_class(name: str, known: Mapping[str, str] = PROVISIONERS) -> type[Provisioner]:
-    """The class behind a cloud's name. What its constructor takes is the cloud's own business.
+    """Return the class behind a cloud's name. What its constructor takes is the cloud's own business.
 
     Raises UnknownCloudError, and MissingSdkError where the cloud's SDK is not installed.
     """
@@ -46,7 +46,7 @@ def provisioner_class(name: str, known: Mapping[str, str] = PROVISIONERS) -> typ
         found: type[Provisioner] = getattr(import_module(module), attribute)
     except ImportError as error:
         if (error.name or "").partition(".")[0] in _OURS:
-            raise  # a mistake of ours, which no installation mends
+            raise  # a defect of ours, which no installation fixes
         if isinstance(error, ModuleNotFoundError):
             what = f"is not installed: run pip install -e '.[{name}]' in the checkout of skyserve"
         else:

@@ -12,21 +12,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from policies.model import CapacityType, Offer, Role, Zone
-from provisioners import offering, plugins
-from provisioners.base import DISK_GB, Candidate, Provisioner, Requirements
-from provisioners.beside_price import beside_usd_hour
-from provisioners.candidates import Account, Customer, Reason, Stocked, in_order, offers_of
-from provisioners.candidates_why import Nothing, why_nothing
-from provisioners.catalog import Catalog, CatalogError, Stock, load, stock
-from provisioners.catalog.discovered import Discoverer, Discovery, Progress, reasons, shapes_of
-from provisioners.catalog.model import Listing
+from provisioners import plugins
 from provisioners.clock import unix_now
-from provisioners.errors import AuthError
 from provisioners.local.cloud import LocalProvisioner
+from provisioners.offers import zone_offers
+from provisioners.offers.catalog import Catalog, CatalogError, Stock, load, stock
+from provisioners.offers.catalog.discovered import Discoverer, Discovery, Progress, reasons, shapes_of
+from provisioners.offers.catalog.model import Listing
+from provisioners.offers.explain_no_offer import NoOffer, explain_no_offer
+from provisioners.offers.extra_costs import beside_usd_hour
+from provisioners.offers.lb_instance_types import small_offers
+from provisioners.offers.matching import Account, Customer, Reason, Stocked, in_order, offers_of
+from provisioners.offers.reservations import open_at, reserved_listings
 from provisioners.own_address import OwnAddresses
+from provisioners.port.base import DISK_GB, Candidate, Provisioner, Requirements
+from provisioners.port.errors import AuthError
 from provisioners.registry import PROVISIONERS, MissingSdkError, UnknownCloudError, provisioner_class
-from provisioners.reservations import open_at, reserved_listings
-from provisioners.small import small_offers
 from provisioners.ssh import pool
 from skyserve_cli.config import (
     AwsConfig,
@@ -40,7 +41,7 @@ from skyserve_cli.config import (
 from skyserve_cli.home import Home
 
 if TYPE_CHECKING:
-    from provisioners.dns import Publisher
+    from provisioners.port.dns import Publisher
 
 _log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 10.0  # for what `serve catalog refresh` and `discover` have written meanwhile
@@ -144,7 +145,7 @@ class Clouds:
         """Route 53, with the credentials that `aws` has here; also if no machine is ever rented there."""
         with self._lock:
             if self._names is None:
-                route53 = import_module("provisioners.aws.names")
+                route53 = import_module("provisioners.aws.dns")
                 section = self.config.clouds.get("aws")
                 profile = section.profile if isinstance(section, AwsConfig) else None
                 self._names = cast("Publisher", route53.Route53Names(profile, unix_now, time.sleep))
@@ -156,7 +157,7 @@ class Clouds:
             known = plugins.plugin(cloud).route53_region(region)
             if known is not None:
                 return known
-        nearest: str = import_module("provisioners.aws.names").nearest_region(cloud, region)
+        nearest: str = import_module("provisioners.aws.dns").nearest_region(cloud, region)
         return nearest
 
     def discover(self, name: str, progress: Progress) -> Discovery:
@@ -195,25 +196,27 @@ class Clouds:
         size_gb = disk_gb or section.disk_gb or DISK_GB
         return beside_usd_hour(cloud, size_gb, has_address=not section.use_private_ip)
 
-    def why_nothing(self, candidate: Candidate) -> Nothing | None:
+    def explain_no_offer(self, candidate: Candidate) -> NoOffer | None:
         """Return why no enabled cloud has an offer for the candidate; None if one has, or the reason is unknown."""
         if candidate.cloud is not None and candidate.cloud not in self.enabled:
             enabled = ", ".join(self.enabled) or "none"
             message = f"{candidate.cloud} is not enabled here (enabled: {enabled})"
-            return Nothing("cloud", message, f"enable it in {self.home.config}")
+            return NoOffer("cloud", message, f"enable it in {self.home.config}")
         meant = self._meant(candidate)
         if meant and all(name in self._without_sdk for name in meant):
-            return Nothing("cloud", str(self._without_sdk[meant[0]]))
+            return NoOffer("cloud", str(self._without_sdk[meant[0]]))
         if meant and candidate.use_spot and all(map(self._has_no_spot, meant)):
-            return Nothing("use_spot", f"{meant[0]} has no spot machines", "set use_spot: false")
+            return NoOffer("use_spot", f"{meant[0]} has no spot machines", "set use_spot: false")
         reasons = []
         for name in dict.fromkeys(self._kind(each) for each in meant):
             if name == _CATALOG:
-                reasons.append(why_nothing(candidate, self._catalog(), self._accounts(), self._is_usable))
+                reasons.append(
+                    explain_no_offer(candidate, self._catalog(), self._accounts(), self._is_usable)
+                )
             elif name == "ssh":
-                reasons.append(pool.why_nothing(self._pools(), candidate))
+                reasons.append(pool.explain_no_offer(self._pools(), candidate))
             elif isinstance(cloud := self.get(name), LocalProvisioner):
-                reasons.append(offering.why_nothing(candidate, cloud.prices()))
+                reasons.append(zone_offers.explain_no_offer(candidate, cloud.prices()))
             else:
                 return None
         return None if None in reasons else reasons[0]

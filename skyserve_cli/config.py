@@ -24,12 +24,12 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from provisioners import plugins
 from provisioners.own_address import ADDRESS_URL
 from provisioners.registry import PROVISIONERS
-from provisioners.ssh_access import Way, way_of
+from provisioners.remote.ssh_config import Way, way_of
 from skyserve_cli import config_checks
 from skyserve_cli.spec.problems import did_you_mean, dotted
 
 if TYPE_CHECKING:
-    from provisioners.reservations import Reservations
+    from provisioners.offers.reservations import Reservations
 
 _MAX_BYTES = 1 << 20
 _TLS = "load balancers and probes reach replicas by TLS; for replicas to come"
@@ -104,7 +104,7 @@ class SshConfig(CloudConfig):
 
 
 class RentedConfig(CloudConfig):
-    """What every cloud has that rents machines; `provisioners.rented.Section`."""
+    """What every cloud has that rents machines; `provisioners.assembly.Section`."""
 
     regions: tuple[str, ...] | None = Field(
         default=None, min_length=1, description="the only ones to look at"
@@ -163,7 +163,7 @@ class RentedConfig(CloudConfig):
 
 
 class ReservationConfig(_Strict):
-    """What every cloud's reservations have; `provisioners.reservations.Reservation`."""
+    """What every cloud's reservations have; `provisioners.offers.reservations.Reservation`."""
 
     zone: str = Field(description="the one that it is in, as `serve catalog` writes it")
     instance_type: str = Field(description="of its machines")

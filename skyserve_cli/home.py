@@ -195,7 +195,7 @@ class Home:
         return self.root / "machines.key"
 
     def machine_secret(self) -> bytes:
-        """Return what every SSH key of ours follows from (`provisioners.keys`).
+        """Return what every SSH key of ours follows from (`provisioners.remote.ssh_keys`).
 
         Made on first use, and never changed while machines run: without it, it is not possible to log in on them.
         """

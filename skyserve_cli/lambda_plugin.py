@@ -7,7 +7,7 @@ from pydantic import Field
 from policies.model import CapacityType
 from provisioners.lambda_labs.api import LambdaApi
 from provisioners.lambda_labs.machines import LambdaMachines
-from provisioners.lambda_labs.offered import NAME, listings
+from provisioners.lambda_labs.prices import NAME, listings
 from provisioners.plugins import CloudPlugin, Setup
 from skyserve_cli.config import RentedConfig
 

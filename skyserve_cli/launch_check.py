@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from policies.model import Offer
-from provisioners.base import Gated, Instance, InstanceState, LaunchOrder
-from provisioners.errors import CapacityError, ProvisionError, QuotaError, RefusedError, TransientError
-from provisioners.fleet import CONSISTENT_AFTER_S, FleetProvisioner
+from provisioners.port.base import Gated, Instance, InstanceState, LaunchOrder
+from provisioners.port.errors import CapacityError, ProvisionError, QuotaError, RefusedError, TransientError
+from provisioners.vm_provisioner import CONSISTENT_AFTER_S, VmProvisioner
 from skyserve_cli.controller.reconcile.mappers import token_of
 
 SERVICE = "check"
@@ -73,7 +73,7 @@ class LaunchCheck:
 
     def __init__(
         self,
-        cloud: FleetProvisioner,
+        cloud: VmProvisioner,
         owner: str,
         fetch: Fetch,
         *,
@@ -250,11 +250,11 @@ class LaunchCheck:
                 return tuple(f"machine {one.id} in {one.zone}" for one in alive)
             if self._now() < self._settles_at:  # a launch whose response was lost may have made one
                 return ("a machine that the cloud does not list yet, perhaps",)
-            for leftover in cloud.machines.leftovers(owner):
+            for leftover in cloud.machines.orphans(owner):
                 cloud.machines.remove(leftover)
             return (
-                *cloud.forget(owner),
-                *(f"{one.kind} {one.id} in {one.region}" for one in cloud.machines.leftovers(owner)),
+                *cloud.delete_shared(owner),
+                *(f"{one.kind} {one.id} in {one.region}" for one in cloud.machines.orphans(owner)),
             )
         except ProvisionError as error:
             return (str(error),)

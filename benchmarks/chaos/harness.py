@@ -32,7 +32,7 @@ import psutil
 
 from policies.model import UpdateMode
 from provisioners.local import controls as local_controls
-from provisioners.local import process as local_process
+from provisioners.local import process_tree as local_process
 from provisioners.local.store import InstanceFolder, LocalStore
 from skyserve_cli.controller.api.client import Client, ControllerDownError, RefusedError
 from skyserve_cli.home import Home

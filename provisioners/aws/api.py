@@ -11,10 +11,12 @@ idempotent: by its client token (RunInstances), by the name of what it makes (gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from random import Random
 from threading import Lock, RLock
-from typing import Any
+from typing import Any, TypeVar
 
 import boto3
 from botocore import xform_name
@@ -35,15 +37,20 @@ from botocore.exceptions import ConnectionError as SdkConnectionError
 from botocore.parsers import ResponseParserError
 
 from policies.model import FailureKind
-from provisioners.aws.errors import THROTTLES, Answer, Context, closed, error_of, meaning_of
+from provisioners.aws.errors import THROTTLES, AwsResponse, Context, closed, error_of, meaning_of
 from provisioners.cloud_clock import CloudClock
-from provisioners.pacing import Pacer, Rate
+from provisioners.port.errors import ProvisionError, RegionClosedError, TransientError
+from provisioners.port.regions import ClosedRegions, SilentRegions
+from provisioners.port.vm import Silent
+from provisioners.rate_limit import Rate, RateLimiter
 
 Reply = Mapping[str, Any]
+T = TypeVar("T")
 
 _NOT_ACCEPTED = ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException")
 _STS_S = 60.0  # for which STS's word stands
 
+_PARALLEL_REGIONS = 8
 _ATTEMPTS = 6
 _BACKOFF_S = 1.0
 _BACKOFF_MAX_S = 20.0
@@ -68,8 +75,9 @@ _SDK_ERRORS = (ClientError, BotoCoreError, ResponseParserError)
 
 
 def _group(action: str) -> tuple[str, Rate]:
-    """What an action is counted with, and how often that may be called, by account and region ("Request throttling for
-    the Amazon EC2 API"; EC2 counts most actions one by one, so this is on the safe side)."""
+    """Return what an action is counted with, and how often that may be called, by account and region ("Request throttling
+    for the Amazon EC2 API"; EC2 counts most actions one by one, so this is on the safe side).
+    """
     if action == "RunInstances":
         return "launch", Rate(
             burst=4, per_s=1.8
@@ -80,8 +88,10 @@ def _group(action: str) -> tuple[str, Rate]:
 
 
 class RegionMemo:
-    """What was found or made in each region, so that a launch costs one call and not five. Thread-safe: what is not
-    known is looked for once, however many ask. A failure is not remembered."""
+    """What was found or made in each region, so that a launch costs one call and not five.
+
+    Thread-safe: what is not known is looked for once, however many ask. A failure is not remembered.
+    """
 
     def __init__(self) -> None:
         self._regions: dict[str, tuple[RLock, dict[tuple[str, ...], Any]]] = {}
@@ -101,7 +111,7 @@ class RegionMemo:
 
 
 class AwsApi:
-    """Thread-safe. `session` is for those who have one already; reading boto3's models anew takes a while."""
+    """Thread-safe. `session` is for those who have one already; reading boto3's models again takes a while."""
 
     def __init__(
         self,
@@ -117,7 +127,7 @@ class AwsApi:
         self._rng = rng
         self._session = session
         self._clients: dict[tuple[str, str], Any] = {}
-        self._pacer = Pacer(now, sleep)
+        self._pacer = RateLimiter(now, sleep)
         self.clock = CloudClock(now)
         self._lock = Lock()
         self._sts_lock = Lock()
@@ -145,13 +155,13 @@ class AwsApi:
         patience_s: float = 60.0,
         attempts: int = _ATTEMPTS,
     ) -> Reply | None:
-        """What AWS answers to `action`, or None if it answers one of the codes `unless`.
+        """Return what AWS answers to `action`, or None if it answers one of the codes `unless`.
 
         The codes `wait_for` are those that pass by themselves (something made a moment ago is not known everywhere
         yet): they are waited for until `patience_s` seconds are over, and only then count. `asked` makes for better sentences.
         """
         asked = asked or Context(f"{_IAM.get(service, service)}:{action}", region)
-        begun = self.now()
+        started = self.now()
         failures = 0
         while True:
             self._pace(region, action)
@@ -162,7 +172,7 @@ class AwsApi:
             except _SDK_ERRORS as error:
                 answer = _answer(error)
                 failures += 1
-                is_waited_for = answer.code in wait_for and self.now() - begun < patience_s
+                is_waited_for = answer.code in wait_for and self.now() - started < patience_s
                 if not is_waited_for:
                     if answer.code in unless:
                         return None
@@ -183,7 +193,7 @@ class AwsApi:
     def pages(
         self, region: str, action: str, items: str, params: Mapping[str, Any], page: int = _PAGE, **how: Any
     ) -> Iterator[Any]:
-        """The items of a list, all pages of it; a page that cannot be had is an error, never the end."""
+        """Yield the items of a list, all pages of it; a page that cannot be had is an error, never the end."""
         token: Mapping[str, str] = {}
         while True:
             reply = self.ask(region, action, {**params, "MaxResults": page, **token}, **how)
@@ -192,18 +202,20 @@ class AwsApi:
                 return
             token = {"NextToken": reply["NextToken"]}
 
-    def dry_run(self, region: str, action: str, params: Mapping[str, Any]) -> Answer:
+    def dry_run(self, region: str, action: str, params: Mapping[str, Any]) -> AwsResponse:
         """EC2's answer to whether the call would be allowed. It changes nothing."""
         self._pace(region, action)
         try:
             getattr(self._client("ec2", region), xform_name(action))(DryRun=True, **params)
         except _SDK_ERRORS as error:
             return _answer(error)
-        return Answer("DryRunOperation", 200, "")  # EC2 never says so, but it would mean yes
+        return AwsResponse("DryRunOperation", 200, "")  # EC2 never says so, but it would mean yes
 
     def _accepted_elsewhere(self) -> bool:
-        """Whether STS accepts the credentials that a region of EC2 does not: EC2 says the same of a region that the account
-        has not enabled."""
+        """Return whether STS accepts the credentials that a region of EC2 does not.
+
+        EC2 says the same of a region that the account has not enabled.
+        """
         with self._sts_lock:  # many regions may ask at once
             if self._sts_at is None or self.now() - self._sts_at > _STS_S:
                 try:
@@ -242,14 +254,75 @@ class AwsApi:
 _IAM = {"service-quotas": "servicequotas"}
 
 
-def _answer(error: Exception) -> Answer:
-    """The SDK's exception as what AWS, or nobody, answered."""
+def _answer(error: Exception) -> AwsResponse:
+    """Return the SDK's exception as the response of AWS, or as none."""
     if isinstance(error, ClientError):
-        told = error.response.get("Error", {})
+        body = error.response.get("Error", {})
         about: Mapping[str, Any] = error.response.get("ResponseMetadata", {})
         status, request_id = int(about.get("HTTPStatusCode", 0)), str(about.get("RequestId", ""))
-        return Answer(str(told.get("Code", "")), status, str(told.get("Message", "")), request_id)
+        return AwsResponse(str(body.get("Code", "")), status, str(body.get("Message", "")), request_id)
     if isinstance(error, _NO_CREDENTIALS):
-        return Answer("NoCredentials", 401, str(error))
+        return AwsResponse("NoCredentials", 401, str(error))
     lost = isinstance(error, HTTPClientError | SdkConnectionError | ResponseParserError)
-    return Answer(type(error).__name__, 0 if lost else 400, str(error))
+    return AwsResponse(type(error).__name__, 0 if lost else 400, str(error))
+
+
+class EveryRegion:
+    """One question to many regions, side by side, and what is known of regions that are closed or silent. Thread-safe."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.closed = ClosedRegions(now)
+        self._unlistable = ClosedRegions(now)  # of them, those that cannot be listed either
+        self._silent = SilentRegions(now)
+
+    def is_suspect(self, region: str) -> bool:
+        """Return whether the region did not respond a moment ago."""
+        return self._silent.is_suspect(region)
+
+    def call(
+        self,
+        regions: Sequence[str],
+        ask: Callable[[str], Sequence[T]],
+        silent: Silent | None = None,
+        *,
+        is_listing: bool = False,
+    ) -> Iterator[T]:
+        """Return the responses of all regions but the closed ones.
+
+        The first that has none raises, unless `silent` is given; if no region responds the first error is raised all the
+        same. Of a listing of machines (`is_listing`) it is remembered which regions are closed or silent, and `silent`
+        hears of both.
+        """
+
+        def response(region: str) -> Sequence[T] | ProvisionError:
+            known: ProvisionError | None = self._unlistable.find(region)
+            if known is None and is_listing and silent is not None:
+                known = self._silent.waits(region)
+            if known is not None:
+                return known
+            try:
+                found = ask(region)
+            except ProvisionError as error:
+                if is_listing and isinstance(error, RegionClosedError):
+                    self.closed.note(error)
+                    self._unlistable.note(error)
+                elif silent is None:
+                    raise
+                elif is_listing and isinstance(error, TransientError):
+                    self._silent.note(region, error)  # others come at once, and may be over at any moment
+                return error
+            if is_listing:
+                self._silent.responded(region)
+            return found
+
+        with ThreadPoolExecutor(max_workers=_PARALLEL_REGIONS, thread_name_prefix="aws") as pool:
+            responses = list(zip(regions, pool.map(response, regions), strict=True))
+        errors = [(region, one) for region, one in responses if isinstance(one, ProvisionError)]
+        if errors and len(errors) == len(responses):
+            for region in regions:  # it is our network, or the whole cloud: ask all of them again
+                self._silent.responded(region)
+            raise errors[0][1]
+        for region, error in errors:
+            if silent is not None and (is_listing or not isinstance(error, RegionClosedError)):
+                silent(region, error)
+        return chain.from_iterable(one for _, one in responses if not isinstance(one, ProvisionError))

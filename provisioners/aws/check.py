@@ -13,9 +13,9 @@ from typing import Any
 
 from policies.model import CapacityType, FailureKind
 from provisioners.aws.api import AwsApi
-from provisioners.aws.errors import Answer, Context, error_of, meaning_of, missing_action, quota_of
-from provisioners.errors import AuthError, ProvisionError
-from provisioners.machines import OWNER_TAG, Finding, Level, Trial
+from provisioners.aws.errors import AwsResponse, Context, error_of, meaning_of, missing_action, quota_of
+from provisioners.port.errors import AuthError, ProvisionError
+from provisioners.port.vm import OWNER_TAG, Finding, Level, Trial
 
 _GROUP = "sg-00000000000000000"
 _RULE = [
@@ -43,7 +43,7 @@ _FREE: Mapping[str, Params] = MappingProxyType(
 
 
 def _creations(labels: Mapping[str, str]) -> Mapping[str, Params]:
-    """What is made with tags; a policy may demand some of them."""
+    """Return what is made with tags; a policy may demand some of them."""
     tags = [{"Key": key, "Value": value} for key, value in {**labels, OWNER_TAG: "check"}.items()]
     return {
         "CreateSecurityGroup": {
@@ -138,7 +138,7 @@ def _permission(api: AwsApi, region: str, action: str, params: Params, *, by_tag
 
 
 def _launch(api: AwsApi, trial: Trial, request: Callable[[Trial], Params]) -> Finding:
-    """A dry run of the launch that would be sent."""
+    """Return a dry run of the launch that would be sent."""
     region = trial.zone.region
     name = f"launch of {trial.instance_type} ({trial.capacity_type.value}) in {trial.zone.label}"
     try:
@@ -156,13 +156,16 @@ def _launch(api: AwsApi, trial: Trial, request: Callable[[Trial], Params]) -> Fi
     return Finding(name, Level.MISSING if is_denied else Level.NOTE, message)
 
 
-def _is_about_the_resource(response: Answer) -> bool:
+def _is_about_the_resource(response: AwsResponse) -> bool:
     return response.code.startswith("Invalid") and response.status < 500
 
 
 def _quotas(api: AwsApi, regions: Sequence[str], instance_types: Collection[str]) -> list[Finding]:
-    """The vCPU quotas of the families. One that is 0, which new accounts have, is worth knowing before the first
-    launch; if all of them are 0 in all regions, no machine with an accelerator can be had."""
+    """Return the vCPU quotas of the families.
+
+    One that is 0, which new accounts have, is worth knowing before the first launch; if all of them are 0 in all regions,
+    no machine with an accelerator can be had.
+    """
     wanted = {
         quota_of(instance_type, capacity_type): None
         for instance_type in sorted(instance_types)

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from provisioners import rented
+from provisioners import assembly
+from provisioners.assembly import cheapest_trials, reserved_trials
 from provisioners.aws.machines import AwsMachines, AwsSettings
-from provisioners.catalog.model import Catalog
-from provisioners.machines import Finding
+from provisioners.offers.catalog.model import Catalog
+from provisioners.offers.reservations import Reservations
 from provisioners.own_address import OwnAddresses
-from provisioners.rented import cheapest_trials, reserved_trials
-from provisioners.reservations import Reservations
+from provisioners.port.vm import Finding
 
 
-class Section(rented.Section, Protocol):
+class AwsSection(assembly.VmSection, Protocol):
     """What config.yaml says about `aws`."""
 
     profile: str | None
@@ -27,14 +27,14 @@ class Section(rented.Section, Protocol):
     reservations: Reservations
 
 
-class AwsProvisioner(rented.RentedProvisioner):
+class AwsProvisioner(assembly.RentedProvisioner):
     """Credentials are found as boto3 finds them: the environment, a profile, the instance's role."""
 
     name: ClassVar[str] = "aws"
 
     def __init__(
         self,
-        section: Section,
+        section: AwsSection,
         catalog: Catalog,
         secret: bytes,
         own: OwnAddresses | None = None,
@@ -51,7 +51,7 @@ class AwsProvisioner(rented.RentedProvisioner):
         return self._ec2.check([*cheapest_trials(rows), *reserved_trials(rows)], types)
 
 
-def machines_of(section: Section) -> AwsMachines:
+def machines_of(section: AwsSection) -> AwsMachines:
     """EC2 as the section describes it."""
     settings = AwsSettings(
         regions=section.regions,

@@ -1,5 +1,8 @@
-"""What a response of AWS means for the caller: the table of `outcomes`, then what the form of an unknown code says, and the
-sentence that goes with it. Pure. The service quotas are EC2's, by code."""
+"""What a response of AWS means for the caller.
+
+The table of `error_codes`, then what the form of an unknown code says, and the sentence that goes with it. Pure. The
+service quotas are EC2's, by code.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from policies.model import CapacityType, FailureKind, Scope, Zone
-from provisioners.aws.outcomes import FORBIDDEN_LAUNCH, NOT_ENABLED, TABLE
-from provisioners.errors import ProvisionError, error_for
-from provisioners.outcomes import Row
+from provisioners.aws.error_codes import FORBIDDEN_LAUNCH, NOT_ENABLED, TABLE
+from provisioners.port.error_codes import ErrorCode
+from provisioners.port.errors import ProvisionError, error_for
 
 CLOUD = "aws"
 QUOTA_RETRY_S = 1800.0  # quotas are raised by people
@@ -20,7 +23,7 @@ THROTTLED_RETRY_S = 10.0
 _K = FailureKind
 
 
-class Answer(NamedTuple):
+class AwsResponse(NamedTuple):
     """A refusal as AWS gave it. `status` is HTTP's, 0 where there was no answer at all."""
 
     code: str
@@ -57,45 +60,52 @@ THROTTLES = frozenset(
 
 
 def meaning_of(
-    answer: Answer, capacity_type: CapacityType | None = None, instance_type: str | None = None
-) -> Row:
-    """The table, then what the form of a code says of one that is not in it. `instance_type`: a machine was asked for."""
+    answer: AwsResponse, capacity_type: CapacityType | None = None, instance_type: str | None = None
+) -> ErrorCode:
+    """Return the table, then what the form of a code says of one that is not in it.
+
+    `instance_type`: a machine was asked for.
+    """
     code, status, message, _ = answer
     if code in THROTTLES:
-        return Row("", _K.TRANSIENT, "AWS asks for fewer calls", "DOC")
+        return ErrorCode("", _K.TRANSIENT, "AWS asks for fewer calls", "DOC")
     if code == "UnsupportedOperation" and capacity_type is None:
-        return Row("", _K.CONFIG, "EC2 does not do that", "DOC")  # it was not about a machine to be launched
+        return ErrorCode(
+            "", _K.CONFIG, "EC2 does not do that", "DOC"
+        )  # it was not about a machine to be launched
     known = TABLE.find(code, message, capacity_type)
     if known is not None:
         return FORBIDDEN_LAUNCH if instance_type and known.pattern == FORBIDDEN_LAUNCH.pattern else known
     if status == 0 or status >= 500:
-        return Row(
+        return ErrorCode(
             "", _K.TRANSIENT, "AWS did not answer" if status == 0 else "AWS has trouble of its own", "DOC"
         )
     if code.endswith(("LimitExceeded", "CountExceeded", "QuotaExceeded")):
-        return Row("", _K.QUOTA, "a quota of the account is used up", "by the form of the code")
+        return ErrorCode("", _K.QUOTA, "a quota of the account is used up", "by the form of the code")
     if code.startswith("AuthFailure"):
-        return Row("", _K.AUTH, "the credentials are not accepted for it; run `serve check`", "by the form")
+        return ErrorCode(
+            "", _K.AUTH, "the credentials are not accepted for it; run `serve check`", "by the form"
+        )
     if status in (401, 403) or code.startswith(("Unauthorized", "AccessDenied")):
-        return Row("", _K.AUTH, "not allowed; run `serve check`", "by the status", scope=Scope.REGION)
+        return ErrorCode("", _K.AUTH, "not allowed; run `serve check`", "by the status", scope=Scope.REGION)
     if status == 429:
-        return Row("", _K.TRANSIENT, "AWS asks for fewer calls", "by the status")
-    return Row("", _K.REFUSED, "AWS refuses it there; another zone or machine type is next", "unknown")
+        return ErrorCode("", _K.TRANSIENT, "AWS asks for fewer calls", "by the status")
+    return ErrorCode("", _K.REFUSED, "AWS refuses it there; another zone or machine type is next", "unknown")
 
 
-def error_of(answer: Answer, asked: Context, now: float) -> ProvisionError:
-    """The error to raise, its sentence included. `now` is UNIX seconds, from which a quota's `retry_at` follows."""
+def error_of(answer: AwsResponse, asked: Context, now: float) -> ProvisionError:
+    """Return the error to raise, its sentence included. `now` is UNIX seconds, from which a quota's `retry_at` follows."""
     meaning = meaning_of(answer, asked.capacity_type, asked.instance_type)
     return _error(meaning, answer, asked, now)
 
 
-def closed(answer: Answer, asked: Context, now: float) -> ProvisionError:
+def closed(answer: AwsResponse, asked: Context, now: float) -> ProvisionError:
     """Of credentials that one region does not accept, and others do: the account has not enabled the region."""
-    meaning = Row("", _K.AUTH, NOT_ENABLED, "DOC", scope=Scope.REGION, closes_region=True)
+    meaning = ErrorCode("", _K.AUTH, NOT_ENABLED, "DOC", scope=Scope.REGION, closes_region=True)
     return _error(meaning, answer, asked, now)
 
 
-def _error(meaning: Row, answer: Answer, asked: Context, now: float) -> ProvisionError:
+def _error(meaning: ErrorCode, answer: AwsResponse, asked: Context, now: float) -> ProvisionError:
     return error_for(
         meaning.kind,
         f"{_subject(meaning.kind, asked, answer)}: {meaning.advice} ({_said(answer)})",
@@ -109,15 +119,15 @@ def _error(meaning: Row, answer: Answer, asked: Context, now: float) -> Provisio
     )
 
 
-def _said(answer: Answer) -> str:
+def _said(answer: AwsResponse) -> str:
     """AWS's own words, without the kilobyte that only `sts:DecodeAuthorizationMessage` can read."""
     message = re.sub(r"\s*Encoded authorization failure message: \S+", "", answer.message).strip()
     said = f"{answer.code}: {message}" if message else answer.code
     return f"{said}; request id {answer.request_id}" if answer.request_id else said
 
 
-def _subject(kind: FailureKind, asked: Context, answer: Answer) -> str:
-    """What the sentence is about: the permission, the quota, the machine or the call."""
+def _subject(kind: FailureKind, asked: Context, answer: AwsResponse) -> str:
+    """Return what the sentence is about: the permission, the quota, the machine or the call."""
     if kind is _K.AUTH:
         return f"{CLOUD} {missing_action(answer.message) or asked.action} in {asked.region}"
     if asked.instance_type is None or asked.capacity_type is None:
@@ -132,8 +142,10 @@ def _subject(kind: FailureKind, asked: Context, answer: Answer) -> str:
 
 
 def missing_action(message: str) -> str | None:
-    """IAM's name of what was denied, where the message tells; it may be another action than the one that was called,
-    as `ec2:CreateTags` is for RunInstances with tags."""
+    """IAM's name of what was denied, if the message has it.
+
+    It may be another action than the one that was called, as `ec2:CreateTags` is for RunInstances with tags.
+    """
     found = re.search(r"not authorized to perform: ([a-z0-9-]+:\w+)", message)
     return found.group(1) if found else None
 
@@ -180,7 +192,7 @@ _OF_THEIR_OWN = frozenset({"dl", "hpc", "mac"})  # families that only begin like
 
 
 def quota_of(instance_type: str, capacity_type: CapacityType) -> Quota | None:
-    """Which quota an instance type counts against, None for families that are not known here."""
+    """Return which quota an instance type counts against, None for families that are not known here."""
     series = re.match(r"([a-z]+)(\d*)", instance_type)
     if series is None:
         return None

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from policies.model import Scope, Zone
 from provisioners.aws.api import AwsApi, RegionMemo
 from provisioners.aws.errors import CLOUD
-from provisioners.catalog.image_family import ImageFamily
-from provisioners.errors import InvalidRequestError, RefusedError
-from provisioners.machines import MachineOrder, default_image, in_region
+from provisioners.port.errors import InvalidRequestError, RefusedError
+from provisioners.port.image_family import ImageFamily
+from provisioners.port.vm import MachineOrder, default_image, in_region
 
 # AWS's deep learning base image: Ubuntu 22.04 with NVIDIA's driver, Docker and its GPU runtime.
 _GPU = "/aws/service/deeplearning/ami/{arch}/base-{driver}-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
@@ -39,8 +39,11 @@ class Image(NamedTuple):
 
 
 class AwsImages:
-    """Thread-safe. A parameter is read once per process and region: a launch that is sent again after AWS has
-    published a new image should still have the parameters it had."""
+    """Thread-safe.
+
+    A parameter is read once per process and region: a launch that is sent again after AWS has published a new image should
+    still have the parameters it had.
+    """
 
     def __init__(self, api: AwsApi, memo: RegionMemo, default: str | Mapping[str, str] | None) -> None:
         self._api = api
@@ -48,7 +51,7 @@ class AwsImages:
         self._default = default
 
     def of(self, order: MachineOrder) -> Image:
-        """The order's image, the user's default, or the publisher's newest, in this order."""
+        """Return the order's image, the user's default, or the publisher's newest, in this order."""
         region = order.zone.region
         wanted = order.image or in_region(self._default, region) or default_image(order, IMAGES)
         found: Image = self._memo.get(region, ("image", wanted), partial(self._find, order.zone, wanted))

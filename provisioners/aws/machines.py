@@ -16,74 +16,75 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from random import Random
 from threading import Lock
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import boto3
 
-from policies.model import Scope
-from provisioners.access import Access
-from provisioners.aws.api import AwsApi, RegionMemo, Reply
+from provisioners.aws.api import AwsApi, EveryRegion, RegionMemo, Reply
 from provisioners.aws.check import findings
-from provisioners.aws.discover import offerings_in
+from provisioners.aws.discovery import offerings_in
 from provisioners.aws.errors import CLOUD, Context
 from provisioners.aws.image import AwsImages
-from provisioners.aws.leftovers import leftovers_in, owners_in, remove
-from provisioners.aws.machine import NOTICE_CODES, SPOT_NOTICE_S, forgotten, machine_of
 from provisioners.aws.network import AwsNetwork
-from provisioners.aws.order import client_token, request_of, trial_order
+from provisioners.aws.orphans import orphans_in, owners_in, remove
 from provisioners.aws.outbound import outbound
 from provisioners.aws.prices import spot_prices_of
-from provisioners.catalog.discovered import Discovery, Offering, Progress
-from provisioners.catalog.model import Shape
+from provisioners.aws.translate import (
+    NOTICE_CODES,
+    SPOT_NOTICE_S,
+    check_order,
+    client_token,
+    forgotten,
+    machine_of,
+    request_of,
+    trial_order,
+)
 from provisioners.clock import unix_now
-from provisioners.errors import (
-    InvalidRequestError,
+from provisioners.offers.catalog.discovered import Discovery, Offering, Progress
+from provisioners.offers.catalog.model import Shape
+from provisioners.offers.reservations import Reservations, reserved_for
+from provisioners.port.errors import (
     ProvisionError,
-    RefusedError,
     RegionClosedError,
     TransientError,
 )
-from provisioners.machines import (
+from provisioners.port.firewall import Access
+from provisioners.port.vm import (
     OWNER_TAG,
     TOKEN_TAG,
     Finding,
-    Leftover,
     Level,
     Machine,
     MachineOrder,
+    OrphanedResource,
     Silent,
     Trial,
     in_region,
 )
-from provisioners.regions import ClosedRegions, SilentRegions
-from provisioners.reservations import Reservations, reserved_for
 
 _SETTLED_S = 60.0  # after which EC2 is believed that something does not exist
 _TOKENS = 3  # of one order, if its parameters have to change
-_MAX_USER_DATA = 16_384
-_PARALLEL_REGIONS = 8
 _UNKNOWN = "InvalidInstanceID.NotFound"
 
-# What a launch refers to and somebody deleted since we looked. New groups and keys may be unknown for seconds, too.
+# What a launch refers to and what was deleted since we looked. New groups and keys may be unknown for seconds, too.
 _NEW = ("InvalidGroup.NotFound", "InvalidKeyPair.NotFound")
 _NEW_PATIENCE_S = 15.0
 _STALE = (*_NEW, "InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidSubnetID.NotFound")
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
 class AwsSettings:
-    """The user's `aws` section. `regions`: None is every region that the account has enabled. `vpc`: its id, or its
-    name in all regions; None is the default VPC. `subnets`: ids by zone id or region. `image`: an AMI or an SSM parameter, None
-    is one that fits. With `use_private_ip` machines have no public address, and we are inside their network. Disks are
-    `encrypted`, by `kms_key` (one, or one for each region) if there is one. `labels` are of what machines share."""
+    """The user's `aws` section.
+
+    `regions`: None is every region that the account has enabled. `vpc`: its id, or its name in all regions; None is the
+    default VPC. `subnets`: ids by zone id or region. `image`: an AMI or an SSM parameter, None is one that fits. With
+    `use_private_ip` machines have no public address, and we are inside their network. Disks are `encrypted`, by `kms_key`
+    (one, or one for each region) if there is one. `labels` are of what machines share.
+    """
 
     regions: tuple[str, ...] | None = None
     profile: str | None = None
@@ -127,13 +128,12 @@ class AwsMachines:
         self._images = AwsImages(self._api, self._memo, self._settings.image)
         self._launched: dict[str, tuple[float, Machine]] = {}
         self.cloud_clock = self._api.clock
-        self.closed = ClosedRegions(now)
-        self._unlistable = ClosedRegions(now)  # of them, those that cannot be listed either
-        self._silent = SilentRegions(now)
+        self._every = EveryRegion(now)
+        self.closed = self._every.closed
         self._lock = Lock()
 
     def create(self, order: MachineOrder) -> Machine:
-        self._check_order(order)
+        check_order(order, self._regions(), self._settings.kms_key)
         region = order.zone.region
         has_looked_again = False
         for attempt in range(_TOKENS):
@@ -161,10 +161,10 @@ class AwsMachines:
     def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
         def of(region: str) -> list[Machine]:
             # What did not respond a moment ago is not waited for: the other regions' machines are to be seen, too.
-            how = {"attempts": 1} if silent is not None and self._silent.is_suspect(region) else {}
+            how = {"attempts": 1} if silent is not None and self._every.is_suspect(region) else {}
             return self._list(region, _tagged(OWNER_TAG, owner), **how)
 
-        listed = list(self._in_regions(self._regions(), of, silent, is_listing=True))
+        listed = list(self._every.call(self._regions(), of, silent, is_listing=True))
         ids = {machine.id for machine in listed}
         with self._lock:
             self._launched = {
@@ -200,23 +200,23 @@ class AwsMachines:
             return list(spot_prices_of(self._api, region, zone_ids, instance_types).items())
 
         enabled = set(self._regions())
-        return dict(self._in_regions([one for one in regions if one in enabled], of, silent))
+        return dict(self._every.call([one for one in regions if one in enabled], of, silent))
 
-    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
-        return list(self._in_regions(self._regions(), lambda region: self._leftovers(region, owner), silent))
+    def orphans(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
+        return list(self._every.call(self._regions(), lambda region: self._orphans(region, owner), silent))
 
-    def remove(self, leftover: Leftover) -> None:
-        remove(self._api, leftover)
+    def remove(self, orphan: OrphanedResource) -> None:
+        remove(self._api, orphan)
 
-    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
-        def of(region: str) -> list[Leftover]:
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
+        def of(region: str) -> list[OrphanedResource]:
             return self._network.shared(owner, region)
 
-        return list(self._in_regions(self._regions(), of, silent))
+        return list(self._every.call(self._regions(), of, silent))
 
     def owners(self, silent: Silent | None = None) -> Sequence[str]:
         return sorted(
-            set(self._in_regions(self._regions(), lambda region: owners_in(self._api, region), silent))
+            set(self._every.call(self._regions(), lambda region: owners_in(self._api, region), silent))
         )
 
     def discover(self, known: Sequence[Shape], progress: Progress) -> Discovery:
@@ -230,7 +230,7 @@ class AwsMachines:
             progress(len(listed), len(regions), region)
             return found
 
-        offerings = tuple(self._in_regions(regions, of, failed.__setitem__))
+        offerings = tuple(self._every.call(regions, of, failed.__setitem__))
         notes += [f"{region}: {error}" for region, error in sorted(failed.items())]
         return Discovery(CLOUD, self._now(), tuple(sorted(listed)), offerings, tuple(notes))
 
@@ -242,16 +242,20 @@ class AwsMachines:
             self._network.admit(owner, region)
             return ()
 
-        list(self._in_regions(self._regions(), of, lambda _, error: failures.append(error)))
+        list(self._every.call(self._regions(), of, lambda _, error: failures.append(error)))
         if failures:
             raise failures[0]
 
-    def forget(self, owner: str) -> Sequence[str]:
-        return list(self._in_regions(self._regions(), lambda region: self._network.forget(owner, region)))
+    def delete_shared(self, owner: str) -> Sequence[str]:
+        return list(
+            self._every.call(self._regions(), lambda region: self._network.delete_shared(owner, region))
+        )
 
     def check(self, trials: Sequence[Trial] = (), instance_types: Collection[str] = ()) -> Sequence[Finding]:
-        """`trials` are launched as dry runs, in the regions of the settings or else in the home region; quotas are
-        those of `instance_types`."""
+        """`trials` are launched as dry runs, in the regions of the settings or else in the home region.
+
+        Quotas are those of `instance_types`.
+        """
         settings = self._settings
         regions = settings.regions
         if regions is None and settings.subnets:
@@ -273,11 +277,11 @@ class AwsMachines:
         return [*found, *ways, *self._closed_regions()]
 
     def _closed_regions(self) -> Iterator[Finding]:
-        """The regions that the account lists and does not let us use."""
+        """Yield the regions that the account lists and does not let us use."""
         closed: dict[str, ProvisionError] = {}
         with suppress(ProvisionError):  # said by the other findings
             list(
-                self._in_regions(
+                self._every.call(
                     self._regions(),
                     lambda region: self._list(region, []),
                     closed.__setitem__,
@@ -290,7 +294,7 @@ class AwsMachines:
                 yield Finding(f"region {region}", level, error.message)
 
     def _trial(self, trial: Trial) -> Mapping[str, Any]:
-        """The request that a real launch would send, without the key pair and group that would be made for it."""
+        """Return the request that a real launch would send, without the key pair and group that would be made for it."""
         order = trial_order(trial, self._settings.labels)
         return self._request(order, client_token(order, 0), key_name=None, groups=())
 
@@ -312,31 +316,6 @@ class AwsMachines:
             reservation=reserved_for(order, settings.reservations),
         )
 
-    def _check_order(self, order: MachineOrder) -> None:
-        if order.zone.region not in self._regions():  # where its machines would never be listed
-            raise RefusedError(
-                f"{order.zone}: the region is not enabled for this account, or not in config.yaml",
-                cloud=CLOUD,
-                code="NoRegion",
-                zone=order.zone,
-                scope=Scope.REGION,
-            )
-        key = self._settings.kms_key
-        if key is not None and in_region(key, order.zone.region) is None:
-            raise RefusedError(
-                f"clouds.aws.kms_key has no key for {order.zone.region}",
-                cloud=CLOUD,
-                code="NoKey",
-                zone=order.zone,
-                scope=Scope.REGION,
-            )
-        if len(order.user_data.encode()) > _MAX_USER_DATA:
-            raise InvalidRequestError(
-                f"user data has more than {_MAX_USER_DATA} bytes, which is EC2's limit",
-                cloud=CLOUD,
-                zone=order.zone,
-            )
-
     def _run(self, order: MachineOrder, token: str) -> Machine:
         region = order.zone.region
         key_name, groups = self._network.key_pair(order), [self._network.group(order)]
@@ -352,14 +331,14 @@ class AwsMachines:
         return machine
 
     def _find(self, order: MachineOrder) -> Machine | None:
-        """The order's machine, by tag: a live one if there is any."""
+        """Return the order's machine, by tag: a live one if there is any."""
         filters = _tagged(OWNER_TAG, order.owner) + _tagged(TOKEN_TAG, order.token)
         found = self._list(order.zone.region, filters)
         return min(found, key=lambda machine: machine.state.is_gone, default=None)
 
     def _find_patiently(self, order: MachineOrder) -> Machine | None:
-        begun, failures = self._now(), 0
-        while (found := self._find(order)) is None and self._now() - begun < _SETTLED_S:
+        started, failures = self._now(), 0
+        while (found := self._find(order)) is None and self._now() - started < _SETTLED_S:
             failures += 1
             self._api.wait(failures)
         return found
@@ -394,9 +373,9 @@ class AwsMachines:
         is_private = self._settings.use_private_ip
         return machine_of(described, region, zone_ids, use_private_ip=is_private, preempt_at=preempt_at)
 
-    def _leftovers(self, region: str, owner: str) -> list[Leftover]:
-        """The things first, then the machines: what belongs to a machine that is made meanwhile is not left over."""
-        things = list(leftovers_in(self._api, region, owner, self._now()))
+    def _orphans(self, region: str, owner: str) -> list[OrphanedResource]:
+        """Return the things first, then the machines: what belongs to a machine that is made meanwhile is not left over."""
+        things = list(orphans_in(self._api, region, owner, self._now()))
         listed = self._list(region, _tagged(OWNER_TAG, owner))
         live = {machine.token for machine in listed if not machine.state.is_gone}
         return [thing for thing in things if thing.token not in live]
@@ -410,51 +389,6 @@ class AwsMachines:
 
     def _find_regions(self, home: str) -> list[str]:
         return sorted(region["RegionName"] for region in self._api.ask(home, "DescribeRegions")["Regions"])
-
-    def _in_regions(
-        self,
-        regions: Sequence[str],
-        ask: Callable[[str], Sequence[T]],
-        silent: Silent | None = None,
-        *,
-        is_listing: bool = False,
-    ) -> Iterator[T]:
-        """The responses of all regions but the closed ones. The first that has none raises, unless `silent` is to be told;
-        if no region responds the first error is raised all the same. Of a listing of machines (`is_listing`) it is
-        remembered which regions are closed or silent, and `silent` hears of both."""
-
-        def response(region: str) -> Sequence[T] | ProvisionError:
-            known: ProvisionError | None = self._unlistable.find(region)
-            if known is None and is_listing and silent is not None:
-                known = self._silent.waits(region)
-            if known is not None:
-                return known
-            try:
-                found = ask(region)
-            except ProvisionError as error:
-                if is_listing and isinstance(error, RegionClosedError):
-                    self.closed.note(error)
-                    self._unlistable.note(error)
-                elif silent is None:
-                    raise
-                elif is_listing and isinstance(error, TransientError):
-                    self._silent.note(region, error)  # others come at once, and may be over at any moment
-                return error
-            if is_listing:
-                self._silent.responded(region)
-            return found
-
-        with ThreadPoolExecutor(max_workers=_PARALLEL_REGIONS, thread_name_prefix="aws") as pool:
-            responses = list(zip(regions, pool.map(response, regions), strict=True))
-        errors = [(region, one) for region, one in responses if isinstance(one, ProvisionError)]
-        if errors and len(errors) == len(responses):
-            for region in regions:  # it is our network, or the whole cloud: ask all of them again
-                self._silent.responded(region)
-            raise errors[0][1]
-        for region, error in errors:
-            if silent is not None and (is_listing or not isinstance(error, RegionClosedError)):
-                silent(region, error)
-        return chain.from_iterable(one for _, one in responses if not isinstance(one, ProvisionError))
 
 
 def _tagged(tag: str, value: str) -> list[dict[str, Any]]:

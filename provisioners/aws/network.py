@@ -2,7 +2,7 @@
 
 Whatever is made here has a name that follows from what it is for, so two controllers, or one that was killed half-way,
 come to the same thing. A group's name has a digest of the ports that it is for: a service that asks for other ports gets
-another group. Its tags have the ports, so `admit` knows from a listing alone which rules it should have (`access`). The
+another group. Its tags have the ports, so `admit` knows from a listing alone which rules it should have (`firewall`). The
 machines of a gang reach one another on every port.
 
 Rules name addresses, not groups: a rule that names a group only lets in what comes from a private address, and load
@@ -19,17 +19,17 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from policies.model import Zone
-from provisioners.access import Access, Opening, changes, openings, ports_of_text, ports_text
 from provisioners.aws.api import AwsApi, RegionMemo, Reply
 from provisioners.aws.errors import CLOUD
-from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
-from provisioners.machines import (
+from provisioners.port.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.port.firewall import Access, Opening, changes, openings, ports_of_text, ports_text
+from provisioners.port.vm import (
     OWNER_TAG,
     PORTS_TAG,
     PUBLIC_PORTS_TAG,
     SERVICE_TAG,
-    Leftover,
     MachineOrder,
+    OrphanedResource,
 )
 
 _SETTLE_ATTEMPTS = 8
@@ -42,16 +42,19 @@ _REMOVALS = {  # the call, and its parameter
 }
 
 
-class Place(NamedTuple):
-    """Where a machine goes."""
+class SubnetPlace(NamedTuple):
+    """The subnet of a machine, and its VPC: their ids."""
 
     subnet: str
     vpc: str
 
 
 class AwsNetwork:
-    """Thread-safe. `vpc` is the id of a VPC, or the name that it has in each region; None is the default VPC. `subnets` are ids by
-    zone id or region, each the first one's choice in its zone. What is made carries the `labels`."""
+    """Thread-safe.
+
+    `vpc` is the id of a VPC, or the name that it has in each region; None is the default VPC. `subnets` are ids by zone id
+    or region, each the first one's choice in its zone. What is made carries the `labels`.
+    """
 
     def __init__(
         self,
@@ -73,17 +76,19 @@ class AwsNetwork:
         self._group_locks: dict[str, Lock] = {}  # by region: a group is made or its rules are changed
 
     def zone_ids(self, region: str) -> Mapping[str, str]:
-        """The account's names of a region's zones, and their ids, which mean the same zone in every account."""
+        """Return the account's names of a region's zones, and their ids, which mean the same zone in every account."""
         found: Mapping[str, str] = self._memo.get(region, ("zones",), partial(self._find_zones, region))
         return found
 
-    def place(self, zone: Zone) -> Place:
-        """Where a machine in the zone belongs. CapacityError if there is no subnet for it."""
-        found: Place = self._memo.get(zone.region, ("subnet", zone.name), partial(self._find_subnet, zone))
+    def place(self, zone: Zone) -> SubnetPlace:
+        """Return where a machine in the zone belongs. CapacityError if there is no subnet for it."""
+        found: SubnetPlace = self._memo.get(
+            zone.region, ("subnet", zone.name), partial(self._find_subnet, zone)
+        )
         return found
 
     def group(self, order: MachineOrder) -> str:
-        """The id of the security group, which has all its rules."""
+        """Return the id of the security group, which has all its rules."""
         wanted = _wanted(order, Access(frozenset(order.sources)))  # a wrong source leaves nothing
         name = _group_name(order)
         vpc_id = self.place(order.zone).vpc
@@ -91,8 +96,11 @@ class AwsNetwork:
         return str(self._memo.get(order.zone.region, ("group", name, vpc_id), make))
 
     def key_pair(self, order: MachineOrder) -> str:
-        """The name of the key pair. User data lets `order.user` in; with the pair the image's own user can be logged
-        in as, too, which is how one looks at a machine whose user data failed."""
+        """Return the name of the key pair.
+
+        User data lets `order.user` in; with the pair the image's own user can be logged in as, too, which is how one looks
+        at a machine whose user data failed.
+        """
         name = f"skyserve-{order.owner}-{_digest(order.public_key)}"
         return str(
             self._memo.get(order.zone.region, ("key", name), partial(self._make_key_pair, order, name))
@@ -103,7 +111,7 @@ class AwsNetwork:
         self._access[owner] = access
 
     def admit(self, owner: str, region: str) -> None:
-        """Change the rules of the owner's groups to what `note` was told."""
+        """Change the rules of the owner's groups to what `note` has."""
         with self._lock_of(region):
             access = self._access[owner]
             of_owner = {"Filters": [{"Name": f"tag:{OWNER_TAG}", "Values": [owner]}]}
@@ -118,7 +126,7 @@ class AwsNetwork:
                 self._change(region, "Authorize", group["GroupId"], _permissions(opened))
                 self._change(region, "Revoke", group["GroupId"], _permissions(closed))
 
-    def forget(self, owner: str, region: str) -> list[str]:
+    def delete_shared(self, owner: str, region: str) -> list[str]:
         """Remove the owner's groups and keys; sentences about those that could not be removed."""
         self._memo.drop(region)
         left = []
@@ -127,14 +135,17 @@ class AwsNetwork:
             left += self._remove(region, action, {parameter: thing.id}, f"{thing.kind} {thing.id}")
         return left
 
-    def shared(self, owner: str, region: str) -> list[Leftover]:
-        """The owner's keys and groups; neither costs anything."""
+    def shared(self, owner: str, region: str) -> list[OrphanedResource]:
+        """Return the owner's keys and groups; neither costs anything."""
         of_owner = {"Filters": [{"Name": f"tag:{OWNER_TAG}", "Values": [owner]}]}
         pairs = self._api.ask(region, "DescribeKeyPairs", of_owner).get("KeyPairs", ())
         groups = self._api.pages(region, "DescribeSecurityGroups", "SecurityGroups", of_owner)
         return [
-            *(Leftover("key-pair", pair["KeyName"], region, usd_month=0.0) for pair in pairs),
-            *(Leftover("security-group", group["GroupId"], region, usd_month=0.0) for group in groups),
+            *(OrphanedResource("key-pair", pair["KeyName"], region, usd_month=0.0) for pair in pairs),
+            *(
+                OrphanedResource("security-group", group["GroupId"], region, usd_month=0.0)
+                for group in groups
+            ),
         ]
 
     def _remove(self, region: str, action: str, params: Mapping[str, str], what: str) -> list[str]:
@@ -173,7 +184,7 @@ class AwsNetwork:
             raise CapacityError(f"{CLOUD}/{region} has no {called}: {cure}", cloud=CLOUD, code="NoVpc")
         return str(found[0])
 
-    def _find_subnet(self, zone: Zone) -> Place:
+    def _find_subnet(self, zone: Zone) -> SubnetPlace:
         named = self._subnets.get(zone.name) or self._subnets.get(zone.region)
         by_zone = {"Name": "availability-zone-id", "Values": [zone.name]}
         if named:
@@ -194,7 +205,7 @@ class AwsNetwork:
             )
         # The same one each time: a repeated launch must have the same parameters.
         chosen = min(found, key=self._least_apt)
-        return Place(str(chosen["SubnetId"]), str(chosen["VpcId"]))
+        return SubnetPlace(str(chosen["SubnetId"]), str(chosen["VpcId"]))
 
     def _least_apt(self, subnet: Reply) -> tuple[bool, str]:
         is_public = bool(subnet.get("MapPublicIpOnLaunch"))
@@ -307,7 +318,7 @@ def _wanted(order: MachineOrder, access: Access) -> frozenset[Opening]:
 
 
 def _openings_of(group: Reply) -> frozenset[Opening]:
-    """The rules of a group for one port and one block; there may be others, which are not ours."""
+    """Return the rules of a group for one port and one block; there may be others, which are not ours."""
     found = set()
     for permission in group.get("IpPermissions", ()):
         low, high = permission.get("FromPort"), permission.get("ToPort")
@@ -318,7 +329,7 @@ def _openings_of(group: Reply) -> frozenset[Opening]:
 
 
 def _peers_of(group: Reply) -> set[str]:
-    """The groups whose machines may open every port."""
+    """Return the groups whose machines may open every port."""
     return {
         pair["GroupId"]
         for permission in group.get("IpPermissions", ())

@@ -7,17 +7,17 @@ from typing import Any
 
 from policies.model import FailureKind, Zone
 from provisioners.aws.api import AwsApi
-from provisioners.aws.network import Place
-from provisioners.errors import ProvisionError
-from provisioners.machines import Finding, Level
+from provisioners.aws.network import SubnetPlace
+from provisioners.port.errors import ProvisionError
+from provisioners.port.vm import Finding, Level
 
 _EVERYWHERE = "0.0.0.0/0"
 
 
 def outbound(
-    api: AwsApi, zones: Sequence[Zone], place: Callable[[Zone], Place], is_private: bool
+    api: AwsApi, zones: Sequence[Zone], place: Callable[[Zone], SubnetPlace], is_private: bool
 ) -> Iterator[Finding]:
-    """A finding for the subnet of each zone. What keeps `place` from finding one is said by the trial of a launch."""
+    """Yield a finding for the subnet of each zone. What keeps `place` from finding one is said by the trial of a launch."""
     tables: dict[str, list[Mapping[str, Any]]] = {}  # by VPC
     for zone in zones:
         try:
@@ -38,7 +38,7 @@ def outbound(
 
 
 def default_route(tables: Sequence[Mapping[str, Any]], subnet: str) -> Mapping[str, Any] | None:
-    """The route of a subnet to everywhere: of its own route table, else of the main one of its VPC."""
+    """Return the route of a subnet to everywhere: of its own route table, else of the main one of its VPC."""
 
     def of(key: str, value: object) -> list[Mapping[str, Any]]:
         return [
@@ -53,7 +53,7 @@ def default_route(tables: Sequence[Mapping[str, Any]], subnet: str) -> Mapping[s
 
 
 def problem(route: Mapping[str, Any] | None, is_private: bool) -> str:
-    """What is wrong with a default route; "" if nothing is."""
+    """Return what is wrong with a default route; "" if nothing is."""
     is_gateway = route is not None and str(route.get("GatewayId", "")).startswith("igw-")
     if is_private and route is None:
         return (

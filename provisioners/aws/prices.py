@@ -14,9 +14,10 @@ _MAX_VALUES = 200  # of one filter of EC2
 def spot_prices_of(
     api: AwsApi, region: str, zone_ids: Mapping[str, str], instance_types: Collection[str] = ()
 ) -> dict[tuple[str, str], float]:
-    """USD per hour by (instance type, zone id) in a region. `zone_ids` are by the account's zone names. Of all types, which
-    are thousands of rows, or of `instance_types` alone; a filter, unlike the parameter, accepts types that EC2 does not
-    know.
+    """Return USD per hour by (instance type, zone id) in a region.
+
+    `zone_ids` are by the account's zone names. Of all types, which are thousands of rows, or of `instance_types` alone; a
+    filter, unlike the parameter, accepts types that EC2 does not know.
 
     A history that starts now is the price of now: EC2 puts the last change before the start into it.
     """

@@ -1,5 +1,9 @@
-"""Azure, by azure-mgmt-compute and azure-mgmt-network: `machines` rents virtual machines one at a
-time, `cloud` makes a provisioner of it.
+"""Azure, by azure-mgmt-compute and azure-mgmt-network.
 
-`errors` is the one table of codes; only `client` sends requests. No SDK is imported before one of its modules is.
+`machines` rents virtual machines one at a time, `cloud` makes a provisioner of it.
+
+Only `api` sends requests. No SDK is imported before one of the modules is. Beside the eight modules that clouds share:
+`error_codes` is the table that `errors` reads, `discovery` lists what a subscription can have, `price_list` reads the Retail
+Prices API for the catalog, `outbound` checks NAT gateways, `termination` is the program by which a machine deletes itself,
+`records` keeps what deleted machines were, `sovereign_clouds` has the endpoints of Azure's separate clouds.
 """

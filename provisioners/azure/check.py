@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from provisioners import permissions
-from provisioners.azure.client import Arm
-from provisioners.errors import AuthError, ProvisionError
-from provisioners.machines import Finding, Level
+from provisioners.azure.api import Arm
+from provisioners.port.errors import AuthError, ProvisionError
+from provisioners.port.vm import Finding, Level
 
 ACTIONS: tuple[str, ...] = tuple(json.loads(permissions.text_of("azure"))["Actions"])
 
@@ -36,8 +36,11 @@ def findings(arm: Arm, regions: Sequence[str]) -> Iterator[Finding]:
 
 
 def missing_actions(granted: Sequence[Mapping[str, Any]], wanted: Sequence[str] = ACTIONS) -> list[str]:
-    """Which of `wanted` no permission gives. A permission gives what its `actions` match and its `notActions` do not;
-    "*" stands for any text, slashes included, and case does not count."""
+    """Return which of `wanted` no permission gives.
+
+    A permission gives what its `actions` match and its `notActions` do not; "*" stands for any text, slashes included, and
+    case does not count.
+    """
     return [action for action in wanted if not any(_gives(permission, action) for permission in granted)]
 
 
@@ -65,7 +68,7 @@ def _by_region(arm: Arm, regions: Sequence[str]) -> Iterator[Finding]:
 
 
 def _told(what: str, look: Callable[[], str], level: Level = Level.MISSING) -> Finding:
-    """The finding of a look, which returns what is wrong ("" for nothing). A look that Azure refuses is one, too."""
+    """Return the finding of a look, which returns what is wrong ("" for nothing). A look that Azure refuses is one, too."""
     try:
         message = look()
     except ProvisionError as error:
@@ -75,12 +78,12 @@ def _told(what: str, look: Callable[[], str], level: Level = Level.MISSING) -> F
 
 def _credentials(arm: Arm) -> Finding:
     try:
-        told = arm.get("", _SUBSCRIPTION_API)
+        response = arm.get("", _SUBSCRIPTION_API)
     except AuthError as error:
         return Finding("credentials", Level.MISSING, message=error.message)
     except ProvisionError as error:
         return Finding("credentials", Level.MISSING, message=f"Azure cannot be reached: {error.message}")
-    name, state = told.get("displayName", arm.subscription_id), told.get("state", "")
+    name, state = response.get("displayName", arm.subscription_id), response.get("state", "")
     if state not in ("Enabled", "Warned", "PastDue"):
         return Finding(
             "credentials", Level.MISSING, message=f"subscription {name!r} is {state.lower() or 'unusable'}"
@@ -89,8 +92,8 @@ def _credentials(arm: Arm) -> Finding:
 
 
 def _permissions(arm: Arm) -> str:
-    told = arm.get("/providers/Microsoft.Authorization/permissions", _PERMISSIONS_API)
-    missing = missing_actions(told.get("value", []))
+    response = arm.get("/providers/Microsoft.Authorization/permissions", _PERMISSIONS_API)
+    missing = missing_actions(response.get("value", []))
     if not missing:
         return ""
     return (

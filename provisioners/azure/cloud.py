@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from provisioners import rented
-from provisioners.azure.ending import ending
+from provisioners import assembly
 from provisioners.azure.machines import AzureMachines, AzureSettings
-from provisioners.azure.sovereign import CLOUDS
-from provisioners.catalog.model import Catalog
-from provisioners.machines import Finding, Level
+from provisioners.azure.sovereign_clouds import CLOUDS
+from provisioners.azure.termination import ending
+from provisioners.offers.catalog.model import Catalog
+from provisioners.offers.reservations import Reservations
 from provisioners.own_address import OwnAddresses
-from provisioners.reservations import Reservations
+from provisioners.port.vm import Finding, Level
 
 _STAYS_BILLED = Finding(
     "dead-man switch",
@@ -23,7 +23,7 @@ _STAYS_BILLED = Finding(
 )
 
 
-class Section(rented.Section, Protocol):
+class AzureSection(assembly.VmSection, Protocol):
     """What config.yaml says about `azure`. `subnets` are ids of the user's own, by region."""
 
     subscription_id: str
@@ -36,7 +36,7 @@ class Section(rented.Section, Protocol):
     reservations: Reservations
 
 
-class AzureProvisioner(rented.RentedProvisioner):
+class AzureProvisioner(assembly.RentedProvisioner):
     """Credentials are found as azure-identity finds them: the environment, a managed identity, `az login`."""
 
     name: ClassVar[str] = "azure"
@@ -45,7 +45,7 @@ class AzureProvisioner(rented.RentedProvisioner):
 
     def __init__(
         self,
-        section: Section,
+        section: AzureSection,
         catalog: Catalog,
         secret: bytes,
         own: OwnAddresses | None = None,
@@ -73,7 +73,7 @@ class AzureProvisioner(rented.RentedProvisioner):
         return [*found, _STAYS_BILLED] if self._is_billed_when_lost else found
 
 
-def machines_of(section: Section) -> AzureMachines:
+def machines_of(section: AzureSection) -> AzureMachines:
     """Azure as the section describes it."""
     settings = AzureSettings(
         section.subscription_id,

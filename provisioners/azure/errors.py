@@ -1,5 +1,6 @@
-"""What Azure's errors mean for the next step: the table of `outcomes`, then what the wording and the HTTP status say of a code
-that is not in it. Pure.
+"""What Azure's errors mean for the next step.
+
+The table of `error_codes`, then what the wording and the HTTP status say of a code that is not in it. Pure.
 
 The status alone says little: a zone without room and a used-up quota are both 409, and an allocation that fails after it was
 accepted comes as a status of the machine, with no HTTP error at all.
@@ -11,13 +12,13 @@ import re
 from dataclasses import dataclass, replace
 
 from policies.model import CapacityType, FailureKind, Zone
-from provisioners.azure.outcomes import BY_STATUS, LATER, REFUSED, TABLE
-from provisioners.errors import ProvisionError, error_for
-from provisioners.outcomes import Row
+from provisioners.azure.error_codes import BY_STATUS, LATER, REFUSED, TABLE
+from provisioners.port.error_codes import ErrorCode
+from provisioners.port.errors import ProvisionError, error_for
 
 CLOUD = "azure"
 
-QUOTA_RETRY_S = 30 * 60.0  # somebody else's machines may end
+QUOTA_RETRY_S = 30 * 60.0  # machines of others may end
 NO_QUOTA_RETRY_S = 60 * 60.0  # a limit of 0 stays 0 until a person asks for more
 
 
@@ -42,8 +43,10 @@ _POLICY = re.compile(
 )
 
 
-def meaning(code: str, status: int | None, message: str, capacity_type: CapacityType | None = None) -> Row:
-    """What Azure's answer means. `message` decides only where one code stands for several things."""
+def meaning(
+    code: str, status: int | None, message: str, capacity_type: CapacityType | None = None
+) -> ErrorCode:
+    """Return what Azure's answer means. `message` decides only where one code stands for several things."""
     known = TABLE.find(code, message, capacity_type)
     if (known is not None and known.kind is FailureKind.QUOTA and not known.advice) or (
         known is None and _is_quota(code, message)
@@ -52,16 +55,16 @@ def meaning(code: str, status: int | None, message: str, capacity_type: Capacity
     if known is not None:
         return replace(known, advice=_filled(known.advice, message, capacity_type))
     if code == "OperationNotAllowed":
-        return Row("", FailureKind.REFUSED, REFUSED, "a 409, but no conflict that passes")
+        return ErrorCode("", FailureKind.REFUSED, REFUSED, "a 409, but no conflict that passes")
     if status is None or status >= 500:
-        return Row("", FailureKind.TRANSIENT, LATER, "by the status")
-    return BY_STATUS.get(status, Row("", FailureKind.REFUSED, REFUSED, "unknown"))
+        return ErrorCode("", FailureKind.TRANSIENT, LATER, "by the status")
+    return BY_STATUS.get(status, ErrorCode("", FailureKind.REFUSED, REFUSED, "unknown"))
 
 
 def error_of(
     failure: Failure, now: float, zone: Zone | None = None, capacity_type: CapacityType | None = None
 ) -> ProvisionError:
-    """The error to raise (`from` the SDK's). `now` (UNIX seconds) dates `retry_at` of a quota."""
+    """Return the error to raise (`from` the SDK's). `now` (UNIX seconds) dates `retry_at` of a quota."""
     means = meaning(failure.code, failure.status, failure.message, capacity_type)
     code = failure.code or (f"HTTP {failure.status}" if failure.status else "")
     said = f"{code}: {_first_sentences(failure.message)}" if failure.message else code
@@ -92,7 +95,7 @@ def _is_quota(code: str, message: str) -> bool:
     return code in ("OperationNotAllowed", "") and _QUOTA_NAME.search(message) is not None
 
 
-def _quota(code: str, message: str) -> Row:
+def _quota(code: str, message: str) -> ErrorCode:
     named, limit, need = (
         _QUOTA_NAME.search(message),
         _QUOTA_LIMIT.search(message),
@@ -102,7 +105,7 @@ def _quota(code: str, message: str) -> Row:
     to = f" to {need['need']} or more" if need else ""
     retry_s = NO_QUOTA_RETRY_S if limit and limit["limit"] == "0" else QUOTA_RETRY_S
     advice = f"the quota {name!r} is used up: ask for it to be raised{to} (Usage + quotas)"
-    return Row("", FailureKind.QUOTA, advice, "the wording", retry_s=retry_s)
+    return ErrorCode("", FailureKind.QUOTA, advice, "the wording", retry_s=retry_s)
 
 
 def _first_sentences(message: str, limit: int = 300) -> str:

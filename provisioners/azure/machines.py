@@ -9,7 +9,7 @@ card and an address, and a spot machine may be taken back before it ever ran, wh
 what it means; what takes longer is PENDING and shows in `machines`.
 
 A spot machine that Azure takes back is deleted, disk and all (evictionPolicy Delete: nothing of it is billed, and its
-cores count towards no quota). It is known as PREEMPTED by its record: see `azure_shapes`. Somebody who deletes a spot
+cores count towards no quota). It is known as PREEMPTED by its record: see `azure_shapes`. A user who deletes a spot
 machine in the portal is therefore taken for Azure.
 
 Subscription-wide lists lag behind by seconds. A machine that was just created may be missing from `machines`, unless it
@@ -27,19 +27,19 @@ from typing import Any, ClassVar
 
 from azure.core.credentials import TokenCredential
 from azure.identity import DefaultAzureCredential
-from azure.mgmt.compute.models import VirtualMachine
 
 from policies.model import CapacityType, Scope
-from provisioners.access import Access
 from provisioners.azure import check as azure_check
-from provisioners.azure import tidy as azure_tidy
-from provisioners.azure.client import Arm
-from provisioners.azure.discover import discover
+from provisioners.azure import orphans as azure_orphans
+from provisioners.azure.api import Arm
+from provisioners.azure.discovery import discover
 from provisioners.azure.errors import CLOUD, Failure, error_of
-from provisioners.azure.network import Networks
+from provisioners.azure.network import Networks, addresses_by_vm
 from provisioners.azure.outbound import outbound
 from provisioners.azure.prices import region_spot_prices
-from provisioners.azure.shapes import (
+from provisioners.azure.records import Records
+from provisioners.azure.sovereign_clouds import CLOUDS
+from provisioners.azure.translate import (
     DISK_SUFFIX,
     ENDED_TAG,
     IMAGES,
@@ -52,32 +52,31 @@ from provisioners.azure.shapes import (
     machine_of,
     machine_of_record,
     name_of,
-    record_body,
     statuses_of,
 )
-from provisioners.azure.sovereign import CLOUDS
-from provisioners.catalog.discovered import Discovery, Progress
-from provisioners.catalog.model import Shape
 from provisioners.clock import unix_now
-from provisioners.errors import InvalidRequestError, ProvisionError, RefusedError, TransientError
-from provisioners.machines import (
+from provisioners.offers.catalog.discovered import Discovery, Progress
+from provisioners.offers.catalog.model import Shape
+from provisioners.offers.reservations import Reservations, reserved_for
+from provisioners.port.errors import InvalidRequestError, ProvisionError, RefusedError, TransientError
+from provisioners.port.firewall import Access
+from provisioners.port.regions import ClosedRegions
+from provisioners.port.vm import (
     OWNER_TAG,
     Finding,
-    Leftover,
     Machine,
     MachineOrder,
     MachineState,
+    OrphanedResource,
     Silent,
     default_image,
     in_region,
 )
-from provisioners.regions import ClosedRegions
-from provisioners.reservations import Reservations, reserved_for
 
 _POLL_S = 3.0
 _ABSENT_S = 20.0  # Azure answers 404 for a moment after it has accepted a machine
 
-# Something the machine refers to is gone: somebody has tidied up behind us.
+# Something the machine refers to is gone: it was removed meanwhile.
 _NETWORK_IS_GONE = frozenset(
     {"ResourceGroupNotFound", "InvalidResourceReference", "ResourceNotFound", "NotFound"}
 )
@@ -85,10 +84,12 @@ _NETWORK_IS_GONE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class AzureSettings:
-    """`subnet_ids` (by region) are the user's own subnets; elsewhere a network is set up. With `use_private_ip` no
-    machine has a public address, and we reach it from inside. `arm_url` None is that of `cloud`. `regions` are those
-    that `check` looks at. Images: publisher:offer:sku:version, or a resource id. `disk_encryption_set` is the id of one, or one for
-    each region. `labels` are of what machines share, and of their records."""
+    """`subnet_ids` (by region) are the user's own subnets; elsewhere a network is set up.
+
+    With `use_private_ip` no machine has a public address, and we reach it from inside. `arm_url` None is that of `cloud`.
+    `regions` are those that `check` looks at. Images: publisher:offer:sku:version, or a resource id. `disk_encryption_set`
+    is the id of one, or one for each region. `labels` are of what machines share, and of their records.
+    """
 
     subscription_id: str
     regions: tuple[str, ...] = ()
@@ -137,6 +138,7 @@ class AzureMachines:
             sleep=sleep,
             rng=rng if rng is not None else random.Random(),
         )
+        self._records = Records(self._arm, settings.subscription_id, settings.labels, now)
         self.cloud_clock = self._arm.clock
         self.closed = ClosedRegions(now)
         self._known_addresses: Mapping[str, Addresses] = {}  # of whole ones, by the id of the machine
@@ -150,7 +152,7 @@ class AzureMachines:
         group = group_name(order.owner, order.service, order.zone.region)
         vm = self._arm.vm(group, order.token)
         if vm is None or is_deleting(vm):
-            dead = self._remembered(group, order.token, vm)
+            dead = self._records.machine(group, order.token, vm)
             if dead is not None:
                 return dead
         if vm is None:
@@ -163,11 +165,11 @@ class AzureMachines:
                 retry_after_s=10.0,
             )
         elif (vm.tags or {}).get(OWNER_TAG) != order.owner:
-            raise InvalidRequestError(f"{vm.id} is somebody else's", cloud=CLOUD, zone=order.zone)
+            raise InvalidRequestError(f"{vm.id} belongs to another owner", cloud=CLOUD, zone=order.zone)
         try:
             outcome = self._await_power(group, order)
             if isinstance(outcome, Machine):
-                self._remember(outcome)
+                self._records.write(outcome)
                 self._label_disk(group, order)
                 return outcome
         except TransientError:
@@ -188,7 +190,7 @@ class AzureMachines:
             if machine.state is MachineState.PREEMPTED:
                 ended = MachineState.PREEMPTED
             try:  # before it is so: an absence must not be taken for Azure's doing
-                self._remember(machine, ended)
+                self._records.write(machine, ended)
             except ProvisionError as error:
                 if error.code == "ResourceGroupNotFound":
                     return
@@ -236,8 +238,10 @@ class AzureMachines:
         return found
 
     def _label_disk(self, group: str, order: MachineOrder) -> None:
-        """The disk gets the machine's tags, which cannot be ordered with it. Only who pays is told by them, so the machine is none
-        the worse without; sending the order once more does this once more."""
+        """The disk gets the machine's tags, which cannot be ordered with it.
+
+        Only billing uses them, so the machine is none the worse without; sending the order once more does this once more.
+        """
         if order.labels:
             update: Any = {"tags": order.tags}
             begin = self._arm.compute.disks.begin_update
@@ -276,37 +280,6 @@ class AzureMachines:
         with contextlib.suppress(ProvisionError):
             self._arm.delete_vm(group, order.token)
 
-    # --- Records ------------------------------------------------------------------------------------------------------
-
-    def _remember(self, machine: Machine, ended: MachineState | None = None) -> None:
-        body: Any = record_body(machine, ended, self._now(), self._settings.labels)
-        create = self._arm.compute.ssh_public_keys.create
-        self._arm.call(lambda: create(group_of(machine.id), name_of(machine.id), body))
-
-    def _remembered(self, group: str, token: str, vm: VirtualMachine | None) -> Machine | None:
-        """The dead or dying machine of that token, if there is a record of it."""
-        record = self._arm.find(lambda: self._arm.compute.ssh_public_keys.get(group, token))
-        if record is None:
-            return None
-        if vm is not None:
-            return machine_of(vm)
-        machine = machine_of_record(record, self._vm_id(group, token))
-        return machine if machine is None or ENDED_TAG in (record.tags or {}) else self._bury(machine)
-
-    def _bury(self, machine: Machine) -> Machine:
-        """Write into the record that the machine is gone, and not by us."""
-        spot = machine.capacity_type is CapacityType.SPOT
-        ended = MachineState.PREEMPTED if spot else MachineState.TERMINATED
-        self._remember(machine, ended)
-        record = self._arm.call(
-            lambda: self._arm.compute.ssh_public_keys.get(group_of(machine.id), name_of(machine.id))
-        )
-        return machine_of_record(record, machine.id) or machine
-
-    def _vm_id(self, group: str, token: str) -> str:
-        subscription = f"/subscriptions/{self._settings.subscription_id}"
-        return f"{subscription}/resourceGroups/{group}/providers/Microsoft.Compute/virtualMachines/{token}"
-
     # --- All of an owner's --------------------------------------------------------------------------------------------
 
     def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
@@ -343,7 +316,7 @@ class AzureMachines:
         """They are static: only a machine that has none yet makes us list the subscription's cards and addresses."""
         if all(key in self._known_addresses for key in vm_ids):
             return self._known_addresses
-        listed = self._addresses()
+        listed = addresses_by_vm(self._arm)
         is_private = self._settings.use_private_ip
         self._known_addresses = {
             key: at
@@ -352,37 +325,17 @@ class AzureMachines:
         }
         return listed
 
-    def _addresses(self) -> dict[str, Addresses]:
-        """By the id of the machine, in lower case: Azure does not keep to one spelling."""
-        network = self._arm.network
-        public = {
-            (ip.id or "").lower(): ip.properties.ip_address
-            for ip in self._arm.call(lambda: list(network.public_ip_addresses.list_all()))
-            if ip.properties is not None
-        }
-        found = {}
-        for card in self._arm.call(lambda: list(network.network_interfaces.list_all())):
-            if card.properties is None or card.properties.virtual_machine is None:
-                continue
-            for entry in (card.properties.ip_configurations or [])[:1]:
-                at = entry.properties
-                if at is not None:
-                    ip_id = "" if at.public_ip_address is None else at.public_ip_address.id or ""
-                    key = (card.properties.virtual_machine.id or "").lower()
-                    found[key] = Addresses(public.get(ip_id.lower()), at.private_ip_address)
-        return found
-
     def _unlisted(
         self, owner: str, listed: Mapping[str, Machine], silent: Silent | None
     ) -> Iterator[Machine]:
-        """The dead, and those that the list does not show yet."""
+        """Yield the dead, and those that the list does not show yet."""
         unseen: set[str] = set()
         for record in self._arm.call(lambda: list(self._arm.compute.ssh_public_keys.list_by_subscription())):
             tags = record.tags or {}
             if tags.get(OWNER_TAG) != owner or record.id is None:
                 continue
             group, token = group_of(record.id), name_of(record.id)
-            machine = machine_of_record(record, self._vm_id(group, token))
+            machine = machine_of_record(record, self._records.vm_id(group, token))
             if machine is None or machine.id.lower() in listed:
                 continue
             if ENDED_TAG in tags:
@@ -393,14 +346,14 @@ class AzureMachines:
             try:
                 vm = self._arm.vm(group, token)
                 alive = None if vm is None else machine_of(vm)
-                told = self._bury(machine) if alive is None else alive
+                gone = self._records.mark_gone(machine) if alive is None else alive
             except TransientError as error:
                 if silent is None:
                     raise
                 unseen.add(machine.zone.region)
                 silent(machine.zone.region, error)
             else:
-                yield told
+                yield gone
 
     def spot_prices(
         self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
@@ -426,17 +379,17 @@ class AzureMachines:
 
     # --- Tidying up ---------------------------------------------------------------------------------------------------
 
-    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
-        return azure_tidy.leftovers(self._arm, owner, self._now(), silent)
+    def orphans(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
+        return azure_orphans.orphans(self._arm, owner, self._now(), silent)
 
-    def remove(self, leftover: Leftover) -> None:
-        azure_tidy.remove(self._arm, leftover)
+    def remove(self, orphan: OrphanedResource) -> None:
+        azure_orphans.remove(self._arm, orphan)
 
-    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
-        return azure_tidy.shared(self._arm, owner)
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
+        return azure_orphans.shared(self._arm, owner)
 
     def owners(self, silent: Silent | None = None) -> Sequence[str]:
-        return azure_tidy.owners(self._arm)
+        return azure_orphans.owners(self._arm)
 
     def discover(self, known: Sequence[Shape], progress: Progress) -> Discovery:
         return discover(self._arm, self._settings.regions, known, self._now(), progress)
@@ -444,6 +397,8 @@ class AzureMachines:
     def admit(self, owner: str, access: Access) -> None:
         self._networks.admit(owner, access)
 
-    def forget(self, owner: str) -> Sequence[str]:
+    def delete_shared(self, owner: str) -> Sequence[str]:
         """Deletes the resource groups, and with them whatever is in them. A group with a machine in it stays."""
-        return azure_tidy.forget(self._arm, owner, self._settings.forget_wait_s, self._now, self._sleep)
+        return azure_orphans.delete_shared(
+            self._arm, owner, self._settings.forget_wait_s, self._now, self._sleep
+        )

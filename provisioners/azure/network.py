@@ -1,7 +1,7 @@
 """What the machines of a service share in a region: a resource group, a network, two security groups. All are free.
 
 Each is set up when the first machine needs it, is left as it is when it fits, and goes with the resource group. One security
-group is for replicas, the other for load balancers, whose ports are open to any address. A security group lets in what `access`
+group is for replicas, the other for load balancers, whose ports are open to any address. A security group lets in what `firewall`
 says for its ports and nothing else; Azure's own default rules let machines of one network talk to each other and drop the
 rest. Its tags have the ports, so `admit` knows from the group alone which rules it should have. Ports add up: two versions of
 a service run side by side during an update, and a port is closed when the group goes.
@@ -17,12 +17,12 @@ from typing import Any
 from azure.mgmt.network.models import NetworkSecurityGroup, SecurityRule
 
 from policies.model import Role, Zone
-from provisioners.access import ANYWHERE, SSH_PORT, Access, ports_of_text, ports_text
-from provisioners.azure.client import Arm
+from provisioners.azure.api import Arm
 from provisioners.azure.errors import CLOUD
-from provisioners.azure.shapes import Place, group_name, group_of, name_of
-from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
-from provisioners.machines import OWNER_TAG, PORTS_TAG, PUBLIC_PORTS_TAG, SERVICE_TAG, MachineOrder
+from provisioners.azure.translate import Addresses, NetworkIds, group_name, group_of, name_of
+from provisioners.port.errors import InvalidRequestError, ProvisionError, TransientError
+from provisioners.port.firewall import ANYWHERE, SSH_PORT, Access, ports_of_text, ports_text
+from provisioners.port.vm import OWNER_TAG, PORTS_TAG, PUBLIC_PORTS_TAG, SERVICE_TAG, MachineOrder
 
 SECURITY_GROUPS: Mapping[Role, str] = {Role.REPLICA: "replicas", Role.LOAD_BALANCER: "load-balancers"}
 NETWORK = "network"
@@ -42,8 +42,10 @@ def rules_with(
     ports: Sequence[int],
     public_ports: Sequence[int],
 ) -> list[dict[str, Any]] | None:
-    """All rules of a security group whose machines have these ports, those that are not ours as they are; None if they are so
-    already. A rule cannot be without a source, so there is none where no address is let in."""
+    """Return all rules of a security group whose machines have these ports, those that are not ours as they are.
+
+    None if they are so already. A rule cannot be without a source, so there is none where no address is let in.
+    """
     theirs = [_rule_body(rule) for rule in rules if rule.name not in (_SSH, _PORTS, _PUBLIC)]
     ours = {
         _SSH: (access.to_ssh(), [SSH_PORT]),
@@ -77,18 +79,18 @@ def _our_rule(name: str, priority: int, sources: list[str], ports: list[str]) ->
 
 
 def _essence(body: Mapping[str, Any]) -> tuple[object, ...]:
-    """What a rule of ours does; its priority says nothing, as all of them allow."""
+    """Return what a rule of ours does; its priority says nothing, as all of them allow."""
     properties = body["properties"]
     sources, ports = properties.get("sourceAddressPrefixes"), properties.get("destinationPortRanges")
     return body["name"], properties.get("access"), sorted(sources or ()), sorted(ports or ())
 
 
 def _rule_body(rule: SecurityRule) -> dict[str, Any]:
-    """A rule as it was told, without what only Azure writes."""
-    told = rule.as_dict()
-    properties = {key: value for key, value in told["properties"].items() if key != "provisioningState"}
+    """Return a rule as we wrote it, without what only Azure writes."""
+    given = rule.as_dict()
+    properties = {key: value for key, value in given["properties"].items() if key != "provisioningState"}
     properties.setdefault("destinationPortRanges", [])
-    return {"name": told["name"], "properties": properties}
+    return {"name": given["name"], "properties": properties}
 
 
 class Networks:
@@ -111,11 +113,11 @@ class Networks:
         self._sleep = sleep
         self._guard = threading.Lock()
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._ready: dict[tuple[object, ...], Place] = {}
+        self._ready: dict[tuple[object, ...], NetworkIds] = {}
         self._access: dict[str, Access] = {}  # by owner, as last admitted
 
-    def place(self, order: MachineOrder) -> Place:
-        """Where the order's machine goes; sets up what is not there yet."""
+    def place(self, order: MachineOrder) -> NetworkIds:
+        """Return where the order's machine goes; sets up what is not there yet."""
         group = group_name(order.owner, order.service, order.zone.region)
         key = (group, order.role, order.ports, order.public_ports, order.sources)
         with self._lock_of(group):
@@ -168,7 +170,7 @@ class Networks:
         with self._guard:
             return self._locks[group.lower()]
 
-    def _set_up(self, group: str, order: MachineOrder) -> Place:
+    def _set_up(self, group: str, order: MachineOrder) -> NetworkIds:
         region = order.zone.region
         tags = {**self._labels, OWNER_TAG: order.owner, SERVICE_TAG: order.service}
         common: Any = {"location": region, "tags": tags}
@@ -178,7 +180,7 @@ class Networks:
             )
         security_group_id = self._security_group(group, order, common)
         subnet_id = self._subnet_ids.get(region) or self._subnet(group, common, order.zone)
-        return Place(subnet_id, security_group_id, self._use_private_ip)
+        return NetworkIds(subnet_id, security_group_id, self._use_private_ip)
 
     def _group_stands(self, group: str) -> bool:
         found = self._arm.find(lambda: self._arm.resources.resource_groups.get(group))
@@ -247,3 +249,24 @@ class Networks:
 
 def _rules_of(group: NetworkSecurityGroup) -> list[SecurityRule]:
     return list((group.properties.security_rules if group.properties else None) or [])
+
+
+def addresses_by_vm(arm: Arm) -> dict[str, Addresses]:
+    """Return the addresses of all machines of the subscription, by the machine's id in lower case: Azure's spelling varies."""
+    network = arm.network
+    public = {
+        (ip.id or "").lower(): ip.properties.ip_address
+        for ip in arm.call(lambda: list(network.public_ip_addresses.list_all()))
+        if ip.properties is not None
+    }
+    found = {}
+    for card in arm.call(lambda: list(network.network_interfaces.list_all())):
+        if card.properties is None or card.properties.virtual_machine is None:
+            continue
+        for entry in (card.properties.ip_configurations or [])[:1]:
+            at = entry.properties
+            if at is not None:
+                ip_id = "" if at.public_ip_address is None else at.public_ip_address.id or ""
+                key = (card.properties.virtual_machine.id or "").lower()
+                found[key] = Addresses(public.get(ip_id.lower()), at.private_ip_address)
+    return found

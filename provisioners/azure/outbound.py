@@ -10,10 +10,10 @@ from typing import Any
 
 from azure.core.exceptions import ResourceNotFoundError
 
-from provisioners.azure.client import Arm
-from provisioners.azure.shapes import group_of, name_of
-from provisioners.errors import ProvisionError
-from provisioners.machines import Finding, Level
+from provisioners.azure.api import Arm
+from provisioners.azure.translate import group_of, name_of
+from provisioners.port.errors import ProvisionError
+from provisioners.port.vm import Finding, Level
 
 _WHAT = "way out of private networks"
 _OWN = (

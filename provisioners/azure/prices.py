@@ -22,14 +22,17 @@ Fetch = Callable[[str, Mapping[str, str] | None], Mapping[str, Any]]
 def region_spot_prices(
     fetch: Fetch, url: str, region: str, now: float, sizes: Collection[str] = ()
 ) -> dict[tuple[str, str], float]:
-    """USD per hour by (size, zone name) in a region, of `sizes` or of all; `now` is in UNIX seconds."""
+    """Return USD per hour by (size, zone name) in a region, of `sizes` or of all; `now` is in UNIX seconds."""
     by_size = spot_prices_of(_pages(fetch, url, region, sizes), now)
     return {(size, region + zone): price for size, price in by_size.items() for zone in _ZONES}
 
 
 def spot_prices_of(items: Iterable[Mapping[str, Any]], now: float) -> dict[str, float]:
-    """USD per hour by size. Of several prices of a size the one in force counts, and of those the dearest: better a
-    dollar too many expected than one too few."""
+    """Return USD per hour by size.
+
+    Of several prices of a size the one in force counts, and of those the dearest: better a dollar too many expected than
+    one too few.
+    """
     today = datetime.fromtimestamp(now, UTC)
     found: dict[str, tuple[datetime, float]] = {}
     for item in items:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from provisioners.base import InstanceState, LaunchOrder
-from provisioners.fleet import HostReport
-from provisioners.machines import Machine
-from provisioners.shell import Login, Shell, UnreachableError
+from provisioners.port.base import InstanceState, LaunchOrder
+from provisioners.port.commands import HostConnection, Login, UnreachableError
+from provisioners.port.host_port import HostReport
+from provisioners.port.vm import Machine
 
 
 @dataclass
 class MemoryHosts:
-    """SETUP for `setup_s` after somebody attends, then RUNNING. `told` replaces the report of a machine's token."""
+    """SETUP for `setup_s` after the first visit, then RUNNING. `reports` replaces the report of a machine's token."""
 
     now: Callable[[], float]
     setup_s: float = 60.0
     attended: dict[str, tuple[LaunchOrder, tuple[str, ...], float]] = field(default_factory=dict)
-    told: dict[str, HostReport] = field(default_factory=dict)
+    reports: dict[str, HostReport] = field(default_factory=dict)
     changed: Callable[[], None] = lambda: None
 
     def on_report(self, changed: Callable[[], None]) -> None:
@@ -26,10 +26,10 @@ class MemoryHosts:
 
     def tell(self, token: str, report: HostReport) -> None:
         """The machine reports this from now on."""
-        self.told[token] = report
+        self.reports[token] = report
         self.changed()
 
-    def attend(self, machine: Machine, order: LaunchOrder, node_ips: Sequence[str]) -> None:
+    def supervise(self, machine: Machine, order: LaunchOrder, node_ips: Sequence[str]) -> None:
         self.attended.setdefault(machine.token, (order, tuple(node_ips), self.now()))
 
     def report(self, machine: Machine) -> HostReport | None:
@@ -38,9 +38,9 @@ class MemoryHosts:
             return None
         ready = self.now() >= known[2] + self.setup_s
         plain = HostReport(InstanceState.RUNNING if ready else InstanceState.SETUP, known[0].port or 8000)
-        return self.told.get(machine.token, plain)
+        return self.reports.get(machine.token, plain)
 
-    def leave(self, token: str) -> None:
+    def release(self, token: str) -> None:
         self.attended.pop(token, None)
 
     def read_log(self, machine: Machine, offset: int, max_bytes: int) -> bytes:
@@ -52,7 +52,7 @@ class MemoryHosts:
     def log_times(self, machine: Machine, after: float, offset: int, most: int) -> bytes:
         return b""
 
-    def log_in(self, machine: Machine) -> Shell:
+    def log_in(self, machine: Machine) -> HostConnection:
         raise UnreachableError(f"{machine.id} is in memory: there is nothing to log in to")
 
     def login(self, machine: Machine) -> Login:

@@ -10,22 +10,25 @@ from typing import ClassVar
 
 import pytest
 
-from provisioners.base import Candidate, InstanceState, LaunchOrder
-from provisioners.candidates import offers_of
-from provisioners.catalog.model import Catalog
+from provisioners.assembly import Rent, order_of
 from provisioners.contract.hosts import MemoryHosts
 from provisioners.contract.subject import Subject
-from provisioners.errors import TransientError
-from provisioners.fleet import FleetProvisioner, HostReport
-from provisioners.guard import guarded
-from provisioners.machines import Machines, machine_token
+from provisioners.offers.catalog.model import Catalog
+from provisioners.offers.matching import offers_of
+from provisioners.plugin_guard import guarded
 from provisioners.plugins import CloudPlugin, Setup, listings_of
-from provisioners.rented import Rent, order_of
+from provisioners.port.base import Candidate, InstanceState, LaunchOrder
+from provisioners.port.errors import TransientError
+from provisioners.port.host_port import HostReport
+from provisioners.port.vm import Machines, machine_token
+from provisioners.vm_provisioner import VmProvisioner
 
 
 class MachinesSubject(Subject):
-    """Where nothing is said of accelerators, the subject's own is meant: only of machines with some do we know spot
-    prices. `stack` closes what `open` has opened."""
+    """Where nothing is said of accelerators, the subject's own is meant: only of machines with some do we know spot prices.
+
+    `stack` closes what `open` has opened.
+    """
 
     now: Callable[[], float]
     sleep: Callable[[float], None]
@@ -45,7 +48,7 @@ class MachinesSubject(Subject):
 
     @abstractmethod
     def listed_types(self) -> Catalog:
-        """What the cloud has, in a few zones."""
+        """Return what the cloud has, in a few zones."""
 
     @abstractmethod
     def cut_answers(self) -> None:
@@ -55,11 +58,11 @@ class MachinesSubject(Subject):
     def calm(self) -> None:
         """No trouble any more."""
 
-    def restarted(self) -> FleetProvisioner:
+    def restarted(self) -> VmProvisioner:
         catalog, machines = self.listed_types(), self.machines()
         self.hosts = MemoryHosts(self.now)
 
-        class Fleet(FleetProvisioner):
+        class Fleet(VmProvisioner):
             name: ClassVar[str] = machines.name
 
         def accelerated(candidate: Candidate) -> Candidate:

@@ -9,15 +9,15 @@ from typing import TypeVar
 import pytest
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Provisioner, Requirements
-from provisioners.errors import TransientError
+from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, Provisioner, Requirements
+from provisioners.port.errors import TransientError
 
 T = TypeVar("T")
 SPOT = Candidate(use_spot=True)
 ON_DEMAND = Candidate(use_spot=False)
 LIVE_STATES = {
     InstanceState.PENDING,
-    InstanceState.UNATTENDED,
+    InstanceState.UNSUPERVISED,
     InstanceState.SETUP,
     InstanceState.RUNNING,
 }
@@ -45,7 +45,7 @@ class Subject(ABC):
 
     def warn_node(self, token: str, rank: int) -> None:
         """The cloud, or the machine's own metadata, says that one node of an instance will be taken, long before."""
-        pytest.skip("nobody takes its machines")
+        pytest.skip("its machines are not preempted")
 
     def report_notice(self, token: str, rank: int) -> None:
         """The machine of one node reports a preemption notice; its cloud's lists do not have it."""
@@ -154,5 +154,5 @@ class Subject(ABC):
         return {instance.token: instance for instance in self.cloud.instances(owner, service)}
 
     def living(self) -> set[str]:
-        """The tokens of what is listed and not gone."""
+        """Return the tokens of what is listed and not gone."""
         return {token for token, instance in self.listed().items() if not instance.state.is_gone}

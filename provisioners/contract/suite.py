@@ -1,4 +1,4 @@
-"""What `provisioners.base` promises, checked on every cloud.
+"""What `provisioners.port.base` promises, checked on every cloud.
 
 A cloud joins by a `Subject`: how to make it, how to empty a zone, how to lose a response. See docs/plugins.md.
 """
@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from policies.model import CapacityType, FailureKind, Zone
-from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, ReportSource, Requirements
 from provisioners.contract.subject import LIVE_STATES, ON_DEMAND, SPOT, Subject
-from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError
+from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, ReportSource, Requirements
+from provisioners.port.errors import CapacityError, InvalidRequestError, ProvisionError
 
 # --- launch -------------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ def test_nobody_sees_another_owners_instances(subject: Subject) -> None:
     theirs = subject.cloud.launch(subject.order(owner="owner-2"))
     assert subject.listed("owner-1").keys() == {mine.token}
     assert subject.listed("owner-2").keys() == {theirs.token}
-    assert not subject.listed("nobody")
+    assert not subject.listed("no-owner")
 
 
 def test_a_service_is_listed_alone_or_with_all_of_its_owner(subject: Subject) -> None:

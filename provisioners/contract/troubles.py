@@ -1,14 +1,16 @@
-"""What `provisioners.base` and `provisioners.errors` promise when a cloud is not at its best: every kind of error, lost
-memory, late lists, and orders that are accepted and then fail."""
+"""What `provisioners.port.base` and `provisioners.port.errors` promise when a cloud is not at its best.
+
+Every kind of error, lost memory, late lists, and orders that are accepted and then fail.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from policies.model import FailureKind, Offer
-from provisioners.base import InstanceState, RegionalSource, Requirements, is_silent
 from provisioners.contract.subject import LIVE_STATES, Subject
-from provisioners.errors import AuthError, QuotaError, Refusal
+from provisioners.port.base import InstanceState, RegionalSource, Requirements, is_silent
+from provisioners.port.errors import AuthError, QuotaError, Refusal
 
 
 def test_a_quota_error_names_the_quota_and_leaves_nothing(subject: Subject) -> None:
@@ -127,7 +129,7 @@ def test_what_is_in_a_healthy_region_can_be_terminated_while_another_is_silent(s
 
 
 def two_regions(subject: Subject) -> tuple[Offer, Offer]:
-    """An offer in each of two regions."""
+    """Return an offer in each of two regions."""
     if not isinstance(subject.cloud, RegionalSource):
         pytest.skip("it has no regions that fail one by one")
     offers = subject.cloud.offers(Requirements((subject.usual,)))

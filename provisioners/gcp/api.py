@@ -30,10 +30,10 @@ from google.cloud import compute_v1
 from policies.model import CapacityType, Zone
 from provisioners.clock import unix_now
 from provisioners.cloud_clock import CloudClock
-from provisioners.errors import AuthError, ProvisionError, TransientError
 from provisioners.gcp.errors import CLOUD, RETRY_S, error_of
-from provisioners.machines import Silent
-from provisioners.pacing import Pacer, Rate
+from provisioners.port.errors import AuthError, ProvisionError, TransientError
+from provisioners.port.vm import Silent
+from provisioners.rate_limit import Rate, RateLimiter
 
 CALL_TIMEOUT_S = 30.0
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -77,16 +77,16 @@ class GcpApi:
         self._clients: dict[type[Any], Any] = {}
         self.now = now
         self._sleep = sleep
-        self._pacer = Pacer(now, sleep)
+        self._pacer = RateLimiter(now, sleep)
         self.clock = CloudClock(now)
 
     @property
     def project(self) -> str:
-        """The project's id; AuthError if nobody names one."""
+        """The project's id; AuthError if none is configured."""
         return self._identity[1]
 
     def client(self, kind: Callable[..., T]) -> T:
-        """The one client of this kind, for our endpoint."""
+        """Return the one client of this kind, for our endpoint."""
         credentials = self._identity[0]
         with self._lock:
             found = self._clients.get(kind)  # type: ignore[call-overload]
@@ -114,14 +114,14 @@ class GcpApi:
         capacity_type: CapacityType = CapacityType.ON_DEMAND,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> T:
-        """One call. Raises the classes of `provisioners.errors`, with the reason as `code`."""
+        """Return one call. Raises the classes of `provisioners.port.errors`, with the reason as `code`."""
         with self._ours(zone, capacity_type, group_of(request)):
             return method(request, retry=None, timeout=timeout_s)
 
     def find(
         self, method: Callable[..., T], request: object, name: str, *, zone: Zone | None = None
     ) -> T | None:
-        """One call about something by that name; None if there is no such thing."""
+        """Return one call about something by that name; None if there is no such thing."""
         try:
             return self.call(method, request, zone=zone)
         except ProvisionError as error:
@@ -138,9 +138,9 @@ class GcpApi:
         zone: Zone | None = None,
         silent: Silent | None = None,
     ) -> list[Any]:
-        """The items of all pages: of a plain list themselves, of an aggregated one (scope, what is in it).
+        """Return the items of all pages: of a plain list themselves, of an aggregated one (scope, what is in it).
 
-        Never a part of them: a scope that could not be reached is a TransientError, unless `silent` is to be told.
+        Never a part of them: a scope that could not be reached is a TransientError, unless `silent` is given.
         """
         found: list[Any] = []
         group = group_of(request)
@@ -159,8 +159,10 @@ class GcpApi:
         zone: Zone | None = None,
         project: str | None = None,
     ) -> compute_v1.Operation:
-        """The operation when it is done, or as it is at the end of that time. `zone` is None for a global one; `project` is
-        another one than ours."""
+        """The operation when it is done, or as it is at the end of that time.
+
+        `zone` is None for a global one; `project` is another one than ours.
+        """
         deadline = self.now() + timeout_s
         project = project or self.project
         while operation.status != _DONE and (left_s := deadline - self.now()) > 0:
@@ -181,7 +183,7 @@ class GcpApi:
         return operation
 
     def rest(self, method: str, host: str, path: str, **arguments: Any) -> Any:
-        """The JSON answer of a Google API that has no client in the SDK we use."""
+        """Return the JSON answer of a Google API that has no client in the SDK we use."""
         session = self._session
         base = self._endpoint or f"https://{host}"
         with self._ours(None, CapacityType.ON_DEMAND, "read"):
@@ -215,7 +217,7 @@ class GcpApi:
 
     @contextmanager
     def _ours(self, zone: Zone | None, capacity_type: CapacityType, group: str | None) -> Iterator[None]:
-        """Wait for the group's turn; what goes wrong then is told in our words."""
+        """Wait for the group's turn; errors are translated into ours."""
         if group is not None:
             self._pacer.take_turn(group, _RATES[group])
         try:
@@ -248,7 +250,7 @@ class GcpApi:
 def failure_of(
     operation: compute_v1.Operation, zone: Zone | None, capacity_type: CapacityType, now: float
 ) -> ProvisionError:
-    """What to raise for an operation that was accepted and failed."""
+    """Return what to raise for an operation that was accepted and failed."""
     first = operation.error.errors[0]
     return error_of(
         first.code,
@@ -262,7 +264,7 @@ def failure_of(
 
 
 def group_of(request: object) -> str:
-    """What a request is counted with, by the name of its type: GetInstanceRequest, ListZoneOperationsRequest, …"""
+    """Return what a request is counted with, by the name of its type: GetInstanceRequest, ListZoneOperationsRequest, …."""
     name = type(request).__name__
     if name.startswith("Get"):
         return "read"
@@ -272,7 +274,7 @@ def group_of(request: object) -> str:
 
 
 def _said(error: GoogleAPICallError) -> tuple[str, str]:
-    """The reason, and Google's own words without the SDK's decoration."""
+    """Return the reason, and Google's own words without the SDK's decoration."""
     for entry in error.errors:
         if isinstance(entry, Mapping) and entry.get("reason"):
             return str(entry["reason"]), str(entry.get("message", error.message))
@@ -281,8 +283,8 @@ def _said(error: GoogleAPICallError) -> tuple[str, str]:
 
 def _retry_after_s(error: GoogleAPICallError) -> float | None:
     headers = getattr(error.response, "headers", None) or {}
-    told = str(headers.get("Retry-After", ""))
-    return float(told) if told.isdecimal() else None
+    given = str(headers.get("Retry-After", ""))
+    return float(given) if given.isdecimal() else None
 
 
 def _refuse_partial(page: Any, silent: Silent | None) -> None:

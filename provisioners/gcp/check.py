@@ -13,11 +13,11 @@ import yaml
 from google.cloud import compute_v1
 
 from provisioners import permissions
-from provisioners.errors import AuthError, ProvisionError
 from provisioners.gcp.api import GcpApi
 from provisioners.gcp.outbound import outbound
 from provisioners.gcp.paths import NetworkSetup, network_of, subnetwork_of
-from provisioners.machines import Finding, Level
+from provisioners.port.errors import AuthError, ProvisionError
+from provisioners.port.vm import Finding, Level
 
 _RESOURCE_MANAGER = "cloudresourcemanager.googleapis.com"
 _GPU_QUOTA = re.compile(r"(PREEMPTIBLE_)?NVIDIA_\w+_GPUS")
@@ -36,7 +36,7 @@ _USING_SUBNETWORKS = frozenset({"compute.subnetworks.use", "compute.subnetworks.
 
 
 def check_project(api: GcpApi, setup: NetworkSetup, regions: Sequence[str] = ()) -> list[Finding]:
-    """The findings, in the order in which they are to be fixed. `regions` are those of the configuration."""
+    """Return the findings, in the order in which they are to be fixed. `regions` are those of the configuration."""
     try:
         projects = api.client(compute_v1.ProjectsClient)
         project = api.call(projects.get, compute_v1.GetProjectRequest(project=api.project))
@@ -56,8 +56,10 @@ def check_project(api: GcpApi, setup: NetworkSetup, regions: Sequence[str] = ())
 
 
 def needed(setup: NetworkSetup, own: str) -> Mapping[str, frozenset[str]]:
-    """The permissions that are needed in each project. Those on the subnetworks of others may be given on these alone, so they
-    are not among them."""
+    """Return the permissions that are needed in each project.
+
+    Those on the subnetworks of others may be given on these alone, so they are not among them.
+    """
     rules_in = set(setup.projects(own) if setup.manage_firewall else ())
     if setup.manage_firewall and not setup.makes_networks:
         used = {subnetwork_of(path).project for path in setup.subnets.values()}
@@ -105,7 +107,7 @@ def _permissions(api: GcpApi, project: str, wanted: frozenset[str]) -> list[Find
 
 
 def _subnetwork(api: GcpApi, setup: NetworkSetup, path: str) -> Iterator[Finding]:
-    """Whether machines may be put into it: a permission of the subnetwork, or of its project."""
+    """Yield whether machines may be put into it: a permission of the subnetwork, or of its project."""
     project, region, name = subnetwork_of(path)
     wanted = {"compute.subnetworks.use"}
     if not setup.use_private_ip:

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from provisioners import rented
-from provisioners.catalog.model import Catalog
-from provisioners.gcp.ending import COMPUTE_URL, ending
+from provisioners import assembly
 from provisioners.gcp.machines import GcpMachines
+from provisioners.gcp.termination import COMPUTE_URL, ending
+from provisioners.offers.catalog.model import Catalog
+from provisioners.offers.reservations import Reservations
 from provisioners.own_address import OwnAddresses
-from provisioners.reservations import Reservations
 
 
-class Section(rented.Section, Protocol):
+class GcpSection(assembly.VmSection, Protocol):
     """What config.yaml says about `gcp`."""
 
     project: str | None
@@ -31,15 +31,17 @@ class Section(rented.Section, Protocol):
     reservations: Reservations
 
 
-class GcpProvisioner(rented.RentedProvisioner):
-    """Credentials are the application default ones: `gcloud auth application-default login`, a key file, the service
-    account of the instance."""
+class GcpProvisioner(assembly.RentedProvisioner):
+    """Credentials are the application default ones.
+
+    `gcloud auth application-default login`, a key file, the service account of the instance.
+    """
 
     name: ClassVar[str] = "gcp"
 
     def __init__(
         self,
-        section: Section,
+        section: GcpSection,
         catalog: Catalog,
         secret: bytes,
         own: OwnAddresses | None = None,
@@ -60,7 +62,7 @@ class GcpProvisioner(rented.RentedProvisioner):
         )
 
 
-def machines_of(section: Section) -> GcpMachines:
+def machines_of(section: GcpSection) -> GcpMachines:
     """Compute Engine as the section describes it."""
     return GcpMachines(
         section.project,

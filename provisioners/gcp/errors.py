@@ -1,14 +1,16 @@
-"""What Compute Engine's errors mean for the next decision: the table of `outcomes`, then the HTTP status of what no row
-knows; what has none is worth another try. Pure."""
+"""What Compute Engine's errors mean for the next decision.
+
+The table of `error_codes`, then the HTTP status of what no row knows; what has none is worth another try. Pure.
+"""
 
 from __future__ import annotations
 
 import re
 
 from policies.model import CapacityType, Zone
-from provisioners.errors import ProvisionError, error_for
-from provisioners.gcp.outcomes import BY_STATUS, TABLE, THROTTLED, UNKNOWN
-from provisioners.outcomes import Row
+from provisioners.gcp.error_codes import BY_STATUS, TABLE, THROTTLED, UNKNOWN
+from provisioners.port.error_codes import ErrorCode
+from provisioners.port.errors import ProvisionError, error_for
 
 CLOUD = "gcp"
 ALREADY_EXISTS = "alreadyExists"
@@ -18,8 +20,8 @@ THROTTLED_RETRY_S = 15.0
 RETRY_S = 3.0
 
 
-def outcome_of(code: str, status: int, message: str, capacity_type: CapacityType) -> Row:
-    """What to do next, and the sentence which says so; still with the names of its blanks."""
+def outcome_of(code: str, status: int, message: str, capacity_type: CapacityType) -> ErrorCode:
+    """Return what to do next, and the sentence which says so; still with the names of its blanks."""
     found = TABLE.find(code, message, capacity_type)
     if found is not None:
         return found
@@ -37,12 +39,15 @@ def error_of(
     retry_after_s: float | None = None,
     operation: str = "",
 ) -> ProvisionError:
-    """The error to raise. `retry_after_s` is what the response asked for, if it did. `operation` is the name of the
-    one that failed after it was accepted, by which Google finds it."""
+    """Return the error to raise.
+
+    `retry_after_s` is what the response asked for, if it did. `operation` is the name of the one that failed after it was
+    accepted, by which Google finds it.
+    """
     row = outcome_of(code, status, message, capacity_type)
-    told = message.strip().rstrip(".")
+    sentence = message.strip().rstrip(".")
     said = row.advice.format(
-        message=f"{told}; {operation}" if operation else told,
+        message=f"{sentence}; {operation}" if operation else sentence,
         market=capacity_type.value.replace("_", "-"),
         quota=_quota(message),
         region=_region(message, zone),

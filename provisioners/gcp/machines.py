@@ -7,7 +7,7 @@ key besides. A stock-out is seldom refused at once: the insertion is accepted an
 for, a bounded time.
 
 A spot machine that is preempted is deleted with its disk (`gcp_order`). That it was preempted and not deleted by
-somebody is told by an operation of the type `compute.instances.preempted`.
+the preemption is reported by an operation of the type `compute.instances.preempted`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from google.auth.credentials import Credentials
 from google.cloud import compute_v1
 
 from policies.model import Zone
-from provisioners.access import Access
-from provisioners.base import is_silent
-from provisioners.catalog.discovered import Discovery, Progress
-from provisioners.catalog.model import Shape
 from provisioners.clock import unix_now
-from provisioners.errors import InvalidRequestError, ProvisionError, RefusedError, TransientError
 from provisioners.gcp.api import GcpApi, failure_of
 from provisioners.gcp.check import check_project
-from provisioners.gcp.discover import discover
+from provisioners.gcp.discovery import discover
+from provisioners.gcp.error_codes import REQUIRES_OS_LOGIN
 from provisioners.gcp.errors import ALREADY_EXISTS, CLOUD
-from provisioners.gcp.leftovers import GcpLeftovers
 from provisioners.gcp.network import GcpNetwork
-from provisioners.gcp.order import (
+from provisioners.gcp.orphans import GcpOrphans
+from provisioners.gcp.paths import NetworkSetup
+from provisioners.gcp.prices import spot_prices
+from provisioners.gcp.protection import Protection
+from provisioners.gcp.translate import (
     accepted,
     instance_of,
     last,
@@ -45,14 +44,15 @@ from provisioners.gcp.order import (
     same_tags,
     unix_s,
 )
-from provisioners.gcp.outcomes import REQUIRES_OS_LOGIN
-from provisioners.gcp.paths import NetworkSetup
-from provisioners.gcp.prices import spot_prices
-from provisioners.gcp.protection import Protection
-from provisioners.machines import Finding, Leftover, Machine, MachineOrder, MachineState, Silent
-from provisioners.regions import ClosedRegions
-from provisioners.remembered import MachineMemory, key_of
-from provisioners.reservations import Reservations, reserved_for
+from provisioners.machine_memory import MachineMemory, key_of
+from provisioners.offers.catalog.discovered import Discovery, Progress
+from provisioners.offers.catalog.model import Shape
+from provisioners.offers.reservations import Reservations, reserved_for
+from provisioners.port.base import is_silent
+from provisioners.port.errors import InvalidRequestError, ProvisionError, RefusedError, TransientError
+from provisioners.port.firewall import Access
+from provisioners.port.regions import ClosedRegions
+from provisioners.port.vm import Finding, Machine, MachineOrder, MachineState, OrphanedResource, Silent
 
 _INSERT_WAIT_S = 60.0  # stock-outs show within seconds; what takes longer is reported as pending
 _SHOW_S = 60.0  # until an instance whose insertion is done can be seen by everybody
@@ -103,7 +103,7 @@ class GcpMachines:
         self._regions = tuple(regions)
         self._os_login = os_login
         self._protection = Protection(shielded, os_login == "true", kms_key)
-        self._leftovers = GcpLeftovers(self._api)
+        self._orphans = GcpOrphans(self._api)
         self._memory = MachineMemory()
         self.cloud_clock = self._api.clock
         self.closed = ClosedRegions(now)
@@ -156,7 +156,7 @@ class GcpMachines:
         }
 
         def ask(machine: Machine, about: Callable[[Machine], Machine]) -> Machine | None:
-            """What `about` finds out; None if the machine's zone does not respond."""
+            """Return what `about` finds out; None if the machine's zone does not respond."""
             if is_silent(machine.zone, unseen):
                 return None
             try:
@@ -182,32 +182,34 @@ class GcpMachines:
             return
         # Nothing of that name is to be seen. Unless it is just being made, it is gone.
         history = self._history(machine.zone, machine.id)
-        told = _ending(machine, history, self._api.now())
-        if told is not None and told.state is _S.PENDING:
+        ended = _ending(machine, history, self._api.now())
+        if ended is not None and ended.state is _S.PENDING:
             raise TransientError("the machine is still being made", cloud=CLOUD, zone=machine.zone)
         if history:
-            over = told if told is not None and told.state.is_gone else replace(machine, state=_S.TERMINATED)
-            self._memory.bury(over, self._api.now())
+            over = (
+                ended if ended is not None and ended.state.is_gone else replace(machine, state=_S.TERMINATED)
+            )
+            self._memory.record_end(over, self._api.now())
 
     def spot_prices(
         self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
     ) -> Mapping[tuple[str, str], float]:
-        """One price list for all regions: they have prices together, or an error is raised."""
+        """Return one price list for all regions: they have prices together, or an error is raised."""
         if self._billing_api_key is None:
             return {}
         return spot_prices(self._api, self._billing_api_key, regions)
 
-    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
-        return self._leftovers.of(owner, silent)
+    def orphans(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
+        return self._orphans.of(owner, silent)
 
-    def remove(self, leftover: Leftover) -> None:
-        self._leftovers.remove(leftover)
+    def remove(self, orphan: OrphanedResource) -> None:
+        self._orphans.remove(orphan)
 
-    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         return self._network.shared(owner)
 
     def owners(self, silent: Silent | None = None) -> Sequence[str]:
-        return sorted(self._leftovers.owners(silent) | self._network.owners())
+        return sorted(self._orphans.owners(silent) | self._network.owners())
 
     def discover(self, known: Sequence[Shape], progress: Progress) -> Discovery:
         return discover(self._api, known, progress)
@@ -215,8 +217,8 @@ class GcpMachines:
     def admit(self, owner: str, access: Access) -> None:
         self._network.admit(owner, access)
 
-    def forget(self, owner: str) -> Sequence[str]:
-        return self._network.forget(owner)
+    def delete_shared(self, owner: str) -> Sequence[str]:
+        return self._network.delete_shared(owner)
 
     def check(self) -> Sequence[Finding]:
         return check_project(self._api, self._setup, self._regions)
@@ -257,14 +259,16 @@ class GcpMachines:
         try:
             return self._api.call(insert, request, zone=order.zone, capacity_type=order.capacity_type)
         except ProvisionError as error:
-            # Somebody removed the network since we saw it: made again at the next try.
+            # The network was removed since we saw it: made again at the next try.
             if f"/networks/{last(place.network)}" in error.message and self._network.doubt():
                 raise TransientError(error.message, cloud=CLOUD, code=error.code, zone=order.zone) from error
             raise
 
     def _await(self, order: MachineOrder, operation: compute_v1.Operation) -> Machine:
-        """Wait for an insertion that was accepted: from here on there may be a machine, and no error says otherwise
-        but the operation's own."""
+        """Wait for an insertion that was accepted.
+
+        From here on there may be a machine, and no error says otherwise but the operation's own.
+        """
         pending = accepted(order, unix_s(operation.insert_time) or self._api.now())
         self._memory.note(pending)
         try:
@@ -286,7 +290,7 @@ class GcpMachines:
         raise failure
 
     def _adopt(self, order: MachineOrder) -> Machine:
-        """The instance whose name is taken: ours, or somebody else's."""
+        """Return the instance whose name is taken: ours, or that of another owner."""
         found = self._get(order.zone, name_of(order.token))
         if found is None:
             raise TransientError("the machine is being made", cloud=CLOUD, zone=order.zone)
@@ -297,7 +301,7 @@ class GcpMachines:
         if machine is None:
             self._memory.drop(order.zone, found.name)
             raise InvalidRequestError(
-                f"{found.name} in {order.zone.name} is somebody else's instance: rename or delete it",
+                f"{found.name} in {order.zone.name} is an instance of another owner: rename or delete it",
                 cloud=CLOUD,
                 code=ALREADY_EXISTS,
                 zone=order.zone,
@@ -317,20 +321,20 @@ class GcpMachines:
         return [machine for machine in found if machine is not None and machine.owner == owner]
 
     def _look_again(self, machine: Machine) -> Machine:
-        """One that ought to be there and is not listed: alive after all, pending, or ended."""
+        """Return one that ought to be there and is not listed: alive after all, pending, or ended."""
         found = self._get(machine.zone, machine.id)
         seen = machine_of(found, public=self._public) if found is not None else None
         if seen is not None and seen.token == machine.token:
             return seen
-        told = _ending(machine, self._history(machine.zone, machine.id), self._api.now())
-        if told is None:
-            return replace(machine, state=_S.TERMINATED, message="the machine is gone, and nothing tells why")
-        if told.state.is_gone:
-            self._memory.bury(told, self._api.now())
-        return told
+        ended = _ending(machine, self._history(machine.zone, machine.id), self._api.now())
+        if ended is None:
+            return replace(machine, state=_S.TERMINATED, message="the machine is gone, the reason is unknown")
+        if ended.state.is_gone:
+            self._memory.record_end(ended, self._api.now())
+        return ended
 
     def _with_notice(self, machine: Machine) -> Machine:
-        """A machine that is on its way out, and not by our wish."""
+        """Return a machine that is on its way out, and not by our wish."""
         for operation in self._history(machine.zone, machine.id):
             if operation.operation_type == _PREEMPTED:
                 began = unix_s(operation.insert_time) or self._api.now()
@@ -340,7 +344,7 @@ class GcpMachines:
         return machine
 
     def _history(self, zone: Zone, name: str) -> list[compute_v1.Operation]:
-        """Everything that was done to the instance of that name, the newest first."""
+        """Return everything that was done to the instance of that name, the newest first."""
         request = compute_v1.ListZoneOperationsRequest(
             project=self._api.project, zone=zone.name, filter=f"targetLink:instances/{name}"
         )
@@ -356,7 +360,7 @@ class GcpMachines:
         return self._api.find(self._api.client(compute_v1.InstancesClient).get, request, name, zone=zone)
 
     def _delete(self, zone: Zone, name: str) -> bool:
-        """Whether there was anything to delete."""
+        """Return whether there was anything to delete."""
         request = compute_v1.DeleteInstanceRequest(project=self._api.project, zone=zone.name, instance=name)
         delete = self._api.client(compute_v1.InstancesClient).delete_unary
         return self._api.find(delete, request, name, zone=zone) is not None
@@ -367,7 +371,7 @@ def _is_dead(instance: compute_v1.Instance) -> bool:
 
 
 def _ending(machine: Machine, history: Sequence[compute_v1.Operation], now: float) -> Machine | None:
-    """What the operations (newest first) say of a machine that is not to be seen; None if they say nothing of it."""
+    """Return what the operations (newest first) say of a machine that is not to be seen; None if they say nothing of it."""
     end: Machine | None = None
     for operation in history:
         failed = bool(operation.error.errors)

@@ -22,13 +22,20 @@ from typing import NamedTuple, Protocol
 from google.cloud import compute_v1
 
 from policies.model import CapacityType, Scope
-from provisioners.access import Access
-from provisioners.errors import ProvisionError, RefusedError, TransientError
 from provisioners.gcp.api import GcpApi, failure_of
 from provisioners.gcp.errors import ALREADY_EXISTS, CLOUD
+from provisioners.gcp.firewall_rules import (
+    description_of,
+    inner_rule,
+    is_same,
+    outer_rules,
+    prefix_of,
+    renewed,
+)
 from provisioners.gcp.paths import Network, NetworkSetup, network_of, network_of_url, subnetwork_of
-from provisioners.gcp.rules import description_of, inner_rule, is_same, outer_rules, prefix_of, renewed
-from provisioners.machines import Leftover, MachineOrder
+from provisioners.port.errors import ProvisionError, RefusedError, TransientError
+from provisioners.port.firewall import Access
+from provisioners.port.vm import MachineOrder, OrphanedResource
 
 TAG = "skyserve"  # of machines whose rules are the user's, to write those for
 _MAKING_TIMEOUT_S = 180.0  # a network with subnetworks in all regions takes a minute
@@ -109,7 +116,7 @@ class GcpNetwork:
             self._networks.clear()
         return self._setup.makes_networks
 
-    def forget(self, owner: str) -> list[str]:
+    def delete_shared(self, owner: str) -> list[str]:
         """Remove the owner's rules and network. Sentences about what could not be."""
         self.doubt()
         prefix, kept = prefix_of(owner), []
@@ -123,27 +130,28 @@ class GcpNetwork:
             kept += self._remove(f"network {prefix}", networks.delete_unary, delete, prefix)
         return kept
 
-    def shared(self, owner: str) -> list[Leftover]:
-        """The owner's rules and network; neither costs anything."""
+    def shared(self, owner: str) -> list[OrphanedResource]:
+        """Return the owner's rules and network; neither costs anything."""
         found = [
-            Leftover("firewall rule", rule.name, "global", usd_month=0.0) for _, rule in self._listed(owner)
+            OrphanedResource("firewall rule", rule.name, "global", usd_month=0.0)
+            for _, rule in self._listed(owner)
         ]
         if self._setup.makes_networks:
             name = prefix_of(owner)
             get = compute_v1.GetNetworkRequest(project=self._api.project, network=name)
             if self._api.find(self._api.client(compute_v1.NetworksClient).get, get, name) is not None:
-                found.append(Leftover("network", name, "global", usd_month=0.0))
+                found.append(OrphanedResource("network", name, "global", usd_month=0.0))
         return found
 
     def owners(self) -> set[str]:
-        """Whose rules there are, by their descriptions."""
-        told = (rule.description.partition(";")[0] for _, rule in self._every_rule())
+        """Return whose rules there are, by their descriptions."""
+        owners_named = (rule.description.partition(";")[0] for _, rule in self._every_rule())
         start = description_of("")
-        owners = {whose.removeprefix(start) for whose in told if whose.startswith(start)}
+        owners = {whose.removeprefix(start) for whose in owners_named if whose.startswith(start)}
         return {owner for owner in owners if owner}
 
     def _network_for(self, order: MachineOrder) -> Network:
-        """The network of the order's machine, of which the rules are."""
+        """Return the network of the order's machine, of which the rules are."""
         own, path = self._api.project, self._setup.subnets.get(order.zone.region)
         if path is not None:
             if path not in self._networks:
@@ -168,7 +176,7 @@ class GcpNetwork:
         return network_of_url(found.network)
 
     def _listed(self, owner: str) -> Iterator[tuple[str, compute_v1.Firewall]]:
-        """The owner's firewall rules, each with its project."""
+        """Yield the owner's firewall rules, each with its project."""
         start, whose = f"{prefix_of(owner)}-", description_of(owner)
         for project, rule in self._every_rule():
             if rule.name.startswith(start) and rule.description.partition(";")[0] == whose:
@@ -208,8 +216,10 @@ class GcpNetwork:
             self._put_right(project, rule)
 
     def _put_right(self, project: str, rule: compute_v1.Firewall) -> None:
-        """One call, so there is no moment without a rule or with a half one. Not a patch: that leaves alone what the new rule
-        does not name, such as the last source."""
+        """One call, so there is no moment without a rule or with a half one.
+
+        Not a patch: that leaves alone what the new rule does not name, such as the last source.
+        """
         client = self._api.client(compute_v1.FirewallsClient)
         update = compute_v1.UpdateFirewallRequest(project=project, firewall=rule.name, firewall_resource=rule)
         self._finish(self._api.call(client.update_unary, update), update, f"firewall rule {rule.name}")
@@ -219,8 +229,8 @@ class GcpNetwork:
             operation = self._api.call(method, request)
         except ProvisionError as error:
             if error.code == ALREADY_EXISTS:
-                # Somebody else was quicker, and may not be done with it.
-                raise TransientError(f"{what} is being made by somebody else", cloud=CLOUD) from error
+                # Another process was quicker, and may not be done with it.
+                raise TransientError(f"{what} is being made by another process", cloud=CLOUD) from error
             raise
         self._finish(operation, request, what)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from google.cloud import compute_v1
 
-from provisioners.errors import ProvisionError
 from provisioners.gcp.api import GcpApi
 from provisioners.gcp.paths import Network, NetworkSetup, network_of, network_of_url, subnetwork_of
-from provisioners.machines import Finding, Level
+from provisioners.port.errors import ProvisionError
+from provisioners.port.vm import Finding, Level
 
 _WHAT = "way out of private networks"
 _OWN = (
@@ -35,7 +35,7 @@ def outbound(api: GcpApi, setup: NetworkSetup, regions: Sequence[str]) -> Iterat
 
 
 def _wanted(api: GcpApi, setup: NetworkSetup, regions: Sequence[str]) -> dict[Network, set[str]]:
-    """The networks that are used, each with the regions that are; none: any region."""
+    """Return the networks that are used, each with the regions that are; none: any region."""
     found: dict[Network, set[str]] = defaultdict(set)
     client = api.client(compute_v1.SubnetworksClient)
     for region, path in setup.subnets.items():

@@ -19,7 +19,7 @@ class Network(NamedTuple):
     name: str
 
     def path_from(self, project: str) -> str:
-        """The path by which a request in that project names it."""
+        """Return the path by which a request in that project names it."""
         path = f"global/networks/{self.name}"
         return path if self.project == project else f"projects/{self.project}/{path}"
 
@@ -60,9 +60,12 @@ def network_of_url(url: str) -> Network:
 
 @dataclass(frozen=True, slots=True)
 class NetworkSetup:
-    """What the user has set about networks. `network` exists and is used as it is, and so are `subnets` (paths by region),
-    which may be those of another project (Shared VPC). Without either each owner gets a network of their own. Without
-    `manage_firewall` no rule is made or changed."""
+    """What the user has set about networks.
+
+    `network` exists and is used as it is, and so are `subnets` (paths by region), which may be those of another project
+    (Shared VPC). Without either each owner gets a network of their own. Without `manage_firewall` no rule is made or
+    changed.
+    """
 
     network: str | None = None
     subnets: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -74,7 +77,7 @@ class NetworkSetup:
         return self.network is None and not self.subnets
 
     def projects(self, own: str) -> tuple[str, ...]:
-        """Where there may be rules of ours: our own project, and those of the networks that are used."""
+        """Return where there may be rules of ours: our own project, and those of the networks that are used."""
         found = {subnetwork_of(path).project for path in self.subnets.values()}
         if self.network is not None:
             found.add(network_of(self.network, own).project)

@@ -1,7 +1,7 @@
 """Spot prices of machine types, put together from the Cloud Billing catalog.
 
 Google prices parts, not machines: a core, a GiB of memory, an accelerator, a GiB of local disk, each a SKU per region.
-What a SKU is about is told by its description alone, so whatever is not understood without doubt (an unknown unit, two
+What a SKU is about is only in its description alone, so whatever is not understood without doubt (an unknown unit, two
 prices for one part) is left out, and so is every machine type that would need it.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from google.cloud import compute_v1
 
 from provisioners.gcp.api import GcpApi
-from provisioners.gcp.order import last, zone_of
+from provisioners.gcp.translate import last, zone_of
 
 _BILLING = "cloudbilling.googleapis.com"
 _COMPUTE_ENGINE = "services/6F81-5844-456A"
@@ -46,7 +46,7 @@ PartPrices = Mapping[tuple[Part, str], float]  # by part and region
 
 
 def spot_prices(api: GcpApi, key: str, regions: Sequence[str]) -> dict[tuple[str, str], float]:
-    """USD per hour by (machine type, zone) of everything with accelerators; n1 as `n1-standard-8+1xnvidia-tesla-t4`."""
+    """Return USD per hour by (machine type, zone) of everything with accelerators; n1 as `n1-standard-8+1xnvidia-tesla-t4`."""
     prices = part_prices(_skus(api, key))
     zones = machine_types(api)
     guests = guest_accelerators(api)
@@ -64,7 +64,7 @@ def spot_prices(api: GcpApi, key: str, regions: Sequence[str]) -> dict[tuple[str
 
 
 def part_prices(skus: Iterable[Mapping[str, Any]]) -> PartPrices:
-    """What the catalog says about spot parts, USD per hour."""
+    """Return what the catalog says about spot parts, USD per hour."""
     found: dict[tuple[Part, str], set[float]] = {}
     for sku in skus:
         part = _part(sku)
@@ -87,7 +87,7 @@ def _part(sku: Mapping[str, Any]) -> Part | None:
 
 
 def _unit_price(sku: Mapping[str, Any], unit: str) -> float | None:
-    """USD an hour of one unit: what is in force now is the last entry, and must be the same at any amount."""
+    """Return USD an hour of one unit: what is in force now is the last entry, and must be the same at any amount."""
     expression = (sku.get("pricingInfo") or [{}])[-1].get("pricingExpression", {})
     rates = expression.get("tieredRates", [])
     if (

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from policies.model import Scope, Zone
-from provisioners.errors import RefusedError
 from provisioners.gcp.errors import CLOUD
-from provisioners.machines import in_region
+from provisioners.port.errors import RefusedError
+from provisioners.port.vm import in_region
 
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """What the user has set for the security of instances. `shielded`: Secure Boot, a virtual TPM and integrity monitoring.
-    `kms_key` encrypts disks: one for all regions, or one for each. `leaves_os_login`: whether OS Login is on, the project
-    decides; otherwise it is off on our instances."""
+    """What the user has set for the security of instances.
+
+    `shielded`: Secure Boot, a virtual TPM and integrity monitoring. `kms_key` encrypts disks: one for all regions, or one
+    for each. `leaves_os_login`: whether OS Login is on, the project decides; otherwise it is off on our instances.
+    """
 
     shielded: bool = False
     leaves_os_login: bool = False

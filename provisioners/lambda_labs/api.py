@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from policies.model import Scope, Zone
-from provisioners.errors import (
+from provisioners.lambda_labs.prices import NAME
+from provisioners.port.errors import (
     AuthError,
     CapacityError,
     InvalidRequestError,
@@ -25,8 +26,7 @@ from provisioners.errors import (
     RefusedError,
     TransientError,
 )
-from provisioners.lambda_labs.offered import NAME
-from provisioners.pacing import Pacer, Rate
+from provisioners.rate_limit import Rate, RateLimiter
 
 _CALLS = Rate(burst=5.0, per_s=1.0)
 _LAUNCHES = Rate(burst=1.0, per_s=1.0 / 12.0)
@@ -61,21 +61,21 @@ _MEANINGS: dict[str, tuple[type[ProvisionError], Scope | None, str]] = {
 
 
 class LambdaApi:
-    """Thread-safe. Raises the classes of `provisioners.errors`."""
+    """Thread-safe. Raises the classes of `provisioners.port.errors`."""
 
     def __init__(
         self, url: str, api_key_file: str, *, now: Callable[[], float], sleep: Callable[[float], None]
     ) -> None:
         self._url = url.rstrip("/")
         self._key_file = Path(api_key_file).expanduser()
-        self._pacer = Pacer(now, sleep)
+        self._pacer = RateLimiter(now, sleep)
         self._direct = urllib.request.build_opener(_NoRedirects)
 
     def get(self, path: str) -> Any:
         return self.call("GET", path)
 
     def call(self, method: str, path: str, body: Any = None, *, zone: Zone | None = None) -> Any:
-        """What the response has as `data`."""
+        """Return what the response has as `data`."""
         headers = {"Authorization": f"Bearer {self._key()}", "Accept": "application/json"}
         data = None
         if body is not None:

@@ -1,10 +1,10 @@
-"""Lambda: machines are instances, found again by their names (`provisioners.named`).
+"""Lambda: machines are instances, found again by their names (`provisioners.name_tags`).
 
 Lambda has no idempotency tokens, and two instances may have one name. So a launch looks for the name first, and after one whose
 response was lost no other is sent for the same name until the first would be listed (`_SETTLED_S`). If there are two all the same (a
-controller that died in between), the one with the smaller id is the machine, and the other is a leftover.
+controller that died in between), the one with the smaller id is the machine, and the other is a orphan.
 
-An instance that ended is not listed for long; what was seen here is remembered for an hour (`provisioners.remembered`). What runs at first
+An instance that ended is not listed for long; what was seen here is remembered for an hour (`provisioners.machine_memory`). What runs at first
 boot is user data, as on other clouds. Firewall rulesets have a name that says for whom they are:
 
     skyserve.OWNER.SERVICE.p8443.q443      replicas' ports, and ports that are open to any address
@@ -19,14 +19,14 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from policies.model import Zone
-from provisioners.access import Access, openings
-from provisioners.errors import InvalidRequestError, ProvisionError, TransientError
 from provisioners.lambda_labs.api import GONE, LAUNCH, LambdaApi
-from provisioners.lambda_labs.offered import NAME
-from provisioners.machines import Finding, Leftover, Level, Machine, MachineOrder, MachineState, Silent
-from provisioners.named import name_of, parse
-from provisioners.regions import ClosedRegions
-from provisioners.remembered import MachineMemory
+from provisioners.lambda_labs.prices import NAME
+from provisioners.machine_memory import MachineMemory
+from provisioners.name_tags import name_of, parse
+from provisioners.port.errors import InvalidRequestError, ProvisionError, TransientError
+from provisioners.port.firewall import Access, openings
+from provisioners.port.regions import ClosedRegions
+from provisioners.port.vm import Finding, Level, Machine, MachineOrder, MachineState, OrphanedResource, Silent
 
 _SETTLED_S = 60.0
 _RULESET = re.compile(
@@ -122,7 +122,7 @@ class LambdaMachines:
         listed = {one.id: one for one in self._listed(owner)}
         for machine in listed.values():
             if machine.state.is_gone:
-                self._memory.bury(machine, now)
+                self._memory.record_end(machine, now)
             else:
                 self._memory.note(machine)
         for machine in self._memory.alive(owner).values():
@@ -130,7 +130,7 @@ class LambdaMachines:
             if machine.id not in listed and age_s >= _SETTLED_S:
                 asked = self._memory.was_asked(machine)
                 message = "" if asked else "lambda does not list it any more"
-                self._memory.bury(replace(machine, state=MachineState.TERMINATED, message=message), now)
+                self._memory.record_end(replace(machine, state=MachineState.TERMINATED, message=message), now)
         found = {one.token: one for one in self._memory.ended(owner, now).values()}
         for machine in sorted(self._memory.alive(owner).values(), key=lambda one: one.id, reverse=True):
             found[machine.token] = listed.get(machine.id, machine)
@@ -178,32 +178,32 @@ class LambdaMachines:
 
     # --- what is left over, and what is shared
 
-    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
-        """The second instance of a name."""
+    def orphans(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
+        """Return the second instance of a name."""
         by_token: dict[str, list[Machine]] = {}
         for machine in self._listed(owner):
             if not machine.state.is_gone and machine.state is not MachineState.STOPPING:
                 by_token.setdefault(machine.token, []).append(machine)
         return [
-            Leftover("second instance", one.id, one.zone.region, token=one.token)
+            OrphanedResource("second instance", one.id, one.zone.region, token=one.token)
             for same in by_token.values()
             for one in sorted(same, key=lambda one: one.id)[1:]
         ]
 
-    def remove(self, leftover: Leftover) -> None:
-        self._terminate(leftover.id)
+    def remove(self, orphan: OrphanedResource) -> None:
+        self._terminate(orphan.id)
 
-    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         keys = [each for each in self._api.get("/ssh-keys") if each["name"] == _key_name(owner)]
         return [
             *(
-                Leftover("firewall ruleset", each["id"], each["region"]["name"])
+                OrphanedResource("firewall ruleset", each["id"], each["region"]["name"])
                 for each, _ in self._rulesets(owner)
             ),
-            *(Leftover("ssh key", each["id"], "") for each in keys),
+            *(OrphanedResource("ssh key", each["id"], "") for each in keys),
         ]
 
-    def forget(self, owner: str) -> Sequence[str]:
+    def delete_shared(self, owner: str) -> Sequence[str]:
         problems = []
         for one in self.shared(owner):
             path = "/ssh-keys" if one.kind == "ssh key" else "/firewall-rulesets"
@@ -258,7 +258,7 @@ class LambdaMachines:
     def _rulesets(
         self, owner: str
     ) -> Iterator[tuple[dict[str, Any], tuple[str, tuple[int, ...], tuple[int, ...]]]]:
-        """The owner's, each with service, ports and public ports."""
+        """Yield the owner's, each with service, ports and public ports."""
         for each in self._api.get("/firewall-rulesets"):
             found = _RULESET.fullmatch(each["name"])
             if found is not None and found["owner"] == owner:

@@ -14,28 +14,28 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.clock import unix_now
-from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
-from provisioners.host_agent.log_times import read_times
-from provisioners.local import net as local_net
-from provisioners.local import process as local_process
+from provisioners.local import network as local_net
+from provisioners.local import process_tree as local_process
 from provisioners.local.config import CloudConfig, load_cloud
 from provisioners.local.host import HostOrder
 from provisioners.local.log import log_window, read_log
-from provisioners.local.market import load_market
-from provisioners.local.order import PORT_VARIABLE, check_order, check_token, node_environment
 from provisioners.local.spawn import Spawn, end_host, reap_hosts, spawn_host
+from provisioners.local.spot_market import load_market
 from provisioners.local.store import CLOUD, InstanceFolder, LocalStore, Record, Status
-from provisioners.offering import ZonePrices, offers_for
+from provisioners.local.translate import PORT_VARIABLE, check_order, check_token, node_environment
+from provisioners.offers.zone_offers import ZonePrices, offers_for
+from provisioners.port.base import Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.port.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.remote.host_agent.log_times import read_times
 
 _RETENTION_S = 3600.0
 _RETAINED = 200
 _HOST_MARGIN_S = 10.0  # what a host needs beyond the grace of its processes, on a machine that is busy
 
 
-class Place(NamedTuple):
-    """Where a node answers; `namespace` is the network namespace it has to itself, if any."""
+class NodeAddress(NamedTuple):
+    """The address at which a node responds; `namespace` is the network namespace it has to itself, if any."""
 
     host: str
     port: int
@@ -57,7 +57,7 @@ class LocalProvisioner:
         return offers_for(need, self.prices(), instance_type=CLOUD)
 
     def prices(self) -> list[ZonePrices]:
-        """What a node costs in each zone, as cloud.yaml says."""
+        """Return what a node costs in each zone, as cloud.yaml says."""
         return [
             ZonePrices(Zone(CLOUD, region, name), zone.spot_usd_hour, zone.on_demand_usd_hour)
             for region, name, zone in load_cloud(self._store).zones()
@@ -110,13 +110,13 @@ class LocalProvisioner:
             end_host(node, record.stop_grace_s + _HOST_MARGIN_S)
         reap_hosts()
         for node in nodes:
-            self._bury(node, "")
+            self._record_end(node, "")
 
     def read_log(self, instance: Instance, offset: int, max_bytes: int, node: int = 0) -> bytes:
         return read_log(self._store.folder(instance.token).at(node).path, offset, max_bytes)
 
     def log_window(self, instance: Instance, node: int = 0) -> tuple[int, int]:
-        """The offsets between which the log can be read: old output is dropped beyond 64 MiB."""
+        """Return the offsets between which the log can be read: old output is dropped beyond 64 MiB."""
         return log_window(self._store.folder(instance.token).at(node).path)
 
     def log_times(self, instance: Instance, after: float, offset: int, most: int, node: int = 0) -> bytes:
@@ -146,7 +146,9 @@ class LocalProvisioner:
         ]
         return records, self._store.publish(draft, records)
 
-    def _record(self, order: LaunchOrder, cloud: CloudConfig, node: InstanceFolder, place: Place) -> Record:
+    def _record(
+        self, order: LaunchOrder, cloud: CloudConfig, node: InstanceFolder, place: NodeAddress
+    ) -> Record:
         return Record(
             id=self._store.node_id(node),
             token=order.token,
@@ -168,8 +170,8 @@ class LocalProvisioner:
             num_nodes=order.num_nodes,
         )
 
-    def _places(self, order: LaunchOrder, cloud: CloudConfig, draft: InstanceFolder) -> list[Place]:
-        """Where the nodes will answer, by rank."""
+    def _places(self, order: LaunchOrder, cloud: CloudConfig, draft: InstanceFolder) -> list[NodeAddress]:
+        """Return where the nodes will answer, by rank."""
         records = [node.record() for node in self._store.nodes() if node.is_live()]
         taken = {record.port for record in records if record is not None and record.namespace is None}
         if order.port is None or PORT_VARIABLE in order.run or PORT_VARIABLE in (order.setup or ""):
@@ -177,18 +179,18 @@ class LocalProvisioner:
         try:
             names = [local_net.namespace_name(self._store.node_id(node)) for node in draft.nodes()]
             hosts = local_net.create_namespaces(names, cloud.network)
-            return [Place(host, order.port, name) for host, name in zip(hosts, names, strict=True)]
+            return [NodeAddress(host, order.port, name) for host, name in zip(hosts, names, strict=True)]
         except local_net.NotPermittedError as error:
             if order.port not in taken and local_net.is_port_free(order.port):
                 others = self._ports(order.num_nodes - 1, taken | {order.port})
-                return [Place(local_net.LOOPBACK, order.port), *others]
+                return [NodeAddress(local_net.LOOPBACK, order.port), *others]
             raise InvalidRequestError(
                 f"port {order.port} of this machine is taken and replicas cannot be isolated ({error}): "
                 f"let `run` listen on ${PORT_VARIABLE}, or run as root",
                 cloud=CLOUD,
             ) from error
 
-    def _ports(self, count: int, taken: set[int]) -> list[Place]:
+    def _ports(self, count: int, taken: set[int]) -> list[NodeAddress]:
         """So many ports of the loopback interface."""
         found: list[int] = []
         for _ in range(count):
@@ -196,7 +198,7 @@ class LocalProvisioner:
             if port is None:
                 raise TransientError("no port of this machine is free", cloud=CLOUD, retry_after_s=10.0)
             found.append(port)
-        return [Place(local_net.LOOPBACK, port) for port in found]
+        return [NodeAddress(local_net.LOOPBACK, port) for port in found]
 
     def _start(
         self, folder: InstanceFolder, records: Sequence[Record], order: LaunchOrder, cloud: CloudConfig
@@ -224,16 +226,16 @@ class LocalProvisioner:
 
     def _bury_dead(self, folder: InstanceFolder) -> None:
         for node in folder.nodes():
-            told = node.node()
-            if told is None or told.state.is_gone:
-                self._bury(node, "" if told is None else told.message)
+            ended = node.node()
+            if ended is None or ended.state.is_gone:
+                self._record_end(node, "" if ended is None else ended.message)
 
-    def _bury(self, node: InstanceFolder, message: str) -> None:
+    def _record_end(self, node: InstanceFolder, message: str) -> None:
         """What a host does on its way out, done for one that was killed. Once: its status is the gravestone."""
         with self._store.lock():
             record, status = node.record(), node.status()
             if record is None or (status is not None and status.state.is_gone):
-                return  # somebody else was quicker
+                return  # another process was quicker
             local_process.kill_marked(record.id)
             if record.namespace is not None:
                 local_net.remove_namespace(record.namespace)
@@ -280,7 +282,7 @@ def capacity_of(
 
 
 def live_count(store: LocalStore, zone: str, capacity_type: CapacityType) -> int:
-    """Nodes that take a place in the zone, whoever owns them."""
+    """Nodes that take a place in the zone, whatever their owner."""
     records = [node.record() for node in store.nodes() if node.is_live()]
     return sum(
         record is not None and record.zone == zone and record.capacity_type is capacity_type

@@ -17,15 +17,15 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from policies.model import CapacityType
-from provisioners.errors import InvalidRequestError
-from provisioners.local.market import Key, Limit, Market, Step
+from provisioners.local.spot_market import Key, Limit, Market, MarketStep
 from provisioners.local.store import CLOUD, LocalStore, write_text
+from provisioners.port.errors import InvalidRequestError
 
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 DEFAULT_CLOUD_YAML = """\
 # The local cloud: instances are processes of this machine. The zones, prices and capacities are make-believe,
-# what runs in them is real. Edit freely: launches read this file anew.
+# what runs in them is real. Edit freely: launches read this file again.
 
 cold_start_s: 0.5            # from an accepted launch to `setup`
 stop_grace_s: 3              # from SIGTERM to SIGKILL when an instance is terminated
@@ -139,7 +139,7 @@ class TraceZone(BaseModel):
 
 
 def load_cloud(store: LocalStore) -> CloudConfig:
-    """The local cloud's configuration; the default one is written on first use."""
+    """Return the local cloud's configuration; the default one is written on first use."""
     if not store.config_path.exists():
         store.create()
         write_text(store.config_path, DEFAULT_CLOUD_YAML)
@@ -154,7 +154,7 @@ def _load_cloud(path: Path, _signature: tuple[int, int, int]) -> CloudConfig:
 
 
 def read_market(path: Path, cloud: CloudConfig, now: float, speed: float | None = None) -> Market:
-    """The market in a YAML file or a folder with a spot trace, beginning `now`. `speed` overrides the file's."""
+    """Return the market in a YAML file or a folder with a spot trace, beginning `now`. `speed` overrides the file's."""
     if path.is_dir():
         return _trace_market(path, cloud, now, speed or 1.0)
     config = _parse(MarketConfig, _read_yaml(path), str(path))
@@ -164,9 +164,11 @@ def read_market(path: Path, cloud: CloudConfig, now: float, speed: float | None 
     return Market(started_at=now, speed=speed or config.speed, schedule=schedule, source=str(path))
 
 
-def _timeline(steps: list[TimelineStep], cloud: CloudConfig, source: str) -> dict[Key, tuple[Step, ...]]:
+def _timeline(
+    steps: list[TimelineStep], cloud: CloudConfig, source: str
+) -> dict[Key, tuple[MarketStep, ...]]:
     names = [name for _, name, _ in cloud.zones()]
-    schedule: dict[Key, list[Step]] = {}
+    schedule: dict[Key, list[MarketStep]] = {}
     for number, step in enumerate(steps):
         if step.zone != "*" and step.zone not in names:
             hint = did_you_mean(step.zone, names)
@@ -177,14 +179,16 @@ def _timeline(steps: list[TimelineStep], cloud: CloudConfig, source: str) -> dic
         for capacity_type, capacity in said.items():
             if capacity is not None:
                 for name in names if step.zone == "*" else [step.zone]:
-                    entry = Step(step.at, Limit(capacity, step.notice))
+                    entry = MarketStep(step.at, Limit(capacity, step.notice))
                     schedule.setdefault((name, capacity_type), []).append(entry)
     return {key: tuple(sorted(entries, key=lambda entry: entry.at_s)) for key, entries in schedule.items()}
 
 
 def _trace_market(folder: Path, cloud: CloudConfig, now: float, speed: float) -> Market:
-    """A spot trace, one JSON file per zone. Files named after zones go to those; else the first file goes to the
-    first zone and so on. A zone the trace leaves out has no spot capacity: a replay is the whole world.
+    """Return a spot trace, one JSON file per zone.
+
+    Files named after zones go to those; else the first file goes to the first zone and so on. A zone the trace leaves out
+    has no spot capacity: a replay is the whole world.
     """
     files = {path.stem: path for path in sorted(folder.glob("*.json"))}
     if not files:
@@ -192,22 +196,22 @@ def _trace_market(folder: Path, cloud: CloudConfig, now: float, speed: float) ->
     names = [name for _, name, _ in cloud.zones()]
     by_name = set(files) <= set(names)
     file_of = files if by_name else dict(zip(names, files.values(), strict=False))
-    schedule: dict[Key, tuple[Step, ...]] = {}
+    schedule: dict[Key, tuple[MarketStep, ...]] = {}
     for name in names:
-        steps = _trace_steps(file_of[name]) if name in file_of else (Step(0.0, Limit(0)),)
+        steps = _trace_steps(file_of[name]) if name in file_of else (MarketStep(0.0, Limit(0)),)
         schedule[name, CapacityType.SPOT] = steps
     return Market(started_at=now, speed=speed, schedule=schedule, source=str(folder))
 
 
-def _trace_steps(path: Path) -> tuple[Step, ...]:
-    """Only the ticks at which the capacity changes."""
+def _trace_steps(path: Path) -> tuple[MarketStep, ...]:
+    """Return only the ticks at which the capacity changes."""
     try:
         raw = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise InvalidRequestError(f"{path}: {error}", cloud=CLOUD) from error
     trace = _parse(TraceZone, raw, str(path))
     return tuple(
-        Step(tick * trace.metadata.gap_seconds, Limit(capacity))
+        MarketStep(tick * trace.metadata.gap_seconds, Limit(capacity))
         for tick, capacity in enumerate(trace.data)
         if tick == 0 or capacity != trace.data[tick - 1]
     )

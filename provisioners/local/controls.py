@@ -12,11 +12,11 @@ from pathlib import Path
 
 from policies.model import CapacityType
 from provisioners.clock import unix_now
-from provisioners.errors import InvalidRequestError
 from provisioners.local.cloud import capacity_of, live_count
 from provisioners.local.config import did_you_mean, load_cloud, read_market
-from provisioners.local.market import Market, load_market, save_market
+from provisioners.local.spot_market import Market, load_market, save_market
 from provisioners.local.store import CLOUD, InstanceFolder, LocalStore, Record
+from provisioners.port.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ZoneStatus:
 
 
 def zones(home: Path, now: Callable[[], float] = unix_now) -> list[ZoneStatus]:
-    """All zones, in the order of cloud.yaml."""
+    """Return all zones, in the order of cloud.yaml."""
     store = LocalStore(home)
     cloud = load_cloud(store)
     at = now()
@@ -101,8 +101,9 @@ def preempt(
     *,
     node: int | None = None,
 ) -> list[str]:
-    """Preempt one spot instance (by token or id) or all spot instances of a zone, or only their node of rank `node`;
-    returns their tokens.
+    """Preempt one spot instance (by token or id) or all spot instances of a zone, or only their node of rank `node`.
+
+    Returns their tokens.
 
     The zone's room stays as it is: what was taken can be launched again at once.
     """

@@ -3,11 +3,11 @@
     python -m provisioners.local.host DIR      (the launcher does this; the order comes on standard input)
 
 It boots (a cold start), runs `setup`, waits until that is done on every node of the replica, runs `run`, both in
-the node's work directory, and stays until it is told to stop or the spot market takes it, even if `run` has ended:
-like a machine, it is there, and paid for, until somebody ends it. It needs nobody: the controller may
+the node's work directory, and stays until it is stopped or the spot market takes it, even if `run` has ended:
+like a machine, it is there, and paid for, until it is terminated. It needs no other process: the controller may
 die and come back and will find it by its folder.
 
-Its life is `Host.live`, read top to bottom. All waiting happens in `_turn`, which keeps the log flowing, reaps,
+Its life is `HostProcess.live`, read top to bottom. All waiting happens in `_turn`, which keeps the log flowing, reaps,
 and raises the end of the instance (`_End`) wherever that finds us. One thread; asleep, it wakes four times per
 second for a few stats.
 
@@ -30,14 +30,14 @@ from pathlib import Path
 from types import FrameType
 
 from policies.model import CapacityType
-from provisioners.base import InstanceState
-from provisioners.bootstrap import bucket_script, is_url
 from provisioners.clock import unix_now
-from provisioners.local import net as local_net
-from provisioners.local import process as local_process
+from provisioners.local import network as local_net
+from provisioners.local import process_tree as local_process
 from provisioners.local.log import LogWriter
-from provisioners.local.market import MarketReader
+from provisioners.local.spot_market import MarketReader
 from provisioners.local.store import InstanceFolder, LocalStore, Record, Status
+from provisioners.port.base import InstanceState
+from provisioners.remote.bootstrap_steps import bucket_script, is_url
 
 _LOOK_EVERY_S = 0.25
 _KILL_FOR_S = 5.0  # processes the kernel does not let die within this are beyond us
@@ -45,7 +45,7 @@ _KILL_FOR_S = 5.0  # processes the kernel does not let die within this are beyon
 
 @dataclass(frozen=True, slots=True)
 class HostOrder:
-    """What the host is told once, on standard input: secrets are in it, so it is never written down."""
+    """What the host gets once, on standard input: secrets are in it, so it is never written down."""
 
     home: str
     setup: str | None
@@ -67,7 +67,7 @@ class _End(Exception):
         self.grace_s = grace_s
 
 
-class Host:
+class HostProcess:
     def __init__(
         self, folder: InstanceFolder, record: Record, order: HostOrder, now: Callable[[], float]
     ) -> None:
@@ -120,22 +120,22 @@ class Host:
                 code = self._shell(bucket_script(source, target, self._order.env), isolated=False)
                 if code != 0:
                     self._enter(
-                        InstanceState.SETUP_FAILED, self._obituary(source, "could not be fetched", code)
+                        InstanceState.SETUP_FAILED, self._exit_message(source, "could not be fetched", code)
                     )
                     return
         if self._order.setup:
             code = self._shell(self._order.setup, isolated=False)  # downloads need a network
             if code != 0:
-                self._enter(InstanceState.SETUP_FAILED, self._obituary("setup", "failed", code))
+                self._enter(InstanceState.SETUP_FAILED, self._exit_message("setup", "failed", code))
                 return
         self._folder.say_prepared()
         while not self._folder.is_prepared():
             self._turn(_LOOK_EVERY_S)
         self._enter(InstanceState.RUNNING)
         code = self._shell(self._order.run, isolated=True)
-        self._enter(InstanceState.RUN_EXITED, self._obituary("run", "ended", code))
+        self._enter(InstanceState.RUN_EXITED, self._exit_message("run", "ended", code))
 
-    def _obituary(self, script: str, verb: str, code: int) -> str:
+    def _exit_message(self, script: str, verb: str, code: int) -> str:
         how = f"with exit code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
         last = self._log.last_line
         return f"`{script}` {verb} {how}" + (f": {last}" if last else "")
@@ -244,7 +244,7 @@ class Host:
         if preempt_at is not None and (
             self._status.preempt_at is None or preempt_at < self._status.preempt_at
         ):
-            if preempt_at > now:  # else there is no notice to be told
+            if preempt_at > now:  # else there is no notice to report
                 self._tell(Status(self._status.state, self._status.since, self._status.message, preempt_at))
         else:
             preempt_at = self._status.preempt_at
@@ -292,7 +292,7 @@ class Host:
                     self._main_code = os.waitstatus_to_exitcode(status)
 
     def _drain_output(self) -> None:
-        """What is in the pipe now; whoever holds its other end may go on writing."""
+        """What is in the pipe now; the process at its other end may go on writing."""
         with suppress(BlockingIOError):
             for _ in range(64):
                 self._keep(os.read(self._output, 65536))
@@ -308,7 +308,7 @@ class Host:
 class SpotPlace:
     """The place of one spot node in the queue for its zone's room: older ones are served first.
 
-    Nobody who comes later matters, so the elders are counted once and only ever get fewer.
+    Later ones do not matter, so the elders are counted once and only ever get fewer.
     """
 
     def __init__(self, store: LocalStore, record: Record) -> None:
@@ -354,7 +354,7 @@ def main() -> int:
     if record is None:
         return 1
     os.chdir(folder.path)
-    Host(folder, record, order, unix_now).live()
+    HostProcess(folder, record, order, unix_now).live()
     return 0
 
 

@@ -9,8 +9,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from provisioners.host_agent.lines import line_with_words
-from provisioners.host_agent.log_times import LogTimes
+from provisioners.remote.host_agent.lines import line_with_words
+from provisioners.remote.host_agent.log_times import LogTimes
 
 SEGMENT_BYTES = 32 * 1024 * 1024  # two are kept: at least 32 MiB of log, at most 64
 
@@ -59,7 +59,7 @@ def log_segments(folder: Path) -> list[tuple[int, Path]]:
 
 
 def log_window(folder: Path) -> tuple[int, int]:
-    """The first offset that is still kept, and the one after the last byte."""
+    """Return the first offset that is still kept, and the one after the last byte."""
     segments = log_segments(folder)
     if not segments:
         return 0, 0

@@ -15,8 +15,8 @@ from pathlib import Path
 from threading import Lock
 
 from provisioners.local.host import HostOrder
-from provisioners.local.order import own_environment
 from provisioners.local.store import InstanceFolder
+from provisioners.local.translate import own_environment
 
 _PACKAGES = Path(__file__).resolve().parent.parent.parent
 
@@ -73,8 +73,10 @@ def reap_hosts() -> None:
 
 
 def end_host(folder: InstanceFolder, patience_s: float) -> None:
-    """Tell the host to stop and wait until it has; kill it if it does not. Its pid is only believed while its
-    lock is held, and held on to by a descriptor, so no other process can be meant."""
+    """Tell the host to stop and wait until it has; kill it if it does not.
+
+    Its pid is only believed while its lock is held, and held on to by a descriptor, so no other process can be meant.
+    """
     pid = folder.host_pid()
     if pid is None:
         return

@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from policies.model import CapacityType, Zone
-from provisioners.base import Instance, InstanceState
-from provisioners.gang import gang_of
+from provisioners.multi_node import instance_of_nodes
+from provisioners.port.base import Instance, InstanceState
 
 CLOUD = "local"
 _NODE = "node."  # no token has a dot in it
@@ -46,8 +46,10 @@ _NODE = "node."  # no token has a dot in it
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was decided when a node was launched. `sequence` is its place in the order of launches; `price_usd_hour`
-    is the whole replica's."""
+    """What was decided when a node was launched.
+
+    `sequence` is its place in the order of launches; `price_usd_hour` is the whole replica's.
+    """
 
     id: str
     token: str
@@ -84,8 +86,10 @@ class Status:
 
 
 class InstanceFolder:
-    """One node on disk; the head's stands for the instance. Reading never fails because another process is writing:
-    files are replaced whole."""
+    """One node on disk; the head's stands for the instance.
+
+    Reading never fails because another process is writing: files are replaced whole.
+    """
 
     __slots__ = ("path",)
 
@@ -105,11 +109,11 @@ class InstanceFolder:
         return InstanceFolder(self.path.parent) if self.rank else self
 
     def at(self, rank: int) -> InstanceFolder:
-        """A node of the instance whose head this is, whether or not there is one of that rank."""
+        """Return a node of the instance whose head this is, whether or not there is one of that rank."""
         return self if rank == 0 else InstanceFolder(self.path / f"{_NODE}{rank}")
 
     def nodes(self) -> list[InstanceFolder]:
-        """Every node of the instance whose head this is, by rank."""
+        """Return every node of the instance whose head this is, by rank."""
         others = [InstanceFolder(path) for path in self.path.glob(f"{_NODE}*")]
         return [self, *sorted(others, key=lambda node: node.rank)]
 
@@ -153,7 +157,7 @@ class InstanceFolder:
         return lines[-1] if lines else ""
 
     def is_host_alive(self) -> bool:
-        """Whether the host process holds its lock. A shared lock asks, so that askers do not see each other."""
+        """Return whether the host process holds its lock. A shared lock asks, so that askers do not see each other."""
         try:
             fd = os.open(self.alive_path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -167,7 +171,7 @@ class InstanceFolder:
         return False
 
     def is_live(self) -> bool:
-        """Whether the node still takes a place in its zone."""
+        """Return whether the node still takes a place in its zone."""
         status = self.status()
         return (status is None or not status.state.is_gone) and self.is_host_alive()
 
@@ -181,7 +185,7 @@ class InstanceFolder:
         (self.path / "prepared").touch()
 
     def is_prepared(self) -> bool:
-        """Whether `setup` is done on every node of the instance."""
+        """Return whether `setup` is done on every node of the instance."""
         return all((node.path / "prepared").exists() for node in self.head.nodes())
 
     def ask_to_preempt(self, at: float) -> None:
@@ -193,7 +197,7 @@ class InstanceFolder:
         return None if raw is None else float(raw["at"])
 
     def instance(self) -> Instance | None:
-        """The instance whose head this is, as the cloud tells it, or None if none of its hosts ever came up.
+        """Return the instance whose head this is, as the cloud reports it, or None if none of its hosts ever came up.
 
         If only the head's did not, it is PENDING: its launch is under way, or was cut short and will be undone.
         """
@@ -201,25 +205,27 @@ class InstanceFolder:
         others = [node.node() for node in self.nodes()[1:]]
         if head is not None:
             never = replace(head, state=InstanceState.TERMINATED, message="its host died at once")
-            return gang_of([head, *(node or never for node in others)])
+            return instance_of_nodes([head, *(node or never for node in others)])
         record = self.record()
         if record is None or not any(others):
             return None
         return _told(record, InstanceState.PENDING)
 
     def was_launched(self) -> bool:
-        """Whether the launch of the instance whose head this is was carried out: the head's host came up."""
+        """Return whether the launch of the instance whose head this is was carried out: the head's host came up."""
         return self.node() is not None
 
     def ended_at(self) -> float | None:
-        """When the last node of the instance whose head this is ended (UNIX seconds); None while one has not."""
+        """Return when the last node of the instance whose head this is ended (UNIX seconds); None while one has not."""
         ends = [node.status() for node in self.nodes()]
         gone = [status.since for status in ends if status is not None and status.state.is_gone]
         return max(gone) if len(gone) == len(ends) else None
 
     def node(self) -> Instance | None:
-        """This node alone as the cloud tells it, or None if its host never came up. One that was told to stop had: it may
-        have died of that before it said a word."""
+        """This node alone as the cloud reports it, or None if its host never came up.
+
+        One that was stopped had: it may have died of that before it said a word.
+        """
         record = self.record()
         if record is None:
             return None
@@ -240,7 +246,7 @@ class InstanceFolder:
                 return InstanceState.TERMINATED, ""
             return (
                 InstanceState.TERMINATED,
-                f"the host process died: {self.host_error() or 'nobody knows why'}",
+                f"the host process died: {self.host_error() or 'the reason is unknown'}",
             )
         if self.is_asked_to_stop():
             return InstanceState.STOPPING, ""
@@ -306,11 +312,11 @@ class LocalStore:
         return InstanceFolder(self.instances_path / token)
 
     def folders(self) -> list[InstanceFolder]:
-        """One for each instance."""
+        """Return one for each instance."""
         return [folder for folder in self._entries() if not folder.path.name.startswith(".")]
 
     def nodes(self) -> list[InstanceFolder]:
-        """Every node of every instance."""
+        """Return every node of every instance."""
         return [node for folder in self.folders() for node in folder.nodes()]
 
     def drafts(self) -> list[InstanceFolder]:
@@ -323,8 +329,10 @@ class LocalStore:
             return []
 
     def draft(self, token: str, num_nodes: int) -> InstanceFolder:
-        """A folder in the making, invisible to others: what a launch that is cut short leaves behind. Call
-        with the lock held."""
+        """Return a folder in the making, invisible to others: what a launch that is cut short leaves behind.
+
+        Call with the lock held.
+        """
         draft = InstanceFolder(self.instances_path / f".{token}")
         shutil.rmtree(draft.path, ignore_errors=True)
         draft.path.mkdir(mode=0o700)
@@ -342,8 +350,10 @@ class LocalStore:
         return folder
 
     def node_id(self, node: InstanceFolder) -> str:
-        """An id no other home uses, and the same again after a launch that was cut short. The head's is the
-        instance's."""
+        """Return an id no other home uses, and the same again after a launch that was cut short.
+
+        The head's is the instance's.
+        """
         name = node.token if node.rank == 0 else f"{node.token}.{node.rank}"
         return "i-" + sha256(f"{self.root.resolve()}\0{name}".encode()).hexdigest()[:12]
 

@@ -7,23 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from provisioners.base import LaunchOrder
-from provisioners.bootstrap import Front
-from provisioners.certificates import Authority
-from provisioners.fleet import FleetProvisioner
-from provisioners.hosts import SshHosts
-from provisioners.line import Line, connect_commands, connect_line
-from provisioners.machines import Machine, MachineOrder
-from provisioners.rented import Rent, order_of
-from provisioners.shell import Login, Shell, connect
+from provisioners.assembly import Rent, order_of
+from provisioners.port.base import LaunchOrder
+from provisioners.port.commands import Login
+from provisioners.port.vm import Machine, MachineOrder
+from provisioners.remote.async_ssh import AsyncConnection, connect_async, connect_commands
+from provisioners.remote.bootstrap_steps import Front
+from provisioners.remote.certificates import Authority
+from provisioners.remote.ssh import Shell, connect
+from provisioners.remote.ssh_hosts import SshHosts
+from provisioners.ssh.host_cache import SeenClaims
 from provisioners.ssh.machines import SshMachines
-from provisioners.ssh.memory import SeenClaims
 from provisioners.ssh.pool import CLOUD, load_pools, offers_of
+from provisioners.vm_provisioner import VmProvisioner
 
 
-class SshProvisioner(FleetProvisioner):
-    """A replica is a claim on some GPUs of a host. `pools` is the section of config.yaml, `folder` where it is kept
-    what was seen of hosts. Raises PoolError."""
+class SshProvisioner(VmProvisioner):
+    """A replica is a claim on some GPUs of a host.
+
+    `pools` is the section of config.yaml, `folder` where it is kept what was seen of hosts. Raises PoolError.
+    """
 
     name: ClassVar[str] = CLOUD
 
@@ -35,7 +38,7 @@ class SshProvisioner(FleetProvisioner):
         *,
         tls: bool = False,
         dial: Callable[[Login], Shell] | None = None,
-        dial_line: Callable[[Login], Awaitable[Line]] = connect_line,
+        dial_line: Callable[[Login], Awaitable[AsyncConnection]] = connect_async,
     ) -> None:
         known = load_pools(pools)
         machines = SshMachines(known, dial or connect_commands, SeenClaims(folder))

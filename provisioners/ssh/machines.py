@@ -1,16 +1,16 @@
 """The user's own hosts as a cloud: a machine is a claim on some GPUs of one of them.
 
-Nothing is booted and user data is not run. Claims are files of the host (`host_agent.claims`), so they are there whoever
+Nothing is booted and user data is not run. Claims are files of the host (`host_agent.claims`), so they are there whichever controller
 dies, and several controllers see each other's.
 
 *A host that does not answer* is not empty. What it was last seen to have, by this controller or the one before it
-(`memory`), is told again, as running, with a sentence; where nothing is remembered there is no list at all but an error,
+(`host_cache`), is listed again, as running, with a sentence; where nothing is remembered there is no list at all but an error,
 because every list that lacks a machine says that the machine is gone. Who has lost a host for good takes it out of
 config.yaml.
 
 *A host that cannot be used* is a zone without room: it does not answer, has another key than the one in known_hosts
 (then nothing is sent to it), refuses the login, or its disk is full. Another one may be usable, now; and this one is
-asked again after a while, so that there is nothing to do but to mend it. It is listed like one that is silent.
+asked again after a while, so that the only thing to do is to fix it. It is listed like one that is silent.
 """
 
 from __future__ import annotations
@@ -23,29 +23,8 @@ from threading import Lock
 from typing import Any, ClassVar, TypeVar
 
 from policies.model import CapacityType, Zone
-from provisioners.access import Access
-from provisioners.bootstrap import ROOT
 from provisioners.clock import unix_now
-from provisioners.errors import AuthError, CapacityError, InvalidRequestError, ProvisionError, TransientError
-from provisioners.host import Host
-from provisioners.line import connect_commands
-from provisioners.machines import (
-    CAPACITY_TAG,
-    NODES_TAG,
-    OWNER_TAG,
-    RANK_TAG,
-    REPLICA_TAG,
-    SERVICE_TAG,
-    Finding,
-    Leftover,
-    Level,
-    Machine,
-    MachineOrder,
-    MachineState,
-    Silent,
-)
-from provisioners.regions import ClosedRegions
-from provisioners.shell import (
+from provisioners.port.commands import (
     Commands,
     DiskFullError,
     HostKeyError,
@@ -54,9 +33,36 @@ from provisioners.shell import (
     ShellError,
     UnreachableError,
 )
-from provisioners.ssh.memory import SeenClaims
+from provisioners.port.errors import (
+    AuthError,
+    CapacityError,
+    InvalidRequestError,
+    ProvisionError,
+    TransientError,
+)
+from provisioners.port.firewall import Access
+from provisioners.port.regions import ClosedRegions
+from provisioners.port.vm import (
+    CAPACITY_TAG,
+    NODES_TAG,
+    OWNER_TAG,
+    RANK_TAG,
+    REPLICA_TAG,
+    SERVICE_TAG,
+    Finding,
+    Level,
+    Machine,
+    MachineOrder,
+    MachineState,
+    OrphanedResource,
+    Silent,
+)
+from provisioners.remote.async_ssh import connect_commands
+from provisioners.remote.bootstrap_steps import ROOT
+from provisioners.remote.host import Host
+from provisioners.remote.ssh_config import has_authorities
+from provisioners.ssh.host_cache import SeenClaims
 from provisioners.ssh.pool import CLOUD, PoolHost, Pools, has_gpus
-from provisioners.ssh_access import has_authorities
 
 STOP_GRACE_S = 10.0
 _STOP_TIMEOUT_S = 60.0
@@ -139,10 +145,10 @@ class SshMachines:
     ) -> Mapping[tuple[str, str], float]:
         return {}
 
-    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+    def orphans(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         """Folders of machines whose claim has ended."""
 
-        def of(host: PoolHost) -> Sequence[Leftover]:
+        def of(host: PoolHost) -> Sequence[OrphanedResource]:
             try:
                 known = self._ask(host, "claims")["orphans"]
             except ProvisionError:
@@ -151,25 +157,25 @@ class SshMachines:
                 return ()  # it never heard of us
             orphans = [one["token"] for one in known if one["owner"] == owner]
             return [
-                Leftover("folder", f"{host.name}/{token}", host.pool, token, usd_month=0.0)
+                OrphanedResource("folder", f"{host.name}/{token}", host.pool, token, usd_month=0.0)
                 for token in orphans
             ]
 
-        return [leftover for found in self._of_hosts(of, silent) for leftover in found]
+        return [orphan for found in self._of_hosts(of, silent) for orphan in found]
 
-    def remove(self, leftover: Leftover) -> None:
-        name, _, token = leftover.id.partition("/")
+    def remove(self, orphan: OrphanedResource) -> None:
+        name, _, token = orphan.id.partition("/")
         host = self._pools.host(name)
         if host is not None:
             self._ask(host, "release", token, f"{STOP_GRACE_S:g}", timeout_s=STOP_GRACE_S + _STOP_TIMEOUT_S)
 
-    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         return ()
 
     def admit(self, owner: str, access: Access) -> None:
         """The network between own hosts is their administrator's."""
 
-    def forget(self, owner: str) -> Sequence[str]:
+    def delete_shared(self, owner: str) -> Sequence[str]:
         return ()  # nothing is shared by the owner's machines but the agent, which is others' too
 
     def check(self) -> Sequence[Finding]:
@@ -177,7 +183,7 @@ class SshMachines:
             return list(pool.map(self._check, self._pools.hosts))
 
     def login(self, machine: Machine) -> Login:
-        """How to get into the host that the machine is a part of. Raises AuthError."""
+        """Return how to get into the host that the machine is a part of. Raises AuthError."""
         host = self._pools.host(machine.id.partition("/")[0])
         if host is None:
             raise InvalidRequestError(f"{machine.id}: config.yaml has no such host any more", cloud=CLOUD)
@@ -186,8 +192,10 @@ class SshMachines:
     # --- inside
 
     def _claim(self, host: PoolHost, order: MachineOrder) -> dict[str, Any]:
-        """Raises CapacityError only if the host has not heard of the order, from this controller: a claim whose answer was
-        lost is asked for until it is known."""
+        """Raise CapacityError only if the host has not heard of the order, from this controller.
+
+        A claim whose answer was lost is asked for until it is known.
+        """
         is_new = order.token not in self._unanswered
         try:
             answer = self._ask(host, "claim", request=_request(order, host), zone=order.zone, is_offer=is_new)
@@ -201,7 +209,10 @@ class SshMachines:
     def _of_hosts(
         self, ask: Callable[[PoolHost], Sequence[T]], silent: Silent | None
     ) -> Sequence[Sequence[T]]:
-        """What each host answers. One that does not is an error, or `silent` is told of it; if none does, that is an error."""
+        """Return what each host answers.
+
+        One that does not is an error, or is passed to `silent`; if none does, that is an error.
+        """
 
         def answer(host: PoolHost) -> Sequence[T] | ProvisionError:
             try:
@@ -252,8 +263,10 @@ class SshMachines:
         is_offer: bool = False,
         timeout_s: float = 30.0,
     ) -> dict[str, Any]:
-        """One question to the agent of the host; its errors as those of a cloud. `is_offer`: a host that cannot be used
-        is a zone without room, and another one may have it."""
+        """Return one question to the agent of the host; its errors as those of a cloud.
+
+        `is_offer`: a host that cannot be used is a zone without room, and another one may have it.
+        """
         shell = None
         try:
             shell = self._shell(host)
@@ -272,7 +285,7 @@ class SshMachines:
             raise TransientError(error.message, cloud=CLOUD, zone=zone, retry_after_s=5.0) from error
 
     def _shell(self, host: PoolHost) -> Commands:
-        """The one connection to the host. Of many threads that need a new one the first dials, and the others wait."""
+        """Return the one connection to the host. Of many threads that need a new one the first dials, and the others wait."""
         with self._lock:
             dialling = self._dialling.setdefault(host.name, Lock())
         with dialling:
@@ -312,11 +325,11 @@ class SshMachines:
 
 
 class _NotMetError(UnreachableError):
-    """Nobody answered, so nothing was sent."""
+    """There was no response, so nothing was sent."""
 
 
 def login_of(host: PoolHost) -> Login:
-    """Raises AuthError if a file for it cannot be read."""
+    """Raise AuthError if a file for it cannot be read."""
     try:
         return host.access.login(host.name, host.address)
     except OSError as error:

@@ -16,8 +16,8 @@ known_hosts, host_key), or `proxy_command` as in OpenSSH (%h, %p and %r stand fo
 `passphrase_file` and `ssh_agent` go with the key, or stand in for it.
 
 A host is a zone of its own, unless `zone` puts several in one. An `exclusive` host is had as a whole; others are shared,
-GPU by GPU. Whoever shares a host with other controllers logs in as the same user as they do, so that all of them see each
-other's claims. Nobody takes a host away from us: its machines are on-demand ones.
+GPU by GPU. Controllers that share a host log in as the same user, so that all of them see each
+other's claims. A host is not preempted: its machines are on-demand ones.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from policies.model import CapacityType, Offer, Role, Zone
-from provisioners.base import Candidate, Requirements
-from provisioners.candidates import each_once, ranked_by
-from provisioners.candidates_why import Nothing
-from provisioners.ssh_access import ACCESS_KEYS, SshAccess, access_of
+from provisioners.offers.explain_no_offer import NoOffer
+from provisioners.offers.matching import each_once, ranked_by
+from provisioners.port.base import Candidate, Requirements
+from provisioners.remote.ssh_config import ACCESS_KEYS, SshAccess, access_of
 
 CLOUD = "ssh"
 INSTANCE_TYPE = "host"
@@ -45,8 +45,10 @@ class PoolError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PoolHost:
-    """`price_usd_hour` is of the whole host. `address` is where we reach it, by the way that `access` says, `private_address`
-    where the others do."""
+    """`price_usd_hour` is of the whole host.
+
+    `address` is where we reach it, by the way that `access` says, `private_address` where the others do.
+    """
 
     name: str
     pool: str
@@ -76,7 +78,7 @@ class Pools:
 
 
 def load_pools(raw: Mapping[str, Any]) -> Pools:
-    """What `clouds.ssh.pools` of config.yaml says. Raises PoolError."""
+    """Return what `clouds.ssh.pools` of config.yaml says. Raises PoolError."""
     complaints: list[str] = []
     hosts = tuple(_hosts(raw, complaints))
     names = [host.name for host in hosts]
@@ -91,7 +93,7 @@ def load_pools(raw: Mapping[str, Any]) -> Pools:
 
 
 def offers_of(pools: Pools, need: Requirements) -> list[Offer]:
-    """What the hosts could take if they were idle, cheapest first; with `need.ordered`, in the candidates' order."""
+    """Return what the hosts could take if they were idle, cheapest first; with `need.ordered`, in the candidates' order."""
     if need.role is Role.LOAD_BALANCER:  # it would have the whole of an exclusive host
         pools = Pools(tuple(host for host in pools.hosts if not host.exclusive))
     groups = [
@@ -102,12 +104,12 @@ def offers_of(pools: Pools, need: Requirements) -> list[Offer]:
     return offers if need.ordered else sorted(offers, key=ranked_by(need.work))
 
 
-def why_nothing(pools: Pools, candidate: Candidate) -> Nothing | None:
-    """Which wish of the candidate left no host; None if it has an offer."""
+def explain_no_offer(pools: Pools, candidate: Candidate) -> NoOffer | None:
+    """Return which wish of the candidate left no host; None if it has an offer."""
     if candidate.use_spot:
-        return Nothing("use_spot", "hosts of yours are no spot machines", "nobody takes them away")
+        return NoOffer("use_spot", "your own hosts are not spot machines", "they are not preempted")
     if _any(candidate.instance_type) not in (None, INSTANCE_TYPE):
-        return Nothing("instance_type", f"hosts of yours are no {candidate.instance_type}", "leave it out")
+        return NoOffer("instance_type", f"hosts of yours are no {candidate.instance_type}", "leave it out")
     name, count = candidate.accelerator, candidate.accelerator_count
     wanted = f"{name}:{count:g}"
     left: Sequence[PoolHost] = pools.hosts
@@ -115,24 +117,24 @@ def why_nothing(pools: Pools, candidate: Candidate) -> Nothing | None:
         known = sorted({_named(host.place, field) for host in left})
         left = [host for host in left if asked in (None, _named(host.place, field))]
         if not left:
-            return Nothing(
+            return NoOffer(
                 field, f"config.yaml has no {field} {asked!r} of hosts", f"it has {', '.join(known)}"
             )
     if not any(has_gpus(host, name, 0) for host in left):
         names = sorted({host.accelerator for host in left if host.accelerator})
-        return Nothing(
+        return NoOffer(
             "accelerator", f"no host of yours has {name}", f"they have {', '.join(names) or 'none'}"
         )
     if not any(has_gpus(host, name, math.ceil(count)) for host in left):
         most = max(host.gpus for host in left if has_gpus(host, name, 0))
-        return Nothing(
+        return NoOffer(
             "accelerator_count", f"no host of yours has {wanted}", f"the most that one has is {most}"
         )
     if next(_fitting(pools, candidate, 1), None) is not None:
         return None
     offers = _fitting(pools, replace(candidate, max_hourly_cost=None), 1)
     least = min(offer.price_usd_hour for offer in offers)
-    return Nothing(
+    return NoOffer(
         "max_hourly_cost",
         f"the cheapest of your hosts costs {least:g} USD per hour",
         f"max_hourly_cost is {candidate.max_hourly_cost:g}",
@@ -178,7 +180,7 @@ def _named(zone: Zone, field: str) -> str:
 
 
 def has_gpus(host: PoolHost, accelerator: str | None, count: float) -> bool:
-    """Whether the idle host could give so many."""
+    """Return whether the idle host could give so many."""
     if accelerator is None:
         return True
     return (host.accelerator or "").lower() == accelerator.lower() and host.gpus >= count

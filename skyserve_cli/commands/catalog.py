@@ -9,16 +9,16 @@ from typing import Annotated
 import typer
 
 from policies.model import CapacityType
-from provisioners.candidates import Reason
-from provisioners.catalog import Catalog, Price, Row, packaged, stock
-from provisioners.catalog.discovered import reasons
-from provisioners.catalog.fetch import Sources
-from provisioners.catalog.names import canonical, close_to
-from provisioners.catalog.refresh import JUMP, PRICE_APIS, Refreshed
-from provisioners.catalog.refresh import refresh as ask_anew
-from provisioners.catalog.store import save
 from provisioners.clock import unix_now
-from provisioners.errors import ProvisionError
+from provisioners.offers.catalog import Catalog, Price, Row, packaged, stock
+from provisioners.offers.catalog.discovered import reasons
+from provisioners.offers.catalog.fetch import Sources
+from provisioners.offers.catalog.refresh import JUMP, PRICE_APIS, Refreshed
+from provisioners.offers.catalog.refresh import refresh as ask_anew
+from provisioners.offers.catalog.store import save
+from provisioners.offers.matching import Reason
+from provisioners.port.accelerator_names import canonical, close_to
+from provisioners.port.errors import ProvisionError
 from skyserve_cli.commands.catalog_discover import discover, steps
 from skyserve_cli.commands.options import Format, Output, View, home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, span, usd

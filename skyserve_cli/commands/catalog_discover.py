@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from provisioners.catalog import load
-from provisioners.catalog.discovered import Discovery, Progress
-from provisioners.catalog.model import Catalog
-from provisioners.catalog.store import save_discovery
-from provisioners.errors import ProvisionError
+from provisioners.offers.catalog import load
+from provisioners.offers.catalog.discovered import Discovery, Progress
+from provisioners.offers.catalog.model import Catalog
+from provisioners.offers.catalog.store import save_discovery
+from provisioners.port.errors import ProvisionError
 from provisioners.registry import PROVISIONERS
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Format, Output, View, home

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from provisioners import permissions, plugins
-from provisioners.base import Candidate, Requirements
-from provisioners.errors import ProvisionError
-from provisioners.fleet import FleetProvisioner
-from provisioners.machines import Finding
+from provisioners.port.base import Candidate, Requirements
+from provisioners.port.errors import ProvisionError
+from provisioners.port.vm import Finding
 from provisioners.registry import PROVISIONERS
+from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Format, Output, View, Yes, home
 from skyserve_cli.config import ConfigError, load_config
@@ -158,7 +158,7 @@ def _ask(clouds: Clouds, name: str) -> View:
     findings: Sequence[Finding] = ()
     try:
         cloud = clouds.get(name)
-        if isinstance(cloud, FleetProvisioner):
+        if isinstance(cloud, VmProvisioner):
             findings = cloud.check()
         offers = cloud.offers(_anything(name))
     except (ProvisionError, ConfigError) as error:

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from policies.model import Offer
-from provisioners.base import Candidate, Requirements
-from provisioners.catalog.names import canonical
-from provisioners.certificates import Authority
 from provisioners.clock import unix_now
-from provisioners.errors import ProvisionError
-from provisioners.fleet import FleetProvisioner
+from provisioners.port.accelerator_names import canonical
+from provisioners.port.base import Candidate, Requirements
+from provisioners.port.errors import ProvisionError
+from provisioners.remote.certificates import Authority
+from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Output, View
 from skyserve_cli.commands.prices import ask
@@ -96,7 +96,7 @@ def _offers(clouds: Clouds, name: str, need: Requirements) -> Sequence[Offer]:
     """Return one per zone, cheapest first."""
     try:
         cloud = clouds.get(name)
-        return cloud.offers(need) if isinstance(cloud, FleetProvisioner) else ()
+        return cloud.offers(need) if isinstance(cloud, VmProvisioner) else ()
     except (ProvisionError, ConfigError) as error:
         say(f"{name}: {error}")
         return ()
@@ -105,7 +105,7 @@ def _offers(clouds: Clouds, name: str, need: Requirements) -> Sequence[Offer]:
 def _checked(clouds: Clouds, here: Home, name: str, offers: Sequence[Offer]) -> Report:
     owner = secrets.token_hex(4)
     cloud = clouds.get(name)
-    assert isinstance(cloud, FleetProvisioner)  # noqa: S101 (only those have offers here)
+    assert isinstance(cloud, VmProvisioner)  # noqa: S101 (only those have offers here)
     _note(here, {**_noted(here), owner: name})
     fetch = fetch_with(here.machine_secret(), owner)
     with doing(f"{name}: launching") as show:
@@ -154,7 +154,7 @@ def _remove_earlier(clouds: Clouds, here: Home) -> None:
         say(f"{name}: removing what an interrupted check has left (owner {owner})")
         cloud = clouds.get(name)
         left: tuple[str, ...] = ()
-        if isinstance(cloud, FleetProvisioner):
+        if isinstance(cloud, VmProvisioner):
             left = LaunchCheck(cloud, owner, _no_fetch, now=unix_now, sleep=time.sleep).remove()
         if left:
             raise CommandFailed(

@@ -11,9 +11,10 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from provisioners.local.visit import Inside, run_inside
-from provisioners.shell import ShellError, UnreachableError, connect
-from provisioners.visit import bring_agent, run_there
+from provisioners.local.user_commands import Inside, run_inside
+from provisioners.port.commands import ShellError, UnreachableError
+from provisioners.remote.ssh import connect
+from provisioners.remote.user_commands import bring_agent, run_there
 from skyserve_cli.commands.log_streams import PrefixedLog
 from skyserve_cli.commands.options import ServiceName, controller
 from skyserve_cli.commands.reach import UNREACHABLE, Node, Place, ReplicaId, chosen, live_ids, place_of

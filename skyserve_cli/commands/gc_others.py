@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from provisioners.errors import ProvisionError
-from provisioners.fleet import FleetProvisioner
-from provisioners.machines import OwnerSource
+from provisioners.port.errors import ProvisionError
+from provisioners.port.vm import OwnerSource
+from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Output, View
 from skyserve_cli.commands.prices import ask
@@ -85,7 +85,7 @@ def _owners(clouds: Clouds, names: Sequence[str], unlisted: list[View]) -> Itera
     """(owner, cloud) of everything that carries our tag."""
     for cloud in names:
         provisioner = clouds.get(cloud)
-        if not isinstance(provisioner, FleetProvisioner):
+        if not isinstance(provisioner, VmProvisioner):
             continue
         if not isinstance(provisioner.machines, OwnerSource):
             say(f"{cloud} cannot list the things of other homes")

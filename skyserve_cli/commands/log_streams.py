@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from provisioners.host_agent.lines import line_with_words
+from provisioners.remote.host_agent.lines import line_with_words
 from skyserve_cli.controller.api.client import ControllerDownError, RefusedError
 
 TAIL_BYTES = 4096

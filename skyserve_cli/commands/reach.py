@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from provisioners.local.store import LocalStore
-from provisioners.local.visit import Inside, NoProcessError, inside
-from provisioners.shell import Login
+from provisioners.local.user_commands import Inside, NoProcessError, inside
+from provisioners.port.commands import Login
 from skyserve_cli.commands import sentences
 from skyserve_cli.commands.options import View, find, home
 from skyserve_cli.controller.api.client import Client

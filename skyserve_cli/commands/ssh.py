@@ -17,9 +17,10 @@ from types import FrameType
 import typer
 
 from provisioners.clock import unix_now
-from provisioners.local.visit import Inside
-from provisioners.shell import Login, ShellError, UnreachableError, connect
-from provisioners.visit import bring_agent, interactive_command
+from provisioners.local.user_commands import Inside
+from provisioners.port.commands import Login, ShellError, UnreachableError
+from provisioners.remote.ssh import connect
+from provisioners.remote.user_commands import bring_agent, interactive_command
 from skyserve_cli.commands.options import ServiceName, controller, home
 from skyserve_cli.commands.reach import UNREACHABLE, Node, OverSsh, ReplicaId, chosen, place_of
 from skyserve_cli.output import CommandFailed

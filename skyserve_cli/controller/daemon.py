@@ -29,8 +29,8 @@ from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
 from policies.model import Offer
-from provisioners.base import Gated, Instance, Provisioner, Requirements
-from provisioners.certificates import Authority
+from provisioners.port.base import Gated, Instance, Provisioner, Requirements
+from provisioners.remote.certificates import Authority
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.controller.api import unix_socket

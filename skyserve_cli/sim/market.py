@@ -21,8 +21,8 @@ from statistics import fmean
 from typing import ClassVar
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
-from provisioners.errors import CapacityError
+from provisioners.port.base import Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.port.errors import CapacityError
 from skyserve_cli.sim.trace import Steps, Trace, ZoneTrace
 
 CLOUD = "trace"

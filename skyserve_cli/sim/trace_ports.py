@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lb.config.schema import Readiness
 from policies.model import Event, Load, Offer, ProbePassed
-from provisioners.base import Instance, LaunchOrder, Requirements
+from provisioners.port.base import Instance, LaunchOrder, Requirements
 from skyserve_cli.controller.clouds.execute import Retry, perform
 from skyserve_cli.controller.clouds.operation_runner import OperationsInFlight
 from skyserve_cli.controller.reconcile.mappers import token_of

@@ -26,7 +26,7 @@ _OVERRIDING = {
 }
 
 
-#: By the fields of a choice (as `provisioners.base.Candidate` calls them) the path of the key that says so, or of the
+#: By the fields of a choice (as `provisioners.port.base.Candidate` calls them) the path of the key that says so, or of the
 #: alternative if none does.
 Origin = Mapping[str, str]
 

@@ -9,7 +9,7 @@ from random import Random
 from policies.model import ProbePassed, ReplicaState
 from policies.placement.blocks import market
 from policies.rollout import has_failed
-from provisioners.errors import ProvisionError
+from provisioners.port.errors import ProvisionError
 from skyserve_cli.controller.clouds.execute import perform
 from skyserve_cli.controller.clouds.operation_runner import OperationsInFlight
 from skyserve_cli.controller.reconcile.mappers import goal_of, order_of, requirements_of

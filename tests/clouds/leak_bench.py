@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from provisioners.contract.hosts import MemoryHosts
-from provisioners.fleet import FleetProvisioner
-from provisioners.machines import Machines
+from provisioners.port.vm import Machines
+from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.controller.clouds.garbage_collector import GarbageCollector, Tidied
 from skyserve_cli.controller.clouds.orphans import Known, Part
 from skyserve_cli.state.values import Story
@@ -25,7 +25,7 @@ class LeakBench:
     tokens: set[str] = field(default_factory=set)
     clouds: set[str] = field(default_factory=set)
     story: list[Story] = field(default_factory=list)
-    fleet: FleetProvisioner = field(init=False)
+    fleet: VmProvisioner = field(init=False)
     garbage_collector: GarbageCollector = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,8 +73,8 @@ class _Clock:
         self.now = now
 
 
-def fleet_of(machines: Machines, now: Callable[[], float]) -> FleetProvisioner:
-    class Fleet(FleetProvisioner):
+def fleet_of(machines: Machines, now: Callable[[], float]) -> VmProvisioner:
+    class Fleet(VmProvisioner):
         name: ClassVar[str] = machines.name
 
     return Fleet(machines, MemoryHosts(now), order_of, lambda need: (), now)

@@ -8,19 +8,25 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from policies.model import CapacityType, Zone
-from provisioners.access import Access, Opening, openings
-from provisioners.base import LaunchOrder
-from provisioners.errors import CapacityError, InvalidRequestError, ProvisionError, Refusal, TransientError
-from provisioners.machines import (
+from provisioners.port.base import LaunchOrder
+from provisioners.port.errors import (
+    CapacityError,
+    InvalidRequestError,
+    ProvisionError,
+    Refusal,
+    TransientError,
+)
+from provisioners.port.firewall import Access, Opening, openings
+from provisioners.port.regions import ClosedRegions
+from provisioners.port.vm import (
     Finding,
-    Leftover,
     Machine,
     MachineOrder,
     MachineState,
+    OrphanedResource,
     Silent,
     machine_token,
 )
-from provisioners.regions import ClosedRegions
 
 CLOUD = "memory"
 ZONES = (Zone(CLOUD, "us", "us-a"), Zone(CLOUD, "us", "us-b"), Zone(CLOUD, "eu", "eu-a"))
@@ -49,8 +55,8 @@ class MemoryMachines:
     before: Callable[[str, str], None] = lambda call, token: None
     after: Callable[[str, str], None] = lambda call, token: None
     kept: dict[str, _Kept] = field(default_factory=dict)
-    left: list[Leftover] = field(default_factory=list)  # belongs to no machine
-    common: list[Leftover] = field(default_factory=list)  # what machines share
+    left: list[OrphanedResource] = field(default_factory=list)  # belongs to no machine
+    common: list[OrphanedResource] = field(default_factory=list)  # what machines share
     access: dict[str, Access] = field(default_factory=dict)  # by owner
     lock: threading.Lock = field(default_factory=threading.Lock)
     mute: set[str] = field(default_factory=set)  # regions that do not respond
@@ -99,16 +105,16 @@ class MemoryMachines:
     ) -> Mapping[tuple[str, str], float]:
         return {}
 
-    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+    def orphans(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         return list(self.left)
 
-    def remove(self, leftover: Leftover) -> None:
-        self.before("remove", leftover.id)
+    def remove(self, orphan: OrphanedResource) -> None:
+        self.before("remove", orphan.id)
         with self.lock:
-            self.left = [one for one in self.left if one != leftover]
-        self.after("remove", leftover.id)
+            self.left = [one for one in self.left if one != orphan]
+        self.after("remove", orphan.id)
 
-    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         return list(self.common)
 
     def admit(self, owner: str, access: Access) -> None:
@@ -124,11 +130,11 @@ class MemoryMachines:
             access = self.access.get(order.owner, Access(frozenset(order.sources)))
             return openings(access, order.service, order.ports, order.public_ports)
 
-    def forget(self, owner: str) -> Sequence[str]:
-        self.before("forget", owner)
+    def delete_shared(self, owner: str) -> Sequence[str]:
+        self.before("delete_shared", owner)
         with self.lock:
             self.common.clear()
-        self.after("forget", owner)
+        self.after("delete_shared", owner)
         return ()
 
     def check(self) -> Sequence[Finding]:

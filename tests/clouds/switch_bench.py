@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioners.keys import LEASE_FOLDER
+from provisioners.remote.ssh_keys import LEASE_FOLDER
 
 PERIOD_S = 60
 HOUR, DAY = 60, 24 * 60  # in periods

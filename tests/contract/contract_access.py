@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from policies.model import Role
-from provisioners.access import Opening
-from provisioners.errors import ProvisionError
-from provisioners.machines import MachineOrder, Machines
+from provisioners.port.errors import ProvisionError
+from provisioners.port.firewall import Opening
+from provisioners.port.vm import MachineOrder, Machines
 from tests.clouds.aws.aws_bench import ORDER as AWS_ORDER
 from tests.clouds.aws.aws_bench import Killed, aws_bench
 from tests.clouds.azure.azure_harness import Crash, Killer, azure

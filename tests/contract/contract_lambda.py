@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.catalog.model import Catalog
 from provisioners.contract.machines import PluginSubject
 from provisioners.contract.subject import ON_DEMAND
-from provisioners.machines import machine_token
+from provisioners.offers.catalog.model import Catalog
 from provisioners.plugins import listings_of
+from provisioners.port.vm import machine_token
 from skyserve_cli.lambda_plugin import PLUGIN, LambdaConfig
 from tests.clouds.lambda_labs.lambda_world import KEY, LambdaWorld, serving
 

@@ -11,12 +11,12 @@ from typing import ClassVar
 import pytest
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import Candidate, LaunchOrder
-from provisioners.catalog import Catalog, packaged
+from provisioners.assembly import within
 from provisioners.contract.machines import MachinesSubject
-from provisioners.machines import Machines, machine_token
-from provisioners.regions import LONGEST_SILENT_S
-from provisioners.rented import within
+from provisioners.offers.catalog import Catalog, packaged
+from provisioners.port.base import Candidate, LaunchOrder
+from provisioners.port.regions import LONGEST_SILENT_S
+from provisioners.port.vm import Machines, machine_token
 from tests.clouds.aws.aws_bench import aws_bench
 from tests.clouds.azure.azure_harness import azure
 from tests.clouds.azure.azure_server import AzureServer

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import LaunchOrder, Requirements
 from provisioners.contract.subject import ON_DEMAND, Subject
-from provisioners.errors import TransientError
-from provisioners.line import Line, connect_line, line_loop
-from provisioners.machines import MachineOrder, machine_token
-from provisioners.shell import Login, Output, Shell, UnreachableError, connect
+from provisioners.port.base import LaunchOrder, Requirements
+from provisioners.port.commands import Login, Output, UnreachableError
+from provisioners.port.errors import TransientError
+from provisioners.port.vm import MachineOrder, machine_token
+from provisioners.remote.async_ssh import AsyncConnection, connect_async, ssh_loop
+from provisioners.remote.ssh import Shell, connect
 from provisioners.ssh.cloud import SshProvisioner
 from provisioners.ssh.machines import SshMachines
 from provisioners.ssh.pool import load_pools
@@ -71,7 +72,7 @@ class SshSubject(Subject):
         self.cutting = False
         self.has_dialled = False
         self.life = 0
-        self.lines: list[Line] = []
+        self.lines: list[AsyncConnection] = []
         self.cloud = self.restarted()
 
     def restarted(self) -> SshProvisioner:
@@ -142,7 +143,7 @@ class SshSubject(Subject):
     def _end_life(self) -> None:
         self.life += 1
         while self.lines:
-            line_loop().call_soon_threadsafe(self.lines.pop().close)
+            ssh_loop().call_soon_threadsafe(self.lines.pop().close)
 
     def _dial(self, life: int, login: Login) -> Shell:
         self.has_dialled = True
@@ -150,8 +151,8 @@ class SshSubject(Subject):
             raise UnreachableError(f"{login.name}: this controller has died")
         return _Line(connect(login), login, self)
 
-    async def _dial_line(self, life: int, login: Login) -> Line:
-        line = await connect_line(login)
+    async def _dial_line(self, life: int, login: Login) -> AsyncConnection:
+        line = await connect_async(login)
         self.lines.append(line)
         if life != self.life:
             line.close()

@@ -13,18 +13,19 @@ from time import sleep
 import pytest
 
 from policies.model import CapacityType, FailureKind, Offer, Zone
-from provisioners.base import InstanceState, LaunchOrder, Provisioner, Requirements
 from provisioners.contract.hosts import MemoryHosts
 from provisioners.contract.subject import SPOT, Subject
-from provisioners.errors import QuotaError, Refusal, TransientError
 from provisioners.fake import DEFAULT_PRICES, FakeProvisioner
-from provisioners.fleet import FleetProvisioner, HostReport
 from provisioners.local import controls as local_controls
-from provisioners.local import process as local_process
+from provisioners.local import process_tree as local_process
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.local.store import LocalStore
-from provisioners.machines import MachineState, machine_token
-from provisioners.offering import ZonePrices, offers_for
+from provisioners.offers.zone_offers import ZonePrices, offers_for
+from provisioners.port.base import InstanceState, LaunchOrder, Provisioner, Requirements
+from provisioners.port.errors import QuotaError, Refusal, TransientError
+from provisioners.port.host_port import HostReport
+from provisioners.port.vm import MachineState, machine_token
+from provisioners.vm_provisioner import VmProvisioner
 from tests.clouds.memory_machines import CLOUD, ZONES, MemoryMachines, Trouble, lost, order_of
 
 
@@ -107,7 +108,7 @@ class LocalSubject(Subject):
             assert not local_process.marked(LocalStore(self.home).node_id(node))
 
 
-class MemoryFleet(FleetProvisioner):
+class MemoryFleet(VmProvisioner):
     name = CLOUD
 
 

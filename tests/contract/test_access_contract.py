@@ -8,9 +8,9 @@ from contextlib import suppress
 import pytest
 
 from policies.model import Role
-from provisioners.access import ANYWHERE, Access, Opening, openings
-from provisioners.errors import TransientError
-from provisioners.machines import MachineOrder, Machines
+from provisioners.port.errors import TransientError
+from provisioners.port.firewall import ANYWHERE, Access, Opening, openings
+from provisioners.port.vm import MachineOrder, Machines
 from tests.contract.contract_access import OWNER, WALLED, Walled
 
 pytestmark = pytest.mark.long

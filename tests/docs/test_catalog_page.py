@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioners.catalog import packaged
+from provisioners.offers.catalog import packaged
 
 PAGE = Path(__file__).parents[2] / "docs" / "catalog.md"
 CLOUDS = ("aws", "gcp", "azure")

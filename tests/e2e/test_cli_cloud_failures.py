@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from policies.placement.blocks import FIRST_AUTH_BLOCK_S
-from provisioners.machines import SERVICE_TAG
+from provisioners.port.vm import SERVICE_TAG
 from tests.clouds.aws.aws_account import Launched
 from tests.clouds.aws.aws_world import AwsWorld
 from tests.clouds.schedules import only_long

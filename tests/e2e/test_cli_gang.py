@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from provisioners.local import process as local_process
+from provisioners.local import process_tree as local_process
 from provisioners.local.store import InstanceFolder, LocalStore
 
 pytestmark = pytest.mark.long

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from provisioners.keys import Keys
+from provisioners.remote.ssh_keys import Keys
 from skyserve_cli.controller.balancers.bundle import LIBRARIES
 from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from provisioners.keys import Keys
+from provisioners.remote.ssh_keys import Keys
 from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import until

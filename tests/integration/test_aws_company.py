@@ -10,8 +10,8 @@ import pytest
 
 from policies.model import CapacityType, Scope
 from provisioners.aws.outbound import default_route, problem
-from provisioners.errors import AuthError, CapacityError, RefusedError
-from provisioners.machines import Level, Trial
+from provisioners.port.errors import AuthError, CapacityError, RefusedError
+from provisioners.port.vm import Level, Trial
 from tests.clouds.aws.aws_bench import EAST, ORDER, WEST, AwsBench, aws_bench
 
 TRIALS = [Trial(EAST, "g6.xlarge", CapacityType.SPOT, "L4")]
@@ -76,7 +76,7 @@ def test_groups_of_all_vpcs_are_removed(bench: AwsBench) -> None:
         machines = bench.fresh(subnets=subnets)
         machines.destroy(machines.create(replace(ORDER, token=f"own-chat-{number}")))
     assert len(bench.groups()) == 2
-    assert bench.fresh().forget("own") == []
+    assert bench.fresh().delete_shared("own") == []
     assert bench.groups() == []
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from policies.model import CapacityType
 from provisioners.aws.machines import AwsMachines
-from provisioners.errors import CapacityError, ProvisionError, QuotaError, TransientError
-from provisioners.machines import MachineOrder
+from provisioners.port.errors import CapacityError, ProvisionError, QuotaError, TransientError
+from provisioners.port.vm import MachineOrder
 from tests.clouds.aws.aws_bench import EAST, ORDER, AwsBench, Killed, aws_bench
 from tests.clouds.schedules import by_decades
 
@@ -170,13 +170,13 @@ class _Schedule:
         assert listed == set(self.bench.world.live(skyserve_owner=self.owner))
         _take_down(self.bench.fresh(), self.owner)
         self.bench.time.sleep(100.0)
-        assert self.bench.fresh().leftovers(self.owner) == []
+        assert self.bench.fresh().orphans(self.owner) == []
 
 
 def _take_down(machines: AwsMachines, owner: str) -> None:
     for machine in machines.machines(owner):
         machines.destroy(machine)
-    assert machines.forget(owner) == []
+    assert machines.delete_shared(owner) == []
 
 
 def test_a_definite_refusal_after_a_lost_answer_does_not_hide_the_machine(bench: AwsBench) -> None:

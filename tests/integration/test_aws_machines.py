@@ -11,13 +11,8 @@ import pytest
 
 from policies.model import CapacityType, FailureKind
 from provisioners.aws.machines import client_token
-from provisioners.errors import (
-    AuthError,
-    CapacityError,
-    Refusal,
-    TransientError,
-)
-from provisioners.machines import MachineState
+from provisioners.port.errors import AuthError, CapacityError, Refusal, TransientError
+from provisioners.port.vm import MachineState
 from tests.clouds.aws.aws_account import GPU_IMAGE, Launched
 from tests.clouds.aws.aws_bench import EAST, ORDER, WEST, AwsBench, aws_bench
 
@@ -258,7 +253,7 @@ def test_only_the_owners_machines_are_shown_and_destroyed(bench: AwsBench) -> No
     assert [machine.id for machine in machines.machines("own")] == [mine.id]
     machines.destroy(mine)
     assert bench.world.live() == [other.id]
-    assert machines.forget("own") == []
+    assert machines.delete_shared("own") == []
     assert bench.world.live() == [other.id]
     assert len(bench.groups("us-west-2")) == 1
 

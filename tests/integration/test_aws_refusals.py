@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from policies.model import CapacityType, Scope, Zone
-from provisioners.errors import (
+from provisioners.port.errors import (
     AuthError,
     CapacityError,
     InvalidRequestError,
@@ -20,8 +20,8 @@ from provisioners.errors import (
     RegionClosedError,
     TransientError,
 )
-from provisioners.machines import OWNER_TAG, Leftover, Level, Trial
-from provisioners.regions import CLOSED_S
+from provisioners.port.regions import CLOSED_S
+from provisioners.port.vm import OWNER_TAG, Level, OrphanedResource, Trial
 from tests.clouds.aws.aws_account import GPU_IMAGE
 from tests.clouds.aws.aws_bench import EAST, ORDER, WEST, AwsBench, aws_bench
 
@@ -279,16 +279,16 @@ def test_what_belongs_to_no_machine_is_found_and_removed(bench: AwsBench) -> Non
     ec2.create_tags(Resources=[volume, card], Tags=ours)
     ec2.create_tags(Resources=[foreign], Tags=[{"Key": OWNER_TAG, "Value": "other"}])
     bench.time.sleep(3600.0)
-    found = machines.leftovers("own")
+    found = machines.orphans("own")
     assert set(found) == {
-        Leftover("volume", volume, "us-east-1"),
-        Leftover("network-interface", card, "us-east-1"),
+        OrphanedResource("volume", volume, "us-east-1"),
+        OrphanedResource("network-interface", card, "us-east-1"),
     }
     for leftover in (*found, *found):
         machines.remove(leftover)
-    assert machines.leftovers("own") == []
+    assert machines.orphans("own") == []
     assert foreign in {one["VolumeId"] for one in ec2.describe_volumes()["Volumes"]}
-    machines.remove(Leftover("spot-request", "sir-ffffffff", "us-east-1"))
+    machines.remove(OrphanedResource("spot-request", "sir-ffffffff", "us-east-1"))
     assert bench.world.live() == [alive.id]
 
 
@@ -296,7 +296,7 @@ def test_nothing_is_left_over_by_a_life(bench: AwsBench) -> None:
     machines = bench.fresh()
     machines.destroy(machines.create(ORDER))
     bench.time.sleep(3600.0)
-    assert machines.leftovers("own") == []
+    assert machines.orphans("own") == []
     assert bench.onlooker().describe_volumes()["Volumes"] == []
 
 
@@ -304,7 +304,7 @@ def test_forgetting_waits_for_the_last_machine(bench: AwsBench) -> None:
     bench.world.shutdown_s = 60.0
     machines = bench.fresh()
     machines.destroy(machines.create(ORDER))
-    assert machines.forget("own") == []
+    assert machines.delete_shared("own") == []
     assert bench.groups() == []
     assert bench.onlooker().describe_key_pairs()["KeyPairs"] == []
 
@@ -312,10 +312,10 @@ def test_forgetting_waits_for_the_last_machine(bench: AwsBench) -> None:
 def test_forgetting_says_what_it_could_not_remove(bench: AwsBench) -> None:
     machines = bench.fresh()
     machine = machines.create(ORDER)
-    (left,) = machines.forget("own")
+    (left,) = machines.delete_shared("own")
     assert bench.groups()[0]["GroupId"] in left
     machines.destroy(machine)
-    assert machines.forget("own") == []
+    assert machines.delete_shared("own") == []
 
 
 TRIALS = [Trial(EAST, "g6.xlarge", capacity_type, "L4") for capacity_type in CapacityType]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from policies.model import Scope
-from provisioners.errors import RefusedError
-from provisioners.machines import Finding, Level
+from provisioners.port.errors import RefusedError
+from provisioners.port.vm import Finding, Level
 from tests.clouds.azure.azure_harness import OWNER, azure, order
 from tests.clouds.azure.azure_server import AzureServer
 from tests.clouds.azure.azure_world import DISK, GROUP, NET, VM, World

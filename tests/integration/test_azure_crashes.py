@@ -10,8 +10,8 @@ import pytest
 
 from policies.model import CapacityType
 from provisioners.azure.machines import AzureMachines
-from provisioners.errors import CapacityError, ProvisionError, TransientError
-from provisioners.machines import Machine, MachineOrder, MachineState
+from provisioners.port.errors import CapacityError, ProvisionError, TransientError
+from provisioners.port.vm import Machine, MachineOrder, MachineState
 from tests.clouds.azure.azure_harness import OWNER, T4, Crash, Killer, azure, order
 from tests.clouds.azure.azure_server import AzureServer
 from tests.clouds.azure.azure_world import World
@@ -70,7 +70,7 @@ def test_killed_at_any_call_of_create(is_after: bool, pause_s: float) -> None:
         assert machine.state in LIVE
         assert (world.parts(), world.launched) == (WHOLE, 1)
         assert [each.id for each in fresh.machines(OWNER)] == [machine.id]
-        assert fresh.leftovers(OWNER) == []
+        assert fresh.orphans(OWNER) == []
         seen += 1
     assert seen >= 12
 
@@ -85,7 +85,7 @@ def test_killed_at_any_call_of_create_and_then_given_up(is_after: bool) -> None:
             fresh.destroy(machine)
         world.pass_time(100)
         assert world.parts() == []
-        assert fresh.forget(OWNER) == []
+        assert fresh.delete_shared(OWNER) == []
         assert world.resources == {}
 
 
@@ -128,8 +128,8 @@ def test_killed_at_any_call_of_forget(is_after: bool) -> None:
         azure(server).destroy(_create(server))
         server.world.pass_time(100)
 
-    for server, world in killed_everywhere(is_after, dead, lambda cloud: cloud.forget(OWNER)):
-        assert azure(server).forget(OWNER) == []
+    for server, world in killed_everywhere(is_after, dead, lambda cloud: cloud.delete_shared(OWNER)):
+        assert azure(server).delete_shared(OWNER) == []
         assert world.resources == {}
 
 
@@ -233,7 +233,7 @@ class Story:
             self.world.preempt(name)
 
     def tidy(self) -> None:
-        for leftover in self.cloud.leftovers(OWNER):
+        for leftover in self.cloud.orphans(OWNER):
             self.cloud.remove(leftover)
 
 
@@ -257,11 +257,11 @@ def test_random_schedules_end_with_what_is_wanted_and_then_with_nothing(seeds: r
             listed = {machine.token for machine in cloud.machines(OWNER) if machine.state in LIVE}
             world.pass_time(100)
             assert kept <= listed <= set(world.alive()), seed
-            assert cloud.leftovers(OWNER) == [], seed
+            assert cloud.orphans(OWNER) == [], seed
             for machine in cloud.machines(OWNER):
                 if not machine.state.is_gone:
                     cloud.destroy(machine)
             world.pass_time(100)
             assert world.parts() == [], seed
-            assert cloud.forget(OWNER) == [], seed
+            assert cloud.delete_shared(OWNER) == [], seed
             assert (world.resources, world.violations) == ({}, []), seed

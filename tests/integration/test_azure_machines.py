@@ -11,8 +11,8 @@ import pytest
 
 from policies.model import CapacityType, FailureKind, Role, Zone
 from provisioners.azure.machines import AzureMachines
-from provisioners.azure.shapes import group_name
-from provisioners.errors import (
+from provisioners.azure.translate import group_name
+from provisioners.port.errors import (
     AuthError,
     CapacityError,
     InvalidRequestError,
@@ -22,7 +22,7 @@ from provisioners.errors import (
     RefusedError,
     TransientError,
 )
-from provisioners.machines import Level, Machine, MachineState
+from provisioners.port.vm import Level, Machine, MachineState
 from tests.clouds.azure.azure_harness import EASTUS_1, OWNER, SERVICE, T4, azure, order
 from tests.clouds.azure.azure_server import AzureServer
 from tests.clouds.azure.azure_world import DISK, IP, KEY, NET, NIC, NSG, VM, Facts, World
@@ -250,7 +250,7 @@ def test_a_group_that_takes_long_to_be_deleted_is_told_of(server: AzureServer, w
     cloud.destroy(cloud.create(order()))
     world.pass_time(60)
     world.delete_s = 2000.0
-    (problem,) = cloud.forget(OWNER)
+    (problem,) = cloud.delete_shared(OWNER)
     assert "still being deleted" in problem
     with pytest.raises(TransientError, match="being deleted"):
         azure(server).create(order("chat-8"))
@@ -557,7 +557,7 @@ def test_other_owners_are_not_seen_and_not_touched(cloud: AzureMachines, world: 
     assert only(cloud.machines(OWNER)).owner == OWNER
     cloud.destroy(only(cloud.machines(OWNER)))
     world.pass_time(60)
-    assert cloud.forget(OWNER) == []
+    assert cloud.delete_shared(OWNER) == []
     assert only(cloud.machines("owner-2")).id == theirs.id
     assert only(cloud.machines("owner-2")).state is MachineState.RUNNING
     assert cloud.machines("owner-3") == []
@@ -605,20 +605,20 @@ def test_a_part_of_the_truth_is_an_error(cloud: AzureMachines, server: AzureServ
 
 def test_a_world_in_order_has_no_leftovers(cloud: AzureMachines) -> None:
     cloud.create(order())
-    assert cloud.leftovers(OWNER) == []
+    assert cloud.orphans(OWNER) == []
 
 
 def test_what_a_machine_left_is_found_and_removed(cloud: AzureMachines, world: World) -> None:
     cloud.create(order())
     cloud.create(order("chat-8"))
     world.strip("chat-7")
-    found = cloud.leftovers(OWNER)
+    found = cloud.orphans(OWNER)
     assert [(left.kind, left.id.rsplit("/", 1)[-1], left.region) for left in found] == [
         ("network interface", "chat-7-nic", "eastus"),
         ("public address", "chat-7-ip", "eastus"),
         ("disk", "chat-7-os", "eastus"),
     ]
-    assert cloud.leftovers("owner-2") == []
+    assert cloud.orphans("owner-2") == []
     with pytest.raises(TransientError, match="PublicIPAddressCannotBeDeleted"):
         cloud.remove(found[1])
     for left in found:
@@ -627,14 +627,14 @@ def test_what_a_machine_left_is_found_and_removed(cloud: AzureMachines, world: W
     for left in found:
         cloud.remove(left)
     assert world.parts() == ["chat-8", "chat-8-ip", "chat-8-nic", "chat-8-os"]
-    assert cloud.leftovers(OWNER) == []
+    assert cloud.orphans(OWNER) == []
 
 
 def test_a_spot_machine_that_is_only_switched_off_is_a_leftover(cloud: AzureMachines, world: World) -> None:
     cloud.create(order())
     world.pass_time(60)
     world.switch_off("chat-7", "deallocated")
-    (left,) = cloud.leftovers(OWNER)
+    (left,) = cloud.orphans(OWNER)
     cloud.remove(left)
     assert nothing_but_records(world)
     assert only(cloud.machines(OWNER)).state is MachineState.PREEMPTED
@@ -643,9 +643,9 @@ def test_a_spot_machine_that_is_only_switched_off_is_a_leftover(cloud: AzureMach
 def test_records_of_the_long_dead_are_leftovers(cloud: AzureMachines, world: World) -> None:
     cloud.destroy(cloud.create(order()))
     world.pass_time(3600)
-    assert cloud.leftovers(OWNER) == []
+    assert cloud.orphans(OWNER) == []
     world.pass_time(24 * 3600)
-    (left,) = cloud.leftovers(OWNER)
+    (left,) = cloud.orphans(OWNER)
     cloud.remove(left)
     cloud.remove(left)
     assert cloud.machines(OWNER) == []
@@ -654,14 +654,14 @@ def test_records_of_the_long_dead_are_leftovers(cloud: AzureMachines, world: Wor
 def test_forgetting_removes_everything_of_the_owner(cloud: AzureMachines, world: World) -> None:
     for zone in (EASTUS_1, Zone("azure", "westeurope", "westeurope-1")):
         cloud.create(order(f"chat-{zone.region}", zone=zone))
-    (problem, _) = cloud.forget(OWNER)
+    (problem, _) = cloud.delete_shared(OWNER)
     assert "still has machines: chat-eastus" in problem
     for machine in cloud.machines(OWNER):
         cloud.destroy(machine)
     world.pass_time(60)
-    assert cloud.forget(OWNER) == []
+    assert cloud.delete_shared(OWNER) == []
     assert world.resources == {}
-    assert cloud.forget(OWNER) == []
+    assert cloud.delete_shared(OWNER) == []
 
 
 # --- Prices and checks ------------------------------------------------------------------------------------------------

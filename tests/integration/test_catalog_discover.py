@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from policies.model import CapacityType, Zone
-from provisioners.catalog import Catalog, packaged
-from provisioners.catalog.discovered import Discovery, Offering, reasons, shapes_of, with_discovered
-from provisioners.errors import ProvisionError
+from provisioners.offers.catalog import Catalog, packaged
+from provisioners.offers.catalog.discovered import Discovery, Offering, reasons, shapes_of, with_discovered
+from provisioners.port.errors import ProvisionError
 from tests.clouds.aws.aws_bench import AwsBench, aws_bench
 from tests.clouds.azure.azure_harness import azure
 from tests.clouds.azure.azure_server import AzureServer

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from provisioners.catalog import Listing, Origin, Price, Quality, Shape, load, packaged
-from provisioners.catalog.fetch import Sources, fetch_json
-from provisioners.catalog.refresh import Refreshed, refresh
-from provisioners.catalog.store import save
-from provisioners.errors import AuthError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.offers.catalog import Listing, Origin, Price, Quality, Shape, load, packaged
+from provisioners.offers.catalog.fetch import Sources, fetch_json
+from provisioners.offers.catalog.refresh import Refreshed, refresh
+from provisioners.offers.catalog.store import save
+from provisioners.port.errors import AuthError, InvalidRequestError, ProvisionError, TransientError
 from tests.clouds.price_apis import GCP_KEY, PriceWorld, meter, price_world, product, sku
 
 OLD = Origin("a list of last year", 1_700_000_000.0, Quality.EXACT)

@@ -18,8 +18,8 @@ from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from policies.model import Memory, Offer, Replica, ReplicaState
-from provisioners.base import Candidate, Requirements
 from provisioners.local.cloud import LocalProvisioner
+from provisioners.port.base import Candidate, Requirements
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import Config, LoadBalancerConfig
 from skyserve_cli.controller.api import unix_socket

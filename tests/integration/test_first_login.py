@@ -10,18 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from provisioners.first_login import FirstLogins, host_key_of
-from provisioners.keys import host_key_script, user_data
-from provisioners.machines import Machine
-from provisioners.shell import (
-    HostKeyError,
-    Login,
-    LoginRefusedError,
-    Shell,
-    ShellError,
-    UnreachableError,
-    connect,
-)
+from provisioners.port.commands import HostKeyError, Login, LoginRefusedError, ShellError, UnreachableError
+from provisioners.port.vm import Machine
+from provisioners.remote.first_login import FirstLogins, host_key_of
+from provisioners.remote.ssh import Shell, connect
+from provisioners.remote.ssh_keys import host_key_script, user_data
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import KEYS, boot, launch_order, login, machine_of, machine_order, until
 from tests.clouds.vms.vm_world import Vm, VmWorld

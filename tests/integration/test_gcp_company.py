@@ -11,12 +11,12 @@ import yaml
 
 from policies.model import Scope
 from provisioners import permissions
-from provisioners.access import Access
-from provisioners.errors import ProvisionError, QuotaError, RefusedError
 from provisioners.gcp.check import PERMISSIONS
+from provisioners.gcp.firewall_rules import prefix_of
 from provisioners.gcp.network import TAG
-from provisioners.gcp.rules import prefix_of
-from provisioners.machines import Finding, Level
+from provisioners.port.errors import ProvisionError, QuotaError, RefusedError
+from provisioners.port.firewall import Access
+from provisioners.port.vm import Finding, Level
 from tests.clouds.gcp.gcp_controller import OWNER, SOURCE, ZONE, Controller, controller, order_of
 from tests.clouds.gcp.gcp_ground import PROJECT, SHARED
 
@@ -79,7 +79,7 @@ def test_rules_of_a_shared_vpc_are_in_its_project_and_follow(gcp: Controller) ->
     assert len(gcp.world.host_firewalls) == 3
     assert machines.owners() == [OWNER]
     assert {one.kind for one in machines.shared(OWNER)} == {"firewall rule"}
-    assert machines.forget(OWNER) == []
+    assert machines.delete_shared(OWNER) == []
     assert (set(gcp.world.host_networks), gcp.world.host_firewalls) == ({"company"}, {})
 
 
@@ -108,7 +108,7 @@ def test_without_manage_firewall_no_rule_is_looked_at(gcp: Controller) -> None:
     gcp.world.denied = {one for one in OF_NETWORK if ".firewalls." in one}
     machines.create(ORDER)
     machines.admit(OWNER, Access(frozenset({BLOCK})))
-    assert machines.forget(OWNER) == []
+    assert machines.delete_shared(OWNER) == []
     assert [call.id for call in gcp.world.calls if "firewalls" in call.id] == []
     assert gcp.world.instances[ZONE.name, NAME]["tags"]["items"] == [TAG, prefix_of(OWNER)]
 
@@ -143,7 +143,7 @@ def test_the_two_roles_are_enough_in_a_shared_vpc(gcp: Controller) -> None:
     assert of(machines.check(), Level.MISSING) == {}
     machines.destroy(machines.create(ORDER))
     gcp.world.advance(60.0)
-    assert machines.forget(OWNER) == []
+    assert machines.delete_shared(OWNER) == []
 
 
 @pytest.mark.parametrize("permission", sorted(OF_NETWORK - {"compute.routers.list"}))

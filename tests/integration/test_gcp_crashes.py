@@ -10,8 +10,8 @@ from contextlib import suppress
 import pytest
 
 from policies.model import Zone
-from provisioners.errors import CapacityError, ProvisionError, TransientError
-from provisioners.machines import MachineState
+from provisioners.port.errors import CapacityError, ProvisionError, TransientError
+from provisioners.port.vm import MachineState
 from tests.clouds.gcp.gcp_controller import ZONE, Controller, controller, eventually, order_of
 from tests.clouds.gcp.gcp_parts import Fault
 from tests.clouds.gcp.gcp_world import World
@@ -102,9 +102,9 @@ def test_a_controller_that_dies_while_it_forgets(after: bool) -> None:
         with controller() as gcp:
             gcp.machines.destroy(gcp.create(ORDER))
             gcp.world.advance(60.0)
-            died = crashing(gcp, call, after, lambda gcp=gcp: gcp.machines.forget(ORDER.owner))
+            died = crashing(gcp, call, after, lambda gcp=gcp: gcp.machines.delete_shared(ORDER.owner))
             gcp.world.advance(60.0)
-            assert gcp.machines.forget(ORDER.owner) == []
+            assert gcp.machines.delete_shared(ORDER.owner) == []
             assert (gcp.world.networks, gcp.world.firewalls) == ({}, {})
         call += 1
     assert call > 6

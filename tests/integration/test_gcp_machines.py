@@ -11,7 +11,10 @@ import pytest
 from google.oauth2.credentials import Credentials
 
 from policies.model import CapacityType, FailureKind, Zone
-from provisioners.errors import (
+from provisioners.gcp.check import PERMISSIONS
+from provisioners.gcp.machines import GcpMachines
+from provisioners.gcp.network import prefix_of
+from provisioners.port.errors import (
     AuthError,
     CapacityError,
     InvalidRequestError,
@@ -21,10 +24,7 @@ from provisioners.errors import (
     RefusedError,
     TransientError,
 )
-from provisioners.gcp.check import PERMISSIONS
-from provisioners.gcp.machines import GcpMachines
-from provisioners.gcp.network import prefix_of
-from provisioners.machines import Leftover, Level, MachineState
+from provisioners.port.vm import Level, MachineState, OrphanedResource
 from tests.clouds.gcp.gcp_controller import OWNER, SOURCE, ZONE, Controller, controller, eventually, order_of
 from tests.clouds.gcp.gcp_ground import sku
 from tests.clouds.gcp.gcp_parts import Fault, MachineFacts, RealClock
@@ -344,7 +344,7 @@ def test_dead_credentials_are_said_so_by_every_call(gcp: Controller) -> None:
         lambda: gcp.machines.create(order_of("another")),
         lambda: gcp.machines.machines(OWNER),
         lambda: gcp.machines.destroy(machine),
-        lambda: gcp.machines.leftovers(OWNER),
+        lambda: gcp.machines.orphans(OWNER),
     ):
         with pytest.raises(AuthError, match="gcloud auth"):
             act()
@@ -393,7 +393,9 @@ def test_a_project_that_is_not_there_is_not_an_empty_one(gcp: Controller) -> Non
     with pytest.raises(AuthError):
         gcp.another(project="proj-2").destroy(machine)
     with pytest.raises(AuthError):
-        gcp.another(project="proj-2").remove(Leftover("disk", "zones/us-east1-b/disks/lost", "us-east1"))
+        gcp.another(project="proj-2").remove(
+            OrphanedResource("disk", "zones/us-east1-b/disks/lost", "us-east1")
+        )
 
 
 @pytest.mark.parametrize("method", ["aggregatedList", "get"])
@@ -452,7 +454,7 @@ def test_a_list_that_lacks_a_zone_is_none(gcp: Controller) -> None:
     with pytest.raises(TransientError, match=ZONE.name):
         gcp.machines.machines(OWNER)
     with pytest.raises(TransientError, match=ZONE.name):
-        gcp.machines.leftovers(OWNER)
+        gcp.machines.orphans(OWNER)
     gcp.world.unreachable = set()
     assert set(gcp.listed()) == {ORDER.token}
 
@@ -492,7 +494,7 @@ def test_a_network_that_somebody_removed_is_made_again(gcp: Controller) -> None:
     machine = gcp.machines.create(ORDER)
     gcp.machines.destroy(machine)
     gcp.world.advance(60.0)
-    assert gcp.another().forget(OWNER) == []
+    assert gcp.another().delete_shared(OWNER) == []
     assert gcp.create(order_of("other")).token == "other"
 
 
@@ -501,7 +503,7 @@ def test_a_network_of_the_users_own_is_used_as_it_is(gcp: Controller) -> None:
     own = gcp.another(network="theirs")
     own.create(ORDER)
     assert set(gcp.world.networks) == {"theirs"}
-    assert own.forget(OWNER) == []
+    assert own.delete_shared(OWNER) == []
     assert (set(gcp.world.networks), gcp.world.firewalls) == ({"theirs"}, {})
 
 
@@ -513,13 +515,13 @@ def test_a_network_that_is_not_there_is_refused(gcp: Controller) -> None:
 def test_forgetting_an_owner_leaves_nothing_and_nobody_else_without(gcp: Controller) -> None:
     machine = gcp.machines.create(ORDER)
     gcp.machines.create(order_of("theirs", owner="somebody"))
-    (sentence,) = gcp.machines.forget(OWNER)  # there is a machine in it
+    (sentence,) = gcp.machines.delete_shared(OWNER)  # there is a machine in it
     assert prefix_of(OWNER) in sentence
     gcp.machines.destroy(machine)
     gcp.world.advance(60.0)
-    assert gcp.machines.forget(OWNER) == []
+    assert gcp.machines.delete_shared(OWNER) == []
     assert set(gcp.world.networks) == {prefix_of("somebody")}
-    assert gcp.machines.forget(OWNER) == []
+    assert gcp.machines.delete_shared(OWNER) == []
 
 
 # --- leftovers, checks, prices ------------------------------------------------------------------------------
@@ -531,20 +533,20 @@ def test_what_belongs_to_no_machine_is_found_and_removed(gcp: Controller) -> Non
     gcp.world.make_disk("us-east1-b", "lost", labels, users=[])
     gcp.world.make_disk("us-east1-b", "theirs", {"skyserve-owner": "somebody"}, users=[])
     gcp.world.make_address("us-east1", "lost", labels)
-    assert gcp.machines.leftovers(OWNER) == []  # they may be part of something that is being made
+    assert gcp.machines.orphans(OWNER) == []  # they may be part of something that is being made
     gcp.world.advance(300.0)
-    found = gcp.machines.leftovers(OWNER)
+    found = gcp.machines.orphans(OWNER)
     assert found == [
-        Leftover("disk", "zones/us-east1-b/disks/lost", "us-east1"),
-        Leftover("address", "regions/us-east1/addresses/lost", "us-east1"),
+        OrphanedResource("disk", "zones/us-east1-b/disks/lost", "us-east1"),
+        OrphanedResource("address", "regions/us-east1/addresses/lost", "us-east1"),
     ]
     for leftover in found * 2:  # already gone is success
         gcp.machines.remove(leftover)
         gcp.world.advance(10.0)
-    assert gcp.machines.leftovers(OWNER) == []
+    assert gcp.machines.orphans(OWNER) == []
     assert {name for _, name in gcp.world.disks} == {NAME, "theirs"}
     with pytest.raises(InvalidRequestError):
-        gcp.machines.remove(Leftover("card", "nics/x", "us-east1"))
+        gcp.machines.remove(OrphanedResource("card", "nics/x", "us-east1"))
 
 
 def test_a_check_in_order(gcp: Controller) -> None:

@@ -16,16 +16,9 @@ from typing import Any
 
 import pytest
 
-from provisioners import attendant, line
-from provisioners.base import InstanceState, LaunchOrder
 from provisioners.clock import unix_now
-from provisioners.fleet import HostReport
-from provisioners.host import Host, agent_command
-from provisioners.hosts import SshHosts
-from provisioners.keys import Keys
-from provisioners.line import Line, Report, connect_line
-from provisioners.machines import Machine
-from provisioners.shell import (
+from provisioners.port.base import InstanceState, LaunchOrder
+from provisioners.port.commands import (
     CommandError,
     CommandTimeoutError,
     HostKeyError,
@@ -33,8 +26,15 @@ from provisioners.shell import (
     LoginRefusedError,
     ShellError,
     UnreachableError,
-    connect,
 )
+from provisioners.port.host_port import HostReport
+from provisioners.port.vm import Machine
+from provisioners.remote import async_ssh, supervise
+from provisioners.remote.async_ssh import AsyncConnection, Report, connect_async
+from provisioners.remote.host import Host, agent_command
+from provisioners.remote.ssh import connect
+from provisioners.remote.ssh_hosts import SshHosts
+from provisioners.remote.ssh_keys import Keys
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import (
     KEYS,
@@ -96,26 +96,26 @@ def follow(world: VmWorld) -> Iterator[Follow]:
         vm = boot(world, name, lease_s=lease_s)
         dialled: list[str] = []
 
-        async def dial_line(to: Login) -> Line:
+        async def dial_line(to: Login) -> AsyncConnection:
             dialled.append(to.name)
-            return await connect_line(to, timeout_s=1.0)
+            return await connect_async(to, timeout_s=1.0)
 
         hosts = SshHosts(lambda _: login(vm), poll_s=0.1, heartbeat_s=BEAT_S, dial_line=dial_line, **how)
         order = launch_order(name)
         one = Followed(vm, order, hosts, machine_of(vm, order), dialled)
         made.append(one)
-        hosts.attend(one.machine, order, [vm.address])
+        hosts.supervise(one.machine, order, [vm.address])
         until(lambda: one.report().state is InstanceState.RUNNING, "the run")
         return one
 
     yield start
     for one in made:
-        one.hosts.leave(one.machine.token)
+        one.hosts.release(one.machine.token)
 
 
-def in_line(vm: Vm, use: Callable[[Line], Awaitable[None]]) -> None:
+def in_line(vm: Vm, use: Callable[[AsyncConnection], Awaitable[None]]) -> None:
     async def run() -> None:
-        line = await connect_line(login(vm))
+        line = await connect_async(login(vm))
         try:
             await use(line)
         finally:
@@ -138,7 +138,7 @@ def test_an_agent_writes_a_line_at_once_at_each_heartbeat_and_when_something_cha
     until(lambda: host.status().state is InstanceState.RUNNING)
     at = int(unix_now()) + 120.0
 
-    async def use(line: Line) -> None:
+    async def use(line: AsyncConnection) -> None:
         beating = await line.open(agent_command("follow", host.folder, "0.2"))
         lines = []
         for _ in range(4):
@@ -157,7 +157,7 @@ def test_an_agent_without_responses_ends_and_so_does_one_whose_connection_is_clo
     vm = boot(world, "deserted")
     host = bring_up(vm, launch_order("deserted"))
 
-    async def use(line: Line) -> None:
+    async def use(line: AsyncConnection) -> None:
         deserted = await line.open(agent_command("follow", host.folder, "0.1"))
         with suppress(EOFError):
             while True:
@@ -175,7 +175,7 @@ def test_a_connection_is_a_visit_only_while_the_controller_responds(world: VmWor
     host = bring_up(vm, launch_order("visited"))
     host.shell.close()
 
-    async def use(line: Line) -> None:
+    async def use(line: AsyncConnection) -> None:
         report = await line.open(agent_command("follow", host.folder, "1"))
         visited_until = time.monotonic() + 7.0
         while time.monotonic() < visited_until:  # longer than it would live without
@@ -206,10 +206,10 @@ def test_a_line_refuses_strangers_with_the_sentences_of_the_shell(world: VmWorld
         with pytest.raises(kind) as by_shell:
             connect(wrong)
         with pytest.raises(kind) as by_line:
-            asyncio.run(connect_line(wrong))
+            asyncio.run(connect_async(wrong))
         assert str(by_line.value) == str(by_shell.value)
     with pytest.raises(UnreachableError, match="cannot be reached"):
-        asyncio.run(connect_line(replace(right, port=2222)))
+        asyncio.run(connect_async(replace(right, port=2222)))
     assert vm.console().count("Accepted") == before
 
 
@@ -217,7 +217,7 @@ def test_commands_of_a_line_take_input_and_fail_as_those_of_the_shell(world: VmW
     vm = boot(world, "commanded")
     bring_up(vm, launch_order("commanded")).shell.close()
 
-    async def use(line: Line) -> None:
+    async def use(line: AsyncConnection) -> None:
         assert (await line.run("cat; echo $LC_ALL", stdin=b"secret ")).out == b"secret C\n"
         with pytest.raises(CommandError, match=r"`echo no >&2; exit 7` failed with exit code 7: no$"):
             await line.run("echo no >&2; exit 7")
@@ -318,7 +318,7 @@ def test_a_machine_whose_agent_does_not_follow_is_polled(
     def older(verb: str, folder: str, *words: str) -> list[str]:
         return agent_command("unknown" if verb == "follow" else verb, folder, *words)
 
-    monkeypatch.setattr(attendant, "agent_command", older)
+    monkeypatch.setattr(supervise, "agent_command", older)
     one = follow("older")
     at = one.announce()
     until(lambda: one.report().preempt_at == at, "the notice")
@@ -333,8 +333,8 @@ def test_threads_that_come_at_once_share_one_event_loop(monkeypatch: pytest.Monk
         made.append(object())
         return made[-1]
 
-    monkeypatch.setattr(line, "_line_loop", cache(slowly))
+    monkeypatch.setattr(async_ssh, "_ssh_loop", cache(slowly))
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: line.line_loop(), range(8)))
+        found = list(pool.map(lambda _: async_ssh.ssh_loop(), range(8)))
     assert len(made) == 1
     assert set(map(id, found)) == {id(made[0])}

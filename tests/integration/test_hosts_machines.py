@@ -16,14 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from provisioners.base import InstanceState
-from provisioners.bringup import BootstrapError, Progress
 from provisioners.clock import unix_now
-from provisioners.fleet import HostReport
-from provisioners.hosts import SshHosts
-from provisioners.keys import Keys
-from provisioners.line import Line, connect_line
-from provisioners.shell import (
+from provisioners.port.base import InstanceState
+from provisioners.port.commands import (
     CommandError,
     CommandTimeoutError,
     DiskFullError,
@@ -32,8 +27,13 @@ from provisioners.shell import (
     LoginRefusedError,
     ShellError,
     UnreachableError,
-    connect,
 )
+from provisioners.port.host_port import HostReport
+from provisioners.remote.async_ssh import AsyncConnection, connect_async
+from provisioners.remote.bootstrap_runner import BootstrapError, Progress
+from provisioners.remote.ssh import connect
+from provisioners.remote.ssh_hosts import SshHosts
+from provisioners.remote.ssh_keys import Keys
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import (
     KEYS,
@@ -290,7 +290,7 @@ def test_scripts_run_in_a_container_where_an_image_is_asked_for(world: VmWorld) 
 
 
 def test_fewer_gpus_than_asked_for_is_a_sentence(world: VmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("provisioners.bootstrap._DRIVER_S", 5.0)
+    monkeypatch.setattr("provisioners.remote.bootstrap_steps._DRIVER_S", 5.0)
     vm = boot(world, "fewer", gpus=1)
     with pytest.raises(BootstrapError) as caught:
         bring_up(vm, launch_order("fewer", accelerator="L4", count=4))
@@ -416,7 +416,7 @@ import json, sys, threading, time
 from types import SimpleNamespace
 from tests.clouds.vms import vm_bench as bench
 from provisioners import bringup
-from provisioners.host import Host
+from provisioners.remote.host import Host
 
 facts, name, address, doomed = json.loads(sys.argv[1]), *sys.argv[2:]
 real = Host.do
@@ -484,7 +484,7 @@ def test_a_notice_calls_back_at_once_and_progress_does_not(world: VmWorld) -> No
     hosts = SshHosts(lambda machine: login(vm), poll_s=0.1)
     reports: queue.SimpleQueue[HostReport | None] = queue.SimpleQueue()
     hosts.on_report(lambda: reports.put(hosts.report(machine)))
-    hosts.attend(machine, order, [vm.address])
+    hosts.supervise(machine, order, [vm.address])
     running = reports.get(timeout=60.0)
     assert running is not None
     assert (running.state, running.preempt_at) == (InstanceState.RUNNING, None)
@@ -493,7 +493,7 @@ def test_a_notice_calls_back_at_once_and_progress_does_not(world: VmWorld) -> No
     noticed = reports.get(timeout=60.0)
     assert noticed is not None
     assert (noticed.state, noticed.preempt_at) == (InstanceState.RUNNING, at)
-    hosts.leave(machine.token)
+    hosts.release(machine.token)
     assert reports.empty()
 
 
@@ -531,7 +531,7 @@ def test_two_nodes_run_when_both_are_set_up_and_know_each_other(world: VmWorld) 
     logins.update({vm.name: login(vm) for vm in vms})
     ips = [vm.address for vm in vms]
     for machine in machines:
-        hosts.attend(machine, order, ips)
+        hosts.supervise(machine, order, ips)
     until(lambda: hosts.read_log(machines[0], 0, 100) == b"set up\n", "the head's setup")
     assert hosts.log_window(machines[0]) == (0, 7)
     states = [one.state for one in map(hosts.report, machines) if one is not None]
@@ -542,7 +542,7 @@ def test_two_nodes_run_when_both_are_set_up_and_know_each_other(world: VmWorld) 
         assert log == f"{rank} of 2: {' '.join(ips)}\n"
         until(lambda m=machine: (r := hosts.report(m)) and r.state is InstanceState.RUNNING)  # type: ignore[misc]
     for machine in machines:
-        hosts.leave(machine.token)
+        hosts.release(machine.token)
     assert [hosts.report(machine) for machine in machines] == [None, None]
 
 
@@ -552,9 +552,9 @@ def test_another_controller_goes_on_where_the_first_one_died(world: VmWorld) -> 
     machine = machine_of(vm, order)
     for _ in range(2):
         hosts = SshHosts(lambda machine: login(vm), poll_s=0.1)
-        hosts.attend(machine, order, [vm.address])
+        hosts.supervise(machine, order, [vm.address])
         until(lambda h=hosts: (r := h.report(machine)) and r.state is InstanceState.RUNNING)  # type: ignore[misc]
-        hosts.leave(machine.token)
+        hosts.release(machine.token)
     assert vm.run("cat /home/skyserve/.skyserve/machines/adopted/count") == "once\n"
 
 
@@ -564,20 +564,20 @@ def test_a_machine_that_is_silent_keeps_its_last_report(world: VmWorld) -> None:
     machine = machine_of(vm, order)
     dialled: list[str] = []
 
-    async def dial_line(to: Login) -> Line:
+    async def dial_line(to: Login) -> AsyncConnection:
         dialled.append(to.name)
-        return await connect_line(to, timeout_s=0.5)
+        return await connect_async(to, timeout_s=0.5)
 
     hosts = SshHosts(lambda machine: login(vm), poll_s=0.1, dial_line=dial_line)
     until(lambda: _lets_in(vm), "the login")
-    hosts.attend(machine, order, [vm.address])
+    hosts.supervise(machine, order, [vm.address])
     until(lambda: (r := hosts.report(machine)) and r.state is InstanceState.RUNNING)
     vm.run("touch /run/no-sshd; pkill -x sshd")  # all of them, for good: nobody is let in any more
     until(lambda: len(dialled) > 6, "to be given up more than once")
     report = hosts.report(machine)
     assert report is not None
     assert report.state is InstanceState.RUNNING
-    hosts.leave(machine.token)
+    hosts.release(machine.token)
 
 
 # --- the world itself

@@ -10,17 +10,23 @@ from typing import Any
 import pytest
 
 from policies.model import CapacityType, Zone
-from provisioners.base import InstanceState
-from provisioners.bootstrap import Node, steps_for
-from provisioners.errors import AuthError, CapacityError, InvalidRequestError, ProvisionError, TransientError
-from provisioners.host import Host
-from provisioners.hosts import SshHosts
-from provisioners.keys import Keys
-from provisioners.line import connect_commands
-from provisioners.machines import Machine, MachineOrder, MachineState
-from provisioners.shell import connect
+from provisioners.port.base import InstanceState
+from provisioners.port.errors import (
+    AuthError,
+    CapacityError,
+    InvalidRequestError,
+    ProvisionError,
+    TransientError,
+)
+from provisioners.port.vm import Machine, MachineOrder, MachineState
+from provisioners.remote.async_ssh import connect_commands
+from provisioners.remote.bootstrap_steps import Node, steps_for
+from provisioners.remote.host import Host
+from provisioners.remote.ssh import connect
+from provisioners.remote.ssh_hosts import SshHosts
+from provisioners.remote.ssh_keys import Keys
+from provisioners.ssh.host_cache import SeenClaims
 from provisioners.ssh.machines import SshMachines
-from provisioners.ssh.memory import SeenClaims
 from provisioners.ssh.pool import Pools, load_pools
 from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
@@ -258,10 +264,10 @@ def test_a_host_that_was_never_met_keeps_nobody_from_going(rack: Rack) -> None:
     )
     made = machines.create(wish(1, zone="h2"))
     machines.destroy(made)
-    assert machines.leftovers("owner-1") == []
+    assert machines.orphans("owner-1") == []
     rack.vms["h2"].run("touch /run/no-sshd; pkill -9 sshd; true")
     with pytest.raises(TransientError, match="h2"):
-        machines.leftovers("owner-1")
+        machines.orphans("owner-1")
 
 
 def test_a_claim_whose_answer_was_lost_is_not_given_up(rack: Rack) -> None:
@@ -302,7 +308,7 @@ def test_check_says_what_is_wrong_with_each_host(rack: Rack) -> None:
 def _attended(rack: Rack, machines: SshMachines, made: Machine, run: str) -> SshHosts:
     hosts = SshHosts(machines.login, is_booting=False, poll_s=0.1)
     order = replace(launch_order(made.token, run=run, accelerator="L4", count=1), owner=made.owner)
-    hosts.attend(made, order, [str(made.private_address)])
+    hosts.supervise(made, order, [str(made.private_address)])
     until(lambda: (report := hosts.report(made)) and report.state is InstanceState.RUNNING, "the run")
     return hosts
 
@@ -318,26 +324,26 @@ def test_replicas_of_one_host_have_their_own_gpus_and_ports_and_end_alone(rack: 
     assert logs == [b"gpu 0 port 20000\n", b"gpu 1 port 20001\n"]
     reports = [until(lambda h=h, m=m: h.report(m), "it") for h, m in zip(hosts, made, strict=True)]  # type: ignore[misc]
     assert [report.port for report in reports] == [20000, 20001]
-    hosts[0].leave(made[0].token)
+    hosts[0].release(made[0].token)
     machines.destroy(made[0])
     assert rack.vms["h1"].run("pgrep -c '^sleep' -x; ls /home/me/.skyserve/machines").split() == [
         "1",
         made[1].token,
     ]
-    hosts[1].leave(made[1].token)
+    hosts[1].release(made[1].token)
 
 
 def test_what_is_left_without_a_claim_is_found_and_removed(rack: Rack) -> None:
     machines = rack.machines()
     made = machines.create(wish(1))
     hosts = _attended(rack, machines, made, "exec sleep 1000")
-    hosts.leave(made.token)
+    hosts.release(made.token)
     rack.vms["h1"].run(f"rm /home/me/.skyserve/claims/{made.token}.json")
-    assert machines.leftovers("owner-2") == []
-    (found,) = machines.leftovers("owner-1")
+    assert machines.orphans("owner-2") == []
+    (found,) = machines.orphans("owner-1")
     machines.remove(found)
     machines.remove(found)
-    assert machines.leftovers("owner-1") == []
+    assert machines.orphans("owner-1") == []
     assert rack.vms["h1"].run("pgrep -f '[s]leep 1000' || echo none") == "none\n"
 
 
@@ -358,5 +364,5 @@ def test_nothing_starts_for_a_claim_that_has_ended(rack: Rack) -> None:
     on_host = rack.vms["h1"].run
     until(lambda: on_host("pgrep -fa '[p]yz daemon' || true") == "", "the end of any daemon")
     assert on_host("pgrep -fa '[s]leep 1000' || true") == ""
-    (left,) = machines.leftovers("owner-1")
+    (left,) = machines.orphans("owner-1")
     machines.remove(left)

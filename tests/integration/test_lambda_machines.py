@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType, Scope, Zone
-from provisioners.access import Access
-from provisioners.base import Candidate
-from provisioners.errors import (
+from provisioners.lambda_labs.api import LambdaApi
+from provisioners.lambda_labs.machines import LambdaMachines
+from provisioners.lambda_labs.prices import REGIONS
+from provisioners.port.base import Candidate
+from provisioners.port.errors import (
     AuthError,
     CapacityError,
     InvalidRequestError,
@@ -22,10 +24,8 @@ from provisioners.errors import (
     RefusedError,
     TransientError,
 )
-from provisioners.lambda_labs.api import LambdaApi
-from provisioners.lambda_labs.machines import LambdaMachines
-from provisioners.lambda_labs.offered import REGIONS
-from provisioners.machines import Level, MachineOrder, MachineState
+from provisioners.port.firewall import Access
+from provisioners.port.vm import Level, MachineOrder, MachineState
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import load_config
 from skyserve_cli.home import Home
@@ -118,11 +118,11 @@ def test_of_two_instances_of_one_name_one_is_the_machine_and_the_other_is_left_o
     bench.world.instances.update(hidden)
     machines = bench.fresh()
     assert [one.id for one in machines.machines("own")] == [first.id]
-    (left,) = machines.leftovers("own")
+    (left,) = machines.orphans("own")
     assert (left.id, left.token, left.region) == (second.id, ORDER.token, "us-east-1")
     machines.remove(left)
     machines.remove(left)
-    assert machines.leftovers("own") == []
+    assert machines.orphans("own") == []
     assert [one["id"] for one in bench.world.living()] == [first.id]
 
 
@@ -155,7 +155,7 @@ def test_what_others_have_in_the_account_is_left_alone(bench: Bench) -> None:
     }
     bench.world.since["f" * 32] = bench.world.time
     assert [one.token for one in machines.machines("own")] == [ORDER.token]
-    assert machines.leftovers("own") == []
+    assert machines.orphans("own") == []
 
 
 # The firewall.
@@ -190,12 +190,12 @@ def test_machines_of_a_service_share_a_ruleset_and_all_of_it_can_be_removed(benc
         for number in (1, 2)
     )
     assert [left.kind for left in machines.shared("own")] == ["firewall ruleset", "ssh key"]
-    assert "firewall-ruleset-in-use" in machines.forget("own")[0]
+    assert "firewall-ruleset-in-use" in machines.delete_shared("own")[0]
     for machine in (one, two):
         machines.destroy(machine)
-    assert machines.forget("own") == []
+    assert machines.delete_shared("own") == []
     assert machines.shared("own") == []
-    assert machines.forget("own") == []
+    assert machines.delete_shared("own") == []
 
 
 # Errors.
@@ -287,6 +287,6 @@ def test_spot_is_not_offered_and_the_reason_is_said(tmp_path: Path) -> None:
     home.create()
     home.config.write_text("clouds: {lambda: {}}\n")
     clouds = Clouds(home, load_config(home.config))
-    why = clouds.why_nothing(Candidate(cloud="lambda", accelerator="H100", use_spot=True))
+    why = clouds.explain_no_offer(Candidate(cloud="lambda", accelerator="H100", use_spot=True))
     assert str(why) == "lambda has no spot machines; set use_spot: false"
-    assert clouds.why_nothing(Candidate(cloud="lambda", accelerator="H100")) is None
+    assert clouds.explain_no_offer(Candidate(cloud="lambda", accelerator="H100")) is None

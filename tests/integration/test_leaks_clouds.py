@@ -13,9 +13,9 @@ import pytest
 
 from provisioners.aws.machines import AwsMachines
 from provisioners.azure.machines import AzureMachines
-from provisioners.errors import TransientError
 from provisioners.gcp.machines import GcpMachines
-from provisioners.machines import OWNER_TAG, TOKEN_TAG, MachineOrder, Machines
+from provisioners.port.errors import TransientError
+from provisioners.port.vm import OWNER_TAG, TOKEN_TAG, MachineOrder, Machines
 from skyserve_cli.controller.clouds.garbage_collector import AGAIN_S
 from skyserve_cli.controller.clouds.orphans import Part
 from tests.clouds.aws.aws_bench import ORDER as AWS_ORDER

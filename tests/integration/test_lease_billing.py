@@ -21,12 +21,12 @@ import yaml
 
 from policies.model import CapacityType
 from provisioners import permissions
-from provisioners.azure import ending as azure_ending
-from provisioners.azure.shapes import group_name
-from provisioners.gcp import ending as gcp_ending
-from provisioners.keys import Keys, user_data
-from provisioners.lease import FIRST_S, LEASE_S, Terms
-from provisioners.machines import MachineOrder, MachineState
+from provisioners.azure import termination as azure_ending
+from provisioners.azure.translate import group_name
+from provisioners.gcp import termination as gcp_ending
+from provisioners.port.lease import FIRST_S, LEASE_S, Terms
+from provisioners.port.vm import MachineOrder, MachineState
+from provisioners.remote.ssh_keys import Keys, user_data
 from tests.clouds.aws.aws_bench import ORDER as AWS_ORDER
 from tests.clouds.aws.aws_bench import aws_bench
 from tests.clouds.azure.azure_harness import OWNER as AZURE_OWNER

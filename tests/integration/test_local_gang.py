@@ -16,15 +16,15 @@ import psutil
 import pytest
 
 from policies.model import CapacityType, NodeLost, Offer, Replica, ReplicaState, RunExited
-from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
-from provisioners.errors import CapacityError, TransientError
 from provisioners.local import controls as local_controls
-from provisioners.local import net as local_net
-from provisioners.local import process as local_process
+from provisioners.local import network as local_net
+from provisioners.local import process_tree as local_process
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.local.host import HostOrder
 from provisioners.local.spawn import spawn_host
 from provisioners.local.store import InstanceFolder, LocalStore
+from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.port.errors import CapacityError, TransientError
 from skyserve_cli.controller.clouds.execute import perform
 from skyserve_cli.controller.reconcile.listing_events import events_of
 from skyserve_cli.controller.reconcile.ports import Call, CallKind

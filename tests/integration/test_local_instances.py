@@ -18,13 +18,13 @@ import psutil
 import pytest
 
 from policies.model import CapacityType
-from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.clock import unix_now
-from provisioners.errors import InvalidRequestError
-from provisioners.local import process as local_process
+from provisioners.local import process_tree as local_process
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.local.host import HostOrder
 from provisioners.local.store import InstanceFolder, LocalStore
+from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.port.errors import InvalidRequestError
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the local cloud needs Linux")
 

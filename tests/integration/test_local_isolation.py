@@ -15,12 +15,12 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
-from provisioners.errors import InvalidRequestError
-from provisioners.local import net as local_net
-from provisioners.local import process as local_process
+from provisioners.local import network as local_net
+from provisioners.local import process_tree as local_process
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.local.store import LocalStore
+from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.port.errors import InvalidRequestError
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the local cloud needs Linux")
 

@@ -13,12 +13,12 @@ from urllib.request import urlopen
 import pytest
 
 from policies.model import CapacityType
-from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
-from provisioners.errors import CapacityError, InvalidRequestError
 from provisioners.local import controls as local_controls
-from provisioners.local import process as local_process
+from provisioners.local import process_tree as local_process
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.local.store import LocalStore
+from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.port.errors import CapacityError, InvalidRequestError
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the local cloud needs Linux")
 

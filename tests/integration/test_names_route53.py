@@ -11,8 +11,8 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from provisioners.aws.names import TTL_S, Route53Names, nearest_region
-from provisioners.errors import InvalidRequestError, ProvisionError
+from provisioners.aws.dns import TTL_S, Route53Names, nearest_region
+from provisioners.port.errors import InvalidRequestError, ProvisionError
 
 ZONE, NAME, MARK = "names.example.com.", "chat.names.example.com.", "skyserve-own-chat-"
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from provisioners.errors import AuthError
+from provisioners.port.errors import AuthError
 from skyserve_cli.controller.balancers import dns as names
 from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.reconcile.ports import NameOrder

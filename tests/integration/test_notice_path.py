@@ -11,10 +11,11 @@ from cryptography.fernet import Fernet
 
 from lb.config.schema import Readiness
 from policies.model import CapacityType, Event, Load, Memory, Offer, Replica, ReplicaState
-from provisioners.base import Instance, InstanceState, Requirements
 from provisioners.contract.hosts import MemoryHosts
-from provisioners.fleet import FleetProvisioner, HostReport
-from provisioners.machines import Machine, Silent
+from provisioners.port.base import Instance, InstanceState, Requirements
+from provisioners.port.host_port import HostReport
+from provisioners.port.vm import Machine, Silent
+from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.clouds.instance_poller import ThreadInstancePoller
 from skyserve_cli.controller.daemon import Ticker
@@ -56,7 +57,7 @@ class CountedMachines(MemoryMachines):
         return super().machines(owner, silent)
 
 
-class MemoryFleet(FleetProvisioner):
+class MemoryFleet(VmProvisioner):
     name = CLOUD
 
 
@@ -124,7 +125,7 @@ def test_a_notice_leaves_the_table_without_a_listing() -> None:
     ready = replace(ready, instance_id=instance.id)
     store.commit("chat", now=0.0, changed=[ready], memory=Memory(2), target=1, notes="", story=())
     time.at += 200.0  # it runs
-    hosts.told[order.token] = HostReport(InstanceState.RUNNING, 8000)
+    hosts.reports[order.token] = HostReport(InstanceState.RUNNING, 8000)
 
     woken = threading.Event()
     instance_poller = ThreadInstancePoller(lambda name: fleet, owner, time, woken.set, {CLOUD: NEVER_S})

@@ -11,8 +11,8 @@ import pytest
 
 from policies.model import CapacityType
 from provisioners import permissions
-from provisioners.errors import AuthError, ProvisionError
-from provisioners.machines import Level, Trial
+from provisioners.port.errors import AuthError, ProvisionError
+from provisioners.port.vm import Level, Trial
 from tests.clouds.aws.aws_bench import EAST, ORDER, AwsBench, aws_bench
 
 POLICY: dict[str, Any] = json.loads(permissions.text_of("aws"))
@@ -79,12 +79,12 @@ def live(bench: AwsBench) -> list[str]:
     attempt(lambda: machines.machines("own"))
     attempt(lambda: machines.spot_prices(["us-east-1"]))
     volume = bench.onlooker_volume(ORDER.tags)
-    attempt(lambda: [machines.remove(left) for left in machines.leftovers("own") if left.id == volume])
+    attempt(lambda: [machines.remove(left) for left in machines.orphans("own") if left.id == volume])
     for machine in made:
         if machine is not None:
             attempt(lambda machine=machine: machines.destroy(machine))
     bench.time.sleep(120.0)
-    said += attempt(lambda: machines.forget("own")) or []
+    said += attempt(lambda: machines.delete_shared("own")) or []
     return said
 
 

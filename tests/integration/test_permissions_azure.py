@@ -10,8 +10,8 @@ import pytest
 
 from policies.model import CapacityType
 from provisioners import permissions
-from provisioners.errors import ProvisionError
-from provisioners.machines import Level
+from provisioners.port.errors import ProvisionError
+from provisioners.port.vm import Level
 from tests.clouds.azure.azure_harness import OWNER, azure, order
 from tests.clouds.azure.azure_server import AzureServer
 from tests.clouds.azure.azure_world import World
@@ -64,12 +64,12 @@ def live(server: AzureServer) -> list[str]:
     made = [attempt(lambda one=one: cloud.create(one)) for one in orders]
     clock.sleep(120.0)
     attempt(lambda: cloud.machines(OWNER))
-    attempt(lambda: cloud.leftovers(OWNER))
+    attempt(lambda: cloud.orphans(OWNER))
     for machine in made:
         if machine is not None:
             attempt(lambda machine=machine: cloud.destroy(machine))
     clock.sleep(300.0)
-    said += attempt(lambda: cloud.forget(OWNER)) or []
+    said += attempt(lambda: cloud.delete_shared(OWNER)) or []
     return said
 
 

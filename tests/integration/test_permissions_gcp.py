@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from policies.model import CapacityType
-from provisioners.errors import ProvisionError
 from provisioners.gcp.check import PERMISSIONS
-from provisioners.machines import Level
+from provisioners.port.errors import ProvisionError
+from provisioners.port.vm import Level
 from tests.clouds.gcp.gcp_controller import OWNER, Controller, controller, order_of
 
 SPOT = order_of()
@@ -58,14 +58,14 @@ def live(gcp: Controller) -> list[str]:
     gcp.world.make_address(SPOT.zone.region, "left", {"skyserve-owner": OWNER, "skyserve-token": "t-gone"})
     gcp.world.advance(7200.0)
     attempt(lambda: machines.machines(OWNER))
-    left = attempt(lambda: machines.leftovers(OWNER)) or []
+    left = attempt(lambda: machines.orphans(OWNER)) or []
     for one in left:
         attempt(lambda one=one: machines.remove(one))
     for machine in made:
         if machine is not None:
             attempt(lambda machine=machine: machines.destroy(machine))
     gcp.world.advance(300.0)
-    said += attempt(lambda: machines.forget(OWNER)) or []
+    said += attempt(lambda: machines.delete_shared(OWNER)) or []
     return said
 
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from provisioners.line import connect_commands
-from provisioners.shell import (
+from provisioners.port.commands import (
     Commands,
     HostKeyError,
     Login,
     LoginRefusedError,
     ShellError,
     UnreachableError,
-    connect,
 )
+from provisioners.remote.async_ssh import connect_commands
+from provisioners.remote.ssh import connect
 from provisioners.ssh.machines import SshMachines
 from provisioners.ssh.pool import load_pools
 from skyserve_cli.commands.reach import OverSsh

@@ -22,11 +22,11 @@ from lb.config.schema import Target
 from lb.core.failures import described
 from lb.engines.http_get import HttpGetter
 from lb.http.upstream import Pools
-from provisioners.certificates import Authority
-from provisioners.host_agent import front as front_module
-from provisioners.host_agent.bundle import agent_bundle
-from provisioners.host_agent.files import is_locked
-from provisioners.host_agent.front import CERTIFICATE, LOCK, port_of
+from provisioners.remote.certificates import Authority
+from provisioners.remote.host_agent import tls_proxy as front_module
+from provisioners.remote.host_agent.bundle import agent_bundle
+from provisioners.remote.host_agent.files import is_locked
+from provisioners.remote.host_agent.tls_proxy import CERTIFICATE, LOCK, port_of
 from skyserve_cli.controller.readiness import ReplicaLine
 from skyserve_cli.controller.reconcile.ports import ProbeOrder
 from skyserve_cli.spec.model import Probe

@@ -12,14 +12,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import Instance, InstanceState, LaunchOrder, Listing, Requirements
-from provisioners.errors import (
-    AuthError,
-    CapacityError,
-    ProvisionError,
-    QuotaError,
-    TransientError,
-)
+from provisioners.port.base import Instance, InstanceList, InstanceState, LaunchOrder, Requirements
+from provisioners.port.errors import AuthError, CapacityError, ProvisionError, QuotaError, TransientError
 from tests.kit.clock import SimClock
 
 NEVER = float("inf")
@@ -162,9 +156,9 @@ class SimCloud:
             and now - one.ended_at < 600.0
         ]
 
-    def listing(self, owner: str) -> Listing:
+    def listing(self, owner: str) -> InstanceList:
         shown = [one for one in self.instances(owner) if one.zone.region not in self.mute]
-        return Listing(shown, {region: _no_response(region) for region in sorted(self.mute)})
+        return InstanceList(shown, {region: _no_response(region) for region in sorted(self.mute)})
 
     def terminate(self, instance: Instance) -> None:
         self._refuse_mute(instance.zone)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from lb.config.schema import Readiness, Table
 from policies.model import Event, Load, Offer, ProbeFailed, ProbePassed
-from provisioners.base import Instance, LaunchOrder, Requirements
-from provisioners.errors import ProvisionError
+from provisioners.port.base import Instance, LaunchOrder, Requirements
+from provisioners.port.errors import ProvisionError
 from skyserve_cli.controller.clouds.execute import Retry, perform
 from skyserve_cli.controller.clouds.operation_runner import NOT_ALLOWED, OperationsInFlight
 from skyserve_cli.controller.reconcile.listing_events import same_objects

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from policies.model import EndReason, ReplicaState, Zone
-from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
-from provisioners.errors import CapacityError
+from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.port.errors import CapacityError
 from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
 from tests.kit.clock import SimClock
 from tests.kit.fault_cloud import Faults, SimCloud, SimZone

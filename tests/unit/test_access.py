@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provisioners.access import (
+from provisioners.port.firewall import (
     ANYWHERE,
     Access,
     Opening,

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from policies.model import CapacityType, FailureKind, Scope, Zone
+from provisioners.aws.error_codes import AT_BIRTH, TABLE
 from provisioners.aws.errors import (
     THROTTLES,
-    Answer,
+    AwsResponse,
     Context,
     Quota,
     error_of,
     missing_action,
     quota_of,
 )
-from provisioners.aws.outcomes import AT_BIRTH, TABLE
-from provisioners.errors import QuotaError, RegionClosedError, TransientError
+from provisioners.port.errors import QuotaError, RegionClosedError, TransientError
 
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 CAPACITY, QUOTA, AUTH, CONFIG, TRANSIENT, REFUSED = (
@@ -114,7 +114,7 @@ CASES = [
     ids=[f"{one[2]}-{one[3]}-{one[4][:20]}" for one in CASES],
 )
 def test_a_code_means(kind: FailureKind, scope: Scope | None, code: str, status: int, message: str) -> None:
-    answer = Answer(code, status, message, "r-7")
+    answer = AwsResponse(code, status, message, "r-7")
     raised = error_of(answer, LAUNCH, now=1000.0)
     assert (raised.kind, raised.scope) == (kind, scope)
     assert (raised.code, raised.cloud, raised.zone) == (code, "aws", LAUNCH.zone)
@@ -137,7 +137,7 @@ def test_every_row_has_a_source_and_a_case() -> None:
 )
 def test_a_listing_that_is_refused_for_good_closes_the_region(code: str, message: str) -> None:
     listing = Context("ec2:DescribeInstances", "eu-west-3")
-    raised = error_of(Answer(code, 403, message), listing, now=0.0)
+    raised = error_of(AwsResponse(code, 403, message), listing, now=0.0)
     assert isinstance(raised, RegionClosedError)
     assert raised.region == "eu-west-3"
     assert "clouds.aws.regions" in raised.message
@@ -145,13 +145,13 @@ def test_a_listing_that_is_refused_for_good_closes_the_region(code: str, message
 
 def test_what_only_aws_can_decode_is_left_out() -> None:
     message = "You are not authorized. Encoded authorization failure message: " + "x" * 1000
-    raised = error_of(Answer("UnauthorizedOperation", 403, message, "r-7"), LAUNCH, now=0.0)
+    raised = error_of(AwsResponse("UnauthorizedOperation", 403, message, "r-7"), LAUNCH, now=0.0)
     assert raised.message.endswith("(UnauthorizedOperation: You are not authorized.; request id r-7)")
 
 
 @pytest.mark.parametrize("code", sorted(THROTTLES))
 def test_throttling_asks_for_patience(code: str) -> None:
-    raised = error_of(Answer(code, 400, ""), LAUNCH, now=0.0)
+    raised = error_of(AwsResponse(code, 400, ""), LAUNCH, now=0.0)
     assert isinstance(raised, TransientError)
     assert raised.retry_after_s > 1.0
 
@@ -162,7 +162,7 @@ def test_throttling_asks_for_patience(code: str) -> None:
     ids=["a-launch-elsewhere", "anything-else-nowhere"],
 )
 def test_what_is_not_supported_depends_on_what_was_asked(asked: Context, kind: FailureKind) -> None:
-    assert error_of(Answer("UnsupportedOperation", 400, ""), asked, now=0.0).kind is kind
+    assert error_of(AwsResponse("UnsupportedOperation", 400, ""), asked, now=0.0).kind is kind
 
 
 @pytest.mark.parametrize(
@@ -195,11 +195,11 @@ def test_what_is_not_supported_depends_on_what_was_asked(asked: Context, kind: F
     ],
 )
 def test_the_sentence(code: str, status: int, message: str, sentence: str) -> None:
-    assert str(error_of(Answer(code, status, message), LAUNCH, now=0.0)) == sentence
+    assert str(error_of(AwsResponse(code, status, message), LAUNCH, now=0.0)) == sentence
 
 
 def test_a_quota_error_says_when_to_try_again() -> None:
-    raised = error_of(Answer("VcpuLimitExceeded", 400, ""), LAUNCH, now=1000.0)
+    raised = error_of(AwsResponse("VcpuLimitExceeded", 400, ""), LAUNCH, now=1000.0)
     assert isinstance(raised, QuotaError)
     assert raised.retry_at == 2800.0
 

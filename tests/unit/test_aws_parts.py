@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from policies.model import CapacityType, FailureKind, Scope, Zone
-from provisioners.aws.machine import machine_of, refusal_of, state_of
 from provisioners.aws.machines import client_token
-from provisioners.errors import Refusal
-from provisioners.machines import MachineOrder, MachineState
+from provisioners.aws.translate import machine_of, refusal_of, state_of
+from provisioners.port.errors import Refusal
+from provisioners.port.vm import MachineOrder, MachineState
 
 ORDER = MachineOrder(
     token="own-chat-1",

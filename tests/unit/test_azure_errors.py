@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from policies.model import CapacityType, FailureKind, Scope, Zone
+from provisioners.azure.error_codes import TABLE
 from provisioners.azure.errors import NO_QUOTA_RETRY_S, QUOTA_RETRY_S, Failure, error_of, meaning
-from provisioners.azure.outcomes import TABLE
-from provisioners.errors import CapacityError, QuotaError, RegionClosedError, TransientError
+from provisioners.port.errors import CapacityError, QuotaError, RegionClosedError, TransientError
 
 CAPACITY, QUOTA, AUTH = FailureKind.CAPACITY, FailureKind.QUOTA, FailureKind.AUTH
 CONFIG, TRANSIENT, REFUSED = FailureKind.CONFIG, FailureKind.TRANSIENT, FailureKind.REFUSED

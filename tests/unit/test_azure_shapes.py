@@ -13,28 +13,28 @@ from azure.mgmt.compute.models import VirtualMachine
 from azure.mgmt.network.models import SecurityRule
 
 from policies.model import CapacityType, Zone
-from provisioners.access import Access
 from provisioners.azure.check import missing_actions
 from provisioners.azure.machines import AzureMachines, AzureSettings
 from provisioners.azure.network import rules_with
 from provisioners.azure.prices import region_spot_prices, spot_prices_of
-from provisioners.azure.shapes import (
-    Place,
+from provisioners.azure.sovereign_clouds import CLOUDS
+from provisioners.azure.translate import (
+    NetworkIds,
     group_name,
     image_reference,
     machine_body,
     machine_state,
     zone_number,
 )
-from provisioners.azure.sovereign import CLOUDS
-from provisioners.errors import InvalidRequestError, ProvisionError
-from provisioners.machines import MachineState
+from provisioners.port.errors import InvalidRequestError, ProvisionError
+from provisioners.port.firewall import Access
+from provisioners.port.vm import MachineState
 from tests.clouds.azure.azure_contract import by_models, by_table, request_problems
 from tests.clouds.azure.azure_harness import order
 from tests.clouds.azure.azure_world import VM
 
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
-PLACE = Place("/subscriptions/s/subnets/machines", "/subscriptions/s/networkSecurityGroups/machines")
+PLACE = NetworkIds("/subscriptions/s/subnets/machines", "/subscriptions/s/networkSecurityGroups/machines")
 
 
 @pytest.mark.parametrize(

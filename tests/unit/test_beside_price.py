@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioners.beside_price import beside_usd_hour
+from provisioners.offers.extra_costs import beside_usd_hour
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.prices import beside_cost
 from skyserve_cli.config import load_config

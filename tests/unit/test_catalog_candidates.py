@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from policies.model import AcceleratorQps, CapacityType, Offer, Zone
-from provisioners.base import Candidate, Requirements
-from provisioners.candidates import ANY_ACCOUNT, Account, offers_of
-from provisioners.candidates_why import why_nothing
-from provisioners.catalog import Catalog, Listing, Origin, Price, Quality, Shape, packaged
-from provisioners.rented import cheapest_trials
+from provisioners.assembly import cheapest_trials
+from provisioners.offers.catalog import Catalog, Listing, Origin, Price, Quality, Shape, packaged
+from provisioners.offers.explain_no_offer import explain_no_offer
+from provisioners.offers.matching import ANY_ACCOUNT, Account, offers_of
+from provisioners.port.base import Candidate, Requirements
 
 ORIGIN = Origin("a list", 0.0, Quality.EXACT)
 
@@ -127,7 +127,7 @@ def _told(offers: list[Offer]) -> list[tuple[str, str, float]]:
 )  # fmt: skip
 def test_what_fits_a_candidate(candidate: Candidate, told: list[tuple[str, str, float]]) -> None:
     assert _told(_offers(candidate)) == told
-    assert (why_nothing(candidate, CATALOG) is None) == bool(told)
+    assert (explain_no_offer(candidate, CATALOG) is None) == bool(told)
 
 
 def test_an_offer_says_what_it_is() -> None:
@@ -186,7 +186,7 @@ def test_the_limit_is_held_against_live_prices() -> None:
     account = Account(spot_price=lambda name, zone: 0.7)
     candidate = Candidate(accelerator="L4", use_spot=True, max_hourly_cost=0.6)
     assert _offers(candidate, account=account) == []
-    assert str(why_nothing(candidate, CATALOG, account)) == (
+    assert str(explain_no_offer(candidate, CATALOG, account)) == (
         "L4:1 costs 0.7 USD per hour or more (g6.xlarge in aws/euw1-az1); max_hourly_cost is 0.6"
     )
 
@@ -217,7 +217,7 @@ def test_what_is_sold_by_reservation_is_offered_as_spot_alone(
     assert _told(offers_of(Requirements((candidate,)), catalog)) == told
     trials = [trial.capacity_type for trial in cheapest_trials(catalog.rows)]
     assert trials == [CapacityType.SPOT], "`serve check` tries no launch that no service makes"
-    found = why_nothing(candidate, catalog)
+    found = explain_no_offer(candidate, catalog)
     assert str(found) == (
         "None"
         if use_spot
@@ -227,7 +227,7 @@ def test_what_is_sold_by_reservation_is_offered_as_spot_alone(
 
 def test_a_card_of_another_name_is_pointed_out() -> None:
     catalog = Catalog(tuple(one for one in CATALOG.listings if one.shape.accelerator != "A10"))
-    assert str(why_nothing(Candidate(accelerator="A10"), catalog)) == (
+    assert str(explain_no_offer(Candidate(accelerator="A10"), catalog)) == (
         "the catalog has no accelerator 'A10'; A10G is the card nearest to it, on aws"
     )
 
@@ -260,7 +260,7 @@ def test_the_accounts_own_names_of_zones_are_understood() -> None:
 )  # fmt: skip
 def test_why_there_is_nothing(candidate: Candidate, field: str, sentence: str) -> None:
     assert _offers(candidate) == []
-    found = why_nothing(candidate, CATALOG)
+    found = explain_no_offer(candidate, CATALOG)
     assert found is not None
     assert found.field == field
     assert str(found) == sentence
@@ -268,14 +268,14 @@ def test_why_there_is_nothing(candidate: Candidate, field: str, sentence: str) -
 
 def test_an_account_that_may_have_nothing_is_told_so() -> None:
     account = Account(reason=lambda shape, zone, market: "the quota is 0")
-    found = why_nothing(Candidate(accelerator="L4"), CATALOG, account)
+    found = explain_no_offer(Candidate(accelerator="L4"), CATALOG, account)
     assert found is not None
     assert found.field == "usable"
     assert found.message.endswith("in the zones that were asked for: the quota is 0")
 
 
 def test_an_empty_catalog_is_the_reason_itself() -> None:
-    assert str(why_nothing(Candidate(), Catalog())) == "the catalog is empty"
+    assert str(explain_no_offer(Candidate(), Catalog())) == "the catalog is empty"
 
 
 @pytest.mark.parametrize("use_spot", [True, False], ids=["spot", "on demand"])
@@ -288,7 +288,7 @@ def test_every_offer_of_the_packaged_catalog_is_as_asked(accelerator: str, use_s
         assert {(offer.accelerator, offer.accelerator_count) for offer in offers} <= {(accelerator, count)}
         assert len({offer.zone for offer in offers}) == len(offers)
         assert offers == sorted(offers, key=lambda offer: offer.price_usd_hour)
-        assert (offers == []) == (why_nothing(candidate, packaged()) is not None)
+        assert (offers == []) == (explain_no_offer(candidate, packaged()) is not None)
 
 
 def test_three_clouds_are_looked_through_by_index() -> None:

@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType, Zone
-from provisioners.base import Candidate, Requirements
-from provisioners.candidates import Account, offers_of
-from provisioners.candidates_why import why_nothing
-from provisioners.catalog import (
+from provisioners.offers.catalog import (
     Catalog,
     CatalogError,
     Listing,
@@ -24,7 +21,7 @@ from provisioners.catalog import (
     packaged,
     stock,
 )
-from provisioners.catalog.discovered import (
+from provisioners.offers.catalog.discovered import (
     BELIEVED_S,
     Discovery,
     Offering,
@@ -33,9 +30,12 @@ from provisioners.catalog.discovered import (
     reasons,
     with_discovered,
 )
-from provisioners.catalog.estimates import Estimates
-from provisioners.catalog.refresh import Quote, taken_over
-from provisioners.catalog.store import save, save_discovery
+from provisioners.offers.catalog.estimates import Estimates
+from provisioners.offers.catalog.refresh import Quote, taken_over
+from provisioners.offers.catalog.store import save, save_discovery
+from provisioners.offers.explain_no_offer import explain_no_offer
+from provisioners.offers.matching import Account, offers_of
+from provisioners.port.base import Candidate, Requirements
 
 NOW = 1_790_000_000.0
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
@@ -130,7 +130,7 @@ def test_what_the_account_cannot_have_is_not_offered_and_the_reason_is_said() ->
     assert offers_of(Requirements((on_demand,)), catalog, account) == []
     (offer,) = offers_of(Requirements((spot,)), catalog, account)
     assert (offer.zone.name, offer.price_usd_hour) == ("mxc1-az1", 0.9)
-    nothing = why_nothing(on_demand, catalog, account)
+    nothing = explain_no_offer(on_demand, catalog, account)
     assert nothing is not None
     assert nothing.field == "usable"
     assert "this account cannot have L4:1 as on-demand" in nothing.message

@@ -10,12 +10,22 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType
-from provisioners.base import Candidate, Requirements
-from provisioners.candidates import offers_of
-from provisioners.catalog import Catalog, CatalogError, Listing, Origin, Price, Quality, Shape, load, packaged
-from provisioners.catalog.codec import decode, encode
-from provisioners.catalog.names import ACCELERATORS, canonical, close_to
-from provisioners.catalog.store import save
+from provisioners.offers.catalog import (
+    Catalog,
+    CatalogError,
+    Listing,
+    Origin,
+    Price,
+    Quality,
+    Shape,
+    load,
+    packaged,
+)
+from provisioners.offers.catalog.codec import decode, encode
+from provisioners.offers.catalog.store import save
+from provisioners.offers.matching import offers_of
+from provisioners.port.accelerator_names import ACCELERATORS, canonical, close_to
+from provisioners.port.base import Candidate, Requirements
 
 JULY, AUGUST = 1_783_000_000.0, 1_785_600_000.0
 L4 = Shape("aws", "g6.xlarge", "L4", 1, 4, 16)
@@ -31,7 +41,7 @@ def listing(on_demand: Price, **spot: Price | None) -> Listing:
 
 @pytest.mark.parametrize("cloud", ["aws", "azure", "gcp"])
 def test_a_packaged_file_is_as_it_would_be_written(cloud: str) -> None:
-    content = files("provisioners.catalog").joinpath("data", f"{cloud}.json").read_text()
+    content = files("provisioners.offers.catalog").joinpath("data", f"{cloud}.json").read_text()
     assert encode(cloud, decode(content, cloud)) == content
 
 

@@ -11,14 +11,14 @@ import pytest
 
 from policies.model import CapacityType, FailureKind, Scope, Zone
 from provisioners.aws.image import IMAGES as AWS_IMAGES
-from provisioners.azure.shapes import IMAGES as AZURE_IMAGES
-from provisioners.azure.shapes import image_reference
-from provisioners.catalog import Shape, packaged
-from provisioners.catalog.image_family import ImageFamily, image_family
-from provisioners.catalog.names import ACCELERATORS, Vendor, vendor
-from provisioners.errors import RefusedError
-from provisioners.gcp.order import image_of
-from provisioners.machines import MachineOrder, default_image
+from provisioners.azure.translate import IMAGES as AZURE_IMAGES
+from provisioners.azure.translate import image_reference
+from provisioners.gcp.translate import image_of
+from provisioners.offers.catalog import Shape, packaged
+from provisioners.port.accelerator_names import ACCELERATORS, Vendor, vendor
+from provisioners.port.errors import RefusedError
+from provisioners.port.image_family import ImageFamily, image_family
+from provisioners.port.vm import MachineOrder, default_image
 
 #: The generation of NVIDIA's chips by accelerator, oldest first; its open kernel modules begin with Turing, its driver 570 is the
 #: first with Blackwell, 580 the last with Volta and older.

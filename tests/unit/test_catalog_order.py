@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from policies.model import AcceleratorQps, CapacityType, Offer, Zone
-from provisioners.base import Candidate, Requirements
-from provisioners.candidates import in_order
+from provisioners.offers.matching import in_order
+from provisioners.port.base import Candidate, Requirements
 
 PRICES = {("aws", "L4"): 0.4, ("gcp", "L4"): 0.3, ("aws", "H100"): 3.0, ("gcp", "H100"): 2.0}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from policies.model import CapacityType
-from provisioners.catalog import Listing, Origin, Price, Quality, Shape
-from provisioners.catalog.refresh import PRICE_APIS, Quote, taken_over
+from provisioners.offers.catalog import Listing, Origin, Price, Quality, Shape
+from provisioners.offers.catalog.refresh import PRICE_APIS, Quote, taken_over
 
 KNOWN = Origin("a list", 0.0, Quality.EXACT)
 NEW = Origin("the API", 1.0, Quality.EXACT)

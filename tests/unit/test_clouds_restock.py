@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType
-from provisioners.base import Candidate, Requirements
-from provisioners.catalog import stock
-from provisioners.catalog.discovered import Discovery, Offering
-from provisioners.catalog.store import save_discovery
+from provisioners.offers.catalog import stock
+from provisioners.offers.catalog.discovered import Discovery, Offering
+from provisioners.offers.catalog.store import save_discovery
+from provisioners.port.base import Candidate, Requirements
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import load_config
 from skyserve_cli.home import Home
@@ -23,7 +23,9 @@ NEED = Requirements((Candidate(cloud="aws", accelerator="L4", accelerator_count=
 def test_files_that_change_are_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [NOW]
     monkeypatch.setattr("skyserve_cli.clouds.unix_now", lambda: clock[0])
-    monkeypatch.setattr("provisioners.rented.SpotPrices.refresh_soon", lambda prices: None)  # no calls
+    monkeypatch.setattr(
+        "provisioners.offers.spot_prices.SpotPrices.refresh_soon", lambda prices: None
+    )  # no calls
     home = Home.from_environment({"SKYSERVE_HOME": str(tmp_path)})
     home.config.write_text("clouds: {aws: {}}\n")
     clouds = Clouds(home, load_config(home.config))

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from provisioners.container_image import PASSWORD, SERVER, USERNAME, full_name, registry_of, steps
-from provisioners.machine_tools import needs, pip_install
-from provisioners.step import Content, Step
+from provisioners.port.docker_image import PASSWORD, SERVER, USERNAME, full_name, registry_of
+from provisioners.remote.container_steps import steps
+from provisioners.remote.machine_tools import needs, pip_install
+from provisioners.remote.step import Content, Step
 
 BASE = (
     "sh",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policies.model import CapacityType, Offer, ReplicaState, Zone
-from provisioners.base import Instance, InstanceState, Requirements
+from provisioners.port.base import Instance, InstanceState, Requirements
 from skyserve_cli.controller.reconcile.adoption import PATIENCE_S, Adoption, match
 from skyserve_cli.controller.reconcile.mappers import token_of
 from skyserve_cli.controller.reconcile.ports import InstanceListing

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from policies.model import CapacityType, EndReason, FailureKind, Launched, Offer, Scope, Terminated, Zone
-from provisioners.base import InstanceState
-from provisioners.errors import Refusal
+from provisioners.port.base import InstanceState
+from provisioners.port.errors import Refusal
 from skyserve_cli.controller.reconcile.ports import CallKind
 from skyserve_cli.spec.model import ReplicaPolicy, ServiceSpec
 from tests.unit.test_controller_reconciler import OFFERS, World

@@ -12,17 +12,17 @@ import pytest
 from cryptography.fernet import Fernet
 
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
-from provisioners.base import (
+from provisioners.fake import FakeProvisioner
+from provisioners.port.base import (
     Candidate,
     Instance,
+    InstanceList,
     InstanceState,
     LaunchOrder,
-    Listing,
     Provisioner,
     Requirements,
 )
-from provisioners.errors import AuthError, ProvisionError, RegionClosedError, TransientError
-from provisioners.fake import FakeProvisioner
+from provisioners.port.errors import AuthError, ProvisionError, RegionClosedError, TransientError
 from skyserve_cli.controller.clouds.caches import OfferCache, SpecCache, all_offers
 from skyserve_cli.controller.clouds.instance_poller import PATIENCE, ThreadInstancePoller
 from skyserve_cli.controller.reconcile.mappers import requirements_of, token_of
@@ -301,8 +301,8 @@ class RegionalSky(Sky):
     silent: Mapping[str, ProvisionError] = {}
     closed: Mapping[str, str] = {}
 
-    def listing(self, owner: str) -> Listing:
-        return Listing(self.instances(owner), self.silent, self.closed)
+    def listing(self, owner: str) -> InstanceList:
+        return InstanceList(self.instances(owner), self.silent, self.closed)
 
 
 def test_a_silent_region_is_told_of_after_some_listings_and_hides_no_other(looking: Looking) -> None:

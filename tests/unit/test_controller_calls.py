@@ -24,8 +24,9 @@ from policies.model import (
     Terminated,
     Zone,
 )
-from provisioners.base import Instance, InstanceState, LaunchOrder, Provisioner
-from provisioners.errors import (
+from provisioners.fake import DEFAULT_PRICES, FakeProvisioner
+from provisioners.port.base import Instance, InstanceState, LaunchOrder, Provisioner
+from provisioners.port.errors import (
     AuthError,
     CapacityError,
     InvalidRequestError,
@@ -33,7 +34,6 @@ from provisioners.errors import (
     QuotaError,
     TransientError,
 )
-from provisioners.fake import DEFAULT_PRICES, FakeProvisioner
 from skyserve_cli.controller.clouds.execute import (
     LONGEST_RETRY_S,
     MAX_LAUNCH_TRIES,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from cryptography.fernet import Fernet
 
-from provisioners.base import Candidate, Requirements
-from provisioners.rented import RentedProvisioner
+from provisioners.assembly import RentedProvisioner
+from provisioners.port.base import Candidate, Requirements
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import CloudConfig, Config, ConfigError, GcpConfig, load_config
 from skyserve_cli.controller.secret_box import CannotUnsealError, SecretBox

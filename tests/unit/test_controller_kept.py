@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policies.model import CapacityType, Load, Memory, Plan, UpdateMode, Zone
-from provisioners.base import Instance, InstanceState
+from provisioners.port.base import Instance, InstanceState
 from skyserve_cli.controller.reconcile.ports import InstanceListing
 from skyserve_cli.controller.reconcile.tick_cache import (
     Around,
@@ -136,7 +136,7 @@ def test_services_whose_instances_differ_from_the_last_listing(
 
 
 def test_an_unattended_instance_is_news_every_time() -> None:
-    listings, alone = Listings(), replace(INSTANCE, state=InstanceState.UNATTENDED)
+    listings, alone = Listings(), replace(INSTANCE, state=InstanceState.UNSUPERVISED)
     assert listings.changed([listing(alone)]) == listings.changed([listing(alone)]) == {"chat"}
 
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import pytest
 
 from policies.model import CapacityType, EndReason, Offer, Replica, ReplicaState, Zone
-from provisioners.base import Instance, InstanceState, LaunchOrder, Requirements
-from provisioners.errors import TransientError
-from provisioners.host_agent.log_times import offset_since
+from provisioners.port.base import Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.port.errors import TransientError
+from provisioners.remote.host_agent.log_times import offset_since
 from skyserve_cli.controller.clouds.log_archive import KEPT_BYTES, KEPT_FILES, LogArchive
 
 ZONE = Zone("sky", "r", "z")

@@ -30,7 +30,7 @@ from policies.model import (
     UpdateMode,
     Zone,
 )
-from provisioners.base import Instance, InstanceState, Requirements
+from provisioners.port.base import Instance, InstanceState, Requirements
 from skyserve_cli.controller.reconcile.mappers import token_of
 from skyserve_cli.controller.reconcile.ports import AgentOrder, Call, CallKind, InstanceListing, ProbeOrder
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
@@ -522,7 +522,7 @@ def test_the_order_of_an_instance_that_nobody_attends_is_sent_again(
     replica, other = a_replica(1, state), a_replica(2)
     world.has(replica, other)
     reconciler = world.reconciler()
-    world.lists(world.instance_of(replica, InstanceState.UNATTENDED), world.instance_of(other))
+    world.lists(world.instance_of(replica, InstanceState.UNSUPERVISED), world.instance_of(other))
     reconciler.tick()
     assert world.calling() == "attend 1"
     reconciler.tick()

@@ -27,8 +27,8 @@ from policies.model import (
     Scope,
     Zone,
 )
-from provisioners.base import Instance, InstanceState
-from provisioners.errors import Refusal
+from provisioners.port.base import Instance, InstanceState
+from provisioners.port.errors import Refusal
 from skyserve_cli.controller.reconcile.listing_events import events_of, missing_from, orphans
 from skyserve_cli.controller.reconcile.ports import InstanceListing
 from skyserve_cli.controller.reconcile.transitions import Change
@@ -62,7 +62,7 @@ def kinds(events: list[Event]) -> str:
 TRUTH: dict[InstanceState | None, dict[ReplicaState, str]] = {
     None: dict.fromkeys(WITH_INSTANCE, "Preempted"),
     I.PENDING: {},
-    I.UNATTENDED: {},
+    I.UNSUPERVISED: {},
     I.SETUP: {},
     I.RUNNING: {S.PROVISIONING: "Bootstrapped"},
     I.SETUP_FAILED: {S.PROVISIONING: "BootstrapFailed"},
@@ -89,7 +89,7 @@ def test_what_the_cloud_says_of_a_replica(state: ReplicaState, instance: Instanc
 @pytest.mark.parametrize("state", WITH_INSTANCE, ids=lambda s: s.value)
 def test_a_notice_is_passed_on_while_it_can_matter(state: ReplicaState, instance: InstanceState) -> None:
     noticed = seen(a_replica(state), an_instance(instance, preempt_at=130.0))
-    alive = instance in (I.PENDING, I.UNATTENDED, I.SETUP, I.RUNNING)
+    alive = instance in (I.PENDING, I.UNSUPERVISED, I.SETUP, I.RUNNING)
     assert (PreemptionNotice(1, 130.0) in noticed) is alive
     assert kinds(noticed).removesuffix("PreemptionNotice").strip() == TRUTH[instance].get(state, "")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType, Role
-from provisioners.access import Access
-from provisioners.catalog import Catalog
-from provisioners.errors import AuthError, TransientError
+from provisioners.assembly import RULES_EVERY_S, SETTLED_S, RentedProvisioner
+from provisioners.offers.catalog import Catalog
 from provisioners.own_address import OwnAddresses
-from provisioners.rented import RULES_EVERY_S, SETTLED_S, RentedProvisioner
+from provisioners.port.errors import AuthError, TransientError
+from provisioners.port.firewall import Access
 from skyserve_cli.config import AwsConfig, RentedConfig
 from skyserve_cli.controller.clouds.firewalls import ThreadFirewalls
 from skyserve_cli.controller.reconcile.mappers import agent_addresses
@@ -127,7 +127,7 @@ def test_a_controller_that_has_moved_is_let_in_at_its_new_address() -> None:
 
 
 def test_a_host_that_cannot_know_its_address_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("provisioners.rented._ADMIT_WAIT_S", 0.0)
+    monkeypatch.setattr("provisioners.assembly._ADMIT_WAIT_S", 0.0)
     world = World()
     world.route = None
     with pytest.raises(TransientError, match=r"clouds\.memory\.sources"):

@@ -10,19 +10,21 @@ from email.utils import formatdate
 import pytest
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.cloud_clock import CloudClock
 from provisioners.contract.hosts import MemoryHosts
-from provisioners.errors import (
+from provisioners.node_states import state_of
+from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.port.errors import (
     CapacityError,
     InvalidRequestError,
     ProvisionError,
     RegionClosedError,
     TransientError,
 )
-from provisioners.fleet import FleetProvisioner, HostReport, state_of
-from provisioners.machines import Machine, MachineState
-from provisioners.regions import CLOSED_S
+from provisioners.port.host_port import HostReport
+from provisioners.port.regions import CLOSED_S
+from provisioners.port.vm import Machine, MachineState
+from provisioners.vm_provisioner import VmProvisioner
 from tests.clouds.memory_machines import (
     CLOUD,
     ZONES,
@@ -36,7 +38,7 @@ from tests.clouds.memory_machines import (
 _S = InstanceState
 
 
-class MemoryFleet(FleetProvisioner):
+class MemoryFleet(VmProvisioner):
     name = CLOUD
 
 
@@ -50,7 +52,7 @@ class World:
     def now(self) -> float:
         return self.time
 
-    def restarted(self) -> FleetProvisioner:
+    def restarted(self) -> VmProvisioner:
         """The process has died: everything it knew is gone, and the cloud is as it was."""
         self.hosts = MemoryHosts(self.now)
         self.fleet = MemoryFleet(self.machines, self.hosts, order_of, lambda need: (), self.now)
@@ -102,7 +104,7 @@ def test_after_a_restart_the_order_is_asked_for_again(w: World) -> None:
     w.time += 100
     assert w.one().state is _S.SETUP
     w.restarted()
-    assert w.one().state is _S.UNATTENDED
+    assert w.one().state is _S.UNSUPERVISED
     assert w.fleet.launch(w.order()).id == "m-1"
     assert w.one().state is _S.SETUP
     assert w.machines.live() == ["own-chat-1"]
@@ -190,7 +192,7 @@ def test_the_earliest_notice_stands(w: World) -> None:
     w.fleet.launch(w.order())
     w.time += 100
     assert w.one().preempt_at is None
-    w.hosts.told["own-chat-1"] = HostReport(_S.RUNNING, 8080, preempt_at=2000.0)
+    w.hosts.reports["own-chat-1"] = HostReport(_S.RUNNING, 8080, preempt_at=2000.0)
     w.machines.kept["own-chat-1"].preempt_at = 1900.0
     assert w.one().preempt_at == 1900.0
 
@@ -213,7 +215,7 @@ def test_notices_are_by_our_clock() -> None:
     w.machines.kept["own-chat-1"].preempt_at = 1900.0
     told = w.one().preempt_at
     assert told == pytest.approx(1840.0, abs=1.0)
-    w.hosts.told["own-chat-1"] = HostReport(_S.RUNNING, 8080, preempt_at=1800.0)
+    w.hosts.reports["own-chat-1"] = HostReport(_S.RUNNING, 8080, preempt_at=1800.0)
     assert w.one().preempt_at == pytest.approx(1740.0, abs=1.0)
     assert "60 s behind" in w.fleet.clock_warning()
 
@@ -246,7 +248,7 @@ def test_a_gang_that_was_listed_in_part_is_not_reported(w: World) -> None:
 def test_a_failed_setup_says_why(w: World) -> None:
     w.fleet.launch(w.order())
     w.time += 100
-    w.hosts.told["own-chat-1"] = HostReport(_S.SETUP_FAILED, 8080, "setup: pip: no such package")
+    w.hosts.reports["own-chat-1"] = HostReport(_S.SETUP_FAILED, 8080, "setup: pip: no such package")
     w.one()
     assert (w.one().state, w.one().message) == (_S.SETUP_FAILED, "setup: pip: no such package")
 
@@ -268,7 +270,7 @@ def test_orders_that_are_refused(w: World, token: str, zone: Zone) -> None:
         (MachineState.PENDING, None, True, _S.PENDING),
         (MachineState.PENDING, None, False, _S.PENDING),
         (MachineState.RUNNING, None, True, _S.PENDING),
-        (MachineState.RUNNING, None, False, _S.UNATTENDED),
+        (MachineState.RUNNING, None, False, _S.UNSUPERVISED),
         (MachineState.RUNNING, HostReport(_S.SETUP, 1), False, _S.SETUP),
         (MachineState.RUNNING, HostReport(_S.RUN_EXITED, 1), True, _S.RUN_EXITED),
         (MachineState.STOPPING, None, True, _S.STOPPING),
@@ -314,7 +316,7 @@ def test_whenever_the_process_dies_or_an_answer_is_lost_nothing_is_left_and_noth
     w.machines.before = w.machines.after = lambda name, token: None
     assert len(w.machines.live()) == order.num_nodes
     w.time += 200
-    if w.one().state is _S.UNATTENDED:
+    if w.one().state is _S.UNSUPERVISED:
         w.fleet.launch(order)
     assert w.one().state in (_S.SETUP, _S.RUNNING)
     found = w.one()

@@ -10,25 +10,15 @@ from threading import Event
 import pytest
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import Candidate, LaunchOrder, Requirements
-from provisioners.candidates import Account
-from provisioners.catalog import packaged
-from provisioners.errors import AuthError
-from provisioners.keys import MAX_USER_DATA_BYTES, Keys
-from provisioners.lease import terms_of
-from provisioners.machines import Machine, MachineState, Silent
-from provisioners.rented import (
-    PRICES_EVERY_S,
-    PRICES_KEPT_S,
-    Rent,
-    SpotPrices,
-    heartbeat_s,
-    login_of,
-    offer,
-    order_of,
-    within,
-    zones_of,
-)
+from provisioners.assembly import Rent, heartbeat_s, login_of, offer, order_of, within, zones_of
+from provisioners.offers.catalog import packaged
+from provisioners.offers.matching import Account
+from provisioners.offers.spot_prices import PRICES_EVERY_S, PRICES_KEPT_S, SpotPrices
+from provisioners.port.base import Candidate, LaunchOrder, Requirements
+from provisioners.port.errors import AuthError
+from provisioners.port.lease import terms_of
+from provisioners.port.vm import Machine, MachineState, Silent
+from provisioners.remote.ssh_keys import MAX_USER_DATA_BYTES, Keys
 from tests.clouds.memory_machines import MemoryMachines
 
 SECRET = bytes(range(32))

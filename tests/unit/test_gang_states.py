@@ -10,9 +10,9 @@ import pytest
 
 from policies.model import CapacityType, NodeLost, Offer, Preempted, Replica, ReplicaState, Zone
 from policies.placement import blocks
-from provisioners.base import Candidate, Instance, InstanceState, Requirements
-from provisioners.gang import gang_of, gang_state
-from provisioners.offering import ZonePrices, offers_for
+from provisioners.multi_node import instance_of_nodes, state_of_nodes
+from provisioners.offers.zone_offers import ZonePrices, offers_for
+from provisioners.port.base import Candidate, Instance, InstanceState, Requirements
 from skyserve_cli.controller.reconcile.mappers import order_of, requirements_of
 from skyserve_cli.spec.model import ServiceSpec
 
@@ -56,17 +56,17 @@ def nodes(*states: InstanceState, **more: Any) -> list[Instance]:
 )
 def test_what_a_gang_is(states: list[InstanceState], gang: InstanceState) -> None:
     for order in permutations(states):
-        assert gang_state(order) is gang
+        assert state_of_nodes(order) is gang
 
 
 @pytest.mark.parametrize("state", NODE_STATES, ids=lambda s: s.value)
 def test_nodes_of_one_mind_make_a_gang_of_that_mind(state: InstanceState) -> None:
-    assert gang_state([state] * 3) is state
+    assert state_of_nodes([state] * 3) is state
 
 
 def test_a_gang_is_gone_only_when_every_node_is() -> None:
     for states in product(NODE_STATES, repeat=3):
-        assert gang_state(states).is_gone is all(state.is_gone for state in states)
+        assert state_of_nodes(states).is_gone is all(state.is_gone for state in states)
 
 
 # --- The instance -------------------------------------------------------------------------------------------
@@ -74,11 +74,11 @@ def test_a_gang_is_gone_only_when_every_node_is() -> None:
 
 def test_a_single_node_is_shown_as_it_is() -> None:
     (node,) = nodes(I.RUNNING, preempt_at=9.0, message="hello")
-    assert gang_of([node]) is node
+    assert instance_of_nodes([node]) is node
 
 
 def test_a_gang_has_the_name_and_the_endpoint_of_its_head() -> None:
-    gang = gang_of(nodes(I.RUNNING, I.SETUP))
+    gang = instance_of_nodes(nodes(I.RUNNING, I.SETUP))
     assert (gang.id, gang.endpoint, gang.state) == ("i-0", "http://node0:1", I.SETUP)
 
 
@@ -90,8 +90,8 @@ def test_a_notice_on_any_node_is_a_notice_of_the_gang(
 ) -> None:
     head, worker = nodes(*states)
     noticed = [replace(head, preempt_at=30.0), replace(worker, preempt_at=20.0)]
-    assert gang_of(noticed).preempt_at == gang
-    assert gang_of([head, noticed[1]]).preempt_at == gang
+    assert instance_of_nodes(noticed).preempt_at == gang
+    assert instance_of_nodes([head, noticed[1]]).preempt_at == gang
 
 
 def test_the_first_node_to_go_decides_and_nothing_is_announced_only_if_all_say_so() -> None:
@@ -104,7 +104,7 @@ def test_the_first_node_to_go_decides_and_nothing_is_announced_only_if_all_say_s
         ((None, 5.0), 5.0),
     ):
         both = [replace(head, retire_at=told[0]), replace(worker, retire_at=told[1])]
-        assert gang_of(both).retire_at == gang
+        assert instance_of_nodes(both).retire_at == gang
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_the_first_node_to_go_decides_and_nothing_is_announced_only_if_all_say_s
     ],
 )
 def test_the_message_names_the_node(states: tuple[InstanceState, ...], message: str) -> None:
-    assert gang_of(nodes(*states, message="exit 3")).message == message
+    assert instance_of_nodes(nodes(*states, message="exit 3")).message == message
 
 
 # --- The price ----------------------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 import pytest
 
 from policies.model import CapacityType, FailureKind, Scope, Zone
-from provisioners.errors import QuotaError, RegionClosedError, TransientError
+from provisioners.gcp.error_codes import TABLE, spelled
 from provisioners.gcp.errors import QUOTA_RETRY_S, THROTTLED_RETRY_S, error_of, outcome_of
-from provisioners.gcp.outcomes import TABLE, spelled
+from provisioners.port.errors import QuotaError, RegionClosedError, TransientError
 
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 ZONE = Zone("gcp", "us-central1", "us-central1-a")

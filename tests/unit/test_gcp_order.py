@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.model import CapacityType, Zone
-from provisioners.access import Access
-from provisioners.errors import InvalidRequestError
 from provisioners.gcp.network import outer_rules, prefix_of
-from provisioners.gcp.order import (
+from provisioners.gcp.translate import (
     CPU_IMAGE,
     GPU_IMAGE,
     decode_label,
@@ -27,7 +25,9 @@ from provisioners.gcp.order import (
     request_id,
     shape_of,
 )
-from provisioners.machines import MachineOrder
+from provisioners.port.errors import InvalidRequestError
+from provisioners.port.firewall import Access
+from provisioners.port.vm import MachineOrder
 
 ORDER = MachineOrder(
     token="own1-chat-1-0123456789",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provisioners.host_agent.lines import LINE_CHARS, line_with_words
+from provisioners.remote.host_agent.lines import LINE_CHARS, line_with_words
 
 FRAMED = """
 Usage: serve engine [OPTIONS]

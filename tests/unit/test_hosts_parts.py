@@ -17,21 +17,22 @@ from typing import Any
 import pytest
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import Candidate, LaunchOrder, Requirements
-from provisioners.bootstrap import Node, missing_sources, steps_for, task_for
-from provisioners.bringup import BootstrapError, BootstrapRunner, patience
-from provisioners.host_agent import claims, notices
-from provisioners.host_agent.bundle import agent_bundle
-from provisioners.host_agent.log import log_window, pipe_of, pump, read_log
-from provisioners.host_agent.notices import Answer
-from provisioners.host_agent.scripts import container_command, exec_command, obituary
-from provisioners.keys import MAX_USER_DATA_BYTES, Keys, user_data
-from provisioners.lease import FIRST_S, LEASE_S, Terms
-from provisioners.machines import MAX_TOKEN, MachineOrder
-from provisioners.packing import PackingError, pack
-from provisioners.shell import HostKeyError, LoginRefusedError, Shell, UnreachableError
+from provisioners.port.base import Candidate, LaunchOrder, Requirements
+from provisioners.port.commands import HostKeyError, LoginRefusedError, UnreachableError
+from provisioners.port.lease import FIRST_S, LEASE_S, Terms
+from provisioners.port.vm import MAX_TOKEN, MachineOrder
+from provisioners.remote.archive import PackingError, pack
+from provisioners.remote.bootstrap_runner import BootstrapError, BootstrapRunner, patience
+from provisioners.remote.bootstrap_steps import Node, missing_sources, steps_for, task_for
+from provisioners.remote.host_agent import claims, notices
+from provisioners.remote.host_agent.bundle import agent_bundle
+from provisioners.remote.host_agent.log import log_window, pipe_of, pump, read_log
+from provisioners.remote.host_agent.notices import MetadataResponse
+from provisioners.remote.host_agent.scripts import container_command, exec_command, exit_message
+from provisioners.remote.ssh import Shell
+from provisioners.remote.ssh_keys import MAX_USER_DATA_BYTES, Keys, user_data
+from provisioners.remote.step import Content
 from provisioners.ssh.pool import PoolError, load_pools, offers_of
-from provisioners.step import Content
 
 KEYS = Keys(bytes(range(32)), "owner-1")
 AGENT = Path(__file__).parents[2] / "provisioners" / "host_agent"
@@ -387,18 +388,18 @@ def test_an_archive_that_was_cut_off_is_not_whole(tmp_path: Path) -> None:
 class Service:
     """Canned answers by path; the rest is 404."""
 
-    def __init__(self, **answers: Answer) -> None:
+    def __init__(self, **answers: MetadataResponse) -> None:
         self.answers = {path.replace("__", "/"): answer for path, answer in answers.items()}
         self.asked: list[str] = []
 
     def __call__(
         self, path: str, headers: dict[str, str], method: str = "GET", timeout_s: float = 5.0
-    ) -> Answer:
+    ) -> MetadataResponse:
         self.asked.append(path)
-        return next((answer for part, answer in self.answers.items() if part in path), Answer(404))
+        return next((answer for part, answer in self.answers.items() if part in path), MetadataResponse(404))
 
 
-TOKEN = Answer(200, "token")
+TOKEN = MetadataResponse(200, "token")
 PREEMPT = {"EventId": "1", "EventType": "Preempt", "NotBefore": "Mon, 19 Sep 2016 18:29:47 GMT"}
 STARTED = {"EventId": "1", "EventType": "Preempt", "NotBefore": ""}
 FREEZE = {"EventId": "3", "EventType": "Freeze", "NotBefore": "Mon, 19 Sep 2016 17:00:00 GMT"}
@@ -420,32 +421,42 @@ REBOOT = {"EventId": "2", "EventType": "Reboot", "NotBefore": "Mon, 19 Sep 2016 
             "aws",
             {
                 "token": TOKEN,
-                "instance-action": Answer(200, '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'),
+                "instance-action": MetadataResponse(
+                    200, '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'
+                ),
             },
             {"preempt_at": 1505722920.0, "retire_at": 0.0},
             id="aws: an interruption",
         ),
         pytest.param(
             "aws",
-            {"token": TOKEN, "maintenance": Answer(200, json.dumps(AWS_EVENTS))},
+            {"token": TOKEN, "maintenance": MetadataResponse(200, json.dumps(AWS_EVENTS))},
             {"retire_at": 1547974843.0},
             id="aws: maintenance, the first that is not over",
         ),
         pytest.param(
-            "aws", {"token": TOKEN, "maintenance": Answer(500)}, {}, id="aws: nothing is known of maintenance"
+            "aws",
+            {"token": TOKEN, "maintenance": MetadataResponse(500)},
+            {},
+            id="aws: nothing is known of maintenance",
         ),
-        pytest.param("gcp", {"preempted": Answer(200, "FALSE", "e1")}, {}, id="gcp: nothing announced"),
+        pytest.param(
+            "gcp", {"preempted": MetadataResponse(200, "FALSE", "e1")}, {}, id="gcp: nothing announced"
+        ),
         pytest.param(
             "gcp",
-            {"preempted": Answer(200, "FALSE", "e1"), "maintenance": Answer(200, "NONE\n")},
+            {
+                "preempted": MetadataResponse(200, "FALSE", "e1"),
+                "maintenance": MetadataResponse(200, "NONE\n"),
+            },
             {"retire_at": 0.0},
             id="gcp: no maintenance",
         ),
         pytest.param(
             "gcp",
             {
-                "preempted": Answer(200, "FALSE", "e1"),
-                "maintenance": Answer(200, "TERMINATE_ON_HOST_MAINTENANCE"),
+                "preempted": MetadataResponse(200, "FALSE", "e1"),
+                "maintenance": MetadataResponse(200, "TERMINATE_ON_HOST_MAINTENANCE"),
             },
             {"retire_at": 4600.0},
             id="gcp: an hour is left",
@@ -453,69 +464,72 @@ REBOOT = {"EventId": "2", "EventType": "Reboot", "NotBefore": "Mon, 19 Sep 2016 
         pytest.param(
             "gcp",
             {
-                "preempted": Answer(200, "FALSE", "e1"),
-                "maintenance": Answer(200, "MIGRATE_ON_HOST_MAINTENANCE"),
+                "preempted": MetadataResponse(200, "FALSE", "e1"),
+                "maintenance": MetadataResponse(200, "MIGRATE_ON_HOST_MAINTENANCE"),
             },
             {"retire_at": 0.0},
             id="gcp: it moves to another host",
         ),
         pytest.param(
-            "gcp", {"preempted": Answer(200, "TRUE", "e2")}, {"preempt_at": 1030.0}, id="gcp: preempted"
+            "gcp",
+            {"preempted": MetadataResponse(200, "TRUE", "e2")},
+            {"preempt_at": 1030.0},
+            id="gcp: preempted",
         ),
         pytest.param(
             "azure",
-            {"scheduled": Answer(200, '{"Events": []}')},
+            {"scheduled": MetadataResponse(200, '{"Events": []}')},
             {"retire_at": 0.0},
             id="azure: nothing announced",
         ),
         pytest.param(
             "azure",
-            {"scheduled": Answer(200, json.dumps({"Events": [REBOOT, PREEMPT]}))},
+            {"scheduled": MetadataResponse(200, json.dumps({"Events": [REBOOT, PREEMPT]}))},
             {"preempt_at": 1474309787.0, "retire_at": 1474308000.0},
             id="azure: a preemption among others",
         ),
         pytest.param(
             "azure",
-            {"scheduled": Answer(200, json.dumps({"Events": [STARTED]}))},
+            {"scheduled": MetadataResponse(200, json.dumps({"Events": [STARTED]}))},
             {"preempt_at": 1000.0, "retire_at": 0.0},
             id="azure: it has begun",
         ),
         pytest.param(
             "azure",
-            {"scheduled": Answer(200, json.dumps({"Events": [FREEZE, REBOOT]}))},
+            {"scheduled": MetadataResponse(200, json.dumps({"Events": [FREEZE, REBOOT]}))},
             {"retire_at": 1474308000.0},
             id="azure: a reboot",
         ),
         pytest.param(
             "azure",
-            {"scheduled": Answer(200, json.dumps({"Events": [FREEZE]}))},
+            {"scheduled": MetadataResponse(200, json.dumps({"Events": [FREEZE]}))},
             {"retire_at": 0.0},
             id="azure: a pause of seconds",
         ),
     ],
 )
 def test_what_a_metadata_service_says(
-    cloud: str, answers: dict[str, Answer], notice: dict[str, float]
+    cloud: str, answers: dict[str, MetadataResponse], notice: dict[str, float]
 ) -> None:
     assert notices.ADAPTERS[cloud](Service(**answers), {}, 1000.0) == notice
 
 
 def test_gcp_is_asked_to_wait_once_it_has_answered_and_its_deadline_does_not_move() -> None:
-    service, memory = Service(preempted=Answer(200, "FALSE", "e1")), {}  # type: ignore[var-annotated]
+    service, memory = Service(preempted=MetadataResponse(200, "FALSE", "e1")), {}  # type: ignore[var-annotated]
     notices.gcp(service, memory, 1000.0)
-    service.answers["preempted"] = Answer(200, "TRUE", "e2")
+    service.answers["preempted"] = MetadataResponse(200, "TRUE", "e2")
     assert [notices.gcp(service, memory, now) for now in (1001.0, 1009.0)] == [{"preempt_at": 1031.0}] * 2
     asked = [path for path in service.asked if "preempted" in path]
     assert ["last_etag=e1" in path for path in asked] == [False, True, False]
-    service.answers["preempted"] = Answer(0)
+    service.answers["preempted"] = MetadataResponse(0)
     assert notices.gcp(service, memory, 1010.0) == {"preempt_at": 1031.0}
 
 
 def test_the_hour_of_a_maintenance_does_not_move_and_ends_with_it() -> None:
-    service, memory = Service(preempted=Answer(200, "FALSE", "e1")), {}  # type: ignore[var-annotated]
-    service.answers["maintenance"] = Answer(200, "TERMINATE_ON_HOST_MAINTENANCE")
+    service, memory = Service(preempted=MetadataResponse(200, "FALSE", "e1")), {}  # type: ignore[var-annotated]
+    service.answers["maintenance"] = MetadataResponse(200, "TERMINATE_ON_HOST_MAINTENANCE")
     assert [notices.gcp(service, memory, now) for now in (0.0, 900.0)] == [{"retire_at": 3600.0}] * 2
-    service.answers["maintenance"] = Answer(200, "NONE")
+    service.answers["maintenance"] = MetadataResponse(200, "NONE")
     assert notices.gcp(service, memory, 1800.0) == {"retire_at": 0.0}
 
 
@@ -719,7 +733,7 @@ def test_how_a_script_ended_is_told_with_its_last_words_although_they_come_later
     pipe = pipe_of(tmp_path)
     os.write(pipe, b"step one\nno space\n")
     threading.Timer(0.3, threading.Thread(target=pump, args=(tmp_path,), daemon=True).start).start()
-    assert obituary(tmp_path, "setup") == "`setup` failed with exit code 3: no space"
+    assert exit_message(tmp_path, "setup") == "`setup` failed with exit code 3: no space"
     os.close(pipe)
 
 

@@ -7,18 +7,19 @@ from collections.abc import Callable
 import pytest
 
 from policies.model import CapacityType, Offer
-from provisioners.base import InstanceState
 from provisioners.contract.hosts import MemoryHosts
-from provisioners.errors import AuthError, TransientError
-from provisioners.fleet import FleetProvisioner, HostReport
-from provisioners.machines import Leftover
+from provisioners.port.base import InstanceState
+from provisioners.port.errors import AuthError, TransientError
+from provisioners.port.host_port import HostReport
+from provisioners.port.vm import OrphanedResource
+from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.launch_check import BOOT_PATIENCE_S, LaunchCheck, Report
 from tests.clouds.memory_machines import CLOUD, ZONES, MemoryMachines, order_of
 
 OFFERS = [Offer(zone, "g1", "L4", 1.0, CapacityType.ON_DEMAND, 3.6) for zone in ZONES]
 
 
-class MemoryFleet(FleetProvisioner):
+class MemoryFleet(VmProvisioner):
     name = CLOUD
 
 
@@ -65,8 +66,8 @@ def steps(report: Report) -> dict[str, str]:
 
 
 def test_a_machine_goes_through_the_whole_path_and_is_gone(w: World) -> None:
-    w.machines.left = [Leftover("disk", "d-1", "us")]
-    w.machines.common = [Leftover("group", "g-1", "us")]
+    w.machines.left = [OrphanedResource("disk", "d-1", "us")]
+    w.machines.common = [OrphanedResource("group", "g-1", "us")]
     report = w.run()
     assert report.ok
     assert list(steps(report)) == ["launch", "boot, ssh and setup", "response", "removal"]

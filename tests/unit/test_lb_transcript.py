@@ -211,7 +211,11 @@ def test_a_second_leg_goes_on_counting() -> None:
     first = told(delta(content="a", token_ids=[1]), delta(content="b", token_ids=[2]))
     tally = ProgressTally(first)
     tally.chunk(delta(content="c", token_ids=[3]))
-    assert (tally.progress().text, list(tally.progress().output_ids or ()), tally.tokens) == ("abc", [1, 2, 3], 3)
+    assert (tally.progress().text, list(tally.progress().output_ids or ()), tally.tokens) == (
+        "abc",
+        [1, 2, 3],
+        3,
+    )
     tally.chunk(delta(content="d"))
     assert (tally.progress().output_ids, tally.tokens) == (None, 4), "without ids, events are counted"
 

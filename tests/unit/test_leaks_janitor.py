@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from policies.model import CapacityType, Offer
-from provisioners.base import LaunchOrder
-from provisioners.errors import AuthError, ProvisionError, TransientError
-from provisioners.machines import Leftover, Machine, Silent
+from provisioners.port.base import LaunchOrder
+from provisioners.port.errors import AuthError, ProvisionError, TransientError
+from provisioners.port.vm import Machine, OrphanedResource, Silent
 from skyserve_cli.controller.clouds.garbage_collector import AGAIN_S, PATIENCE_S, Sweeper
 from skyserve_cli.controller.clouds.orphans import Part
 from tests.clouds.leak_bench import LeakBench
@@ -19,8 +19,8 @@ from tests.clouds.memory_machines import CLOUD, ZONES, KilledError, MemoryMachin
 from tests.clouds.vms.vm_bench import until
 
 TOKEN = "own-chat-1-0a1b2c3d4e"
-DISK = Leftover("disk", "d-1", "us", "own-chat-9-0a1b2c3d4e")
-GROUP = Leftover("group", "g-1", "us")
+DISK = OrphanedResource("disk", "d-1", "us", "own-chat-9-0a1b2c3d4e")
+GROUP = OrphanedResource("group", "g-1", "us")
 
 
 @dataclass
@@ -233,7 +233,7 @@ def test_what_cannot_be_removed_is_told_once(world: World) -> None:
 def test_the_sweeper_comes_again_and_outlives_a_bug(world: World) -> None:
     sweeps = 0
 
-    def count(owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+    def count(owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         nonlocal sweeps
         sweeps += 1
         if sweeps == 2:
@@ -242,7 +242,7 @@ def test_the_sweeper_comes_again_and_outlives_a_bug(world: World) -> None:
         return list(world.machines.left)
 
     world.machines.left = [DISK]
-    world.machines.leftovers = count  # type: ignore[method-assign]
+    world.machines.orphans = count  # type: ignore[method-assign]
     sweeper = Sweeper(world.bench.garbage_collector, (CLOUD,), every_s=0.001)
     sweeper.start()
     until(lambda: not world.machines.left and sweeps > 3, "the end of the disk")
@@ -257,7 +257,7 @@ class TestForgettingAndLaunching:
     def test_nothing_is_forgotten_while_a_machine_lives(self, world: World) -> None:
         world.machines.common = [GROUP]
         world.launch()
-        (sentence,) = world.bench.fleet.forget("own")
+        (sentence,) = world.bench.fleet.delete_shared("own")
         assert "m-1" in sentence
         assert world.machines.common == [GROUP]
 
@@ -266,7 +266,7 @@ class TestForgettingAndLaunching:
 
         def meanwhile(call: str, token: str) -> None:
             if call == "create":
-                said.extend(world.bench.fleet.forget("own"))
+                said.extend(world.bench.fleet.delete_shared("own"))
 
         world.machines.common = [GROUP]
         world.machines.before = meanwhile
@@ -280,7 +280,7 @@ class TestForgettingAndLaunching:
         launch = threading.Thread(target=lambda: (forgetting.wait(), world.launch()))  # type: ignore[func-returns-value]
 
         def slow(call: str, token: str) -> None:
-            if call == "forget":
+            if call == "delete_shared":
                 forgetting.set()
                 launch.join(timeout=0.2)  # it cannot end, for it waits for us
                 assert launch.is_alive()
@@ -289,9 +289,9 @@ class TestForgettingAndLaunching:
         world.machines.before = slow
         world.machines.common = [GROUP]
         launch.start()
-        assert list(world.bench.fleet.forget("own")) == []
+        assert list(world.bench.fleet.delete_shared("own")) == []
         launch.join()
-        assert order_of_calls == ["forget", "create"]
+        assert order_of_calls == ["delete_shared", "create"]
         assert world.machines.live() == [TOKEN]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from policies.model import CapacityType, Zone
-from provisioners.base import Instance, InstanceState
-from provisioners.machines import Leftover, Machine, MachineState, machine_token, token_of_replica
+from provisioners.port.base import Instance, InstanceState
+from provisioners.port.vm import Machine, MachineState, OrphanedResource, machine_token, token_of_replica
 from skyserve_cli.controller.clouds.orphans import (
     HOURS_PER_MONTH,
     YOUNG_S,
@@ -79,7 +79,7 @@ def test_instances(token: str, state: InstanceState, is_stray: bool) -> None:
 )
 def test_leftovers(token: str, age_s: float | None, is_stray: bool) -> None:
     created_at = None if age_s is None else NOW - age_s
-    leftover = Leftover("volume", "vol-1", "us-east-1", token, created_at)
+    leftover = OrphanedResource("volume", "vol-1", "us-east-1", token, created_at)
     assert list(stray_leftovers([leftover], KNOWN, NOW)) == ([leftover] if is_stray else [])
 
 
@@ -93,6 +93,6 @@ def test_what_is_said_of_a_stray() -> None:
         Instance("i-1", "t", "own", "chat", 1, ZONE, CapacityType.SPOT, InstanceState.RUNNING)
     )
     assert plain.key == one.key == ("aws", "instance", "i-1", "us-east-1")
-    disk = of_leftover("aws", Part.LEFTOVER, Leftover("volume", "vol-1", "eu-west-1", usd_month=8.0))
+    disk = of_leftover("aws", Part.LEFTOVER, OrphanedResource("volume", "vol-1", "eu-west-1", usd_month=8.0))
     assert (str(disk), disk.usd_month) == ("volume vol-1 in aws/eu-west-1", 8.0)
     assert disk.view()["part"] == "leftover"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType, Zone
-from provisioners.base import Instance, InstanceState
-from provisioners.gang import gang_of
-from provisioners.keys import Keys, user_data
-from provisioners.lease import FIRST_S, LEASE_S, MOST_S, Lease, Terms, shortest_s, terms_of
-from provisioners.machines import MachineOrder
+from provisioners.multi_node import instance_of_nodes
+from provisioners.port.base import Instance, InstanceState
+from provisioners.port.lease import FIRST_S, LEASE_S, MOST_S, Lease, Terms, shortest_s, terms_of
+from provisioners.port.vm import MachineOrder
+from provisioners.remote.ssh_keys import Keys, user_data
 from skyserve_cli.controller.reconcile.leases import LeaseWatch, lease_view, warning_of
 from tests.clouds.switch_bench import DAY, HOUR, Outcome, live
 
@@ -83,7 +83,7 @@ def test_a_count_that_was_cut_off_begins_at_zero(tmp_path: Path) -> None:
 
 
 def test_the_agent_reads_what_the_switch_writes(tmp_path: Path) -> None:
-    from provisioners.host_agent import lease
+    from provisioners.remote.host_agent import lease
 
     assert lease.terms(tmp_path) is None
     assert machine(tmp_path, "[ $i -ne 2 ] || : >served", days=0.01).count[2:] == (LEASE_S // 60, 10080, 60)
@@ -191,9 +191,9 @@ def test_a_second_silence_is_warned_of_again() -> None:
 
 def test_a_gang_has_the_lease_of_the_node_that_ends_first() -> None:
     renewed, early, late = Lease(100, 900), Lease(100, 900, 5.0, "x"), Lease(100, 900, 50.0, "y")
-    assert gang_of([instance(renewed), instance(late), instance(early)]).lease == early
-    assert gang_of([instance(None), instance(renewed)]).lease == renewed
-    assert gang_of([instance(None), instance(None)]).lease is None
+    assert instance_of_nodes([instance(renewed), instance(late), instance(early)]).lease == early
+    assert instance_of_nodes([instance(None), instance(renewed)]).lease == renewed
+    assert instance_of_nodes([instance(None), instance(None)]).lease is None
 
 
 def test_a_warning_names_what_is_left() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lb.agent.traffic_file import NOTE_EVERY_S, note_traffic
-from provisioners.host_agent import daemon, lease
-from provisioners.host_agent.front import Watch
+from provisioners.remote.host_agent import daemon, lease
+from provisioners.remote.host_agent.tls_proxy import Watch
 
 OK, CREATED, MOVED = (f"HTTP/1.1 {status} X\r\n\r\n".encode() for status in (200, 201, 302))
 UPGRADED, REFUSED, BROKEN = (f"HTTP/1.1 {status} X\r\n\r\n".encode() for status in (101, 404, 503))

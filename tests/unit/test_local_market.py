@@ -9,18 +9,24 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType
-from provisioners.errors import InvalidRequestError
 from provisioners.local import controls as local_controls
 from provisioners.local.config import load_cloud, read_market
-from provisioners.local.market import Limit, Market, MarketReader, Step, load_market, save_market
+from provisioners.local.spot_market import Limit, Market, MarketReader, MarketStep, load_market, save_market
 from provisioners.local.store import LocalStore
+from provisioners.port.errors import InvalidRequestError
 
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 START = 1000.0
 SCRIPTED = Market(
     started_at=START,
     speed=10.0,
-    schedule={("us-a", SPOT): (Step(100.0, Limit(2)), Step(200.0, Limit(0, 30.0)), Step(300.0, Limit(None)))},
+    schedule={
+        ("us-a", SPOT): (
+            MarketStep(100.0, Limit(2)),
+            MarketStep(200.0, Limit(0, 30.0)),
+            MarketStep(300.0, Limit(None)),
+        )
+    },
     overrides={("eu-a", SPOT): 1},
     source="script.yaml",
 )
@@ -97,8 +103,8 @@ def test_a_timeline_is_sorted_and_a_star_is_every_zone(store: LocalStore, tmp_pa
         "  - {at: 3, zone: us-a, on_demand: 1}\n",
     )
     assert len({zone for zone, _ in market.schedule}) == 6
-    assert market.schedule["us-a", SPOT] == (Step(0.5, Limit(0)), Step(120.0, Limit(5, 10.0)))
-    assert market.schedule["us-a", ON_DEMAND] == (Step(3.0, Limit(1)),)
+    assert market.schedule["us-a", SPOT] == (MarketStep(0.5, Limit(0)), MarketStep(120.0, Limit(5, 10.0)))
+    assert market.schedule["us-a", ON_DEMAND] == (MarketStep(3.0, Limit(1)),)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +127,12 @@ def write_trace(folder: Path, **zones: list[int]) -> Path:
 def test_a_trace_goes_to_zones_by_name_if_it_has_their_names(store: LocalStore, tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace", us_b=[4, 4, 0, 0, 1], asia_a=[1])
     market = read_market(trace, load_cloud(store), START)
-    assert market.schedule["us-b", SPOT] == (Step(0, Limit(4)), Step(600, Limit(0)), Step(1200, Limit(1)))
-    assert market.schedule["asia-a", SPOT] == (Step(0, Limit(1)),)
+    assert market.schedule["us-b", SPOT] == (
+        MarketStep(0, Limit(4)),
+        MarketStep(600, Limit(0)),
+        MarketStep(1200, Limit(1)),
+    )
+    assert market.schedule["asia-a", SPOT] == (MarketStep(0, Limit(1)),)
     assert market.limit("us-a", SPOT, START) == Limit(0)  # not in the trace: not in this world
 
 

@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType
-from provisioners.base import (
+from provisioners.fake import FakeProvisioner
+from provisioners.local import network as local_net
+from provisioners.local import process_tree as local_process
+from provisioners.local.cloud import LocalProvisioner
+from provisioners.local.log import LogWriter, log_window, read_log
+from provisioners.local.store import InstanceFolder
+from provisioners.port.base import (
     Candidate,
     Instance,
     InstanceState,
@@ -22,13 +28,7 @@ from provisioners.base import (
     Provisioner,
     Requirements,
 )
-from provisioners.errors import CapacityError, TransientError
-from provisioners.fake import FakeProvisioner
-from provisioners.local import net as local_net
-from provisioners.local import process as local_process
-from provisioners.local.cloud import LocalProvisioner
-from provisioners.local.log import LogWriter, log_window, read_log
-from provisioners.local.store import InstanceFolder
+from provisioners.port.errors import CapacityError, TransientError
 from provisioners.registry import PROVISIONERS, MissingSdkError, UnknownCloudError, provisioner_class
 
 # --- The log ------------------------------------------------------------------------------------------------

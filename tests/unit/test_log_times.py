@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioners.host_agent.log_times import LogTimes, mark_of, offset_since, read_times
 from provisioners.local.log import LogWriter
+from provisioners.remote.host_agent.log_times import LogTimes, mark_of, offset_since, read_times
 from skyserve_cli.commands.durations import instant
 from skyserve_cli.output import WrongUsage
 

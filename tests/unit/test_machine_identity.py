@@ -11,10 +11,10 @@ from google.cloud import compute_v1
 
 from policies.model import CapacityType, Role, Zone
 from provisioners.aws.image import Image
-from provisioners.aws.order import request_of, trial_order
-from provisioners.azure.shapes import Place, machine_body
-from provisioners.gcp.order import instance_of
-from provisioners.machines import Trial
+from provisioners.aws.translate import request_of, trial_order
+from provisioners.azure.translate import NetworkIds, machine_body
+from provisioners.gcp.translate import instance_of
+from provisioners.port.vm import Trial
 from skyserve_cli.config import ConfigError, load_config
 from tests.clouds.azure.azure_contract import request_problems
 from tests.clouds.azure.azure_harness import order as azure_order
@@ -72,7 +72,7 @@ def test_load_balancers_have_no_identity() -> None:
     order = replace(trial_order(trial), role=Role.LOAD_BALANCER, public_key="ssh-ed25519 AAAA test")
     image, place = (
         Image("ami-1", "/dev/sda1", 30),
-        Place("/subscriptions/s/subnets/m", "/subscriptions/s/nsg/m"),
+        NetworkIds("/subscriptions/s/subnets/m", "/subscriptions/s/nsg/m"),
     )
     request = request_of(
         order, "t", image, key_name=None, subnet="s", groups=(), use_private_ip=False, instance_profile=ARN
@@ -103,7 +103,7 @@ def test_a_gcp_instance_has_the_service_account_with_the_scope_of_the_platform(a
 
 @pytest.mark.parametrize("identity", [None, IDENTITY])
 def test_an_azure_machine_has_the_identity(identity: str | None) -> None:
-    place = Place("/subscriptions/s/subnets/machines", "/subscriptions/s/networkSecurityGroups/machines")
+    place = NetworkIds("/subscriptions/s/subnets/machines", "/subscriptions/s/networkSecurityGroups/machines")
     body = machine_body(azure_order("chat-1"), place, "Canonical:ubuntu-24_04-lts:server:latest", identity)
     assigned = {"type": "UserAssigned", "userAssignedIdentities": {IDENTITY: {}}}
     assert body.get("identity") == (None if identity is None else assigned)

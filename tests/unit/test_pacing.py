@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provisioners.pacing import Pacer, Rate, TokenBucket
+from provisioners.rate_limit import Rate, RateLimiter, TokenBucket
 
 
 def test_a_bucket_lets_a_burst_through_and_then_so_many_a_second() -> None:
@@ -40,7 +40,7 @@ class Clock:
 
 def test_each_group_has_a_bucket_of_its_own() -> None:
     clock = Clock()
-    pacer = Pacer(clock.now, clock.sleep)
+    pacer = RateLimiter(clock.now, clock.sleep)
     for _ in range(3):
         pacer.take_turn("read", Rate(burst=1, per_s=2))
         pacer.take_turn("write", Rate(burst=3, per_s=1))
@@ -49,7 +49,7 @@ def test_each_group_has_a_bucket_of_its_own() -> None:
 
 def test_a_refusal_empties_the_bucket_of_its_group_alone() -> None:
     clock = Clock()
-    pacer = Pacer(clock.now, clock.sleep)
+    pacer = RateLimiter(clock.now, clock.sleep)
     for group in ("read", "write"):
         pacer.take_turn(group, Rate(burst=5, per_s=1))
     pacer.drain("read")

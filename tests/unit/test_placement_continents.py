@@ -6,7 +6,7 @@ import pytest
 
 from policies.model import Zone
 from policies.placement.continents import ASIA, EUROPE, NORTH_AMERICA, OCEANIA, continent_of
-from provisioners.catalog.store import packaged
+from provisioners.offers.catalog.store import packaged
 
 
 def test_every_region_of_the_catalog_has_a_continent() -> None:

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.access import Access, Opening
-from provisioners.errors import CapacityError, ProvisionError, TransientError
-from provisioners.first_login import FirstLogins
-from provisioners.guard import guarded
-from provisioners.machines import Finding, Level, Machine, MachineOrder, machine_token
-from provisioners.named import MAX_NAME, Named, name_of, openings_of, parse
+from provisioners.name_tags import MAX_NAME, Named, name_of, openings_of, parse
+from provisioners.plugin_guard import guarded
 from provisioners.plugins import API_VERSION, CloudPlugin, PluginError, checked, listings_of
-from provisioners.shell import HostKeyError, Login
+from provisioners.port.commands import HostKeyError, Login
+from provisioners.port.errors import CapacityError, ProvisionError, TransientError
+from provisioners.port.firewall import Access, Opening
+from provisioners.port.vm import Finding, Level, Machine, MachineOrder, machine_token
+from provisioners.remote.first_login import FirstLogins
 from skyserve_cli.controller.reconcile.mappers import token_of
 from tests.clouds.memory_machines import CLOUD, ZONES, MemoryMachines
 
@@ -99,7 +99,7 @@ class Broken(MemoryMachines):
     def _fail(self, *_: Any, **__: Any) -> Any:
         raise self.wrong
 
-    create = destroy = spot_prices = leftovers = remove = shared = admit = forget = check = _fail
+    create = destroy = spot_prices = orphans = remove = shared = admit = delete_shared = check = _fail
 
     def machines(self, *_: Any) -> Any:
         if isinstance(self.wrong, BaseException):
@@ -112,11 +112,11 @@ CALLS: dict[str, Callable[[Any, MachineOrder, Machine], object]] = {
     "machines": lambda inner, order, machine: inner.machines("own"),
     "destroy": lambda inner, order, machine: inner.destroy(machine),
     "spot_prices": lambda inner, order, machine: inner.spot_prices([]),
-    "leftovers": lambda inner, order, machine: inner.leftovers("own"),
+    "orphans": lambda inner, order, machine: inner.orphans("own"),
     "remove": lambda inner, order, machine: inner.remove(None),
     "shared": lambda inner, order, machine: inner.shared("own"),
     "admit": lambda inner, order, machine: inner.admit("own", Access()),
-    "forget": lambda inner, order, machine: inner.forget("own"),
+    "delete_shared": lambda inner, order, machine: inner.delete_shared("own"),
 }
 
 

@@ -7,27 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from provisioners.program_link import ProgramLink
+from provisioners.remote.proxy_command import ProxyCommand
 
 PATIENCE_S = 30.0
 
 
 def test_bytes_go_through_the_program() -> None:
-    link = ProgramLink(("cat",))
+    link = ProxyCommand(("cat",))
     link.socket.sendall(b"there and back")
     assert link.socket.recv(100) == b"there and back"
     link.socket.close()
 
 
 def test_the_last_line_of_a_program_that_failed_is_kept() -> None:
-    link = ProgramLink(("sh", "-c", "echo one >&2; echo 'no such host' >&2; exit 3"))
+    link = ProxyCommand(("sh", "-c", "echo one >&2; echo 'no such host' >&2; exit 3"))
     assert link.socket.recv(1) == b""
     link.socket.close()
     assert link.said() == "no such host"
 
 
 def test_closing_ends_a_program_and_its_children_that_ignore_the_end_of_their_input() -> None:
-    link = ProgramLink(("sh", "-c", "sleep 600 & echo $!; wait"))
+    link = ProxyCommand(("sh", "-c", "sleep 600 & echo $!; wait"))
     child = int(link.socket.makefile("rb").readline())
     link.socket.close()
     deadline = time.monotonic() + PATIENCE_S
@@ -38,7 +38,7 @@ def test_closing_ends_a_program_and_its_children_that_ignore_the_end_of_their_in
 
 def test_a_missing_program_is_an_error() -> None:
     with pytest.raises(OSError, match="No such file"):
-        ProgramLink(("/nowhere/tunnel",))
+        ProxyCommand(("/nowhere/tunnel",))
 
 
 def _runs(pid: int) -> bool:

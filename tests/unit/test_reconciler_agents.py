@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policies.model import Event, Launched, Load, ProbePassed, Replica, ReplicaState, Role, Terminated
-from provisioners.base import InstanceState
+from provisioners.port.base import InstanceState
 from skyserve_cli.controller.reconcile.ports import CallKind, NameOrder, RegionalOrder
 from skyserve_cli.spec.model import AgentPlace, DnsName, RegionalAgents
 from tests.unit.test_controller_reconciler import SPEC, Killed, World, a_replica
@@ -146,7 +146,7 @@ def test_an_agent_that_nobody_attends_is_attended(world: RegionalWorld) -> None:
     world.has(a_replica(1), a_replica(2), an_agent(3))
     agent = world.agent()
     replicas = [world.instance_of(one) for one in world.row().replicas]
-    world.lists(*replicas, world.instance_of(agent, InstanceState.UNATTENDED))
+    world.lists(*replicas, world.instance_of(agent, InstanceState.UNSUPERVISED))
     world.reconciler().tick()
     assert [(call.kind, call.replica.id) for call in world.calls] == [(CallKind.ATTEND, 3)]
 

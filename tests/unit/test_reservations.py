@@ -28,18 +28,18 @@ from policies.placement import blocks
 from policies.placement.base import View
 from policies.placement.spothedge import SpotHedge
 from policies.placement.static import Static
+from provisioners.assembly import Rent, cheapest_trials, order_of, zones_of
 from provisioners.aws.image import Image
-from provisioners.aws.order import request_of
-from provisioners.azure.shapes import Place, machine_body
-from provisioners.base import Candidate, LaunchOrder, Requirements
-from provisioners.candidates import Account, offers_of
-from provisioners.candidates_why import why_nothing
-from provisioners.catalog import Catalog, packaged
-from provisioners.errors import RefusedError
-from provisioners.gcp.order import instance_of
-from provisioners.machines import MachineOrder
-from provisioners.rented import Rent, cheapest_trials, order_of, zones_of
-from provisioners.reservations import open_at, reserved_for, reserved_listings
+from provisioners.aws.translate import request_of
+from provisioners.azure.translate import NetworkIds, machine_body
+from provisioners.gcp.translate import instance_of
+from provisioners.offers.catalog import Catalog, packaged
+from provisioners.offers.explain_no_offer import explain_no_offer
+from provisioners.offers.matching import Account, offers_of
+from provisioners.offers.reservations import open_at, reserved_for, reserved_listings
+from provisioners.port.base import Candidate, LaunchOrder, Requirements
+from provisioners.port.errors import RefusedError
+from provisioners.port.vm import MachineOrder
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import AwsReservation, AzureReservation, ConfigError, GcpReservation, load_config
 from skyserve_cli.home import Home
@@ -120,7 +120,7 @@ def test_a_quota_of_nothing_does_not_close_what_is_reserved(catalog: Catalog) ->
     ],
 )
 def test_why_a_reservation_is_not_offered(catalog: Catalog, candidate: Candidate, sentence: str) -> None:
-    assert str(why_nothing(candidate, catalog)) == sentence
+    assert str(explain_no_offer(candidate, catalog)) == sentence
 
 
 def test_what_the_market_has_knows_nothing_of_reservations(catalog: Catalog) -> None:
@@ -171,7 +171,9 @@ def test_a_plan_and_a_controller_see_a_reservation_until_it_ends(
 ) -> None:
     clock = [1_800_000_000.0]  # 2027-01-15T08:00:00Z
     monkeypatch.setattr("skyserve_cli.clouds.unix_now", lambda: clock[0])
-    monkeypatch.setattr("provisioners.rented.SpotPrices.refresh_soon", lambda prices: None)  # no calls
+    monkeypatch.setattr(
+        "provisioners.offers.spot_prices.SpotPrices.refresh_soon", lambda prices: None
+    )  # no calls
     clouds = clouds_of(
         tmp_path, "a: {id: cr-0, zone: use1-az4, instance_type: g6.xlarge, until: 2027-01-15T11:00:00Z}"
     )
@@ -188,7 +190,9 @@ def test_a_reservation_whose_type_leaves_the_catalog_does_not_close_the_cloud(
 ) -> None:
     clock = [1_800_000_000.0]
     monkeypatch.setattr("skyserve_cli.clouds.unix_now", lambda: clock[0])
-    monkeypatch.setattr("provisioners.rented.SpotPrices.refresh_soon", lambda prices: None)  # no calls
+    monkeypatch.setattr(
+        "provisioners.offers.spot_prices.SpotPrices.refresh_soon", lambda prices: None
+    )  # no calls
     own = tmp_path / "catalog" / "extra.json"
     own.parent.mkdir()
     row = {
@@ -379,7 +383,7 @@ def test_azure_is_asked_for_it() -> None:
     group = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/capacityReservationGroups/crg"
     order = replace(ORDER, zone=Zone("azure", "eastus", "eastus-1"), instance_type="Standard_ND96isr_H200_v5")
     reservation = AzureReservation(id=group, zone="eastus-1", instance_type="Standard_ND96isr_H200_v5")
-    body = machine_body(order, Place("/subnet", "/nsg"), "a:b:c:d", reservation=reservation)
+    body = machine_body(order, NetworkIds("/subnet", "/nsg"), "a:b:c:d", reservation=reservation)
     properties = VirtualMachine(body).properties
     assert properties is not None
     assert properties.capacity_reservation is not None

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from policies.model import Role, Zone
-from provisioners.base import Candidate, Requirements
-from provisioners.small import small_offers, small_types
+from provisioners.offers.lb_instance_types import small_offers, small_types
+from provisioners.port.base import Candidate, Requirements
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.reconcile.planning import insist_on_regions

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from policies.model import CapacityType, Launch, Load, Observation, Offer, Zone
 from policies.plan import plan
 from policies.registry import policies_for
-from provisioners.base import LaunchOrder, Requirements
-from provisioners.candidates import in_order, offers_of
-from provisioners.catalog import packaged
-from provisioners.offering import ZonePrices, offers_for
+from provisioners.offers.catalog import packaged
+from provisioners.offers.matching import in_order, offers_of
+from provisioners.offers.zone_offers import ZonePrices, offers_for
+from provisioners.port.base import LaunchOrder, Requirements
 from provisioners.ssh import pool
 from skyserve_cli.controller.reconcile.mappers import goal_of, order_of, requirements_of
 from skyserve_cli.controller.reconcile.resource_match import candidates_of

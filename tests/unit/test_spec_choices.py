@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
-from provisioners.base import LaunchOrder
-from provisioners.rented import DISK_GB, Rent, order_of
+from provisioners.assembly import DISK_GB, Rent, order_of
+from provisioners.port.base import LaunchOrder
 from skyserve_cli.controller.content_hash import folder_digest
 from skyserve_cli.controller.reconcile import mappers as orders
 from skyserve_cli.controller.reconcile.resource_match import candidates_of, copies_of, image_of

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from policies.model import CapacityType, Zone
-from provisioners.keys import Keys
-from provisioners.machines import Machine, MachineState
-from provisioners.rented import login_of
-from provisioners.ssh_access import SshAccess, Way, access_of, program_of, way_of
+from provisioners.assembly import login_of
+from provisioners.port.vm import Machine, MachineState
+from provisioners.remote.ssh_config import SshAccess, Way, access_of, program_of, way_of
+from provisioners.remote.ssh_keys import Keys
 from skyserve_cli.config import ConfigError, load_config
 
 KEYS = Keys(bytes(32), "me")

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType, Zone
-from provisioners.base import Instance, InstanceState
 from provisioners.fake import FakeProvisioner
-from provisioners.keys import Keys
 from provisioners.local.cloud import LocalProvisioner
-from provisioners.shell import Login
+from provisioners.port.base import Instance, InstanceState
+from provisioners.port.commands import Login
+from provisioners.remote.ssh_keys import Keys
 from skyserve_cli.commands.reach import OverSsh
 from skyserve_cli.commands.ssh import remove_leftovers, ssh_command, write_private
 from skyserve_cli.controller.api.shells import NoAccessError, access_to

@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from policies.model import CapacityType, Scope, Zone
-from provisioners.access import ANYWHERE, SSH_PORT, Access
-from provisioners.catalog.model import Listing, Origin, Price, Quality, Shape
-from provisioners.errors import (
+from provisioners.name_tags import name_of, openings_of, parse
+from provisioners.offers.catalog.model import Listing, Origin, Price, Quality, Shape
+from provisioners.plugins import CloudPlugin, Setup
+from provisioners.port.errors import (
     AuthError,
     CapacityError,
     InvalidRequestError,
@@ -24,10 +25,9 @@ from provisioners.errors import (
     RefusedError,
     TransientError,
 )
-from provisioners.machines import Finding, Leftover, Level, Machine, MachineOrder, MachineState, Silent
-from provisioners.named import name_of, openings_of, parse
-from provisioners.plugins import CloudPlugin, Setup
-from provisioners.regions import ClosedRegions
+from provisioners.port.firewall import ANYWHERE, SSH_PORT, Access
+from provisioners.port.regions import ClosedRegions
+from provisioners.port.vm import Finding, Level, Machine, MachineOrder, MachineState, OrphanedResource, Silent
 from skyserve_cli.config import RentedConfig
 
 NAME = "meadow"
@@ -130,15 +130,15 @@ class Meadow:
     ) -> Mapping[tuple[str, str], float]:
         return {}  # they are those of the price list
 
-    def leftovers(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+    def orphans(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         return ()  # disks and addresses end with their machine
 
-    def remove(self, leftover: Leftover) -> None: ...
+    def remove(self, orphan: OrphanedResource) -> None: ...
 
-    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[Leftover]:
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         return ()
 
-    def forget(self, owner: str) -> Sequence[str]:
+    def delete_shared(self, owner: str) -> Sequence[str]:
         return ()
 
     def _named(self, name: str) -> dict[str, Any] | None:

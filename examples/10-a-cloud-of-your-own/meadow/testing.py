@@ -9,7 +9,7 @@ from meadow import PLUGIN, MeadowConfig
 from meadow.fake import KEY, World, serving
 from policies.model import CapacityType, Offer, Zone
 from provisioners.contract.machines import PluginSubject
-from provisioners.machines import machine_token
+from provisioners.port.vm import machine_token
 
 
 class MeadowSubject(PluginSubject):

@@ -37,8 +37,8 @@ from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
 from policies.model import UpdateMode
-from provisioners.base import LogSource
-from provisioners.host_agent.log_times import offset_since
+from provisioners.port.base import LogSource
+from provisioners.remote.host_agent.log_times import offset_since
 from skyserve_cli.clouds import CloudNotEnabledError
 from skyserve_cli.config import ConfigError
 from skyserve_cli.controller.api.service import ControllerService, NoFreePortError, NoSuchReplicaError

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from policies.model import EndReason, Replica, ReplicaState, Role, UpdateMode
-from provisioners.base import Instance, Provisioner
-from provisioners.bootstrap import is_url
-from provisioners.lease import Lease
+from provisioners.port.base import Instance, Provisioner
+from provisioners.port.lease import Lease
+from provisioners.remote.bootstrap_steps import is_url
 from skyserve_cli import __version__
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.controller.api.views import history_view, is_well, last_failure, service_view

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from posixpath import dirname
 from typing import Any
 
-from provisioners.base import Instance, LoginSource, Provisioner
-from provisioners.errors import ProvisionError
 from provisioners.local.cloud import LocalProvisioner
-from provisioners.shell import ShellError
+from provisioners.port.base import Instance, LoginSource, Provisioner
+from provisioners.port.commands import ShellError
+from provisioners.port.errors import ProvisionError
 
 
 class NoAccessError(Exception):

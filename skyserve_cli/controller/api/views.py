@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from policies.model import CapacityType, EndReason, Goal, Load, PlacementGoal, Replica, ReplicaState
 from policies.service_state import service_state
-from provisioners.lease import Lease
+from provisioners.port.lease import Lease
 from skyserve_cli.controller.balancers.front_address import reach_of
 from skyserve_cli.controller.balancers.local_fleet import AgentView
 from skyserve_cli.controller.balancers.regional_fleet import RegionalView

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from skyserve_cli.controller.balancers.bundle import Bundle
 
 if TYPE_CHECKING:
-    from provisioners.shell import Shell
+    from provisioners.port.commands import HostConnection
 
 PREPARE_TIMEOUT_S = 900.0
 _TRANSFER_TIMEOUT_S = 300.0
@@ -91,10 +91,10 @@ def arguments_of(service: str, region: str, port: int, has_tls: bool) -> tuple[s
     return (*arguments, "--tls-certfile", _TLS[0], "--tls-keyfile", _TLS[1]) if has_tls else arguments
 
 
-def deploy(shell: Shell, folder: str, release: Release, table: Mapping[str, Any]) -> None:
+def deploy(shell: HostConnection, folder: str, release: Release, table: Mapping[str, Any]) -> None:
     """Have the release run in the keeper's folder.
 
-    `table` is what an agent begins with that never had one. Raises ShellError.
+    `table` is what an agent begins with that never had one. Raises CommandError.
     """
     version = release.bundle.version
     there = set(_list(shell, folder, f"bundles/{version}/interpreter", "table.json"))
@@ -113,8 +113,8 @@ def deploy(shell: Shell, folder: str, release: Release, table: Mapping[str, Any]
     shell.put(f"{folder}/wanted.json", release.wanted)
 
 
-def _prepare(shell: Shell, folder: str, version: str) -> None:
-    from provisioners.shell import CommandError, DiskFullError
+def _prepare(shell: HostConnection, folder: str, version: str) -> None:
+    from provisioners.port.commands import CommandError, DiskFullError
 
     try:
         _in(shell, folder, _PREPARE.format(version=version), timeout_s=PREPARE_TIMEOUT_S)
@@ -126,8 +126,8 @@ def _prepare(shell: Shell, folder: str, version: str) -> None:
         raise CommandError(text, error.output) from error
 
 
-def serving(shell: Shell, folder: str) -> Serving | None:
-    """Return what runs there; None if nothing ever did. Raises ShellError."""
+def serving(shell: HostConnection, folder: str) -> Serving | None:
+    """Return what runs there; None if nothing ever did. Raises CommandError."""
     raw = shell.read(f"{folder}/serving.json")
     if not raw:
         return None
@@ -142,28 +142,32 @@ def serving(shell: Shell, folder: str) -> Serving | None:
     )
 
 
-def tidy(shell: Shell, folder: str, kept: str) -> None:
-    """Remove the bundles of the past. Raises ShellError."""
+def tidy(shell: HostConnection, folder: str, kept: str) -> None:
+    """Remove the bundles of the past. Raises CommandError."""
     _in(shell, folder, f'cd bundles && for b in *; do [ "$b" = {shlex.quote(kept)} ] || rm -rf "$b"; done')
 
 
-def end_frozen(shell: Shell, agent: Serving) -> None:
+def end_frozen(shell: HostConnection, agent: Serving) -> None:
     """Terminate an agent that does not respond; the supervisor restarts it.
 
     It is asked on its own machine, because it may as well be the way there that is slow, and this command that is late.
-    Raises ShellError.
+    Raises CommandError.
     """
     ask = _ASK.format(port=agent.admin_port)
     shell.run(f"python3 -c {shlex.quote(ask)} 2>/dev/null || kill -9 {agent.pid}", check=False)
 
 
-def _list(shell: Shell, folder: str, *paths: str) -> Sequence[str]:
+def _list(shell: HostConnection, folder: str, *paths: str) -> Sequence[str]:
     said = shell.run(f"cd {shlex.quote(folder)} && ls -d {shlex.join(paths)} 2>/dev/null", check=False)
     return said.out.decode().split()
 
 
 def _in(
-    shell: Shell, folder: str, script: str, stdin: bytes = b"", timeout_s: float = _TRANSFER_TIMEOUT_S
+    shell: HostConnection,
+    folder: str,
+    script: str,
+    stdin: bytes = b"",
+    timeout_s: float = _TRANSFER_TIMEOUT_S,
 ) -> None:
     """The script, in the folder. Its last words are the error's."""
     shell.run(f"cd {shlex.quote(folder)} || exit 1\n{script}", stdin=stdin, timeout_s=timeout_s)

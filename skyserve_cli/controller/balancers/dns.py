@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from provisioners.dns import Publisher
-from provisioners.errors import ProvisionError
+from provisioners.port.dns import Publisher
+from provisioners.port.errors import ProvisionError
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.ports import NameOrder
 

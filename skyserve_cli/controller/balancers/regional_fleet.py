@@ -25,10 +25,10 @@ import orjson
 
 from lb.config.schema import Readiness, Stats, Table, WireError
 from policies.model import Event, Load, ProbeFailed, ProbePassed
-from provisioners.base import LoginSource, Provisioner
-from provisioners.errors import ProvisionError
-from provisioners.forward import Forward
-from provisioners.shell import Shell, ShellError
+from provisioners.port.base import LoginSource, Provisioner
+from provisioners.port.commands import HostConnection, ShellError
+from provisioners.port.errors import ProvisionError
+from provisioners.remote.ssh_tunnel import PortForward
 from skyserve_cli.controller.balancers.bundle import Bundle, agent_bundle
 from skyserve_cli.controller.balancers.deploy import (
     Release,
@@ -198,8 +198,8 @@ class _Supervisor:
         self._fleet = fleet
         self._session = session
         self._order = order
-        self._forward = Forward()
-        self._shell: Shell | None = None
+        self._forward = PortForward()
+        self._shell: HostConnection | None = None
         self._release: Release | None = None
         self._deployed: str | None = None  # the name of the release
         self._serving: Serving | None = None

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 
 from policies.model import Offer, Role
-from provisioners.base import LaunchOrder, Provisioner, Requirements
-from provisioners.candidates import in_order
-from provisioners.errors import ProvisionError
+from provisioners.offers.matching import in_order
+from provisioners.port.base import LaunchOrder, Provisioner, Requirements
+from provisioners.port.errors import ProvisionError
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.mappers import agent_order_of, order_of, token_of
 from skyserve_cli.controller.reconcile.ports import Call

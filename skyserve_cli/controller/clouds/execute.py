@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from policies.model import EndReason, Event, FailureKind, GaveUp, Launched, LaunchFailed, Terminated
-from provisioners.base import (
+from provisioners.port.base import (
     Instance,
     InstanceState,
     LaunchOrder,
@@ -14,7 +14,7 @@ from provisioners.base import (
     RegionalSource,
     is_silent,
 )
-from provisioners.errors import ProvisionError, QuotaError, TransientError
+from provisioners.port.errors import ProvisionError, QuotaError, TransientError
 from skyserve_cli.controller.reconcile.ports import Call, CallKind
 from skyserve_cli.controller.secret_box import CannotUnsealError
 

@@ -11,8 +11,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from provisioners.base import Gated
-from provisioners.errors import ProvisionError
+from provisioners.port.base import Gated
+from provisioners.port.errors import ProvisionError
 from skyserve_cli.controller.reconcile.clock import Clock
 
 log = logging.getLogger(__name__)

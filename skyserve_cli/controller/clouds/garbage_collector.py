@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from provisioners.base import Provisioner
-from provisioners.errors import ProvisionError, RegionClosedError, TransientError
-from provisioners.fleet import FleetProvisioner
+from provisioners.port.base import Provisioner
+from provisioners.port.errors import ProvisionError, RegionClosedError, TransientError
+from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.controller.clouds import orphans as leaks
 from skyserve_cli.controller.clouds.caches import SpecCache
@@ -140,7 +140,7 @@ class GarbageCollector:
 
     def rents(self, cloud: str) -> bool:
         """Return whether there can be anything but instances."""
-        return isinstance(self._provisioners(cloud), FleetProvisioner)
+        return isinstance(self._provisioners(cloud), VmProvisioner)
 
     def look(self, cloud: str) -> Look:
         """Return what is there. A region that does not answer is named, the others are listed."""
@@ -197,14 +197,14 @@ class GarbageCollector:
         notes = self._notes_of(cloud)
         with notes.lock:
             provisioner = self._provisioners(cloud)
-            if not isinstance(provisioner, FleetProvisioner):
+            if not isinstance(provisioner, VmProvisioner):
                 return ()
             if cloud in self._known().clouds:
                 return (f"a service uses {cloud}, so nothing that machines share is removed",)
             if not self._allows():
                 return (_NOT_LEADING,)
             try:
-                problems = provisioner.forget(self._owner)
+                problems = provisioner.delete_shared(self._owner)
             except ProvisionError as error:
                 return (error.message,)
             if not problems:
@@ -254,14 +254,14 @@ class GarbageCollector:
         """
         provisioner = self._provisioners(cloud)
         orphans: dict[Orphan, Callable[[], None] | None] = {}
-        if not isinstance(provisioner, FleetProvisioner):
+        if not isinstance(provisioner, VmProvisioner):
             instances = provisioner.instances(self._owner)
             for instance in leaks.stray_instances(instances, self._known()):
                 orphans[leaks.of_instance(instance)] = partial(provisioner.terminate, instance)
             return orphans, all(one.state.is_gone for one in instances)
         rented = provisioner.machines
         machines = rented.machines(self._owner, silent)
-        leftovers = rented.leftovers(self._owner, silent)
+        leftovers = rented.orphans(self._owner, silent)
         shared = rented.shared(self._owner, silent)
         known = self._known()  # after the cloud
         for machine in leaks.stray_machines(machines, known):

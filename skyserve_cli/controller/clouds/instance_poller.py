@@ -9,10 +9,10 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 
-from provisioners.base import Instance, Listing, Provisioner, RegionalSource, ReportSource
-from provisioners.errors import AuthError, ProvisionError, TransientError
-from provisioners.fleet import BUSY_POLL_S, FleetProvisioner
-from provisioners.lease import Lease
+from provisioners.port.base import Instance, InstanceList, Provisioner, RegionalSource, ReportSource
+from provisioners.port.errors import AuthError, ProvisionError, TransientError
+from provisioners.port.lease import Lease
+from provisioners.vm_provisioner import BUSY_POLL_S, VmProvisioner
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.leases import LeaseWatch, Warn
 from skyserve_cli.controller.reconcile.listing_events import same_objects
@@ -63,7 +63,7 @@ class ThreadInstancePoller:
         self._trouble: dict[str, str] = {}
         self._listed_at: dict[str, float] = {}  # clouds beyond this machine
         self._stop = threading.Event()
-        self._fleets: dict[str, FleetProvisioner] = {}  # as last listed
+        self._fleets: dict[str, VmProvisioner] = {}  # as last listed
         self._reports: dict[str, threading.Event] = {}  # by cloud: set when a machine of it has reported
 
     def watch(self, clouds: frozenset[str]) -> None:
@@ -112,7 +112,7 @@ class ThreadInstancePoller:
                 asked_at = self._clock.now()
                 try:
                     provisioner = self._provisioners(cloud)
-                    if isinstance(provisioner, FleetProvisioner):
+                    if isinstance(provisioner, VmProvisioner):
                         self._fleets[cloud] = provisioner
                     if isinstance(provisioner, ReportSource):
                         provisioner.on_report(self._reports[cloud].set)
@@ -144,12 +144,12 @@ class ThreadInstancePoller:
                         self._wake()
             self._await_next_listing(cloud)
 
-    def _listing(self, provisioner: Provisioner) -> Listing:
+    def _listing(self, provisioner: Provisioner) -> InstanceList:
         if isinstance(provisioner, RegionalSource):
             return provisioner.listing(self._owner)
-        return Listing(provisioner.instances(self._owner))
+        return InstanceList(provisioner.instances(self._owner))
 
-    def _note_regions(self, cloud: str, listing: Listing) -> bool:
+    def _note_regions(self, cloud: str, listing: InstanceList) -> bool:
         """Tell of regions and zones that do not respond, as of clouds, and once of each that is closed.
 
         Returns whether a region that did not respond does so again.
@@ -171,7 +171,7 @@ class ThreadInstancePoller:
 
     def _note_clock(self, cloud: str, provisioner: Provisioner) -> None:
         """Tell once of a cloud whose clock is not ours, and again after it has been right."""
-        warning = provisioner.clock_warning() if isinstance(provisioner, FleetProvisioner) else ""
+        warning = provisioner.clock_warning() if isinstance(provisioner, VmProvisioner) else ""
         if warning and cloud not in self._off:
             log.warning("%s: %s", cloud, warning)
             self._tell_clock(f"{cloud}: {warning}")

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from policies.model import EndReason, Replica
-from provisioners.base import Instance, LogSource, Provisioner
-from provisioners.errors import ProvisionError
-from provisioners.host_agent.log_times import marks_in
+from provisioners.port.base import Instance, LogSource, Provisioner
+from provisioners.port.errors import ProvisionError
+from provisioners.remote.host_agent.log_times import marks_in
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from policies.model import Event, Progressed
-from provisioners.base import Instance, LaunchOrder, Provisioner
-from provisioners.errors import ProvisionError
+from provisioners.port.base import Instance, LaunchOrder, Provisioner
+from provisioners.port.errors import ProvisionError
 from skyserve_cli.controller.clouds.execute import Retry, backoff_s, perform, settle
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.mappers import token_of

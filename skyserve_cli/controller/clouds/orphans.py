@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from provisioners.base import Instance
-from provisioners.machines import Leftover, Machine, token_of_replica
+from provisioners.port.base import Instance
+from provisioners.port.vm import Machine, OrphanedResource, token_of_replica
 
 YOUNG_S = 300.0  # what was made since may be part of a launch that is under way
 HOURS_PER_MONTH = 730.0
@@ -75,7 +75,9 @@ def stray_instances(instances: Iterable[Instance], known: Known) -> Iterator[Ins
     return (one for one in instances if not one.state.is_gone and one.token not in known.tokens)
 
 
-def stray_leftovers(leftovers: Iterable[Leftover], known: Known, now: float) -> Iterator[Leftover]:
+def stray_leftovers(
+    leftovers: Iterable[OrphanedResource], known: Known, now: float
+) -> Iterator[OrphanedResource]:
     for one in leftovers:
         if one.token:
             if token_of_replica(one.token) not in known.tokens:
@@ -102,7 +104,7 @@ def of_instance(instance: Instance) -> Orphan:
     return Orphan(zone.cloud, Part.INSTANCE, "instance", instance.id, zone.region, instance.service)
 
 
-def of_leftover(cloud: str, part: Part, leftover: Leftover) -> Orphan:
+def of_leftover(cloud: str, part: Part, leftover: OrphanedResource) -> Orphan:
     return Orphan(
         cloud,
         part,

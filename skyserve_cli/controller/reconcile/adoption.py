@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from policies.model import Offer, Replica, ReplicaState, Role
-from provisioners.base import Instance, InstanceState, Requirements
+from provisioners.port.base import Instance, InstanceState, Requirements
 from skyserve_cli.controller.reconcile.mappers import agent_requirements_of, requirements_of, token_of
 from skyserve_cli.controller.reconcile.ports import InstanceListing, Offers, Specs
 from skyserve_cli.state.store import Store

@@ -1,4 +1,4 @@
-"""The leases of rented machines (`provisioners.lease`), as `serve status` shows them and as the event log warns of them."""
+"""The leases of rented machines (`provisioners.port.lease`), as `serve status` shows them and as the event log warns of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from provisioners.base import Instance
-from provisioners.lease import Lease
+from provisioners.port.base import Instance
+from provisioners.port.lease import Lease
 from skyserve_cli.output import span
 
 KIND = "LeaseShort"  # of the events

@@ -19,7 +19,7 @@ from policies.model import (
     RetireNotice,
     RunExited,
 )
-from provisioners.base import Instance, InstanceState
+from provisioners.port.base import Instance, InstanceState
 from skyserve_cli.controller.reconcile.ports import InstanceListing
 
 _SAME_S = 60.0

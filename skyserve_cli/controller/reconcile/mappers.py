@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from policies.balancers import Fleet, Place
 from policies.model import CapacityType, Goal, Offer, PlacementGoal, Replica, ReplicaState, Role, ScalingGoal
 from policies.registry import ALIASES, AUTO, MIXERS
-from provisioners.base import Candidate, LaunchOrder, Requirements
-from provisioners.machines import MAX_TOKEN
+from provisioners.port.base import Candidate, LaunchOrder, Requirements
+from provisioners.port.vm import MAX_TOKEN
 from skyserve_cli.controller.agent_files import TOKEN_VARIABLE, supervisor_file
 from skyserve_cli.controller.reconcile.ports import NameOrder
 from skyserve_cli.controller.reconcile.resource_match import candidates_of, copies_of, image_of

@@ -10,7 +10,7 @@ from policies.balancers import decide as decide_agents
 from policies.model import Launch, Memory, Observation, Offer, UpdateMode
 from policies.plan import plan
 from policies.registry import policies_for
-from provisioners.small import small_types
+from provisioners.offers.lb_instance_types import small_types
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.controller.reconcile.mappers import (
     agent_fleet_of,
@@ -176,7 +176,7 @@ def _refused(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds) -> list
     for index, choice in enumerate(spec.resources):
         if index in answered:
             continue
-        reasons = [clouds.why_nothing(candidate) for candidate in candidates_of(choice)]
+        reasons = [clouds.explain_no_offer(candidate) for candidate in candidates_of(choice)]
         why = reasons[0] if reasons and None not in reasons else None
         if why is not None:
             reason = {"field": why.field, "message": why.message, "hint": why.hint}

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from lb.config.schema import Table
 from policies.model import Event, Load, Offer, Replica
-from provisioners.base import Instance, InstanceState, Requirements, is_silent
+from provisioners.port.base import Instance, InstanceState, Requirements, is_silent
 from skyserve_cli.spec.model import Probe, ServiceSpec
 
 
@@ -82,7 +82,7 @@ class InstanceListing:
     @cached_property
     def unattended(self) -> frozenset[str]:
         """The ids of instances whose order is to be sent again."""
-        return frozenset(one.id for one in self.instances if one.state is InstanceState.UNATTENDED)
+        return frozenset(one.id for one in self.instances if one.state is InstanceState.UNSUPERVISED)
 
 
 class InstancePoller(Protocol):

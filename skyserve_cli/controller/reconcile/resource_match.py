@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 
 from policies.model import Zone
-from provisioners.base import Candidate
+from provisioners.port.base import Candidate
 from skyserve_cli.spec.model import EVERYWHERE, FileMount, ResourceChoice
 
 #: Kinds of buckets that a name is enough for, and how their URLs begin. One of Azure's has an account as well.

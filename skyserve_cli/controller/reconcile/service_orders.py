@@ -12,7 +12,7 @@ from policies.model import (
     ReplicaState,
     Role,
 )
-from provisioners.base import Instance, InstanceState
+from provisioners.port.base import Instance, InstanceState
 from skyserve_cli.controller.reconcile.lb_config import table_of, without_loopback
 from skyserve_cli.controller.reconcile.listing_events import unattended
 from skyserve_cli.controller.reconcile.mappers import (

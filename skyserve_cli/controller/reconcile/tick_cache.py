@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from policies.model import Load, Offer, Plan
-from provisioners.base import Instance, Requirements
+from provisioners.port.base import Instance, Requirements
 from skyserve_cli.controller.reconcile.listing_events import missing_from
 from skyserve_cli.controller.reconcile.ports import (
     AgentOrder,

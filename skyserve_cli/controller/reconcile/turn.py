@@ -27,7 +27,7 @@ from policies.model import (
 from policies.plan import learn, plan
 from policies.registry import policies_for
 from policies.rollout import wanted_version
-from provisioners.base import Requirements
+from provisioners.port.base import Requirements
 from skyserve_cli.controller.reconcile.adoption import Adoption
 from skyserve_cli.controller.reconcile.demand import merged
 from skyserve_cli.controller.reconcile.mappers import (

@@ -14,7 +14,7 @@ import pytest
 
 from policies.model import CapacityType, Zone
 from provisioners.aws.machines import AwsMachines, AwsSettings
-from provisioners.machines import MachineOrder
+from provisioners.port.vm import MachineOrder
 from tests.clouds.aws.aws_world import AwsWorld, VirtualTime
 
 EAST = Zone("aws", "us-east-1", "use1-az1")

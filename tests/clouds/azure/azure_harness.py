@@ -11,7 +11,7 @@ from azure.core.pipeline.policies import SansIOHTTPPolicy
 
 from policies.model import CapacityType, Zone
 from provisioners.azure.machines import AzureMachines, AzureSettings
-from provisioners.machines import MachineOrder
+from provisioners.port.vm import MachineOrder
 from tests.clouds.azure.azure_server import AzureServer
 
 OWNER, SERVICE = "owner-1", "chat"

@@ -208,7 +208,7 @@ class World:
             self._vm(name).power = power
 
     def strip(self, name: str) -> None:
-        """Lose a machine without its parts, as no cascade would: what `leftovers` is there for."""
+        """Lose a machine without its parts, as no cascade would: what `orphans` is there for."""
         with self.at_work():
             del self.resources[self._vm(name).id.lower()]
 

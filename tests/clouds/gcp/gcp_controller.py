@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from policies.model import CapacityType, Zone
-from provisioners.errors import TransientError
 from provisioners.gcp.machines import GcpMachines
-from provisioners.machines import Machine, MachineOrder
+from provisioners.port.errors import TransientError
+from provisioners.port.vm import Machine, MachineOrder
 from tests.clouds.gcp.gcp_ground import PROJECT
 from tests.clouds.gcp.gcp_server import serving
 from tests.clouds.gcp.gcp_world import World

@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from policies.model import CapacityType, Offer, Zone
-from provisioners.base import LaunchOrder
-from provisioners.bootstrap import Node, steps_for
-from provisioners.bringup import BootstrapRunner, Progress
 from provisioners.clock import unix_now
-from provisioners.host import Host
-from provisioners.keys import Keys, user_data
-from provisioners.lease import Terms
-from provisioners.machines import Machine, MachineOrder, MachineState, machine_token
-from provisioners.shell import Login, connect
+from provisioners.port.base import LaunchOrder
+from provisioners.port.commands import Login
+from provisioners.port.lease import Terms
+from provisioners.port.vm import Machine, MachineOrder, MachineState, machine_token
+from provisioners.remote.bootstrap_runner import BootstrapRunner, Progress
+from provisioners.remote.bootstrap_steps import Node, steps_for
+from provisioners.remote.host import Host
+from provisioners.remote.ssh import connect
+from provisioners.remote.ssh_keys import Keys, user_data
 from tests.clouds.vms.vm_world import Vm, VmWorld
 
 T = TypeVar("T")

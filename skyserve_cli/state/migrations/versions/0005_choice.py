@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from provisioners.catalog.names import canonical
+from provisioners.port.accelerator_names import canonical
 
 revision = "0005"
 down_revision = "0004"

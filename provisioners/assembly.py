@@ -1,0 +1,381 @@
+"""A cloud's provisioner, put together: its machines, hosts over SSH with keys of our own, offers from the catalog.
+
+    AWS = the fleet over `AwsMachines`, Google Cloud over `GcpMachines`, Azure over `AzureMachines`
+
+The catalog says what there is and what it cost; what a spot machine costs now is asked of the cloud in the background,
+every few minutes, and used as long as it is fresh.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from policies.model import CapacityType, Offer, Role, Zone
+from provisioners.clock import unix_now
+from provisioners.offers.catalog.model import Catalog, Row
+from provisioners.offers.lb_instance_types import small_offers
+from provisioners.offers.matching import Account, Reason, offers_of
+from provisioners.offers.spot_prices import SpotPrices
+from provisioners.own_address import OwnAddresses
+from provisioners.port.base import DISK_GB, Instance, LaunchOrder, Requirements
+from provisioners.port.commands import Login, UnreachableError
+from provisioners.port.errors import TransientError
+from provisioners.port.firewall import Access, block_of
+from provisioners.port.lease import shortest_s, terms_of
+from provisioners.port.vm import Machine, MachineOrder, Machines, Trial, in_region, machine_token
+from provisioners.remote.bootstrap_steps import Front
+from provisioners.remote.certificates import Authority
+from provisioners.remote.first_login import FirstLogins
+from provisioners.remote.ssh_config import Way
+from provisioners.remote.ssh_hosts import DEFAULT_PORT, SshHosts
+from provisioners.remote.ssh_keys import Keys, host_key_script, user_data
+from provisioners.remote.supervise import HEARTBEAT_S
+from provisioners.vm_provisioner import VmProvisioner
+
+_log = logging.getLogger(__name__)
+
+USER = "skyserve"
+DISCOVERED = ("aws", "gcp", "azure")  # the clouds that can list what an account has
+FRONT_PORT = 8443  # of TLS in front of a replica
+SETTLED_S = 20.0  # after which a cloud lists what was made before its rules were last changed
+RULES_EVERY_S = 600.0
+_ADMIT_WAIT_S = 15.0
+
+
+class VmSection(Protocol):
+    """What config.yaml says about any cloud that rents machines; None is the default.
+
+    A cloud's own module adds what only it understands.
+    """
+
+    regions: tuple[str, ...] | None
+    use_private_ip: bool
+    image: str | dict[str, str] | None
+    disk_gb: int | None
+    sources: tuple[str, ...] | None
+    labels: dict[str, str]
+    dead_man_minutes: int | None
+    tls: bool
+
+    @property
+    def way(self) -> Way:
+        """How machines are reached over ssh."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rent:
+    """What the user has set for the machines of a cloud.
+
+    `sources` are the CIDR blocks from which machines can be reached, beside the load balancers; none: this host's own
+    addresses are found out. `image` is the cloud's own name of one, or one for each region. `dead_man_minutes` is the lease
+    of machines (`lease.terms_of`), `ending` the program by which one has its cloud delete it. With `tls` replicas are
+    reached by TLS alone.
+    """
+
+    image: str | Mapping[str, str] | None = None
+    disk_gb: int | None = None
+    sources: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    dead_man_minutes: int | None = None
+    tls: bool = False
+    ending: str = ""
+
+
+class RentedProvisioner(VmProvisioner):
+    """Of one cloud; its own module gives it its machines and its `name`.
+
+    `catalog` has that cloud's rows, `secret` are the 32 bytes of the home from which all keys follow, `own` knows this
+    host's addresses, `zone_ids` map the account's names of zones to the catalog's, `first_login` prepares machines of a
+    cloud that runs no user data, `folder` keeps what is known of first connections, `ending` is the program by which a
+    machine whose lease is over has the cloud delete it. `subnets` are the regions and zones in which the user names
+    subnets: the only ones that are used, if there are any.
+
+    The cloud is not called before the first use. ValueError if the section names a region that is none.
+    """
+
+    def __init__(
+        self,
+        machines: Machines,
+        section: VmSection,
+        catalog: Catalog,
+        secret: bytes,
+        *,
+        own: OwnAddresses | None = None,
+        zone_ids: Mapping[str, str] | None = None,
+        now: Callable[[], float] = unix_now,
+        first_login: FirstLogins | None = None,
+        folder: Path | None = None,
+        ending: str = "",
+        subnets: Collection[str] = (),
+    ) -> None:
+        if isinstance(section.image, Mapping):
+            within(catalog, tuple(section.image), machines.name, "image")
+        self._regions, self._subnets = section.regions, tuple(subnets)
+        in_them = in_places(catalog, subnets, machines.name, "subnets") if subnets else catalog
+        if section.regions is not None:
+            within(catalog, section.regions, machines.name)
+            in_them = in_them.within(section.regions)
+        catalog = in_them
+        rent = Rent(
+            image=section.image,
+            disk_gb=section.disk_gb,
+            sources=section.sources or (),
+            labels=section.labels,
+            dead_man_minutes=section.dead_man_minutes,
+            tls=section.tls,
+            ending=ending,
+        )
+        prices = self._prices = SpotPrices(machines, zones_of(catalog), now, types_of(catalog))
+        self.account = Account(spot_price=prices, zone_ids=zone_ids or {})
+        self._catalog = catalog
+        self._sources = rent.sources
+        self._use_private_ip = section.use_private_ip
+        self._own = own if own is not None else OwnAddresses(None, None, now)
+        self._is_needed = False
+        self._admitted: Access | None = None
+        self._admission = threading.Condition()  # of the above
+        self._is_done = False
+        self._admitted_at = self._changed_at = float("-inf")
+        way = section.way
+        first = first_login or first_logins(way, secret, folder)
+        super().__init__(
+            machines,
+            SshHosts(
+                lambda machine: login_by(way, machine, secret, keeps=first.keeps(machine.token)),
+                heartbeat_s=heartbeat_s(shortest_s(rent.dead_man_minutes)),
+                now=now,
+                seen_from=self._own.saw,
+                front=lambda machine, order: front_of(machine, order, secret) if rent.tls else None,
+                first_login=first,
+            ),
+            lambda order, rank: order_of(order, rank, secret, rent),
+            lambda need: offer(need, self._catalog, self.account, prices),
+            now,
+        )
+
+    def restock(self, catalog: Catalog, reason: Reason | None = None) -> None:
+        """Offer from another catalog of this cloud from now on, without what the account cannot have."""
+        catalog = catalog.at(self._subnets) if self._subnets else catalog
+        self._catalog = catalog if self._regions is None else catalog.within(self._regions)
+        self._prices.cover(zones_of(self._catalog), types_of(self._catalog))
+        self.account = replace(self.account, reason=reason)
+
+    def launch(self, order: LaunchOrder) -> Instance:
+        with self._admission:
+            self._is_needed = True
+            if not self._sources and not self._admission.wait_for(self._knows_us, _ADMIT_WAIT_S):
+                raise TransientError(self._unknown(), cloud=self.name, zone=order.offer.zone)
+        return super().launch(order)
+
+    def admit(self, owner: str, balancers: Mapping[str, frozenset[str]]) -> None:
+        """From one thread at a time. Does nothing while there is no machine and none is wanted."""
+        if not self._is_needed and not self.addresses(owner):
+            return
+        own = self._sources or self._addresses(owner)
+        agents = {service: _blocks_of(addresses) for service, addresses in balancers.items()}
+        access = Access(frozenset(self._sources) or _blocks_of(own), agents)
+        now = self._now()
+        if access != self._admitted:
+            self._changed_at = now
+        is_settled = self._admitted_at >= self._changed_at + SETTLED_S
+        next_at = self._admitted_at + RULES_EVERY_S if is_settled else self._changed_at + SETTLED_S
+        if access != self._admitted or not self._is_done or now >= next_at:
+            self._is_done = False
+            with self._admission:
+                self._admitted = access
+                self._admission.notify_all()
+            self.machines.admit(owner, access)
+            self._is_done, self._admitted_at = True, now
+        if not access.sources:
+            raise TransientError(self._unknown(), cloud=self.name)
+
+    def _knows_us(self) -> bool:
+        return self._admitted is not None and bool(self._admitted.sources)
+
+    def _addresses(self, owner: str) -> frozenset[str]:
+        """This host's, as the machines see them."""
+        return self._own.private(self.addresses(owner)) if self._use_private_ip else self._own.public()
+
+    def _unknown(self) -> str:
+        return (
+            "the address from which this host reaches the Internet is not known, so no machine would let it in: "
+            f"set clouds.{self.name}.sources in config.yaml"
+        )
+
+    def usd_hour(self, machine: Machine) -> float | None:
+        rows = self._catalog.by_instance_type.get(machine.instance_type.lower(), ())
+        prices = (row.price(machine.capacity_type) for row in rows if row.zone == machine.zone)
+        return next((price.usd_hour for price in prices if price is not None), None)
+
+
+def _blocks_of(addresses: Iterable[str]) -> frozenset[str]:
+    return frozenset(filter(None, map(block_of, addresses)))
+
+
+def offer(need: Requirements, catalog: Catalog, account: Account, prices: SpotPrices) -> list[Offer]:
+    if need.role is Role.LOAD_BALANCER:
+        return small_offers(need, prices.cloud, zones_of(catalog))
+    prices.refresh_soon()
+    return offers_of(need, catalog, account)
+
+
+def in_places(catalog: Catalog, places: Collection[str], cloud: str, key: str) -> Catalog:
+    """Return the catalog of these regions and zones alone.
+
+    ValueError for a place that it does not know; `key` of the section has them.
+    """
+    known = {listing.region for listing in catalog.listings} | {row.zone.name for row in catalog.rows}
+    for place in places:
+        if place not in known:
+            close = difflib.get_close_matches(place, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"clouds.{cloud}.{key}: {cloud} has no region or zone {place!r}{hint}")
+    return catalog.at(places)
+
+
+def within(catalog: Catalog, regions: Sequence[str], cloud: str, key: str = "regions") -> Catalog:
+    """Return the catalog of these regions alone.
+
+    ValueError for one that it does not know: nothing could be had there; `key` of the section has them.
+    """
+    known = {listing.region for listing in catalog.listings}
+    for region in regions:
+        if region not in known:
+            close = difflib.get_close_matches(region, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f" (known: {', '.join(sorted(known))})"
+            is_listed = cloud not in DISCOVERED  # a plug-in has what it lists
+            more = (
+                ""
+                if is_listed
+                else f"; a region that exists is added by `serve catalog discover --cloud {cloud}`"
+            )
+            raise ValueError(f"clouds.{cloud}.{key}: {cloud} has no region {region!r}{hint}{more}")
+    return catalog.within(regions)
+
+
+def zones_of(catalog: Catalog) -> list[Zone]:
+    """Return every zone of the catalog, in order."""
+    return sorted({row.zone.physical for row in catalog.rows})
+
+
+def types_of(catalog: Catalog) -> set[str]:
+    """Return the names of its instance types."""
+    return {row.shape.name for row in catalog.rows}
+
+
+def cheapest_trials(rows: Iterable[Row]) -> list[Trial]:
+    """In each region the cheapest machine with an accelerator, spot and on demand, in the first of its zones."""
+    cheapest: dict[tuple[str, CapacityType], tuple[float, str, str, Trial]] = {}
+    for row in rows:
+        if row.shape.accelerator is None or row.places is not None:
+            continue
+        for capacity_type in CapacityType:
+            price = row.price(capacity_type)
+            if price is None:
+                continue
+            trial = Trial(row.zone, row.shape.name, capacity_type, row.shape.accelerator)
+            key = (row.zone.region, capacity_type)
+            ranked = (price.usd_hour, row.shape.name, row.zone.name, trial)
+            cheapest[key] = min(cheapest.get(key, ranked), ranked, key=lambda one: one[:3])
+    return [trial for _, _, _, trial in cheapest.values()]
+
+
+def reserved_trials(rows: Iterable[Row]) -> list[Trial]:
+    """Of each reservation one."""
+    return [
+        Trial(row.zone, row.shape.name, CapacityType.ON_DEMAND, row.shape.accelerator)
+        for row in rows
+        if row.places is not None
+    ]
+
+
+def first_logins(way: Way, secret: bytes, folder: Path | None) -> FirstLogins:
+    """Of machines that run user data."""
+    return FirstLogins(
+        USER,
+        lambda machine: login_by(way, machine, secret),
+        lambda machine: host_key_script(Keys(secret, machine.owner).host(machine.token)),
+        folder,
+        boot_key=lambda machine: Keys(secret, machine.owner).boot_host(machine.token).public,
+    )
+
+
+def login_by(way: Way, machine: Machine, secret: bytes, *, keeps: bool = False) -> Login:
+    """As `login_of`, by the way of the cloud's section. Raises UnreachableError if a file for it cannot be read."""
+    plain = login_of(machine, secret, keeps=keeps)
+    try:
+        return way.to(plain, machine.id, machine.zone.region, machine.zone.name)
+    except OSError as error:
+        raise UnreachableError(
+            f"{error.filename}, for the bastion of {machine.zone.cloud}, cannot be read: {error.strerror}"
+        ) from error
+
+
+def login_of(machine: Machine, secret: bytes, *, keeps: bool = False) -> Login:
+    """Return how to get into a machine that was made by an order of ours, once it was prepared.
+
+    `keeps`: with the host key of its user data.
+    """
+    keys = Keys(secret, machine.owner)
+    host = keys.boot_host(machine.token) if keeps else keys.host(machine.token)
+    return Login(
+        name=machine.id,
+        address=machine.address or "",
+        user=USER,
+        private_key=keys.login().private,
+        host_keys=(host.public,),
+    )
+
+
+def front_of(machine: Machine, order: LaunchOrder, secret: bytes) -> Front:
+    """TLS in front of the replica on the machine, where the firewall expects it."""
+    return Front(Authority(secret, machine.owner).of_machine(machine.token), front_port(order))
+
+
+def front_port(order: LaunchOrder) -> int:
+    return FRONT_PORT if order.port != FRONT_PORT else FRONT_PORT + 1
+
+
+def heartbeat_s(lease_s: int) -> float:
+    """Return how often a machine reports that ends itself without visits: several times before it would."""
+    return min(HEARTBEAT_S, lease_s / 4) if lease_s else HEARTBEAT_S
+
+
+def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> MachineOrder:
+    """Return one machine of the replica. The same order always gives the same, to the byte."""
+    keys = Keys(secret, order.owner)
+    token = machine_token(order.token, rank)
+    port, is_public = order.port or DEFAULT_PORT, order.role is Role.LOAD_BALANCER
+    inner = front_port(order) if rent.tls else port  # the server's own port stays shut then
+    plain = MachineOrder(
+        token=token,
+        owner=order.owner,
+        service=order.service,
+        replica_id=order.replica_id,
+        rank=rank,
+        num_nodes=order.num_nodes,
+        zone=order.offer.zone.physical,
+        reservation=order.offer.zone.reservation,
+        instance_type=order.offer.instance_type,
+        capacity_type=order.offer.capacity_type,
+        public_key=keys.login().public,
+        user=USER,
+        accelerator=order.offer.accelerator,
+        accelerator_count=order.offer.accelerator_count,
+        image=order.machine_image or in_region(rent.image, order.offer.zone.region),
+        disk_gb=order.disk_gb or rent.disk_gb or DISK_GB,
+        ports=() if is_public else (inner,),
+        public_ports=(port,) if is_public else (),
+        sources=rent.sources,
+        labels={**rent.labels, **order.labels},
+        role=order.role,
+    )
+    terms = terms_of(rent.dead_man_minutes, token, serves_at_once=is_public)
+    return replace(plain, user_data=user_data(plain, keys.boot_host(token), terms, rent.ending))

@@ -1,0 +1,104 @@
+"""Processes by kinship and by mark, so that an instance can die as a whole.
+
+Two ways to find what belongs to an instance, because each misses something:
+
+* Kinship: the host is a *child subreaper*, so whatever its descendants do (double fork, setsid, a daemon of
+  their own) they stay below it in the process tree. Ends with the host.
+* Mark: every process of an instance inherits SKYSERVE_INSTANCE_ID, readable in /proc/PID/environ. Finds the
+  ones whose host was killed.
+
+Linux only: prctl(2), proc(5).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+INSTANCE_MARK = "SKYSERVE_INSTANCE_ID"
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Orphaned descendants become children of this process instead of init's."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """To be called in a forked child: the kernel kills it when `parent_pid`, its parent, dies."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before we asked
+        os._exit(1)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return all living processes below `pid`, zombies left out."""
+    children: dict[int, list[int]] = {}
+    for child, parent, is_zombie in _processes():
+        if not is_zombie:
+            children.setdefault(parent, []).append(child)
+    found: list[int] = []
+    frontier = [pid]
+    while frontier:
+        below = children.get(frontier.pop(), [])
+        found += below
+        frontier += below
+    return found
+
+
+def marked(instance_id: str) -> list[int]:
+    """Return all living processes that carry the mark of this instance."""
+    mark = f"{INSTANCE_MARK}={instance_id}".encode()
+    found = []
+    for pid, _, is_zombie in _processes():
+        # Another user's process, or one that just ended, is none of ours.
+        with suppress(PermissionError, FileNotFoundError, ProcessLookupError):
+            if not is_zombie and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+def signal_all(pids: list[int], signal_number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal_number)
+
+
+def kill_marked(instance_id: str, rounds: int = 50) -> None:
+    """Kill whatever still carries the mark.
+
+    In rounds, because a process may fork while we look, and until two looks in a row find nothing, because one that is just
+    starting a program shows no mark for a moment.
+    """
+    missed = 0
+    for _ in range(rounds):
+        pids = marked(instance_id)
+        missed = 0 if pids else missed + 1
+        if missed == 2:
+            return
+        signal_all(pids, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def _processes() -> Iterator[tuple[int, int, bool]]:
+    """(pid, parent's pid, is a zombie) of every process."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                # The command's name is in parentheses and may itself contain some.
+                fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+                yield int(folder.name), int(fields[1]), fields[0] in (b"Z", b"X")
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))

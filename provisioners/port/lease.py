@@ -1,0 +1,82 @@
+"""The lease of a rented machine: how long it lives on without a controller. Pure.
+
+A machine counts the minutes of its running time since it was last needed, and ends itself when they exceed its lease
+(`ssh_keys.user_data`). What renews the lease:
+
+    visit     a controller that is logged in on the machine
+    traffic   a successful response of the replica, or a request that the load balancer served; for `most_s` at most,
+              counted from the last visit
+
+Until the replica has responded for the first time the lease is the shorter `first_s`: a machine that never was of use
+is not kept over a weekend. Minutes are counted, and no clock is read, because a machine's clock may be wrong until
+the network has set it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+LEASE_S = 4320 * 60  # three days: a weekend of a laptop on which the controller lives
+FIRST_S = 720 * 60
+MOST_S = 7 * 24 * 3600
+WARN_SHARE = 0.5  # of the lease that is left when a warning is due
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Seconds of running time without a visit or traffic until the machine ends.
+
+    `first_s` until its replica has responded, `lease_s` from then on. Traffic alone keeps it for `most_s`.
+    """
+
+    lease_s: int
+    first_s: int
+    most_s: int = MOST_S
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The lease of one machine, as its controller knows it.
+
+    `visited_at` (UNIX seconds) is the last visit if there are none now, and `why` says why not; None: a controller is
+    visiting it. `lease_s` and `most_s` as the machine reported them.
+    """
+
+    lease_s: float
+    most_s: float
+    visited_at: float | None = None
+    why: str = ""
+
+    def left_s(self, now: float) -> float:
+        """Return until the machine ends, without traffic."""
+        return self.lease_s if self.visited_at is None else max(0.0, self.visited_at + self.lease_s - now)
+
+    def most_left_s(self, now: float) -> float:
+        """Return until the machine ends, even with traffic."""
+        most_s = max(self.most_s, self.lease_s)
+        return most_s if self.visited_at is None else max(0.0, self.visited_at + most_s - now)
+
+    def is_short(self, now: float) -> bool:
+        """Return whether a warning is due."""
+        return self.visited_at is not None and self.left_s(now) <= WARN_SHARE * self.lease_s
+
+
+def terms_of(minutes: int | None, token: str, *, serves_at_once: bool = False) -> Terms | None:
+    """Return the terms of a machine: `minutes` is the setting (None: the defaults, 0: it never ends).
+
+    `serves_at_once`: there is no replica on it to wait for. Each machine has up to a tenth more or less, by its token, so
+    that a fleet without a controller does not end at one instant.
+    """
+    if minutes == 0:
+        return None
+    share = hashlib.sha256(f"lease {token}".encode()).digest()[0] / 255.0
+    factor = 0.9 + 0.2 * share
+    lease_s = LEASE_S if minutes is None else 60 * minutes
+    first_s = FIRST_S if minutes is None and not serves_at_once else lease_s
+    return Terms(round(lease_s * factor), round(first_s * factor), round(max(MOST_S, lease_s) * factor))
+
+
+def shortest_s(minutes: int | None) -> int:
+    """Return the shortest lease that a setting gives, before the tenth; 0: there are none."""
+    return FIRST_S if minutes is None else 60 * minutes

@@ -1,0 +1,327 @@
+"""The port below the port: what every cloud that rents machines must do, one machine at a time.
+
+`provisioners.vm_provisioner` makes a `Provisioner` of it: offers, replicas of several machines, bootstrap over SSH, logs,
+preemption notices and orphans are the same everywhere and are written once, there. A cloud's own module says how to
+ask its SDK for a machine, how to read what the SDK lists, and what its error codes mean.
+
+*Names before calls.* Whatever a cloud makes for us carries our tags from its first moment and a name or an idempotency
+token that follows from the order alone, so a call whose answer was lost can be made again, and whatever no one
+remembers can be found and attributed (`OWNER_TAG`). *Nothing is secret in user data*, but for the private half of the
+host key with which the machine proves who it is until it was first logged in to (`first_login`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar, Protocol, runtime_checkable
+
+from policies.model import CapacityType, Role, Scope, Zone
+from provisioners.port.errors import ProvisionError, Refusal, RefusedError
+from provisioners.port.firewall import Access
+from provisioners.port.image_family import ImageFamily, image_family
+from provisioners.port.regions import ClosedRegions
+
+OWNER_TAG = "skyserve-owner"
+SERVICE_TAG = "skyserve-service"
+REPLICA_TAG = "skyserve-replica"
+TOKEN_TAG = "skyserve-token"  # noqa: S105 (an idempotency token is no secret)
+RANK_TAG = "skyserve-rank"
+NODES_TAG = "skyserve-nodes"
+ROLE_TAG = "skyserve-role"
+PORTS_TAG = "skyserve-ports"  # of a security group: what the rules for its machines are made for
+PUBLIC_PORTS_TAG = "skyserve-public-ports"
+CAPACITY_TAG = "skyserve-capacity"
+
+MAX_TOKEN = 58  # of a replica; a machine's has its rank on top, and clouds allow 63
+
+
+@dataclass(frozen=True, slots=True)
+class MachineOrder:
+    """One machine. The same order may be sent any number of times, and makes one machine.
+
+    `token` is the machine's own: `machine_token` of the replica's token and the rank. `user_data` is run as root at
+    first boot. `public_key` is the OpenSSH line of who may log in as `user`. `ports` and port 22 are reachable from `sources`
+    (CIDR blocks) and from those whom `Machines.admit` names; `public_ports` from everywhere. `image` is the cloud's own name of one, None for its default. `disk_gb` is of the boot
+    disk, None for the cloud's default. `reservation` is the name in config.yaml of the reserved capacity to use, if any.
+    """
+
+    token: str
+    owner: str
+    service: str
+    replica_id: int
+    rank: int
+    num_nodes: int
+    zone: Zone
+    instance_type: str
+    capacity_type: CapacityType
+    public_key: str
+    user: str = "skyserve"
+    user_data: str = ""
+    accelerator: str | None = None
+    accelerator_count: float = 0.0
+    image: str | None = None
+    disk_gb: int | None = None
+    ports: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    role: Role = Role.REPLICA
+    public_ports: tuple[int, ...] = ()
+    reservation: str = ""
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Everything by which the machine, and what comes with it, is found again.
+
+        The user's labels come first, so that they cannot take the place of ours.
+        """
+        return {
+            **self.labels,
+            OWNER_TAG: self.owner,
+            SERVICE_TAG: self.service,
+            REPLICA_TAG: str(self.replica_id),
+            TOKEN_TAG: self.token,
+            RANK_TAG: str(self.rank),
+            NODES_TAG: str(self.num_nodes),
+            CAPACITY_TAG: self.capacity_type.value,
+            ROLE_TAG: self.role.value,
+        }
+
+
+class MachineState(str, Enum):
+    """The cloud's truth about one machine. Whether what runs on it is of use is not the cloud's business."""
+
+    PENDING = "pending"  # accepted, not running yet
+    RUNNING = "running"
+    STOPPING = "stopping"  # being stopped, by us or others
+    PREEMPTED = "preempted"  # the cloud took it
+    TERMINATED = "terminated"  # terminated, or gone for an unknown reason
+    FAILED = "failed"  # it never ran and never will, but something of it is left: to be destroyed
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of it is left running or billed."""
+        return self in (MachineState.PREEMPTED, MachineState.TERMINATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One machine as its cloud reports it.
+
+    `address` is where it can be reached from here, `private_address` from its own region. `launched_at` and `preempt_at`
+    are UNIX seconds; the latter stands while the cloud's API (not the machine's metadata service) says that it will be
+    taken. `message` is one sentence about how it came to its end, and `refusal` what that means where the cloud ended it
+    because it could not, or would not, start it.
+    """
+
+    id: str
+    token: str
+    owner: str
+    service: str
+    replica_id: int
+    rank: int
+    num_nodes: int
+    zone: Zone
+    capacity_type: CapacityType
+    state: MachineState
+    address: str | None = None
+    private_address: str | None = None
+    launched_at: float | None = None
+    preempt_at: float | None = None
+    message: str = ""
+    instance_type: str = ""
+    refusal: Refusal | None = None
+
+
+class SpotPrice(Protocol):
+    """What a machine costs in a zone now."""
+
+    def __call__(self, instance_type: str, zone: Zone) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanedResource:
+    """Something that is billed, or in the way, and belongs to no machine any more: a disk, an address, a card.
+
+    The rest is as far as it is known: `token` of the machine that it came with, `created_at` in UNIX seconds, and about
+    what it costs.
+    """
+
+    kind: str
+    id: str
+    region: str
+    token: str = field(default="", compare=False)
+    created_at: float | None = field(default=None, compare=False)
+    usd_month: float | None = field(default=None, compare=False)
+
+
+class Level(str, Enum):
+    """How much a finding of `serve check` matters."""
+
+    FINE = "fine"
+    NOTE = "note"  # worth knowing, or not possible to determine: machines can be rented all the same
+    MISSING = "missing"  # without it no machine can be rented
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of `serve check`: what was checked, how much the result matters, and what to do about it."""
+
+    what: str
+    level: Level = Level.FINE
+    message: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.level is not Level.MISSING
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A machine that `serve check` asks a cloud about without launching it."""
+
+    zone: Zone
+    instance_type: str
+    capacity_type: CapacityType
+    accelerator: str | None = None
+
+
+#: Called for a region that cannot be listed, with the reason; the others are still listed. May be called on other threads.
+Silent = Callable[[str, ProvisionError], None]
+
+
+class Machines(Protocol):
+    """A cloud that rents machines. Thread-safe. Raises the classes of `provisioners.port.errors` only.
+
+    A list is never a part of the truth without saying so, since what it lacks counts as gone: a region that cannot be listed
+    is an error. A caller that can do with a part gives `silent`, which is called with each region (or place in one) that did
+    not respond; if none responded, that is an error all the same. Regions that are known to be closed (`closed`) are left
+    out, and `silent` is called with those that `machines` leaves out.
+    """
+
+    name: ClassVar[str]
+    closed: ClosedRegions  # what was found closed; `VmProvisioner` adds what launches find
+
+    def create(self, order: MachineOrder) -> Machine:
+        """Ask for the machine; returns once the cloud has accepted it.
+
+        What it needs around it (network, firewall, key) is set up as needed, and shared.
+
+        The same order twice is the same machine, even if that has died since (as TERMINATED or PREEMPTED, as long
+        as the cloud remembers it). After an error other than TransientError nothing is left behind; a creation that
+        the cloud fails after having accepted it shows as FAILED, or is undone and raised if the answer was waited
+        for anyway.
+        """
+        ...
+
+    def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
+        """Return the truth, by tag, over all regions where the owner may have any.
+
+        Dying ones and, as long as the cloud lists them, dead ones included.
+        """
+        ...
+
+    def destroy(self, machine: Machine) -> None:
+        """Destroy the machine and all that came with it. Already gone is success."""
+        ...
+
+    def spot_prices(
+        self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
+    ) -> Mapping[tuple[str, str], float]:
+        """Return USD per hour by (instance type, zone name), as far as the cloud lists them. May take seconds.
+
+        `instance_types` are all that matter; empty: every type. A region without a response loses only its own prices
+        where `silent` is given, which gets the region and the error.
+        """
+        ...
+
+    def orphans(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
+        """Return what carries the owner's tag and belongs to no machine, in an order in which it can be removed.
+
+        Not what is `shared` by machines to come.
+        """
+        ...
+
+    def remove(self, orphan: OrphanedResource) -> None:
+        """Already gone is success. The cloud refuses to remove what a machine uses."""
+        ...
+
+    def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
+        """Return what the owner's machines share, and `delete_shared` removes."""
+        ...
+
+    def admit(self, owner: str, access: Access) -> None:
+        """From now on exactly these may open ports of the owner's machines, those that are there and those to come.
+
+        Again is nothing new, and what was cut short is completed by the next call. Opens before it closes. Where rules
+        cannot be changed the others are changed all the same, then it raises.
+        """
+        ...
+
+    def delete_shared(self, owner: str) -> Sequence[str]:
+        """Remove what is shared by the owner's machines (groups, keys, networks): there are none, and will be none.
+
+        Sentences about what could not be removed.
+        """
+        ...
+
+    def check(self) -> Sequence[Finding]:
+        """Credentials, permissions (by dry runs, which change nothing) and quotas, in this order.
+
+        After the first failure of credentials nothing else is looked at.
+        """
+        ...
+
+
+def in_region(setting: str | Mapping[str, str] | None, region: str) -> str | None:
+    """Of a setting for all regions, or one for each, the region's; None: the cloud's default."""
+    return setting.get(region) if isinstance(setting, Mapping) else setting
+
+
+def default_image(
+    order: MachineOrder, images: Mapping[ImageFamily, str], accelerator: str | None = None
+) -> str:
+    """Return the image of `images`, a cloud's own, that fits the order's machine type.
+
+    `accelerator` is what the type has, if the order does not say so. RefusedError if none fits: the machine would boot
+    without working accelerators, or not at all.
+    """
+    cloud = order.zone.cloud
+    machine_type = order.instance_type.partition("+")[0]
+    family = image_family(cloud, machine_type, order.accelerator or accelerator)
+    if family not in images:
+        raise RefusedError(
+            f"{order.instance_type} needs an image of the family {family.value!r}, and {cloud} has no default one here: "
+            f"name an image in the service file or in clouds.{cloud}.image",
+            cloud=cloud,
+            code="NoDefaultImage",
+            zone=order.zone,
+            scope=Scope.TYPE,
+        )
+    return images[family]
+
+
+@runtime_checkable
+class OwnerSource(Protocol):
+    """`Machines` of a cloud that can list whose things there are."""
+
+    def owners(self, silent: Silent | None = None) -> Sequence[str]:
+        """Return every owner (`OWNER_TAG`) of anything there, by the tag's key alone, sorted; perhaps one of which nothing is left."""
+        ...
+
+
+def machine_token(token: str, rank: int) -> str:
+    """Of the machine of that rank. The head's is the replica's own."""
+    return token if rank == 0 else f"{token}-n{rank}"
+
+
+def token_of_replica(token: str) -> str:
+    """Of the replica whose machine has that token. A replica's own ends in hexadecimal digits."""
+    return re.sub(r"-n[1-9][0-9]*$", "", token)
+
+
+def replica_token(machine: Machine) -> str:
+    """Return the token of the replica that the machine is a part of."""
+    return machine.token.removesuffix(f"-n{machine.rank}") if machine.rank else machine.token

@@ -1,0 +1,30 @@
+"""This folder as one file that any Python runs: `python3 agent.pyz VERB …`. (Stays here; is not part of it.)"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from functools import cache
+from pathlib import Path
+
+_EPOCH = (2020, 1, 1, 0, 0, 0)  # so that the same code is the same file
+_START = b"""import sys
+
+from provisioners.remote.host_agent.__main__ import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@cache
+def agent_bundle() -> bytes:
+    folder = Path(__file__).parent
+    files = {"__main__.py": _START, "provisioners/__init__.py": b"", "provisioners/remote/__init__.py": b""}
+    for path in sorted(folder.glob("*.py")):
+        if path.name != Path(__file__).name:
+            files[f"provisioners/remote/host_agent/{path.name}"] = path.read_bytes()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
