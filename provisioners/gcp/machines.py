@@ -187,7 +187,7 @@ class GcpMachines:
             raise TransientError("the machine is still being made", cloud=CLOUD, zone=machine.zone)
         if history:
             over = told if told is not None and told.state.is_gone else replace(machine, state=_S.TERMINATED)
-            self._memory.bury(over, self._api.now())
+            self._memory.mark_gone(over, self._api.now())
 
     def spot_prices(
         self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
@@ -326,7 +326,7 @@ class GcpMachines:
         if told is None:
             return replace(machine, state=_S.TERMINATED, message="the machine is gone, and nothing tells why")
         if told.state.is_gone:
-            self._memory.bury(told, self._api.now())
+            self._memory.mark_gone(told, self._api.now())
         return told
 
     def _with_notice(self, machine: Machine) -> Machine:

@@ -1,4 +1,4 @@
-"""The port every cloud is behind: four methods, five errors (`errors`), a few values.
+"""The interface of a cloud: four methods, five errors (`errors`), a few values.
 
 A replica of several nodes is one instance here: launched whole in one zone or not at all, shown as one, destroyed
 as one. `multi_node` has the rule by which the states of its nodes become the state of the instance.
@@ -114,9 +114,7 @@ class InstanceState(str, Enum):
     """The cloud's truth about an instance, bootstrap included; of one with several nodes see `multi_node`."""
 
     PENDING = "pending"  # accepted, not booted
-    UNSUPERVISED = (
-        "unattended"  # it runs, and whoever brought it up or watched it has died: send its order again
-    )
+    UNSUPERVISED = "unattended"  # it runs without a supervisor, because the process that set it up has ended: send its order again
     SETUP = "setup"  # booted; `setup` runs
     RUNNING = "running"  # `run` was started
     SETUP_FAILED = "setup_failed"
@@ -124,7 +122,7 @@ class InstanceState(str, Enum):
     BROKEN = "broken"  # a part of it is gone, and what is left is of no use until it is terminated
     STOPPING = "stopping"  # we asked for its end
     PREEMPTED = "preempted"  # the cloud took it
-    TERMINATED = "terminated"  # it is gone because somebody asked, or for a reason nobody knows
+    TERMINATED = "terminated"  # it is gone on request, or for an unknown reason
 
     @property
     def is_gone(self) -> bool:
