@@ -3,8 +3,7 @@
 A replica of several nodes is one instance here: launched whole in one zone or not at all, shown as one, destroyed
 as one. `multi_node` has the rule by which the states of its nodes become the state of the instance.
 
-One contract suite (`tests/contract`) runs over every implementation; what the docstrings here promise is what
-it checks.
+One contract suite (`provisioners.contract`) runs over every implementation and checks what the docstrings here promise.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class LaunchOrder:
 
 
 class InstanceState(str, Enum):
-    """The cloud's truth about an instance, bootstrap included; of one with several nodes see `multi_node`."""
+    """The state of an instance, setup included; for one of several nodes see `multi_node`."""
 
     PENDING = "pending"  # accepted, not booted
     UNSUPERVISED = "unattended"  # it runs without a supervisor, because the process that set it up has ended: send its order again
@@ -179,12 +178,12 @@ class Provisioner(Protocol):
     name: ClassVar[str]
 
     def offers(self, need: Requirements) -> Sequence[Offer]:
-        """What could be launched for `need` here, cheapest first (or in the order of the candidates).
+        """Return what could be launched for `need` here, cheapest first (or in the order of the candidates).
 
         An offer has the `choice` of the candidate that it fits; one that fits several candidates, of the first.
 
         Capacity is not promised: a zone without room is still offered. Unknown accelerators or regions give
-        an empty answer, not an error. Bounded to seconds; may answer from a cache.
+        an empty result, not an error. Takes seconds at most; may use a cache.
         """
         ...
 
@@ -193,21 +192,21 @@ class Provisioner(Protocol):
 
         All nodes of it start in the offer's zone, or none does: a zone with room for some of them has no room.
 
-        The same token twice gives the same instance, even if it has died since. Raises the classes of
+        The same token twice gives the same instance, even if it has ended since. Raises the classes of
         `provisioners.port.errors` only; after an error other than TransientError nothing is left behind.
         """
         ...
 
     def instances(self, owner: str, service: str | None = None) -> Sequence[Instance]:
-        """The truth, by tag: every instance of `owner` (of one service), dying and recently dead ones included.
+        """Return every instance of `owner` (of one service), by tag. Instances that are being terminated, or ended recently, are included.
 
         Never another owner's. An instance that was launched and is not listed is gone.
         """
         ...
 
     def terminate(self, instance: Instance) -> None:
-        """Destroy the instance, all its nodes, and all that came with it. Already gone is success. Returns once it
-        is gone or the cloud has promised it; `instances` tells when it really is."""
+        """Terminate the instance with all its nodes and all that came with it. Already gone is success. Returns once it is gone
+        or the cloud has accepted the request; `instances` shows when it is gone."""
         ...
 
 
@@ -231,7 +230,7 @@ class ReportSource(Protocol):
         ...
 
     def reported(self, owner: str) -> Sequence[Instance]:
-        """The instances as last listed, with what their machines have reported since. The cloud is not called, so an
+        """Return the instances as last listed, with what their machines have reported since. The cloud is not called, so an
         instance that is missing here may well exist. Returns at once."""
         ...
 
