@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from policies.backoff import delay_s
 from policies.model import (
     Action,
     BootstrapFailed,
@@ -42,7 +43,6 @@ FAREWELL_S = 60.0
 """How long an agent that serves goes on when its end is decided: two lives of a DNS record."""
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
-_DOUBLINGS = 10
 
 _S = ReplicaState
 _COUNTED = (_S.REQUESTED, _S.PROVISIONING, _S.STARTING, _S.READY, _S.NOT_READY)
@@ -101,7 +101,7 @@ def learn(memory: Json, events: Sequence[Event], before: Mapping[int, Replica], 
             pauses.pop(place, None)
         elif _is_failure(event) or blocks.is_early_loss(event, agent):
             failures = int(pauses.get(place, {"failures": 0})["failures"]) + 1
-            wait_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures - 1, _DOUBLINGS))
+            wait_s = delay_s(failures, FIRST_PAUSE_S, LONGEST_PAUSE_S)
             pauses[place] = {"until": now + wait_s, "failures": failures}
     learned: dict[str, Any] = {"blocks": closed, "pauses": pauses}
     return {key: value for key, value in learned.items() if value}

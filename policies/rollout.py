@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from policies.backoff import delay_s
 from policies.model import (
     BootstrapFailed,
     EndReason,
@@ -78,7 +79,7 @@ def learn(
         elif _is_failure(event) or blocks.is_early_loss(event, replica):
             failures = after.get("failures", 0) + 1 if after.get("failing") == version else 1
             after["failing"], after["failures"] = version, failures
-            after["retry_at"] = now + min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(failures - 1, 10))
+            after["retry_at"] = now + delay_s(failures, FIRST_RETRY_S, LONGEST_RETRY_S)
             hopeless = isinstance(event, LaunchFailed) or failures >= FAILURES_UNTIL_FAILED
             if hopeless and not _works(version, goal, after):
                 after["failed"] = sorted({*after.get("failed", ()), version})

@@ -1,8 +1,8 @@
-"""The machines that were seen alive, for clouds that forget a machine's tags, or the machine itself, as soon as it ends.
+"""Machines that were seen alive, for clouds that forget a machine's tags, or the machine itself, when it ends.
 
-A preempted machine of Google's is deleted, and all that is left of it is an operation with its name; of one of Lambda's nothing is left.
-Whose it was, and which replica, only we know; so what was made or listed here is remembered until its end has been listed for a while. A
-controller that has just started remembers nothing, but finds out about whatever it asks for again.
+Google Cloud deletes a preempted machine and keeps only an operation with its name; Lambda keeps nothing. So what was made or listed here
+is remembered until its end has been reported for a while. A controller that has just started remembers nothing, but learns about each
+machine that it orders again.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class MachineMemory:
         self._asked: set[Key] = set()
 
     def note(self, machine: Machine) -> None:
-        """It is there."""
+        """Record that it exists."""
         key = key_of(machine.zone, machine.id)
         with self._lock:
             self._ended.pop(key, None)
             self._alive[key] = machine
 
-    def record_end(self, machine: Machine, now: float) -> None:
-        """Record its final state; later reports do not overwrite it."""
+    def mark_gone(self, machine: Machine, now: float) -> None:
+        """Record how it ended. The first record stays."""
         key = key_of(machine.zone, machine.id)
         with self._lock:
             self._alive.pop(key, None)
@@ -48,12 +48,12 @@ class MachineMemory:
             self._ended.setdefault(key, (machine, now))
 
     def drop(self, zone: Zone, name: str) -> None:
-        """It never was, or is not ours."""
+        """Forget a machine that never existed, or is not ours."""
         with self._lock:
             self._alive.pop(key_of(zone, name), None)
 
     def ask_end(self, zone: Zone, name: str) -> None:
-        """We are about to ask for its end."""
+        """Record that we are about to terminate it."""
         with self._lock:
             self._asked.add(key_of(zone, name))
 

@@ -34,7 +34,7 @@ _FIRST_THAT_FITS = (_S.SETUP_FAILED, _S.RUN_EXITED, _S.UNSUPERVISED, _S.PENDING,
 def instance_of_nodes(nodes: Sequence[Instance]) -> Instance:
     """Return the nodes of one replica (by rank, the head first) as the one instance they make.
 
-    It is the head with the state of the gang, the first refusal of any node, the lease that ends first, the earliest preemption notice that stands for any node, and the
+    It is the head with the state of the replica, the first refusal of any node, the lease that ends first, the earliest preemption notice that stands for any node, and the
     message of the first node that has one to give for this state, which it names.
     """
     head = nodes[0]
@@ -62,7 +62,7 @@ def _first_to_retire(nodes: Sequence[Instance]) -> float | None:
 
 
 def state_of_nodes(states: Sequence[InstanceState]) -> InstanceState:
-    """Return what a gang is whose nodes are in these states."""
+    """Return what a replica of several nodes is whose nodes are in these states."""
     left = {state for state in states if not state.is_gone}
     if not left:
         return _S.PREEMPTED if _S.PREEMPTED in states else _S.TERMINATED
@@ -74,7 +74,7 @@ def state_of_nodes(states: Sequence[InstanceState]) -> InstanceState:
 
 
 def who_is_lost(ranks: Sequence[int], num_nodes: int) -> str:
-    """Return the message of a broken gang."""
+    """Return the message of a broken replica."""
     nodes, are = ("node", "is") if len(ranks) == 1 else ("nodes", "are")
     return f"{nodes} {', '.join(map(str, ranks))} of {num_nodes} {are} gone"
 

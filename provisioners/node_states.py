@@ -10,7 +10,7 @@ from provisioners.port.vm import Machine, MachineState, replica_token
 
 
 def state_of(machine: Machine, report: HostReport | None, awaited: bool) -> tuple[InstanceState, str]:
-    """Return what the cloud says and what the machine says, as one. `awaited`: an operation starts it, or is about to."""
+    """Return one state from what the cloud and the machine report. `awaited`: a launch of this process will set it up."""
     match machine.state:
         case MachineState.PENDING:
             return InstanceState.PENDING, machine.message
@@ -34,20 +34,20 @@ def state_of(machine: Machine, report: HostReport | None, awaited: bool) -> tupl
 def by_replica(machines: Iterable[Machine]) -> dict[str, tuple[Machine, ...]]:
     """Return the machines of each replica by rank, under its token.
 
-    Of several of one rank (one that died, and the one that took its place) it is the one that lives.
+    Of several of one rank (one that ended, and the one that replaced it) it is the live one.
     """
-    gangs: dict[str, dict[int, Machine]] = {}
+    groups: dict[str, dict[int, Machine]] = {}
     for machine in machines:
         token = replica_token(machine)
-        ranks = gangs.setdefault(token, {})
+        ranks = groups.setdefault(token, {})
         known = ranks.get(machine.rank)
         if known is None or known.state.is_gone:
             ranks[machine.rank] = machine
-    return {token: tuple(sorted(ranks.values(), key=rank_of)) for token, ranks in gangs.items()}
+    return {token: tuple(sorted(ranks.values(), key=rank_of)) for token, ranks in groups.items()}
 
 
 def head_of(instance: Instance) -> Machine:
-    """As far as it is known from the instance alone."""
+    """Return the head machine, as far as it is known from the instance alone."""
     return Machine(
         id=instance.id,
         token=instance.token,

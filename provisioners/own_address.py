@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import socket
 import threading
 import urllib.request
@@ -24,6 +23,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
+
+from provisioners.files import write_json
 
 log = logging.getLogger(__name__)
 
@@ -158,10 +159,8 @@ class OwnAddresses:
         newest = sorted(self._seen, key=lambda one: self._seen[one])[-_MOST:]
         self._seen = {one: self._seen[one] for one in newest}
         if set(self._seen) != before and self._path is not None:
-            draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
-            with suppress(OSError):  # a full disk: it is known as long as this process lives
-                draft.write_text(json.dumps(self._seen))
-                draft.replace(self._path)
+            with suppress(OSError):  # a full disk: it is known as long as this process runs
+                write_json(self._path, self._seen)
 
 
 _TOKEN_TTL = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}

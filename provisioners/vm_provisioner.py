@@ -1,15 +1,15 @@
 """A `Provisioner` over `Machines`: what is the same on every cloud that rents machines.
 
-*Two truths.* The cloud says whether a machine runs (`Machines`), the machine what runs on it (`Hosts`, which brings up
-what a replica is made of, over SSH, and watches it). `state_of` makes one state of the two.
+*Two sources.* The cloud reports whether a machine runs (`Machines`), the machine reports what runs on it (`Hosts`, which sets machines
+up over SSH and supervises them). `node_states.state_of` makes one state of the two.
 
-*Unsupervised machines.* What is to be brought up is in the order, secrets included, and is kept in memory only. A machine
-that runs and has no process that starts it (the one that did has died) shows as UNSUPERVISED: the caller sends its order
-again, which is safe at any time, and bringing up goes on where it was.
+*Unsupervised machines.* What a machine is set up with is in the order, secrets included, and is kept in memory only. A machine that
+runs without a supervisor, because the process that set it up has ended, shows as UNSUPERVISED. The caller then sends its order
+again, which is safe at any time, and the setup continues where it was.
 
-*Gangs.* The machines of a replica are asked for one by one, with tokens that follow from the replica's. If one cannot be
-had the others are given back before the error leaves; if that is cut short as well, what is left looks like a
-gang that lost a part (BROKEN), or like an unsupervised one, and is terminated by the process that sees it.
+*Several nodes.* The machines of a replica are requested one by one, with tokens that follow from the replica's. If one cannot be
+launched, the others are destroyed before the error is raised. If that is interrupted too, the rest shows as BROKEN, or as
+UNSUPERVISED, and the controller terminates it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from provisioners.remote.bootstrap_steps import ROOT
 
 _TOKEN = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MAX_TOKEN - 2}}}[a-z0-9])?")
 
-_AT_ONCE = 8  # machines of one gang that are asked for side by side
+_AT_ONCE = 8  # machines of one replica that are requested side by side
 BUSY_POLL_S = 10.0  # between two listings while something comes or goes
 CONSISTENT_AFTER_S = 60.0  # what a cloud has accepted for less than this may be missing from its lists
 
@@ -129,7 +129,7 @@ class VmProvisioner:
         What happens to a running machine its own reports and probes tell sooner.
         """
         with self._lock:
-            states = {machine.state for gang in self._seen.values() for machine in gang}
+            states = {machine.state for group in self._seen.values() for machine in group}
             is_busy = bool(self._launching or self._young) or any(
                 state is not MachineState.RUNNING and not state.is_gone for state in states
             )
@@ -148,33 +148,35 @@ class VmProvisioner:
                 self._launching
             )  # before the cloud is called: what starts later may be half listed
             asked_at = self._now()
-        gangs = by_replica(self.machines.machines(owner, note))
+        groups = by_replica(self.machines.machines(owner, note))
         unseen = silent()
         with self._lock:
             launching |= self._launching
             self._young = {t: at for t, at in self._young.items() if at > asked_at - CONSISTENT_AFTER_S}
             for token in self._young:
-                if token not in gangs and token in self._seen and self._seen[token][0].owner == owner:
-                    gangs[token] = self._seen[token]
-            self._seen.update(gangs)
-            for token, gang in list(self._seen.items()):
-                is_gone = token not in gangs and not is_silent(gang[0].zone, unseen)
-                if is_gone and token not in launching and gang[0].owner == owner:
+                if token not in groups and token in self._seen and self._seen[token][0].owner == owner:
+                    groups[token] = self._seen[token]
+            self._seen.update(groups)
+            for token, group in list(self._seen.items()):
+                is_gone = token not in groups and not is_silent(group[0].zone, unseen)
+                if is_gone and token not in launching and group[0].owner == owner:
                     self._forget(token)
         return [
-            self._instance(token, gang, whole=token not in launching and not is_silent(gang[0].zone, unseen))
-            for token, gang in gangs.items()
+            self._instance(
+                token, group, whole=token not in launching and not is_silent(group[0].zone, unseen)
+            )
+            for token, group in groups.items()
         ]
 
     def terminate(self, instance: Instance) -> None:
-        gang = self._gang(instance)
+        group = self._group_of(instance)
         with self._lock:
             orders = self._orders.pop(instance.token, None)
             self._young.pop(instance.token, None)
-        num_nodes = max([one.num_nodes for one in gang] + [orders.num_nodes if orders else 1])
+        num_nodes = max([one.num_nodes for one in group] + [orders.num_nodes if orders else 1])
         for rank in range(num_nodes):
             self._hosts.release(machine_token(instance.token, rank))
-        for_each(_AT_ONCE, self.machines.destroy, [one for one in gang if not one.state.is_gone])
+        for_each(_AT_ONCE, self.machines.destroy, [one for one in group if not one.state.is_gone])
         with self._lock:
             self._seen.pop(instance.token, None)
 
@@ -186,9 +188,9 @@ class VmProvisioner:
 
     def reported(self, owner: str) -> Sequence[Instance]:
         with self._lock:
-            seen = [(token, gang) for token, gang in self._seen.items() if gang[0].owner == owner]
-        # A gang that was listed while it was launched may lack nodes that exist: only a listing can call them lost.
-        return [self._instance(token, gang) for token, gang in seen if len(gang) == gang[0].num_nodes]
+            seen = [(token, group) for token, group in self._seen.items() if group[0].owner == owner]
+        # A group that was listed while it was launched may lack nodes that exist: only a listing can call them lost.
+        return [self._instance(token, group) for token, group in seen if len(group) == group[0].num_nodes]
 
     # --- what machines share
 
@@ -217,7 +219,7 @@ class VmProvisioner:
     def addresses(self, owner: str) -> frozenset[str]:
         """Of the owner's machines, as last listed."""
         with self._lock:
-            machines = [one for gang in self._seen.values() for one in gang if one.owner == owner]
+            machines = [one for group in self._seen.values() for one in group if one.owner == owner]
         return frozenset(one.address for one in machines if one.address is not None and not one.state.is_gone)
 
     def clock_warning(self) -> str:
@@ -283,7 +285,7 @@ class VmProvisioner:
             raise
 
     def _give_back(self, order: LaunchOrder, error: ProvisionError) -> None:
-        """Destroy what there is of a gang that cannot be completed."""
+        """Destroy the machines of a replica that cannot be completed."""
         if order.num_nodes == 1:
             return
         left = by_replica(self._near(order.owner, order.offer.zone)).get(order.token, ())
@@ -297,27 +299,27 @@ class VmProvisioner:
                 retry_after_s=5.0,
             ) from stuck
 
-    def _instance(self, token: str, gang: Sequence[Machine], whole: bool = True) -> Instance:
+    def _instance(self, token: str, group: Sequence[Machine], whole: bool = True) -> Instance:
         """`whole`: what is not listed is lost, and not merely on its way."""
         with self._lock:
             order = self._orders.get(token)
         if order is not None:
-            self._supervise(order, gang)
-        by_rank = {machine.rank: machine for machine in gang}
+            self._supervise(order, group)
+        by_rank = {machine.rank: machine for machine in group}
         nodes = []
-        for rank in range(max(gang[0].num_nodes, 1)):
+        for rank in range(max(group[0].num_nodes, 1)):
             machine = by_rank.get(rank)
             if machine is None:
                 state = MachineState.TERMINATED if whole else MachineState.PENDING
                 machine = replace(
-                    gang[0], id="", rank=rank, state=state, message="", preempt_at=None, refusal=None
+                    group[0], id="", rank=rank, state=state, message="", preempt_at=None, refusal=None
                 )
             nodes.append(self._node_instance(token, machine))
         return instance_of_nodes(nodes)
 
-    def _supervise(self, order: LaunchOrder, gang: Sequence[Machine]) -> None:
+    def _supervise(self, order: LaunchOrder, group: Sequence[Machine]) -> None:
         """Once all of them run and can be reached: only then do they know each other's addresses."""
-        ready = [one for one in gang if one.state is MachineState.RUNNING and one.address]
+        ready = [one for one in group if one.state is MachineState.RUNNING and one.address]
         if len(ready) == order.num_nodes:
             by_rank = sorted(ready, key=rank_of)
             node_ips = [one.private_address or one.address or "" for one in by_rank]
@@ -353,7 +355,7 @@ class VmProvisioner:
             lease=None if report is None else report.lease,
         )
 
-    def _gang(self, instance: Instance) -> tuple[Machine, ...]:
+    def _group_of(self, instance: Instance) -> tuple[Machine, ...]:
         """Return what there is of the instance.
 
         Asked of the cloud, unless all of it has been seen. A machine that the cloud does not list is taken at its word that
@@ -378,14 +380,14 @@ class VmProvisioner:
 
     def _node(self, instance: Instance, node: int) -> Machine | None:
         """Of a machine that does not run there is nothing to read."""
-        running = (one for one in self._gang(instance) if one.state is MachineState.RUNNING)
+        running = (one for one in self._group_of(instance) if one.state is MachineState.RUNNING)
         return next((one for one in running if one.rank == node), None)
 
     def _forget(self, token: str) -> None:
         """The cloud has forgotten it. With the lock held."""
-        gang = self._seen.pop(token)
+        group = self._seen.pop(token)
         self._orders.pop(token, None)
-        for machine in gang:
+        for machine in group:
             self._hosts.release(machine.token)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from provisioners.files import write_bytes
+
 #: The umask of the user, in octal, for what the controller starts on the user's behalf.
 USER_UMASK = "SKYSERVE_USER_UMASK"
 
@@ -234,15 +236,7 @@ def new_token() -> bytes:
 
 def write_private(path: Path, content: bytes) -> None:
     """Write, or replace, a file that only its owner may read. After a crash it has the old content or the new one."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_bytes(path, content, mode=0o600, is_durable=True)
 
 
 def _secret_file(path: Path, make: Callable[[], bytes]) -> bytes:

@@ -37,6 +37,7 @@ from lb.agent.agent import Agent
 from lb.agent.data_port import CannotListenError, DataPort, bound, resolved
 from lb.agent.descriptors import max_clients, raise_limit
 from lb.agent.limits_file import LimitsFile
+from lb.config.file import write_text
 from lb.config.options import Listen
 from lb.config.schema import Table
 from lb.core.limit_store import LimitStore
@@ -145,8 +146,8 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         offer = socket_handover.Offer(loop, options.handover_socket, listening, taken)
     if options.ready_file is not None:
         ready_file = options.ready_file
-        _write_ready(ready_file, line())
-        data.moved = lambda: _write_ready(ready_file, line())
+        write_text(ready_file, line() + "\n")
+        data.moved = lambda: write_text(ready_file, line() + "\n")
     announce(line())
     if before is not None:
         await before.serving()
@@ -289,12 +290,6 @@ def _limits(options: ServerOptions) -> LimitStore | None:
 def _access_log() -> Callable[[RequestRecord], None]:
     log = AccessLog(time.time)
     return lambda facts: print(log.line(facts), file=sys.stderr, flush=True)
-
-
-def _write_ready(path: Path, line: str) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
-    scratch.write_text(line + "\n", encoding="utf-8")
-    scratch.replace(path)
 
 
 def _http_log() -> logging.Logger:

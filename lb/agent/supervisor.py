@@ -162,6 +162,7 @@ class Supervisor:
         self._pause()
 
     def _pause(self) -> None:
+        # As `policies.backoff`, which this file cannot import: it is sent to a machine by itself.
         self._not_before = uptime_s() + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures, 10))
         self._failures += 1
 

@@ -19,10 +19,15 @@ def load(path: Path) -> Table | None:
 
 
 def save(path: Path, table: Table) -> None:
-    """Replace the file in one step: a reader, or a crash, sees the old table or the new one."""
+    """Write or replace the stored table."""
+    write_text(path, json.dumps(table.to_json()) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file in one step: a reader, or a crash, sees the old content or the new one."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        scratch.write_text(json.dumps(table.to_json()) + "\n", encoding="utf-8")
+        scratch.write_text(text, encoding="utf-8")
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)

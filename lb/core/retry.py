@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from lb.config.options import Retries
 from lb.core.sliding_window import WindowCounter
+from policies.backoff import delay_s
 
 BUDGET_WINDOW_S = 10.0
 MAX_DEATHS = 2  # targets that may die on one request before its first byte
@@ -100,7 +101,7 @@ def backoff_s(rules: Retries, retry: int, rng: random.Random) -> float:
     """Return seconds to wait before retry number `retry` (from 1). The first is immediate."""
     if retry <= 1:
         return 0.0
-    full_s = min(rules.max_backoff_s, rules.backoff_s * 2.0 ** min(retry - 2, 60))
+    full_s = delay_s(retry - 1, rules.backoff_s, rules.max_backoff_s)
     return full_s * (1.0 - rules.jitter * rng.random())
 
 

@@ -22,6 +22,7 @@ from lb.config.options import Breaker, Pushing
 from lb.config.schema import Readiness, Target
 from lb.core.admission import EngineLoad, Gate
 from lb.core.sliding_window import WindowCounter
+from policies.backoff import delay_s
 from policies.routing.base import RequestView, TargetView
 
 _NEVER = float("inf")
@@ -190,8 +191,8 @@ class TargetState:
         return self.view.in_flight < self.gate.cap
 
     def eject(self, now: float, breaker: Breaker, at_least_s: float = 0.0, doubt: bool = True) -> None:
-        backoff_s = min(breaker.longest_s, breaker.first_s * 2.0 ** min(self.ejections, 20))
         self.ejections += 1
+        backoff_s = delay_s(self.ejections, breaker.first_s, breaker.longest_s)
         self.doubted = doubt
         self.ejected_until = now + max(backoff_s, at_least_s)
 

@@ -38,6 +38,7 @@ from lb.core.admission import EngineLoad
 from lb.core.distances import Distance
 from lb.core.targets import Key
 from lb.engines.kinds import NO_RESPONSE, Adapter, EngineKind, Fetched, LoadQuery, detection
+from policies.backoff import delay_s
 
 IDLE_PROBE_S = 5.0
 IDLE_PROBES_PER_S = 50.0  # each is a connection, and what it brings is good for a second or so
@@ -271,7 +272,7 @@ class LoadPoller:
         if watch.adapter is None:
             if not watch.failed:
                 return pushing.probe_s
-            return float(min(DETECT_AGAIN_S, DETECT_RETRY_S * 2.0 ** min(watch.failed - 1, 10)))
+            return delay_s(watch.failed, DETECT_RETRY_S, DETECT_AGAIN_S)
         if watch.adapter.ask is None:
             return DETECT_AGAIN_S
         if not pushing.asks:

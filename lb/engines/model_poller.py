@@ -25,6 +25,7 @@ from lb.config.schema import Target
 from lb.core.models import ModelDirectory, ModelList, read_models
 from lb.core.target_state import Key
 from lb.engines.kinds import Fetched
+from policies.backoff import delay_s
 
 PATH = "/v1/models"
 POLL_EVERY_S = 30.0
@@ -181,9 +182,7 @@ class ModelPoller:
         now = self._clock()
         if fetched is None:
             watch.failed += 1
-            watch.due_at = min(
-                watch.due_at, now + min(POLL_EVERY_S, RETRY_S * 2.0 ** min(watch.failed - 1, 10))
-            )
+            watch.due_at = min(watch.due_at, now + delay_s(watch.failed, RETRY_S, POLL_EVERY_S))
             return
         watch.failed = 0
         models = read_models(fetched.body) if fetched.status == 200 else None

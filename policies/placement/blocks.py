@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from policies.backoff import delay_s
 from policies.model import (
     CapacityType,
     EndReason,
@@ -46,8 +47,6 @@ FIRST_REFUSED_BLOCK_S = 3600.0
 LONGEST_REFUSED_BLOCK_S = 6 * 3600.0
 ERROR_BLOCK_S = 60.0
 FORGET_AFTER_S = 3600.0
-
-_DOUBLINGS = 10  # more would only make large numbers
 
 
 def is_spot(offer: Offer) -> bool:
@@ -156,7 +155,7 @@ def learn(
 
 def _wait_s(failures: int, longest_s: float) -> float:
     """Return how long a zone is left alone after so many refusals."""
-    return float(min(longest_s, FIRST_BLOCK_S * 2 ** min(failures - 1, _DOUBLINGS)))
+    return delay_s(failures, FIRST_BLOCK_S, longest_s)
 
 
 def _again(block: dict[str, float] | None, now: float, first_s: float, longest_s: float) -> dict[str, float]:
@@ -164,7 +163,7 @@ def _again(block: dict[str, float] | None, now: float, first_s: float, longest_s
     if block is not None and block["until"] > now:
         return block
     failures = 1 if block is None else int(block["failures"]) + 1
-    wait_s = min(longest_s, first_s * 2 ** min(failures - 1, _DOUBLINGS))
+    wait_s = delay_s(failures, first_s, longest_s)
     return {"until": now + wait_s, "failures": failures}
 
 

@@ -36,6 +36,7 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as SdkConnectionError
 from botocore.parsers import ResponseParserError
 
+from policies.backoff import delay_s
 from policies.model import FailureKind
 from provisioners.aws.errors import THROTTLES, AwsResponse, Context, closed, error_of, meaning_of
 from provisioners.cloud_clock import CloudClock
@@ -231,7 +232,7 @@ class AwsApi:
         self._sleep(self._jitter(failures))
 
     def _jitter(self, failures: int) -> float:
-        return self._rng.uniform(0.0, min(_BACKOFF_MAX_S, _BACKOFF_S * 2.0**failures))
+        return self._rng.uniform(0.0, delay_s(failures + 1, _BACKOFF_S, _BACKOFF_MAX_S))
 
     def _pace(self, region: str, action: str) -> None:
         group, rate = _group(action)

@@ -3,7 +3,7 @@
 Whatever is made here has a name that follows from what it is for, so two controllers, or one that was killed half-way,
 come to the same thing. A group's name has a digest of the ports that it is for: a service that asks for other ports gets
 another group. Its tags have the ports, so `admit` knows from a listing alone which rules it should have (`firewall`). The
-machines of a gang reach one another on every port.
+machines of a replica of several nodes reach one another on every port.
 
 Rules name addresses, not groups: a rule that names a group only lets in what comes from a private address, and load
 balancers reach replicas by their public ones, unless there are none.

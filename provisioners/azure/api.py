@@ -33,6 +33,7 @@ from azure.mgmt.compute.models import VirtualMachine
 from azure.mgmt.network import NetworkManagementClient
 from azure.mgmt.resource.resources import ResourceManagementClient
 
+from policies.backoff import delay_s
 from policies.model import CapacityType, Zone
 from provisioners.azure.errors import Failure, error_of
 from provisioners.cloud_clock import CloudClock
@@ -41,6 +42,7 @@ from provisioners.rate_limit import Rate, RateLimiter
 
 _ATTEMPTS = 5
 _BACKOFF_S = 1.0  # doubled by each attempt
+_LONGEST_BACKOFF_S = 32.0
 _PATIENCE_S = 30.0  # a longer wait is the caller's business
 _PARALLEL_CALLS = 8
 _CONNECT_TIMEOUT_S = 10
@@ -138,7 +140,9 @@ class Arm:
                     raise ours from error
                 if failure.status != 429:
                     asked_s = failure.retry_after_s or 0.0
-                    self._sleep(asked_s + self._rng.uniform(0, _BACKOFF_S * 2**attempt))
+                    self._sleep(
+                        asked_s + self._rng.uniform(0, delay_s(attempt, 2 * _BACKOFF_S, _LONGEST_BACKOFF_S))
+                    )
         raise AssertionError("the last attempt returns or raises")
 
     def find(self, what: Callable[[], T]) -> T | None:

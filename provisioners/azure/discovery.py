@@ -17,7 +17,7 @@ from provisioners.offers.catalog.discovered import Discovery, Offering, Progress
 from provisioners.offers.catalog.model import Shape
 from provisioners.port.errors import ProvisionError
 
-# Sizes whose GPU works with the image that we boot; others are left out (`catalog/data/README.md`).
+# Sizes whose GPU works with the image that we boot; others are left out (`offers/catalog/data/README.md`).
 _GPUS: Sequence[tuple[str, str]] = (
     (r"NC\d+as_T4_v3", "T4"),
     (r"NC\d+ads_A100_v4", "A100-80GB"),

@@ -13,11 +13,11 @@ from provisioners.port.vm import Machine
 
 @dataclass
 class MemoryHosts:
-    """SETUP for `setup_s` after the first visit, then RUNNING. `reports` replaces the report of a machine's token."""
+    """SETUP for `setup_s` after `supervise`, then RUNNING. `reports` replaces the report of a machine's token."""
 
     now: Callable[[], float]
     setup_s: float = 60.0
-    attended: dict[str, tuple[LaunchOrder, tuple[str, ...], float]] = field(default_factory=dict)
+    supervised: dict[str, tuple[LaunchOrder, tuple[str, ...], float]] = field(default_factory=dict)
     reports: dict[str, HostReport] = field(default_factory=dict)
     changed: Callable[[], None] = lambda: None
 
@@ -30,10 +30,10 @@ class MemoryHosts:
         self.changed()
 
     def supervise(self, machine: Machine, order: LaunchOrder, node_ips: Sequence[str]) -> None:
-        self.attended.setdefault(machine.token, (order, tuple(node_ips), self.now()))
+        self.supervised.setdefault(machine.token, (order, tuple(node_ips), self.now()))
 
     def report(self, machine: Machine) -> HostReport | None:
-        known = self.attended.get(machine.token)
+        known = self.supervised.get(machine.token)
         if known is None:
             return None
         ready = self.now() >= known[2] + self.setup_s
@@ -41,7 +41,7 @@ class MemoryHosts:
         return self.reports.get(machine.token, plain)
 
     def release(self, token: str) -> None:
-        self.attended.pop(token, None)
+        self.supervised.pop(token, None)
 
     def read_log(self, machine: Machine, offset: int, max_bytes: int) -> bytes:
         return f"log of {machine.token}".encode()[offset : offset + max_bytes]

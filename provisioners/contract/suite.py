@@ -225,49 +225,49 @@ def test_a_zone_with_room_for_some_of_the_nodes_has_no_room_and_none_is_left(
 def test_every_node_takes_a_place_and_gives_it_back(subject: Subject) -> None:
     offer = subject.offer()
     subject.set_room(offer.zone, offer.capacity_type, 3)
-    gang = subject.cloud.launch(subject.order(1, offer=offer, num_nodes=2))
+    replica = subject.cloud.launch(subject.order(1, offer=offer, num_nodes=2))
     subject.cloud.launch(subject.order(2, offer=offer))
     with pytest.raises(CapacityError):
         subject.cloud.launch(subject.order(3, offer=offer))
-    subject.cloud.terminate(gang)
-    until(subject, gang.token, InstanceState.TERMINATED)
+    subject.cloud.terminate(replica)
+    until(subject, replica.token, InstanceState.TERMINATED)
     assert subject.cloud.launch(subject.order(4, offer=offer, num_nodes=2)).state in LIVE_STATES
 
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["the head", "another node"])
 def test_a_replica_that_lost_a_node_is_broken_until_it_is_terminated(subject: Subject, rank: int) -> None:
-    gang = subject.cloud.launch(subject.order(num_nodes=2))
-    until(subject, gang.token, InstanceState.RUNNING)
-    subject.lose_node(gang.token, rank)
-    broken = until(subject, gang.token, InstanceState.BROKEN)
-    assert (broken.id, broken.message.partition(":")[0]) == (gang.id, f"node {rank} of 2 is gone")
+    replica = subject.cloud.launch(subject.order(num_nodes=2))
+    until(subject, replica.token, InstanceState.RUNNING)
+    subject.lose_node(replica.token, rank)
+    broken = until(subject, replica.token, InstanceState.BROKEN)
+    assert (broken.id, broken.message.partition(":")[0]) == (replica.id, f"node {rank} of 2 is gone")
     assert not broken.state.is_gone
     subject.cloud.terminate(broken)
-    assert subject.eventually(lambda: subject.listed()[gang.token].state.is_gone)
+    assert subject.eventually(lambda: subject.listed()[replica.token].state.is_gone)
 
 
 def test_a_replica_that_lost_every_node_was_preempted(subject: Subject) -> None:
     subject.needs(SPOT)
-    gang = subject.cloud.launch(subject.order(num_nodes=2))
+    replica = subject.cloud.launch(subject.order(num_nodes=2))
     for rank in (0, 1):
-        subject.lose_node(gang.token, rank)
-    until(subject, gang.token, InstanceState.PREEMPTED)
+        subject.lose_node(replica.token, rank)
+    until(subject, replica.token, InstanceState.PREEMPTED)
 
 
 def test_a_warning_to_any_node_is_one_to_the_replica(subject: Subject) -> None:
-    gang = subject.cloud.launch(subject.order(num_nodes=2))
-    subject.warn_node(gang.token, 1)
-    assert subject.eventually(lambda: subject.listed()[gang.token].preempt_at is not None)
-    assert subject.listed()[gang.token].state in LIVE_STATES
+    replica = subject.cloud.launch(subject.order(num_nodes=2))
+    subject.warn_node(replica.token, 1)
+    assert subject.eventually(lambda: subject.listed()[replica.token].preempt_at is not None)
+    assert subject.listed()[replica.token].state in LIVE_STATES
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_notice_that_a_machine_reports_is_known_before_the_next_listing(
     subject: Subject, rank: int
 ) -> None:
-    gang = subject.cloud.launch(subject.order(num_nodes=2))
+    replica = subject.cloud.launch(subject.order(num_nodes=2))
     other = subject.cloud.launch(subject.order(replica_id=2))
-    for one in (gang, other):
+    for one in (replica, other):
         until(subject, one.token, InstanceState.RUNNING)
     if not isinstance(subject.cloud, ReportSource):
         pytest.skip("its machines report nothing by themselves")
@@ -275,17 +275,20 @@ def test_a_notice_that_a_machine_reports_is_known_before_the_next_listing(
     cloud = subject.cloud
 
     def changed() -> None:
-        shown.extend(one.preempt_at for one in cloud.reported("owner-1") if one.token == gang.token)
+        shown.extend(one.preempt_at for one in cloud.reported("owner-1") if one.token == replica.token)
 
     cloud.on_report(changed)
-    assert {one.token for one in cloud.reported("owner-1")} == {gang.token, other.token}
+    assert {one.token for one in cloud.reported("owner-1")} == {replica.token, other.token}
     assert cloud.reported("owner-2") == []
     assert shown == []
-    subject.report_notice(gang.token, rank)
+    subject.report_notice(replica.token, rank)
     assert len(shown) == 1
     assert shown[0] is not None
     reported = {one.token: one for one in cloud.reported("owner-1")}
-    assert (reported[gang.token].state, reported[gang.token].preempt_at) == (InstanceState.RUNNING, shown[0])
+    assert (reported[replica.token].state, reported[replica.token].preempt_at) == (
+        InstanceState.RUNNING,
+        shown[0],
+    )
     assert reported[other.token].preempt_at is None
     assert reported == subject.listed()
 

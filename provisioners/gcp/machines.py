@@ -189,7 +189,7 @@ class GcpMachines:
             over = (
                 ended if ended is not None and ended.state.is_gone else replace(machine, state=_S.TERMINATED)
             )
-            self._memory.record_end(over, self._api.now())
+            self._memory.mark_gone(over, self._api.now())
 
     def spot_prices(
         self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
@@ -330,7 +330,7 @@ class GcpMachines:
         if ended is None:
             return replace(machine, state=_S.TERMINATED, message="the machine is gone, the reason is unknown")
         if ended.state.is_gone:
-            self._memory.record_end(ended, self._api.now())
+            self._memory.mark_gone(ended, self._api.now())
         return ended
 
     def _with_notice(self, machine: Machine) -> Machine:

@@ -122,7 +122,7 @@ class LambdaMachines:
         listed = {one.id: one for one in self._listed(owner)}
         for machine in listed.values():
             if machine.state.is_gone:
-                self._memory.record_end(machine, now)
+                self._memory.mark_gone(machine, now)
             else:
                 self._memory.note(machine)
         for machine in self._memory.alive(owner).values():
@@ -130,7 +130,7 @@ class LambdaMachines:
             if machine.id not in listed and age_s >= _SETTLED_S:
                 asked = self._memory.was_asked(machine)
                 message = "" if asked else "lambda does not list it any more"
-                self._memory.record_end(replace(machine, state=MachineState.TERMINATED, message=message), now)
+                self._memory.mark_gone(replace(machine, state=MachineState.TERMINATED, message=message), now)
         found = {one.token: one for one in self._memory.ended(owner, now).values()}
         for machine in sorted(self._memory.alive(owner).values(), key=lambda one: one.id, reverse=True):
             found[machine.token] = listed.get(machine.id, machine)

@@ -92,7 +92,7 @@ class LocalProvisioner:
             if instance is not None:
                 found.append(instance)
                 if instance.state.is_gone or instance.state is InstanceState.BROKEN:
-                    self._bury_dead(folder)
+                    self._mark_gone_nodes(folder)
         return found
 
     def terminate(self, instance: Instance) -> None:
@@ -110,7 +110,7 @@ class LocalProvisioner:
             end_host(node, record.stop_grace_s + _HOST_MARGIN_S)
         reap_hosts()
         for node in nodes:
-            self._record_end(node, "")
+            self._mark_gone(node, "")
 
     def read_log(self, instance: Instance, offset: int, max_bytes: int, node: int = 0) -> bytes:
         return read_log(self._store.folder(instance.token).at(node).path, offset, max_bytes)
@@ -224,18 +224,18 @@ class LocalProvisioner:
                 self._undo(folder)
                 raise TransientError(f"the host process did not start: {error}", cloud=CLOUD) from error
 
-    def _bury_dead(self, folder: InstanceFolder) -> None:
+    def _mark_gone_nodes(self, folder: InstanceFolder) -> None:
         for node in folder.nodes():
             ended = node.node()
             if ended is None or ended.state.is_gone:
-                self._record_end(node, "" if ended is None else ended.message)
+                self._mark_gone(node, "" if ended is None else ended.message)
 
-    def _record_end(self, node: InstanceFolder, message: str) -> None:
-        """What a host does on its way out, done for one that was killed. Once: its status is the gravestone."""
+    def _mark_gone(self, node: InstanceFolder, message: str) -> None:
+        """Do for a host that was killed what a host does when it ends. Its status marks that this is done."""
         with self._store.lock():
             record, status = node.record(), node.status()
             if record is None or (status is not None and status.state.is_gone):
-                return  # another process was quicker
+                return  # another process did it
             local_process.kill_marked(record.id)
             if record.namespace is not None:
                 local_net.remove_namespace(record.namespace)
@@ -258,7 +258,7 @@ class LocalProvisioner:
                 self._forget(folder)
 
     def _undo(self, folder: InstanceFolder) -> None:
-        """Take back a launch that was not carried out: no node of a gang stays without the others."""
+        """Take back a launch that was not carried out: no node of a replica of several nodes stays without the others."""
         for node in folder.nodes():
             end_host(node, _HOST_MARGIN_S)
             local_process.kill_marked(self._store.node_id(node))

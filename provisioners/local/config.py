@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from functools import lru_cache
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -17,11 +16,11 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from policies.model import CapacityType
+from provisioners.durations import seconds_of
+from provisioners.files import write_text
 from provisioners.local.spot_market import Key, Limit, Market, MarketStep
-from provisioners.local.store import CLOUD, LocalStore, write_text
+from provisioners.local.store import CLOUD, LocalStore
 from provisioners.port.errors import InvalidRequestError
-
-_UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 DEFAULT_CLOUD_YAML = """\
 # The local cloud: instances are processes of this machine. The zones, prices and capacities are make-believe,
@@ -48,10 +47,10 @@ regions:                     # capacity: how many instances fit at once; null: a
 def _seconds(value: Any) -> Any:
     """Numbers are seconds; "250ms", "10s", "5m", "2h", "1d" are what they say."""
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)\s*", value)
-        if match is None:
+        found = seconds_of(value)
+        if found is None:
             raise ValueError("a duration is a number of seconds, or one with a unit: 250ms, 10s, 5m, 2h, 1d")
-        return float(match[1]) * _UNITS_S[match[2]]
+        return found
     return value
 
 

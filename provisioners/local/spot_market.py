@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from policies.model import CapacityType
-from provisioners.local.store import read_json, write_json
+from provisioners.files import read_json, write_json
 
 Key = tuple[str, CapacityType]  # zone, capacity type
 

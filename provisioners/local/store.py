@@ -17,7 +17,7 @@
         work/                the replica's work directory, gone with the instance
         node.1/, …           the other nodes of a replica of several: the same files for each
 
-What is above node.1/ is node 0's, the head's: a gang appears and disappears with its head's folder. Hosts are
+What is above node.1/ is node 0's, the head's: a replica of several nodes appears and disappears with its head's folder. Hosts are
 started last node first, so where the head's came up the launch was carried out.
 
 The folder is the cloud's whole memory, so every process that can read it sees the same cloud.
@@ -26,17 +26,16 @@ The folder is the cloud's whole memory, so every process that can read it sees t
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from policies.model import CapacityType, Zone
+from provisioners.files import read_json, write_json, write_text
 from provisioners.multi_node import instance_of_nodes
 from provisioners.port.base import Instance, InstanceState
 
@@ -356,22 +355,3 @@ class LocalStore:
         """
         name = node.token if node.rank == 0 else f"{node.token}.{node.rank}"
         return "i-" + sha256(f"{self.root.resolve()}\0{name}".encode()).hexdigest()[:12]
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        raw: dict[str, Any] = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return raw
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(value))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace the file as a whole: a reader sees the old one or the new one."""
-    draft = path.with_name(path.name + ".new")
-    draft.write_text(text)
-    draft.replace(path)

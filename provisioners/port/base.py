@@ -1,10 +1,9 @@
-"""The port every cloud is behind: four methods, five errors (`errors`), a few values.
+"""The interface of a cloud: four methods, five errors (`errors`), a few values.
 
 A replica of several nodes is one instance here: launched whole in one zone or not at all, shown as one, destroyed
 as one. `multi_node` has the rule by which the states of its nodes become the state of the instance.
 
-One contract suite (`tests/contract`) runs over every implementation; what the docstrings here promise is what
-it checks.
+One contract suite (`provisioners.contract`) runs over every implementation and checks what the docstrings here promise.
 """
 
 from __future__ import annotations
@@ -117,12 +116,10 @@ class LaunchOrder:
 
 
 class InstanceState(str, Enum):
-    """The cloud's truth about an instance, bootstrap included; of one with several nodes see `multi_node`."""
+    """The state of an instance, setup included; for one of several nodes see `multi_node`."""
 
     PENDING = "pending"  # accepted, not booted
-    UNSUPERVISED = (
-        "unattended"  # it runs, and the process that started or watched it has died: send its order again
-    )
+    UNSUPERVISED = "unattended"  # it runs without a supervisor, because the process that set it up has ended: send its order again
     SETUP = "setup"  # booted; `setup` runs
     RUNNING = "running"  # `run` was started
     SETUP_FAILED = "setup_failed"
@@ -130,7 +127,7 @@ class InstanceState(str, Enum):
     BROKEN = "broken"  # a part of it is gone, and what is left is of no use until it is terminated
     STOPPING = "stopping"  # we asked for its end
     PREEMPTED = "preempted"  # the cloud took it
-    TERMINATED = "terminated"  # it was terminated, or is gone for an unknown reason
+    TERMINATED = "terminated"  # it is gone on request, or for an unknown reason
 
     @property
     def is_gone(self) -> bool:
@@ -194,7 +191,7 @@ class Provisioner(Protocol):
         An offer has the `choice` of the candidate that it fits; one that fits several candidates, of the first.
 
         Capacity is not promised: a zone without room is still offered. Unknown accelerators or regions give
-        an empty answer, not an error. Bounded to seconds; may answer from a cache.
+        an empty result, not an error. Takes seconds at most; may use a cache.
         """
         ...
 
@@ -203,22 +200,23 @@ class Provisioner(Protocol):
 
         All nodes of it start in the offer's zone, or none does: a zone with room for some of them has no room.
 
-        The same token twice gives the same instance, even if it has died since. Raises the classes of
+        The same token twice gives the same instance, even if it has ended since. Raises the classes of
         `provisioners.port.errors` only; after an error other than TransientError nothing is left behind.
         """
         ...
 
     def instances(self, owner: str, service: str | None = None) -> Sequence[Instance]:
-        """Return the truth, by tag: every instance of `owner` (of one service), dying and recently dead ones included.
+        """Return every instance of `owner` (of one service), by tag. Instances that are being terminated, or ended recently, are included.
 
         Never another owner's. An instance that was launched and is not listed is gone.
         """
         ...
 
     def terminate(self, instance: Instance) -> None:
-        """Destroy the instance, all its nodes, and all that came with it.
+        """Terminate the instance with all its nodes and all that came with it.
 
-        Already gone is success. Returns once it is gone or the cloud has promised it; `instances` shows when it really is.
+        Already gone is success. Returns once it is gone or the cloud has accepted the request; `instances` shows when it is
+        gone.
         """
         ...
 

@@ -17,11 +17,11 @@ from provisioners.port.vm import Machine
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """What is known of what runs on a machine.
+    """The latest status of what runs on a machine.
 
-    `state` is SETUP, RUNNING, SETUP_FAILED, RUN_EXITED, or BROKEN if it is not the machine that it was; `preempt_at` (UNIX
-    seconds) stands while the machine's metadata service says that it will be taken. `port` is the one at which the replica
-    is reached, by TLS if `is_tls`. `lease` is the machine's, None if it has none or it is not known.
+    `state` is SETUP, RUNNING, SETUP_FAILED, RUN_EXITED, or BROKEN if it is not the same machine any more. `preempt_at` (UNIX seconds) is
+    set while the machine's metadata service announces a preemption. The replica is reached at `port`, by TLS if `is_tls`. `lease` is
+    None if the machine has none, or it is not known.
     """
 
     state: InstanceState
@@ -34,22 +34,22 @@ class HostReport:
 
 
 class Hosts(Protocol):
-    """Brings up what runs on machines, and watches it. Thread-safe; nothing here waits for a machine."""
+    """Sets machines up and supervises them. Thread-safe. No method but those that read or log in waits for a machine."""
 
     def supervise(self, machine: Machine, order: LaunchOrder, node_ips: Sequence[str]) -> None:
-        """From now on, until `release`: bring the machine up, or go on with it, and watch. Again is nothing new."""
+        """Set the machine up, or continue its setup, and follow its reports until `release`. Idempotent."""
         ...
 
     def report(self, machine: Machine) -> HostReport | None:
-        """Return the last report; None if no operation attends the machine."""
+        """Return the latest report; None if the machine has no supervisor."""
         ...
 
     def on_report(self, changed: Callable[[], None]) -> None:
-        """Call `changed` whenever the state, port or notice in a report is another one; holds no lock."""
+        """Call `changed`, with no lock held, when the state, port or notice of a report changes."""
         ...
 
     def release(self, token: str) -> None:
-        """The machine of that token is not ours any longer, or will not be."""
+        """Stop supervising the machine of that token."""
         ...
 
     def read_log(self, machine: Machine, offset: int, max_bytes: int) -> bytes: ...
@@ -59,7 +59,7 @@ class Hosts(Protocol):
     def log_times(self, machine: Machine, after: float, offset: int, most: int) -> bytes: ...
 
     def log_in(self, machine: Machine) -> HostConnection:
-        """Return a connection of the caller's own. Raises ShellError or ProvisionError."""
+        """Return a new connection, which the caller closes. Raises ShellError or ProvisionError."""
         ...
 
     def login(self, machine: Machine) -> Login:

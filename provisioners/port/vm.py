@@ -1,13 +1,13 @@
-"""The port below the port: what every cloud that rents machines must do, one machine at a time.
+"""The interface of a cloud that rents machines: what it must do, one machine at a time.
 
 `provisioners.vm_provisioner` makes a `Provisioner` of it: offers, replicas of several machines, bootstrap over SSH, logs,
 preemption notices and orphans are the same everywhere and are written once, there. A cloud's own module says how to
 ask its SDK for a machine, how to read what the SDK lists, and what its error codes mean.
 
-*Names before calls.* Whatever a cloud makes for us carries our tags from its first moment and a name or an idempotency
-token that follows from the order alone, so a call whose answer was lost can be made again, and whatever no one
-remembers can be found and attributed (`OWNER_TAG`). *Nothing is secret in user data*, but for the private half of the
-host key with which the machine proves who it is until it was first logged in to (`first_login`).
+*Names before calls.* Everything that a cloud creates for us has our tags from its creation on, and a name or an idempotency
+token that follows from the order alone. So a call whose response was lost can be repeated, and what no database row names can
+be found and attributed (`OWNER_TAG`). *User data has no secret* but the private half of the host key by which the machine is
+recognized until the first login (`first_login`).
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ class MachineOrder:
 
 
 class MachineState(str, Enum):
-    """The cloud's truth about one machine. Whether what runs on it is of use is not the cloud's business."""
+    """The state of one machine as its cloud reports it. What runs on it is reported by the machine."""
 
     PENDING = "pending"  # accepted, not running yet
     RUNNING = "running"
-    STOPPING = "stopping"  # being stopped, by us or others
+    STOPPING = "stopping"  # being deleted, on anybody's request
     PREEMPTED = "preempted"  # the cloud took it
-    TERMINATED = "terminated"  # terminated, or gone for an unknown reason
+    TERMINATED = "terminated"  # gone on request, or for an unknown reason
     FAILED = "failed"  # it never ran and never will, but something of it is left: to be destroyed
 
     @property
@@ -188,38 +188,36 @@ class Trial:
     accelerator: str | None = None
 
 
-#: Called for a region that cannot be listed, with the reason; the others are still listed. May be called on other threads.
+#: Called with a region that cannot be listed, and why, while the others are listed. May be called on other threads.
 Silent = Callable[[str, ProvisionError], None]
 
 
 class Machines(Protocol):
-    """A cloud that rents machines. Thread-safe. Raises the classes of `provisioners.port.errors` only.
+    """A cloud that rents machines. Thread-safe. Raises only the classes of `provisioners.port.errors`.
 
-    A list is never a part of the truth without saying so, since what it lacks counts as gone: a region that cannot be listed
-    is an error. A caller that can do with a part gives `silent`, which is called with each region (or place in one) that did
-    not respond; if none responded, that is an error all the same. Regions that are known to be closed (`closed`) are left
-    out, and `silent` is called with those that `machines` leaves out.
+    What a list lacks counts as gone, so a region that cannot be listed is an error. A caller that can use a part of the list
+    gives `silent`, which is called with each region (or zone) that did not respond; if none responded, that is an error. Regions
+    that are known to be closed (`closed`) are left out, and `silent` is called with those that `machines` leaves out.
     """
 
     name: ClassVar[str]
     closed: ClosedRegions  # what was found closed; `VmProvisioner` adds what launches find
 
     def create(self, order: MachineOrder) -> Machine:
-        """Ask for the machine; returns once the cloud has accepted it.
+        """Create the machine; return once the cloud has accepted it.
 
-        What it needs around it (network, firewall, key) is set up as needed, and shared.
+        The network, firewall and key that it needs are created as needed, and shared.
 
-        The same order twice is the same machine, even if that has died since (as TERMINATED or PREEMPTED, as long
-        as the cloud remembers it). After an error other than TransientError nothing is left behind; a creation that
-        the cloud fails after having accepted it shows as FAILED, or is undone and raised if the answer was waited
-        for anyway.
+        The same order twice is the same machine, even if that has ended since (as TERMINATED or PREEMPTED, as long as the cloud
+        lists it). After an error other than TransientError nothing is left behind. A machine that the cloud accepts and then
+        cannot start shows as FAILED; if the method waited for the outcome, it deletes the machine and raises the error.
         """
         ...
 
     def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
-        """Return the truth, by tag, over all regions where the owner may have any.
+        """Return the owner's machines in all regions, by tag.
 
-        Dying ones and, as long as the cloud lists them, dead ones included.
+        Machines that are being deleted are included, and deleted ones as long as the cloud lists them.
         """
         ...
 
@@ -232,51 +230,52 @@ class Machines(Protocol):
     ) -> Mapping[tuple[str, str], float]:
         """Return USD per hour by (instance type, zone name), as far as the cloud lists them. May take seconds.
 
-        `instance_types` are all that matter; empty: every type. A region without a response loses only its own prices
-        where `silent` is given, which gets the region and the error.
+        Only `instance_types` matter; empty means every type. With `silent`, a region that does not respond loses only its own prices,
+        and `silent` gets the region and the error.
         """
         ...
 
     def orphans(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
-        """Return what carries the owner's tag and belongs to no machine, in an order in which it can be removed.
+        """Return what has the owner's tag and belongs to no machine, in an order in which it can be removed.
 
-        Not what is `shared` by machines to come.
+        What machines share (`shared`) is not included.
         """
         ...
 
     def remove(self, orphan: OrphanedResource) -> None:
-        """Already gone is success. The cloud refuses to remove what a machine uses."""
+        """Remove one orphan. Already gone is success. The cloud rejects the removal of what a machine uses."""
         ...
 
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
-        """Return what the owner's machines share, and `delete_shared` removes."""
+        """Return what the owner's machines share: what `delete_shared` removes."""
         ...
 
     def admit(self, owner: str, access: Access) -> None:
-        """From now on exactly these may open ports of the owner's machines, those that are there and those to come.
+        """Let exactly these open ports of the owner's machines, of present and of future ones.
 
-        Again is nothing new, and what was cut short is completed by the next call. Opens before it closes. Where rules
-        cannot be changed the others are changed all the same, then it raises.
+        Idempotent; the next call completes an interrupted one. Ports are opened before others are closed. If some rules cannot be
+        changed, the rest is changed, then the error is raised.
         """
         ...
 
     def delete_shared(self, owner: str) -> Sequence[str]:
-        """Remove what is shared by the owner's machines (groups, keys, networks): there are none, and will be none.
+        """Delete what the owner's machines share (groups, keys, networks).
 
-        Sentences about what could not be removed.
+        To be called when there are no machines and none will be launched. Returns a sentence for each thing that could not
+        be deleted.
         """
         ...
 
     def check(self) -> Sequence[Finding]:
-        """Credentials, permissions (by dry runs, which change nothing) and quotas, in this order.
+        """Check credentials, permissions (by dry runs, which change nothing) and quotas, in this order.
 
-        After the first failure of credentials nothing else is looked at.
+        If the credentials fail, nothing else is checked.
         """
         ...
 
 
 def in_region(setting: str | Mapping[str, str] | None, region: str) -> str | None:
-    """Of a setting for all regions, or one for each, the region's; None: the cloud's default."""
+    """Return the region's value of a setting for all regions, or for each; None: the cloud's default."""
     return setting.get(region) if isinstance(setting, Mapping) else setting
 
 
@@ -285,8 +284,8 @@ def default_image(
 ) -> str:
     """Return the image of `images`, a cloud's own, that fits the order's machine type.
 
-    `accelerator` is what the type has, if the order does not say so. RefusedError if none fits: the machine would boot
-    without working accelerators, or not at all.
+    `accelerator` is the type's, if the order names none. Raises RefusedError if none fits: the machine would boot without
+    working accelerators, or not at all.
     """
     cloud = order.zone.cloud
     machine_type = order.instance_type.partition("+")[0]
@@ -308,17 +307,17 @@ class OwnerSource(Protocol):
     """`Machines` of a cloud that can list whose things there are."""
 
     def owners(self, silent: Silent | None = None) -> Sequence[str]:
-        """Return every owner (`OWNER_TAG`) of anything there, by the tag's key alone, sorted; perhaps one of which nothing is left."""
+        """Return every owner (`OWNER_TAG`) of anything there, sorted; perhaps one of which nothing is left."""
         ...
 
 
 def machine_token(token: str, rank: int) -> str:
-    """Of the machine of that rank. The head's is the replica's own."""
+    """Return the token of the replica's machine of that rank. The head's is the replica's own."""
     return token if rank == 0 else f"{token}-n{rank}"
 
 
 def token_of_replica(token: str) -> str:
-    """Of the replica whose machine has that token. A replica's own ends in hexadecimal digits."""
+    """Return the token of the replica whose machine has that token. A replica's own ends in hexadecimal digits."""
     return re.sub(r"-n[1-9][0-9]*$", "", token)
 
 

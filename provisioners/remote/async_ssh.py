@@ -49,9 +49,9 @@ from provisioners.remote.ssh import (
     UNREADABLE_KEY,
     Bastion,
     behind,
+    host_key_mismatch,
     place_of,
     same_bastion,
-    stranger,
 )
 
 _HAND_BACK_S = 5.0
@@ -276,7 +276,7 @@ async def _connection(login: Login, timeout_s: float) -> asyncssh.SSHClientConne
     except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
         raise LoginRefusedError(UNREADABLE_KEY.format(name=login.name)) from error
     except asyncssh.HostKeyNotVerifiable as error:
-        raise stranger(login, client.shown) from error
+        raise host_key_mismatch(login, client.shown) from error
     except asyncssh.PermissionDenied as error:
         raise LoginRefusedError(f"{where} refuses the login of {login.user!r}") from error
     except asyncssh.ChannelOpenError as error:

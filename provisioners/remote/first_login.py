@@ -17,7 +17,6 @@ prepared lets us in with the key that we expect.
 from __future__ import annotations
 
 import json
-import os
 from base64 import b64encode
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +27,7 @@ from typing import Any
 
 import paramiko
 
+from provisioners.files import write_bytes
 from provisioners.port.commands import (
     CONNECT_TIMEOUT_S,
     CommandError,
@@ -155,12 +155,8 @@ class FirstLogins:
             if self._folder is not None:
                 try:
                     self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                    draft = self._folder / f".{token}.{os.getpid()}.new"
-                    with draft.open("w", encoding="utf-8") as file:
-                        json.dump(noted, file)
-                        file.flush()
-                        os.fsync(file.fileno())
-                    draft.replace(self._path(self._folder, token))
+                    content = json.dumps(noted).encode()
+                    write_bytes(self._path(self._folder, token), content, is_durable=True)
                 except OSError as error:
                     raise ShellError(f"{self._folder} cannot be written: {why(error)}") from error
             self._known[token] = noted

@@ -248,7 +248,7 @@ def connect(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> Shell:
         )
     except (paramiko.BadHostKeyException, _UnknownHostKeyError) as error:
         client.close()
-        raise stranger(login, error.key.fingerprint) from error
+        raise host_key_mismatch(login, error.key.fingerprint) from error
     except paramiko.AuthenticationException as error:
         client.close()
         raise LoginRefusedError(f"{where} refuses the login of {login.user!r}") from error
@@ -322,8 +322,8 @@ class _Refuse(paramiko.MissingHostKeyPolicy):
         raise _UnknownHostKeyError(key)
 
 
-def stranger(login: Login, shown: str) -> HostKeyError:
-    """Return the host shows a key with the fingerprint `shown`, which is not one that we know."""
+def host_key_mismatch(login: Login, shown: str) -> HostKeyError:
+    """Return the error for a host that shows a key with the fingerprint `shown`, which is not one that we know."""
     where = place_of(login)
     if not login.host_keys:
         return HostKeyError(

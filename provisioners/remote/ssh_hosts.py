@@ -1,7 +1,7 @@
 """What runs on machines, over SSH: `host_port.Hosts` for every cloud.
 
-Each machine that is attended has an `HostSupervisor`, which brings it up in a thread of its own and then follows its reports
-over one connection, together with all others in one thread (`async_ssh`).
+Each supervised machine has a `HostSupervisor`, which sets it up in a thread of its own. It then follows the machine's reports over one
+connection; the connections of all machines share one thread (`async_ssh`).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class SshHosts:
         self._changed = changed
 
     def _tell_change(self) -> None:
-        self._changed()  # the callback of now, not of when the machine was first attended
+        self._changed()  # the present callback, not that of the first call of `supervise`
 
     def release(self, token: str) -> None:
         with self._lock:

@@ -23,7 +23,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
+from itertools import count
 
+from policies.backoff import delay_s
 from provisioners.port.base import InstanceState
 from provisioners.port.commands import HostKeyError, ShellError, UnreachableError
 from provisioners.port.errors import ProvisionError
@@ -353,11 +355,9 @@ def _logins() -> asyncio.Semaphore:
 
 
 def _delays(first_s: float) -> Iterator[float]:
-    """Yield seconds between attempts to connect."""
-    delay_s = first_s
-    while True:
-        yield delay_s
-        delay_s = min(2 * delay_s, 16 * first_s, _MOST_DELAY_S)
+    """Return seconds between attempts to connect."""
+    longest_s = max(first_s, min(16 * first_s, _MOST_DELAY_S))
+    return (delay_s(failures, first_s, longest_s) for failures in count(1))
 
 
 def _parse(line: AsyncConnection, text: bytes) -> HostStatus:

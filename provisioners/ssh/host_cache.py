@@ -7,14 +7,14 @@ One file per host, replaced whole. A host without a file was never looked at fro
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
 from urllib.parse import quote
+
+from provisioners.files import read_json, write_json
 
 Claims = Sequence[Mapping[str, Any]]
 
@@ -55,14 +55,12 @@ class SeenClaims:
         with self._lock:
             if host not in self._known and self._folder is not None:
                 path = self._path(self._folder, host)
-                self._known[host] = json.loads(path.read_text()) if path.exists() else []
+                self._known[host] = read_json(path) or []
             return self._known.get(host)
 
     def _write(self, folder: Path, host: str, claims: Claims) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = folder / f".{os.getpid()}.new"
-        draft.write_text(json.dumps(list(claims)))
-        draft.replace(self._path(folder, host))
+        write_json(self._path(folder, host), list(claims))
 
     def _path(self, folder: Path, host: str) -> Path:
         return folder / f"{quote(host, safe='')}.json"

@@ -41,8 +41,8 @@ def page() -> str:
     parts.append(
         "The parser knows these keys of SkyPilot and prints a warning, since they have no effect on these clouds.\n"
     )
-    rows = [(code(row.path), ", ".join(row.clouds) or "all", row.meanwhile) for row in NOT_YET]
-    parts.append(table(["key", "clouds", "what happens instead"], rows))
+    unused = [(code(row.path), ", ".join(row.clouds) or "all", row.meanwhile) for row in NOT_YET]
+    parts.append(table(["key", "clouds", "what happens instead"], unused))
     parts.append("## Example with every key\n")
     parts.append(f"```yaml\n{reference_text().rstrip()}\n```\n")
     return "\n".join(parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +11,10 @@ import typer
 from policies.model import CapacityType
 from provisioners.local import controls as local_controls
 from provisioners.local.store import LocalStore, Record
+from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Format, Output, home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, usd
 from skyserve_cli.tables import put_table, table
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)")
-_UNIT_S = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 
 app = typer.Typer(
     no_args_is_help=True, help="Play with the local cloud: its zones, its capacity, its spot market."
@@ -80,7 +77,7 @@ def preempt(
     wanted = (
         target.rsplit("/", 1)[-1] if target.startswith("local/") else target
     )  # a zone as `status` shows it
-    taken = local_controls.preempt(_root(), _token(_root(), wanted), _seconds(notice), node=node)
+    taken = local_controls.preempt(_root(), _token(_root(), wanted), seconds("--notice", notice), node=node)
     which = "" if node is None else f"node {node} of "
     if not taken:
         raise CommandFailed(
@@ -135,10 +132,3 @@ def _token(root: Path, target: str) -> str:
 def _names(record: Record) -> tuple[str, ...]:
     number = str(record.replica_id)
     return f"{record.service}/{number}", f"{record.service}-{number}", number
-
-
-def _seconds(duration: str) -> float:
-    match = _DURATION.fullmatch(duration.strip())
-    if match is None:
-        raise WrongUsage(f"--notice takes a duration such as 10s, 500ms or 2m (got {duration!r})")
-    return float(match[1]) * _UNIT_S[match[2]]

@@ -26,7 +26,7 @@ from typing import IO, NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from provisioners.remote.host_agent.files import write_text
+from provisioners.files import write_text
 from provisioners.remote.host_agent.lines import line_with_words
 from skyserve_cli.controller.balancers.agent_process import agent_environment
 from skyserve_cli.controller.clouds.caches import SpecCache

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import fcntl
-import json
 import logging
 import os
 import signal
@@ -29,6 +28,7 @@ from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
 from policies.model import Offer
+from provisioners.files import write_json
 from provisioners.port.base import Gated, Instance, Provisioner, Requirements
 from provisioners.remote.certificates import Authority
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
@@ -391,14 +391,8 @@ async def _listen(app: web.Application, home: Home) -> web.AppRunner:
     site = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await site.setup()
     await web.SockSite(site, listener, backlog=BACKLOG).start()
-    _publish(home.controller_address, json.dumps({"pid": os.getpid()}))
+    write_json(home.controller_address, {"pid": os.getpid()})
     return site
-
-
-def _publish(path: Path, content: str) -> None:
-    draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_text(content)
-    draft.replace(path)
 
 
 def _without_password(store: Store) -> str:

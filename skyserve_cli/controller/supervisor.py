@@ -16,6 +16,7 @@ import sys
 from threading import Event
 from types import FrameType
 
+from policies.backoff import delay_s
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.home import Home, make_private
 
@@ -45,7 +46,7 @@ def keep(command: list[str], stopping: Event, stop_with: list[subprocess.Popen[b
             return max(0, code)
         deaths = 1 if clock.now() - born > LONG_LIFE_S else deaths + 1
         print(f"the controller ended with {code}; starting it again", file=sys.stderr, flush=True)
-        if stopping.wait(min(LONGEST_PAUSE_S, SHORTEST_PAUSE_S * 2 ** min(deaths - 1, 10))):
+        if stopping.wait(delay_s(deaths, SHORTEST_PAUSE_S, LONGEST_PAUSE_S)):
             return 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import html
 import io
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from textwrap import fill, wrap
 from matplotlib import rc_context
 from matplotlib.figure import Figure, FigureBase
 
+from provisioners.files import write_bytes
 from skyserve_cli.report import history_text as lived_wording
 from skyserve_cli.report.figures import MUTED, STYLE, draw_frontier, draw_spend, draw_timelines
 from skyserve_cli.report.history import Lived
@@ -159,9 +159,7 @@ def _write(document: _Document, path: Path) -> None:
     render = _page if path.suffix == ".html" else _picture
     with rc_context(STYLE):
         content = render(document)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(content)
-    beside.replace(path)
+    write_bytes(path, content)
 
 
 def shown_runs(rows: Sequence[Row], availability: float) -> list[Run]:

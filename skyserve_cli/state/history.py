@@ -31,12 +31,12 @@ def read_history(c: Connection, name: str, since: float, most: int) -> History:
     )
     complete_from = max(complete_from, c.execute(folded).scalar() or complete_from)
 
-    changes = sa.select(e.at, e.replica_id, e.state, e.seq).where(
+    changed = sa.select(e.at, e.replica_id, e.state, e.seq).where(
         e.service == name,
         e.state.is_not(None),
         sa.or_(e.replica_id.is_(None), e.replica_id.in_(sa.select(lived.subquery().c.id))),
     )
-    lines = list(c.execute(changes.order_by(e.seq.desc()).limit(most * _CHANGES_PER_REPLICA + 1)))
+    lines = list(c.execute(changed.order_by(e.seq.desc()).limit(most * _CHANGES_PER_REPLICA + 1)))
     if len(lines) > most * _CHANGES_PER_REPLICA:
         complete_from = max(complete_from, lines.pop().at)
     changes = tuple(Change(line.at, line.replica_id, line.state) for line in reversed(lines))

@@ -1,4 +1,4 @@
-"""A replica over machines: launched whole or not at all, attended, found again, never leaked."""
+"""A replica over machines: launched whole or not at all, supervised, found again, never leaked."""
 
 from __future__ import annotations
 
@@ -114,10 +114,10 @@ def test_nodes_are_attended_together_and_know_each_other(w: World) -> None:
     w.fleet.launch(w.order(num_nodes=3))
     w.time += 30
     assert w.one().state is _S.SETUP
-    assert {ips for _, ips, _ in w.hosts.attended.values()} == {
+    assert {ips for _, ips, _ in w.hosts.supervised.values()} == {
         ("192.168.0.1", "192.168.0.2", "192.168.0.3")
-    } or len({ips for _, ips, _ in w.hosts.attended.values()}) == 1
-    assert sorted(w.hosts.attended) == ["own-chat-1", "own-chat-1-n1", "own-chat-1-n2"]
+    } or len({ips for _, ips, _ in w.hosts.supervised.values()}) == 1
+    assert sorted(w.hosts.supervised) == ["own-chat-1", "own-chat-1-n1", "own-chat-1-n2"]
 
 
 def test_a_gang_that_cannot_be_completed_is_given_back(w: World) -> None:
@@ -174,9 +174,9 @@ def test_nobody_attends_what_is_terminated(w: World) -> None:
     w.fleet.launch(w.order(num_nodes=2))
     w.time += 100
     w.fleet.terminate(w.one())
-    assert not w.hosts.attended
+    assert not w.hosts.supervised
     assert w.one().state is _S.TERMINATED
-    assert not w.hosts.attended
+    assert not w.hosts.supervised
 
 
 def test_nobody_attends_what_the_cloud_has_forgotten(w: World) -> None:
@@ -185,7 +185,7 @@ def test_nobody_attends_what_the_cloud_has_forgotten(w: World) -> None:
     assert w.one().state is _S.SETUP
     w.machines.kept.clear()
     assert not w.fleet.instances("own")
-    assert not w.hosts.attended
+    assert not w.hosts.supervised
 
 
 def test_the_earliest_notice_stands(w: World) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 
+from policies.backoff import delay_s
 from provisioners.port.errors import AuthError, InvalidRequestError, ProvisionError, TransientError
 
 _ATTEMPTS = 4
@@ -56,7 +57,7 @@ def fetch_json(url: str, cloud: str, sources: Sources) -> dict[str, Any]:
     if not url.startswith(("http://", "https://")):
         raise InvalidRequestError(f"{shown} is not the address of a price API", cloud=cloud)
     for attempt in range(1, _ATTEMPTS + 1):
-        wait_s = _BACKOFF_S * 2.0 ** (attempt - 1)
+        wait_s = delay_s(attempt, _BACKOFF_S, _LONGEST_WAIT_S)
         try:
             return _object(_get(url, cloud, sources), shown, cloud)
         except urllib.error.HTTPError as error:

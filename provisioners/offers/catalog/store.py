@@ -7,13 +7,13 @@ catalog/extra.json              rows of the user's own
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 
+from provisioners.files import write_text
 from provisioners.offers.catalog import discovered, extra
 from provisioners.offers.catalog.codec import decode, encode
 from provisioners.offers.catalog.discovered import Discovery
@@ -108,12 +108,7 @@ def save(home: Path, cloud: str, listings: Iterable[Listing]) -> Path:
 
 def _write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_text(path, text)
     return path
 
 

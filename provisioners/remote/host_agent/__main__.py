@@ -24,8 +24,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from provisioners.files import write_text
 from provisioners.remote.host_agent import claims, daemon, lease, tls_proxy
-from provisioners.remote.host_agent.files import lock, write_text
+from provisioners.remote.host_agent.files import lock
 from provisioners.remote.host_agent.follow import follow
 from provisioners.remote.host_agent.log import append_log, pump, read_log
 from provisioners.remote.host_agent.log_times import read_times

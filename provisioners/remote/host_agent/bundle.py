@@ -1,4 +1,7 @@
-"""This folder as one file that any Python runs: `python3 agent.pyz VERB …`. (Stays here; is not part of it.)"""
+"""This folder and `provisioners.files` as one file that any Python runs: `python3 agent.pyz VERB …`.
+
+This module itself is not part of it.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ sys.exit(main(sys.argv[1:]))
 def agent_bundle() -> bytes:
     folder = Path(__file__).parent
     files = {"__main__.py": _START, "provisioners/__init__.py": b"", "provisioners/remote/__init__.py": b""}
+    files["provisioners/files.py"] = (folder.parents[1] / "files.py").read_bytes()
     for path in sorted(folder.glob("*.py")):
         if path.name != Path(__file__).name:
             files[f"provisioners/remote/host_agent/{path.name}"] = path.read_bytes()

@@ -20,7 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from provisioners.remote.host_agent.files import lock, read_json, unix_now, write_text
+from provisioners.files import write_text
+from provisioners.remote.host_agent.files import lock, read_json, unix_now
 from provisioners.remote.host_agent.process_kill import stop
 
 _RETENTION_S = 3600.0

@@ -1,13 +1,14 @@
-"""Atomic small files, and locks that last as long as the process that holds them."""
+"""Files of the machine's folder, locks that end with the process that holds them, and clocks."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any
+
+from provisioners import files
 
 
 def unix_now() -> float:
@@ -20,18 +21,11 @@ def uptime_s() -> float:
 
 
 def read_json(path: Path) -> Any:
-    """None if there is no such file, or it is no JSON."""
+    """Return the content, or None if there is no such file, or it is not JSON."""
     try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return files.read_json(path)
+    except ValueError:
         return None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace the file as a whole: a reader sees the old one or the new one."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.new")
-    draft.write_text(text)
-    draft.replace(path)
 
 
 def lock(path: Path, patience_s: float = 0.0) -> int | None:

@@ -1,7 +1,7 @@
 """What the agent leaves for the dead-man switch of the machine (`provisioners.port.lease`), and reads from it.
 
 *Traffic* is a successful response of the replica to a request that is not our own poll. TLS in front of the replica sees
-it (`tls_proxy`). Without TLS, and on the machines of a gang that serve no port, it is a connection that another machine has
+it (`tls_proxy`). Without TLS, and on the machines of a replica of several nodes that serve no port, it is a connection that another machine has
 opened to the replica's port, or to the head: whether anything useful passes there is not known here.
 """
 
@@ -95,7 +95,7 @@ def _touch(path: Path) -> None:
 
 
 def peers_of(order: dict[str, Any]) -> frozenset[str]:
-    """Return the head's address on the other machines of a gang, none on the head."""
+    """Return the head's address on the other machines of a replica of several nodes, none on the head."""
     rank = order["env"].get("SKYPILOT_NODE_RANK", "0")
     ips = order["env"].get("SKYPILOT_NODE_IPS", "").split()
     return frozenset() if rank == "0" else frozenset(ips[:1])

@@ -24,7 +24,8 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from provisioners.remote.host_agent.files import unix_now, write_text
+from provisioners.files import write_text
+from provisioners.remote.host_agent.files import unix_now
 
 METADATA = "http://169.254.169.254"
 GCP_NOTICE_S = 30.0

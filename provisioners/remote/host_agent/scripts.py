@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from provisioners.remote.host_agent.files import is_locked, lock, read_json, write_text
+from provisioners.files import write_text
+from provisioners.remote.host_agent.files import is_locked, lock, read_json
 from provisioners.remote.host_agent.log import drain, last_line, pipe_of
 
 MARK = "SKYSERVE_MACHINE"  # in the environment of all that belongs to the machine's replica

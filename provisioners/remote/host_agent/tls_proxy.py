@@ -19,8 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from provisioners.files import write_text
 from provisioners.remote.host_agent import lease
-from provisioners.remote.host_agent.files import lock, read_json, uptime_s, write_text
+from provisioners.remote.host_agent.files import lock, read_json, uptime_s
 from provisioners.remote.host_agent.scripts import claimed_port
 
 if TYPE_CHECKING:  # Python 3.8 cannot evaluate these

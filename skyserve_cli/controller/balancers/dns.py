@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from policies.backoff import delay_s
 from provisioners.port.dns import Publisher
 from provisioners.port.errors import ProvisionError
 from skyserve_cli.controller.reconcile.clock import Clock
@@ -21,7 +22,6 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 DELETE_TRIES = 6
-_DOUBLINGS = 10
 
 
 @dataclass(slots=True)
@@ -118,9 +118,9 @@ class ThreadDns:
         with self._changed:
             record = self._records.setdefault(order.key, _Record())
             if why:
-                pause_s = FIRST_PAUSE_S * 2 ** min(record.failures, _DOUBLINGS)
-                record.not_before = self._clock.now() + min(LONGEST_PAUSE_S, pause_s)
                 record.failures += 1
+                pause_s = delay_s(record.failures, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+                record.not_before = self._clock.now() + pause_s
                 if why != record.why:
                     log.warning("name %s of %s: %s", order.name, order.service, why)
                 record.why = why

@@ -21,6 +21,7 @@ import orjson
 
 from lb.config.options import Listen
 from lb.config.schema import Readiness, Stats, Table, WireError
+from policies.backoff import delay_s
 from policies.model import Load
 from skyserve_cli.controller.balancers.agent_process import Agent, AgentFolder, Shape, shape_of, table_for
 from skyserve_cli.controller.reconcile.attention import Attention
@@ -34,6 +35,7 @@ POLL_S = 1.0
 DRAIN_POLL_S = 0.1
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
+FIRST_RESTART_S = 0.1
 LONGEST_RESTART_S = 5.0
 CALL_TIMEOUT_S = 3.0
 FROZEN_AFTER_SILENCES = 4
@@ -184,7 +186,7 @@ class _Supervisor:
 
     def _pause_s(self) -> float:
         if self._failures:
-            return float(min(LONGEST_RESTART_S, 0.05 * 2 ** min(self._failures, 10)))
+            return delay_s(self._failures, FIRST_RESTART_S, LONGEST_RESTART_S)
         table = self._acked
         targets = () if table is None else table.targets
         draining = any(target.state is Readiness.DRAINING for target in targets)

@@ -24,6 +24,7 @@ import aiohttp
 import orjson
 
 from lb.config.schema import Readiness, Stats, Table, WireError
+from policies.backoff import delay_s
 from policies.model import Event, Load, ProbeFailed, ProbePassed
 from provisioners.port.base import LoginSource, Provisioner
 from provisioners.port.commands import HostConnection, ShellError
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 HURRY_S = 0.1  # while something drains, or a release is about to take over
+FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 LONGEST_INSTALL_PAUSE_S = (
     60.0  # where the libraries cannot be had: each try costs that machine seconds of its CPU
@@ -283,9 +285,9 @@ class _Supervisor:
 
     def _pause_s(self) -> float:
         if self._installs:
-            return float(min(LONGEST_INSTALL_PAUSE_S, LONGEST_PAUSE_S * 2 ** min(self._installs - 1, 10)))
+            return delay_s(self._installs, LONGEST_PAUSE_S, LONGEST_INSTALL_PAUSE_S)
         if self._failures:
-            return float(min(LONGEST_PAUSE_S, 0.05 * 2 ** min(self._failures, 10)))
+            return delay_s(self._failures, FIRST_PAUSE_S, LONGEST_PAUSE_S)
         draining = self._acked is not None and any(
             target.state is Readiness.DRAINING for target in self._acked.targets
         )

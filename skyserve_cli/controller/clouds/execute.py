@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from policies.backoff import delay_s
 from policies.model import EndReason, Event, FailureKind, GaveUp, Launched, LaunchFailed, Terminated
 from provisioners.port.base import (
     Instance,
@@ -72,7 +73,7 @@ def settle(call: Call, outcome: Event | Retry | None, tries: int) -> Event | Ret
 
 def backoff_s(outcome: Retry, tries: int) -> float:
     """Return how long to wait before try number `tries` + 1."""
-    return float(min(LONGEST_RETRY_S, outcome.after_s * 2 ** min(tries - 1, 10)))
+    return delay_s(tries, outcome.after_s, LONGEST_RETRY_S)
 
 
 def _launch(call: Call, provisioner: Provisioner, order: LaunchOrder) -> Event | Retry:
@@ -87,7 +88,7 @@ def _launch(call: Call, provisioner: Provisioner, order: LaunchOrder) -> Event |
 
 
 def _attend(provisioner: Provisioner, order: LaunchOrder) -> Retry | None:
-    """Return the next listing shows what became of it."""
+    """Resume the supervision of an instance. Returns a retry if that failed; the next listing shows the result."""
     try:
         provisioner.launch(order)
     except ProvisionError as error:

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from policies.backoff import delay_s
 from provisioners.port.base import Gated
 from provisioners.port.errors import ProvisionError
 from skyserve_cli.controller.reconcile.clock import Clock
@@ -18,6 +19,7 @@ from skyserve_cli.controller.reconcile.clock import Clock
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0  # for an address of ours that is another one
+FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 
 Balancers = Mapping[str, frozenset[str]]
@@ -76,7 +78,9 @@ class ThreadFirewalls:
                 continue
             sentence = self._admit(cloud, balancers)
             failures = failures + 1 if sentence else 0
-            not_before = self._clock.now() + (min(LONGEST_PAUSE_S, 2.0**failures) if sentence else 0.0)
+            not_before = self._clock.now() + (
+                delay_s(failures, FIRST_PAUSE_S, LONGEST_PAUSE_S) if sentence else 0.0
+            )
             if sentence != logged:
                 log.warning("%s: rules for the network: %s", cloud, sentence or "as they should be again")
                 self._tell(cloud, sentence)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from policies.model import EndReason, Replica
+from provisioners.files import write_bytes
 from provisioners.port.base import Instance, LogSource, Provisioner
 from provisioners.port.errors import ProvisionError
 from provisioners.remote.host_agent.log_times import marks_in
@@ -66,9 +67,7 @@ class LogArchive:
 
     def _write(self, name: str, tail: bytes) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = self._folder / f".{name}"
-        draft.write_bytes(tail)
-        draft.replace(self._folder / name)
+        write_bytes(self._folder / name, tail)
         kept = sorted(self._folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
         for path in kept[:-KEPT_FILES]:
             path.unlink(missing_ok=True)
