@@ -415,7 +415,6 @@ DRIVER = """
 import json, sys, threading, time
 from types import SimpleNamespace
 from tests.clouds.vms import vm_bench as bench
-from provisioners import bringup
 from provisioners.remote.host import Host
 
 facts, name, address, doomed = json.loads(sys.argv[1]), *sys.argv[2:]
