@@ -39,8 +39,9 @@ def usd_hour(replicas: Iterable[Replica]) -> float:
 
 
 def affordable(places: Sequence[Place], budget: Budget) -> tuple[list[Place], str]:
-    """Return the places that fit into the budget, in their order, and a sentence if some do not, or if most of the
-    service's is in use.
+    """Return the places that fit into the budget, in their order, and a sentence.
+
+    The sentence is empty unless some do not fit, or most of the service's budget is in use.
     """
     left, kept, first = budget.left, list[Place](), None
     for place in places:

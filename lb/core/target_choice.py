@@ -130,17 +130,17 @@ class TargetChoice(TargetStatus):
         return self._offers.without(exclude, now)
 
     def admits(self, now: float, exclude: Collection[int] = ()) -> bool:
-        """Would `choose` choose?"""
+        """Return whether `choose` would choose."""
         return bool(self._offers.without(exclude, now)[1] if exclude else self._offers.views(now))
 
     def anybody(self, now: float, exclude: Collection[int] = ()) -> bool:
-        """Is there a target that could take it, now or once it has room?"""
+        """Return whether a target could take it, now or once it has room."""
         if exclude:
             return self._offers.without(exclude, now)[0] is not Health.CLOSED
         return bool(self._offers.best(now))
 
     def room(self, now: float) -> bool:
-        """Is there any target, of whatever standing, that admits one more request?"""
+        """Return whether any target, of whatever standing, admits one more request."""
         return self._offers.room(now)
 
     def version(self, now: float) -> int:

@@ -34,8 +34,10 @@ class Decision(NamedTuple):
 
 
 class CorsRules(dict[bytes | None, bytes]):
-    """One `Cors`, compiled: maps an `Origin` (None: no such header) to the header lines of any response but a
-    preflight's, so that a request costs one lookup. Missing origins are added, up to a bound."""
+    """One compiled `Cors`: the header lines of responses by `Origin` (None: no such header).
+
+    They are those of any response but a preflight's, so that a request costs one lookup. Missing origins are added, up to a bound.
+    """
 
     def __init__(self, cors: Cors) -> None:
         super().__init__()

@@ -135,7 +135,8 @@ class EventReader:
     def feed(self, payload: bytes) -> list[bytes]:
         """Return the data of the events that are whole by now; comments and events without data are left out.
 
-        Parts of a long event are joined once, when it ends: joining at every call would take quadratic time."""
+        Parts of a long event are joined once, when it ends: joining at every call would take quadratic time.
+        """
         if not self._begun:
             payload = self._begin(payload)
         window = self._edge + payload

@@ -30,7 +30,8 @@ class Tracing(Protocol):
         """Return the `traceparent` that targets are sent, so that what they do becomes part of the request's span.
 
         `traceparent` is the client's; empty or unreadable begins a trace. The result belongs into
-        `RequestRecord.span`."""
+        `RequestRecord.span`.
+        """
         ...
 
     def finished(self, facts: RequestRecord) -> None:

@@ -154,8 +154,10 @@ class ClientOutput(asyncio.Protocol):
             self._close()
 
     def close_soon(self, grace_s: float, fresh_s: float | None = None) -> None:
-        """Close after the next response, which says so, or once no request has come for `grace_s`, or for `fresh_s` on a
-        connection that has had none yet. A request may be on its way, and would be lost if we closed now."""
+        """Close after the next response, which says so, or when the connection has been idle.
+
+        Idle: no request for `grace_s`, or for `fresh_s` on a connection that has had none yet. A request may be on its way, and would be lost if we closed now.
+        """
         if fresh_s is not None and self.length == _NO_HEAD:
             grace_s = fresh_s
         self._leaving = grace_s

@@ -13,8 +13,10 @@ _ONE = b"/v1/models/"
 
 
 def response(head: RequestHead, models: ModelDirectory, more_lines: bytes) -> bytes | None:
-    """Return a whole response; None if the request is for something else, or for a model that a target might serve although
-    none lists it. `more_lines` are header lines, each with its CRLF.
+    """Return a whole response; None if a target has to respond.
+
+    That is so if the request is for something else, or for a model that a target might serve although none lists it. `more_lines`
+    are header lines, each with its CRLF.
     """
     path = head.path
     if head.method not in (b"GET", b"HEAD") or not (path == _LIST or path.startswith(_ONE)):

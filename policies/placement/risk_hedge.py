@@ -114,7 +114,8 @@ class RiskHedge:
 def _budgeted(view: View, memory: Json) -> Json:
     """Return the memory with the error budget, which is written when the service begins or ceases to be short, not between.
 
-    It begins when the wanted number is first reached; while a service grows it is short only of what it had."""
+    It begins when the wanted number is first reached; while a service grows it is short only of what it had.
+    """
     budget = memory.get("budget")
     serving = fleet.ready((*view.replicas, *view.others), view.now)
     if budget is None and (view.wanted == 0 or serving < view.wanted):
@@ -200,7 +201,8 @@ class _Look:
 
         After an outage in which all zones were shut, the first that takes a replica shows that the market is open. The
         others are asked at once, and it is left alone until `reopening.PATIENCE_S` later: else it would take the whole
-        fleet, and its next preemption would be an outage again."""
+        fleet, and its next preemption would be an outage again.
+        """
         retry_at = [self.market.retry_at(zone) for zone in self.zones]
         hosts = thrift.own_zones(self.view.offers)
         live = [r for r in (*self.spot, *fleet.spot(self.view.others)) if r.zone not in hosts]
@@ -229,7 +231,8 @@ class _Look:
 
         What was asked for counts as had, unless the service is short already: while enough serve there is time to
         hear the answer. An on-demand replica that is ready before the spot replicas which are to take its place is
-        kept until they are."""
+        kept until they are.
+        """
         coming = [(r.zone, self._ready_at(r)) for r in spot if r.state in HELD or not self.short]
         if not self.short:
             coming += [(place.offer.zone, self.view.now + self.market.start_s) for place in asked]

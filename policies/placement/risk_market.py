@@ -129,7 +129,8 @@ def _after_leaving(record: Json, now: float) -> dict[str, float]:
     """We left of our own will: the zone had room for us when last seen, and had had for as long as is known.
 
     If it had none for one more, that stands. Else a zone with room for one would be asked for four, give one, be left
-    because one is of no use, and be asked for four again a moment later, for ever."""
+    because one is of no use, and be asked for four again a moment later, for ever.
+    """
     after = {key: record[key] for key in record if key != "held_from"}
     return {**after, "due": record.get("due", 0.0) + _exposure(record, now), "left_at": now}
 

@@ -20,8 +20,10 @@ Fleet: TypeAlias = tuple[int, ...]
 
 
 class Terms(NamedTuple):
-    """The trade: fewer than `wanted` ready cost `penalty_usd_hour`, an on-demand replica `on_demand_usd_hour`, and
-    between `least` and `most` of these may be kept."""
+    """The trade between a shortfall and its prevention.
+
+    Fewer than `wanted` ready cost `penalty_usd_hour`, an on-demand replica `on_demand_usd_hour`, and between `least` and `most` of these may be kept.
+    """
 
     wanted: int
     penalty_usd_hour: float
@@ -31,8 +33,10 @@ class Terms(NamedTuple):
 
 
 class Hedge(NamedTuple):
-    """The on-demand replicas to keep beside a fleet, what they and the expected shortfall cost together, and the
-    chance of the shortfall."""
+    """The on-demand replicas to keep beside a fleet.
+
+    `usd_hour` is what they and the expected shortfall cost together.
+    """
 
     on_demand: int
     usd_hour: float

@@ -22,8 +22,11 @@ _STEPS = 8  # large services grow in larger steps
 
 
 class Site(NamedTuple):
-    """A zone: the price of a spot replica there, whether one can be asked for now, and what its answer must be worth
-    because it may be no."""
+    """A zone for the search.
+
+    It has the price of a spot replica there, whether one can be requested now, and what a request must gain because it may be
+    refused.
+    """
 
     usd_hour: float
     open: bool
@@ -87,8 +90,9 @@ def moved(odds: Odds, have: Fleet, sites: Sequence[Site], room: int, margin: flo
 
 
 def shrunk(odds: Odds, have: Fleet, sites: Sequence[Site], least: int, margin: float) -> list[Fleet]:
-    """Return the fleets that are left as one replica after the other goes that saves less than it costs, the least useful
-    first; at least `least` stay.
+    """Return ever smaller fleets, of which each lacks one more replica that saves less than it costs.
+
+    The least useful goes first; at least `least` stay.
     """
     fleet, smaller = have, []
     while sum(fleet) > least:

@@ -33,8 +33,10 @@ MAX_TREE_BYTES = 2**26
 
 
 class CacheAware(PrefixPolicy):
-    """`cache_threshold` is a share of the prompt, `balance_abs` a number of requests, `balance_rel` a ratio of
-    the highest to the lowest load, `max_tree_bytes` a limit per target."""
+    """The longest match, unless the load is out of balance.
+
+    `cache_threshold` is a share of the prompt, `balance_abs` a number of requests, `balance_rel` a ratio of the highest to the lowest load, `max_tree_bytes` a limit per target.
+    """
 
     name: ClassVar[str] = "cache_aware"
 

@@ -8,8 +8,10 @@ from policies.model import Json, Observation
 
 
 class Size(NamedTuple):
-    """How many replicas the load needs, what to remember, and the earliest instant at which the answer may differ
-    although the load does not (None: never)."""
+    """How many replicas the load needs, and what to remember.
+
+    The third value is the earliest instant at which the result may differ although the load does not (None: never).
+    """
 
     wanted: int
     memory: Json

@@ -76,8 +76,9 @@ _SDK_ERRORS = (ClientError, BotoCoreError, ResponseParserError)
 
 
 def _group(action: str) -> tuple[str, Rate]:
-    """Return what an action is counted with, and how often that may be called, by account and region ("Request throttling
-    for the Amazon EC2 API"; EC2 counts most actions one by one, so this is on the safe side).
+    """Return what an action is counted with, and how often that may be called, by account and region.
+
+    Source: "Request throttling for the Amazon EC2 API". EC2 counts most actions one by one, so this is on the safe side.
     """
     if action == "RunInstances":
         return "launch", Rate(

@@ -44,8 +44,10 @@ class AwsProvisioner(assembly.RentedProvisioner):
         super().__init__(self._ec2, section, catalog, secret, own=own, folder=folder, subnets=section.subnets)
 
     def check(self) -> Sequence[Finding]:
-        """Launches of the cheapest machine with an accelerator are tried in each region, spot and on demand, and one into each
-        reservation."""
+        """Check credentials, permissions and capacity by launches that are not carried out.
+
+        The cheapest machine with an accelerator is tried in each region, spot and on demand, and one in each reservation.
+        """
         types = {row.shape.name for row in self._catalog.rows if row.shape.accelerator is not None}
         rows = self._catalog.rows
         return self._ec2.check([*cheapest_trials(rows), *reserved_trials(rows)], types)

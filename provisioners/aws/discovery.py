@@ -92,7 +92,7 @@ def _closed(info: Reply, market: CapacityType, quotas: Mapping[str, float], regi
 
 
 def _quotas(api: AwsApi, region: str, notes: list[str]) -> dict[str, float]:
-    """vCPUs by code; none if they may not be read."""
+    """VCPUs by code; none if they may not be read."""
     params = {"ServiceCode": "ec2"}
     try:
         listed = api.pages(

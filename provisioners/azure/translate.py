@@ -153,7 +153,8 @@ def machine_body(
     The disk has no tags here (`AzureMachines` adds them).
 
     Replicas get `identity`, all other machines, and replicas without it, `dead_man_identity`: with two of them, the metadata
-    service would give a token only to those who name one."""
+    service would give a token only to those who name one.
+    """
     zone = zone_number(order.zone)
     properties: dict[str, Any] = {
         "hardwareProfile": {"vmSize": order.instance_type},

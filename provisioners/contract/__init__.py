@@ -1,4 +1,4 @@
-"""The contract that every cloud keeps, as tests that any package can run:
+"""The contract that every cloud keeps, as tests that any package can run.
 
     pytest -p provisioners.contract.pytest_plugin --skyserve-cloud=my_cloud.testing:subject \\
         --pyargs provisioners.contract.suite provisioners.contract.troubles

@@ -1,5 +1,6 @@
-"""The local cloud: instances are real processes of this machine, in make-believe zones with prices, capacity, cold
-starts and a spot market.
+"""The local cloud: instances are processes of this machine.
+
+Its zones are made up, with prices, capacity, cold starts and a spot market.
 
 For the first try, for tests, and for policies on a laptop. There is no cloud daemon: the folder
 $SKYSERVE_HOME/local is the cloud (`local_store`), and each node has a host process that outlives us

@@ -19,8 +19,9 @@ FILES: Mapping[str, str] = MappingProxyType(
 
 
 def text_of(cloud: str) -> str:
-    """Return the file of a cloud, (CLOUD-machine) of the identity by which a machine deletes itself, or (gcp-network) for
-    the project whose networks are used: an IAM policy (aws), a custom role for `gcloud iam roles create` (gcp) or for
+    """Return the file of a cloud, by its name.
+
+    CLOUD-machine is the identity by which a machine deletes itself, gcp-network the project whose networks are used. It is an IAM policy (aws), a custom role for `gcloud iam roles create` (gcp) or for
     `az role definition create` (azure). KeyError for a cloud that has none.
     """
     return (files(__package__) / FILES[cloud]).read_text(encoding="utf-8")

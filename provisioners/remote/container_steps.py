@@ -28,8 +28,11 @@ _AZURE = re.compile(r"[a-z0-9]{5,50}\.azurecr\.(?:io|us|cn)")
 
 
 def steps(image: str, variables: Mapping[str, str], *, gpus: int, may_install: bool) -> Iterator[Step]:
-    """`image` is the full name, `variables` the service's environment and secrets, `gpus` how many of NVIDIA's the container is to
-    have."""
+    """Yield the steps that start a container.
+
+    `image` is the full name, `variables` the service's environment and secrets, `gpus` how many of NVIDIA's the container is to
+    have.
+    """
     if may_install:
         yield Step("docker", "looking for docker", _docker(gpus), _INSTALL_S)
     yield _pull(image, variables, may_install=may_install)

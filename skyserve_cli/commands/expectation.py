@@ -30,7 +30,10 @@ class Expected(NamedTuple):
     usd_per_hour_on_demand: float | None
 
     def sentence(self) -> str:
-        """``Expected on aws1 (10d 23h, spothedge): 3 replicas ready 99.1% of the time for $1.61 per hour, …``"""
+        """Return the expectation as a sentence.
+
+        ``Expected on aws1 (10d 23h, spothedge): 3 replicas ready 99.1% of the time for $1.61 per hour, …``
+        """
         ready = (
             f"Expected on {self.trace} ({span(self.days * 86400)}, {self.policy}): "
             f"{plural(self.n_target, 'replica')} ready {self.availability:.2%} of the time"

@@ -101,7 +101,10 @@ class Troubles:
 
 
 def story_line(event: View, *, with_service: bool) -> str:
-    """``12:13:14  replica 2  probe passed -> READY: …``, or ``12:13:14  replica 2  running setup``"""
+    """Return the line of an event.
+
+    ``12:13:14  replica 2  probe passed -> READY: …``, or ``12:13:14  replica 2  running setup``
+    """
     whose = f"{event['service']}  " if with_service else ""
     kind, who = event["kind"], "replica"
     if kind.startswith(AGENT_WORD):

@@ -71,7 +71,7 @@ def timed_out(seconds: float) -> str:
 
 
 def end_of(reason: str, message: str) -> str:
-    """Return why a replica ended: ``SETUP_FAILED, no weights in /models``"""
+    """Return why a replica ended: ``SETUP_FAILED, no weights in /models``."""
     return f"{reason}, {message}" if message else reason
 
 

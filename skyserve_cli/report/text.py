@@ -114,7 +114,7 @@ def equal_availability(rows: Sequence[Row]) -> list[tuple[str, tuple[float, ...]
 
 
 def per_day(rate: float) -> str:
-    """``0``, ``0.4``, ``13``, ``2,233``"""
+    """Return a rate as text: ``0``, ``0.4``, ``13``, ``2,233``."""
     return f"{rate:,.0f}" if rate >= 9.95 or rate == 0 else f"{rate:.1f}"
 
 

@@ -139,7 +139,7 @@ class DnsName:
 
     @property
     def full(self) -> str:
-        """``chat.example.com.``"""
+        """Return the whole name: ``chat.example.com.``."""
         return f"{self.name}.{self.zone}" if self.name else self.zone
 
 

@@ -62,7 +62,8 @@ class Store:
     """The database behind a SQLAlchemy URL. Thread-safe: every verb takes its own connection.
 
     Once it is fenced (`fence`) every verb that writes raises LeaseLostError, and writes nothing, unless the lease has that
-    epoch."""
+    epoch.
+    """
 
     def __init__(
         self,
@@ -396,8 +397,10 @@ class Store:
     def reseal(
         self, again: Callable[[bytes], bytes | None], also: Callable[[Connection], None] = lambda c: None
     ) -> tuple[int, list[tuple[str, int]]]:
-        """Replace the sealed secrets of all versions by what `again` returns for them (None: they stay), and do `also` in the
-        same transaction. Returns how many were replaced, and the (service, version) of those that were not."""
+        """Replace the sealed secrets of all versions by what `again` returns for them (None: they stay).
+
+        `also` runs in the same transaction. Returns how many were replaced, and the (service, version) of those that were not.
+        """
         kept: list[tuple[str, int]] = []
         v = t.versions.c
         with self._writing() as c:
@@ -430,9 +433,12 @@ class Store:
             self._tell(c, service, now, [story])
 
     def move_instants(self, by_s: float, then: Callable[[], None] = lambda: None) -> None:
-        """The host's clock was set: move what our clock has measured of live replicas, and what policies remember, by
-        as much, so that ages, waits and costs stay what they were. `then` sets the controller's clock; no reader within `still` sees the one
-        without the other. What a cloud said (`preempt_at`), ended replicas and past events stay as they are."""
+        """Move stored instants by as much as the host's clock was set.
+
+        These are what our clock has measured of live replicas, and what policies remember, so that ages, waits and costs stay what
+        they were. `then` sets the controller's clock; no reader within `still` sees the one
+        without the other. What a cloud said (`preempt_at`), ended replicas and past events stay as they are.
+        """
         r = t.replicas.c
         measured = (r.since, r.created_at, r.launched_at, r.ready_at, r.drain_by)
         with self._moving:
@@ -469,8 +475,11 @@ class Store:
         return prune.fold(self._reader, self._writing, before, keep, _spent_columns, pause)
 
     def drop_story(self, *, before: float, keep: int = 1000, pause: Callable[[], None] = lambda: None) -> int:
-        """Drop lines of the story from before `before`, but the newest `keep` of each service, those about replicas
-        that are not folded, and what `history` needs to know. Returns how many were dropped. `pause`: as for `fold`."""
+        """Drop events from before `before`. Returns how many were dropped.
+
+        The newest `keep` of each service stay, those about replicas that are not folded, and what `history` needs. `pause`: as for
+        `fold`.
+        """
         with self._writing():
             pass  # or it would only be noticed when there is something to remove
         return prune.drop_story(self._reader, self._writing, before, keep, pause)

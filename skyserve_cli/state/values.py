@@ -14,8 +14,10 @@ AGENT_WORD = "Agent"
 
 @dataclass(frozen=True, slots=True)
 class ServiceRow:
-    """One service as stored, with its live replicas, its load balancer agents on machines of their own that live, and
-    the memory of its policies."""
+    """One service as stored.
+
+    It has the live replicas, the live load balancer agents on machines of their own, and the memory of the policies.
+    """
 
     name: str
     incarnation: str

@@ -57,8 +57,10 @@ def listings() -> Iterable[Listing]:
 
 
 class Meadow:
-    """Names are unique among living machines, so a launch whose response was lost is found by its name. Deleted machines are
-    listed for an hour."""
+    """Names are unique among living machines, so a launch whose response was lost is found by its name.
+
+    Deleted machines are listed for an hour.
+    """
 
     name: ClassVar[str] = NAME
 

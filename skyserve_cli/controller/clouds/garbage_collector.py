@@ -216,10 +216,9 @@ class GarbageCollector:
     def tidy(
         self, cloud: str, services: Iterable[str] | None = None, places: Collection[str] | None = None
     ) -> Tidied:
-        """Return one step: remove the leftovers that are seen for the second time, and once nothing lives there any more
-        and no service needs anything, what machines share.
+        """Remove what is seen for the second time, and in the end what machines share.
 
-        Instances are ended by the tick, and waited for here: those of these services (None: of all). So are regions that
+        What machines share goes once no instance is left and no service needs anything. Instances are ended by the tick, and waited for here: those of these services (None: of all). So are regions that
         do not answer: those that have any of these places (names of regions and zones) in them (None: all).
         """
         notes = self._notes_of(cloud)
@@ -249,8 +248,9 @@ class GarbageCollector:
     def _orphans(
         self, cloud: str, silent: Callable[[str, ProvisionError], None]
     ) -> tuple[dict[Orphan, Callable[[], None] | None], bool]:
-        """Return the orphans with how to remove each (what machines share goes by `forget`), in an order in which they can
-        be; and whether no instance lives.
+        """Return the orphans with how to remove each, and whether no instance is left.
+
+        They are in an order in which they can be removed; what machines share is removed by `forget`.
         """
         provisioner = self._provisioners(cloud)
         orphans: dict[Orphan, Callable[[], None] | None] = {}

@@ -1,5 +1,7 @@
-"""Looks at the clouds: one thread per cloud lists our instances over and over, and between two listings reads what
-machines have reported as soon as they report it. A preemption notice of 30 seconds must not wait for the next listing.
+"""Polls the clouds: one thread per cloud lists our instances over and over.
+
+Between two listings it reads what machines have reported as soon as they report it. A preemption notice of 30 seconds must
+not wait for the next listing.
 """
 
 from __future__ import annotations

@@ -34,8 +34,10 @@ class Part(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What we know: the tokens of all replicas that live or are being asked for, and the clouds that have any, or may be
-    asked for one at any moment."""
+    """What belongs to a service.
+
+    The tokens of all replicas that are up or being launched, and the clouds that have any, or may get one at any moment.
+    """
 
     tokens: frozenset[str]
     clouds: frozenset[str]

@@ -94,8 +94,11 @@ def _events(replica: Replica, instance: Instance) -> Iterator[Event]:
 
 
 def _is_news(retire_at: float, known: float | None) -> bool:
-    """Announced instants move a little from one report to the next, and where only "within an hour" is known they move on with an
-    agent that is started again."""
+    """Return whether a retirement is announced for earlier than was known.
+
+    Announced instants move a little from one report to the next, and where only "within an hour" is known they move on with an
+    agent that is started again.
+    """
     return retire_at < known - _SAME_S if known is not None else retire_at > 0.0
 
 

@@ -59,9 +59,12 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class InstanceListing:
-    """One listing of one cloud; it shows at least everything launched before `asked_at`, except in the `silent` regions or
+    """One listing of one cloud.
+
+    It shows at least everything launched before `asked_at`, except in the `silent` regions or
     zones, which did not respond. `closed` regions do not let us in. Or, where `is_listing` is false, what machines have
-    reported since the last one: a missing instance then means nothing."""
+    reported since the last one: a missing instance then means nothing.
+    """
 
     cloud: str
     asked_at: float

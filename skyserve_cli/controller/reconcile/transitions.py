@@ -26,8 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class Change:
-    """The replicas (or the agents) of one service during one tick, and the story of what happened to them, in which
-    every word about an agent begins with AGENT_WORD."""
+    """The replicas (or the agents) of one service during one tick, and the events of the tick.
+
+    Every event of an agent starts with AGENT_WORD.
+    """
 
     def __init__(self, before: Iterable[Replica], goal: Goal, now: float, role: Role = Role.REPLICA) -> None:
         self.before: Mapping[int, Replica] = {replica.id: replica for replica in before}

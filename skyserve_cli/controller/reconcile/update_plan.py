@@ -66,8 +66,9 @@ def course(
 
 
 def extra(made: Course, before: Sequence[Offer]) -> tuple[int, float]:
-    """Return how many replicas, and how many dollars per hour, the update needs at most beyond the larger of `before` and
-    what is left after it.
+    """Return how many replicas, and how many dollars per hour, the update needs at most in addition.
+
+    In addition to the larger of `before` and what is left after it.
     """
     after = made.left
     dollars = _price(made.most) - max(_price(before), _price(after))
