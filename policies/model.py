@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Union
 
+from policies.history import History
+
 
 class CapacityType(str, Enum):
     """How an instance is bought: spot may be preempted, on-demand may not."""
@@ -451,7 +453,7 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One immutable photograph per tick. `replicas` are the live ones (not GONE), events already applied. `room_usd_hour` is what
-    is left of the budget of all services together."""
+    is left of the budget of all services together. `history` is None where no policy reads it."""
 
     now: float
     goal: Goal
@@ -460,6 +462,7 @@ class Observation:
     load: Load = Load()
     events: tuple[Event, ...] = ()
     room_usd_hour: float = math.inf
+    history: History | None = None
 
 
 @dataclass(frozen=True, slots=True)
