@@ -339,13 +339,27 @@ class AcceleratorQps:
 
 
 @dataclass(frozen=True, slots=True)
+class SloGoal:
+    """The share of requests that are to be served within the SLO, and what one replica carries within it.
+
+    `cold_start_s` is how long a replica takes from its launch until it is ready. With `forecast` False only present demand
+    counts.
+    """
+
+    attainment: float
+    capacity_qps: float
+    cold_start_s: float
+    forecast: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ScalingGoal:
     """How many replicas are wanted. Without any target the size is fixed at `min_replicas`.
 
     A replica should carry `target_qps_per_replica` requests per second; where that differs by accelerator,
     `target_qps_by_accelerator` says how, and the plain number is the smallest of them. Or it should carry
     `target_ongoing_per_replica` requests at a time. More (less) load must last `upscale_delay_s`
-    (`downscale_delay_s`).
+    (`downscale_delay_s`). With `slo` the size follows a forecast instead (`scaling.predictive`).
     """
 
     min_replicas: int = 1
@@ -355,6 +369,7 @@ class ScalingGoal:
     downscale_delay_s: float = 1200.0
     target_qps_by_accelerator: tuple[AcceleratorQps, ...] = ()
     target_ongoing_per_replica: float | None = None
+    slo: SloGoal | None = None
 
 
 @dataclass(frozen=True, slots=True)

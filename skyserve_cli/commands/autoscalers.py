@@ -16,7 +16,7 @@ from skyserve_cli.commands.options import Output
 from skyserve_cli.controller.reconcile.mappers import scaling_of
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, span
 from skyserve_cli.sim import workers
-from skyserve_cli.sim.scaling import AUTOSCALERS, Judged, Trial, run
+from skyserve_cli.sim.scaling import AUTOSCALERS, Judged, Trial, goal_for, run
 from skyserve_cli.sim.slo_queue import STEP_S, bridged, drawn
 from skyserve_cli.sim.summary import Estimate, estimate
 from skyserve_cli.spec import ServiceSpec
@@ -168,7 +168,7 @@ def _run(asked: Asked, jobs: int | None) -> list[Judged]:
     def work(piece: int, told: Callable[[float], None]) -> Judged:
         name, seed = pieces[piece]
         trial = asked.trials[seed]
-        judged = run(trial, name, asked.goal)
+        judged = run(trial, name, goal_for(name, asked.goal, trial))
         told(1.0)
         return judged
 

@@ -15,13 +15,13 @@ import math
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 
 from policies.history import History
-from policies.model import Goal, Json, Load, Observation, ScalingGoal
+from policies.model import Goal, Json, Load, Observation, ScalingGoal, SloGoal
 from policies.registry import scaler_for
 from policies.scaling.base import Scaler
 from skyserve_cli.sim.slo_queue import STEP_S, SloQueue
@@ -34,6 +34,8 @@ SEARCHED = 24  # rounds of bisection for the oracle's size
 #: Names for `--autoscaler`.
 AUTOSCALERS = {
     "reactive": "replicas for the last minute's requests, after the file's delays",
+    "predictive": "replicas for the demand of one cold start later, with headroom steered by the SLO's error budget",
+    "predictive_blind": "the same without the forecast",
     "oracle": "the smallest fleet of one who knows all requests beforehand, for the same SLO",
 }
 
@@ -122,8 +124,16 @@ class _Fleet:
         )
 
 
+def goal_for(autoscaler: str, reactive: ScalingGoal, trial: Trial) -> ScalingGoal:
+    """The goal of an autoscaler by its name, with the limits of the `reactive` one."""
+    if autoscaler not in ("predictive", "predictive_blind"):
+        return reactive
+    slo = SloGoal(trial.attainment, trial.capacity_qps, trial.cold_start_s, autoscaler == "predictive")
+    return replace(reactive, slo=slo)
+
+
 def run(trial: Trial, autoscaler: str, goal: ScalingGoal) -> Judged:
-    """Put one autoscaler through the trial. `goal` is the reactive one's."""
+    """Put one autoscaler through the trial. `goal` is that of `goal_for`."""
     return oracle(trial, goal) if autoscaler == "oracle" else judge(trial, autoscaler, goal)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from policies.model import ScalingGoal
 from skyserve_cli.sim.arrivals import Arrivals
-from skyserve_cli.sim.scaling import Judged, Trial, run
+from skyserve_cli.sim.scaling import Judged, Trial, goal_for, run
 from skyserve_cli.sim.slo_queue import drawn
 
 DAY_S = 86400.0
@@ -33,7 +33,7 @@ def trial(days: int = 2, known_days: float = 1.0, cold_start_s: float = 300.0) -
 
 def judged(name: str, goal: ScalingGoal = REACTIVE, on: Trial | None = None) -> Judged:
     on = on or trial()
-    return run(on, name, goal)
+    return run(on, name, goal_for(name, goal, on))
 
 
 def test_an_upscale_delay_of_an_hour_looks_worse_than_one_of_five_minutes() -> None:
@@ -65,3 +65,25 @@ def test_the_known_part_is_not_judged() -> None:
     found = judged("reactive", on=on)
     assert found.days == pytest.approx(0.5)
     assert found.requests == sum(on.counts[2160 * 3 :])
+
+
+@pytest.mark.parametrize("name", ["predictive", "predictive_blind"])
+def test_a_predictive_scaler_meets_the_slo_without_a_target(name: str) -> None:
+    found, reactive = judged(name), judged("reactive")
+    assert found.attainment >= 0.99
+    assert found.hours_over_ideal < reactive.hours_over_ideal
+
+
+def test_where_a_replica_takes_long_the_forecast_serves_more_in_time_than_its_absence() -> None:
+    slow = trial(days=3, known_days=2.0, cold_start_s=1200.0)
+    assert judged("predictive", on=slow).attainment > judged("predictive_blind", on=slow).attainment
+
+
+def test_the_order_of_what_is_asked_is_the_order_of_what_is_reached_and_paid() -> None:
+    found = [judged("predictive", on=replace(trial(), attainment=asked)) for asked in (0.99, 0.995, 0.999)]
+    assert sorted(one.attainment for one in found) == [one.attainment for one in found]
+    assert sorted(one.hours for one in found) == [one.hours for one in found]
+
+
+def test_the_same_trial_ends_the_same_way() -> None:
+    assert judged("predictive").sizes == judged("predictive").sizes
