@@ -91,7 +91,13 @@ def compare(
 def _asked(words: Words, spec: ServiceSpec | None, seeds: Sequence[int]) -> Asked:
     names = tuple(runs.items(words.autoscalers))
     for name in names:
-        if name not in AUTOSCALERS:
+        kind, _, share = name.partition(":")
+        if share and (kind != "reactive" or not _is_share(share)):
+            raise WrongUsage(
+                f"--autoscaler: {name}: only reactive takes a target, as a share of --capacity above 0 and up to 1, such as "
+                "reactive:0.9"
+            )
+        if kind not in AUTOSCALERS:
             close = difflib.get_close_matches(name, AUTOSCALERS, n=1)
             hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(AUTOSCALERS)}"
             raise WrongUsage(f"--autoscaler: no autoscaler is called {name}; {hint}")
@@ -131,6 +137,13 @@ def _asked(words: Words, spec: ServiceSpec | None, seeds: Sequence[int]) -> Aske
         for seed in seeds
     }
     return Asked(names, goal, trials, told.name, factor, bridges)
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0.0 < float(text) <= 1.0
+    except ValueError:
+        return False
 
 
 def _one(found: tuple[float, ...], given: str) -> tuple[float]:

@@ -33,7 +33,7 @@ SEARCHED = 24  # rounds of bisection for the oracle's size
 
 #: Names for `--autoscaler`.
 AUTOSCALERS = {
-    "reactive": "replicas for the last minute's requests, after the file's delays",
+    "reactive": "replicas for the last minute's requests, after the file's delays; reactive:0.9 sets another target",
     "predictive": "replicas for the demand of one cold start later, with headroom steered by the SLO's error budget",
     "predictive_blind": "the same without the forecast",
     "oracle": "the smallest fleet of one who knows all requests beforehand, for the same SLO",
@@ -125,8 +125,12 @@ class _Fleet:
 
 
 def goal_for(autoscaler: str, reactive: ScalingGoal, trial: Trial) -> ScalingGoal:
-    """The goal of an autoscaler by its name, with the limits of the `reactive` one."""
-    if autoscaler not in ("predictive", "predictive_blind"):
+    """The goal of an autoscaler by its name, with the limits of the `reactive` one; `reactive:0.9` has that share of the
+    capacity as its target."""
+    kind, _, share = autoscaler.partition(":")
+    if share:
+        return replace(reactive, target_qps_per_replica=float(share) * trial.capacity_qps)
+    if kind not in ("predictive", "predictive_blind"):
         return reactive
     slo = SloGoal(trial.attainment, trial.capacity_qps, trial.cold_start_s, autoscaler == "predictive")
     return replace(reactive, slo=slo)

@@ -74,6 +74,8 @@ def test_the_table_has_a_row_for_each(serve: Any, service: Path, recording: Path
     ("arguments", "sentence"),
     [
         (["--autoscaler", "reactiv"], "no autoscaler is called reactiv; did you mean reactive?"),
+        (["--autoscaler", "reactive:2"], "only reactive takes a target, as a share of --capacity"),
+        (["--autoscaler", "oracle:0.9"], "only reactive takes a target"),
         (["--autoscaler", "reactive", "--policy", "on_demand"], "--policy belongs to a simulated market"),
         (["--autoscaler", "reactive", "--attainment", "2"], "--attainment takes a share"),
         (["--autoscaler", "reactive", "--warm-up", "8h"], "--warm-up takes a duration"),

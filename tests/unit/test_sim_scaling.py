@@ -48,6 +48,11 @@ def test_more_replicas_than_needed_cost_more_and_serve_more_in_time() -> None:
     assert lavish.attainment >= tight.attainment
 
 
+def test_a_target_by_name_is_a_share_of_the_capacity() -> None:
+    assert judged("reactive:0.8").sizes == judged("reactive").sizes  # 0.8 x 2.0 is its target
+    assert judged("reactive:0.9").hours < judged("reactive:0.7").hours
+
+
 def test_hours_of_a_fleet_that_never_moves_are_those_of_its_replicas() -> None:
     fixed = judged("reactive", replace(REACTIVE, min_replicas=20, max_replicas=20))
     assert fixed.hours == pytest.approx(20 * 24.0)
