@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Union
 
+from policies.history import History
+
 
 class CapacityType(str, Enum):
     """How an instance is bought: spot may be preempted, on-demand may not."""
@@ -343,13 +345,27 @@ class AcceleratorQps:
 
 
 @dataclass(frozen=True, slots=True)
+class SloGoal:
+    """The share of requests that are to be served within the SLO, and what one replica carries within it.
+
+    `cold_start_s` is how long a replica takes from its launch until it is ready. With `forecast` False only present demand
+    counts.
+    """
+
+    attainment: float
+    capacity_qps: float
+    cold_start_s: float
+    forecast: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ScalingGoal:
     """How many replicas are wanted. Without any target the size is fixed at `min_replicas`.
 
     A replica should carry `target_qps_per_replica` requests per second; where that differs by accelerator,
     `target_qps_by_accelerator` says how, and the plain number is the smallest of them. Or it should carry
     `target_ongoing_per_replica` requests at a time. More (less) load must last `upscale_delay_s`
-    (`downscale_delay_s`).
+    (`downscale_delay_s`). With `slo` the size follows a forecast instead (`scaling.predictive`).
     """
 
     min_replicas: int = 1
@@ -359,6 +375,7 @@ class ScalingGoal:
     downscale_delay_s: float = 1200.0
     target_qps_by_accelerator: tuple[AcceleratorQps, ...] = ()
     target_ongoing_per_replica: float | None = None
+    slo: SloGoal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +476,7 @@ class Observation:
     """One immutable photograph per tick.
 
     `replicas` are the live ones (not GONE), events already applied. `room_usd_hour` is what is left of the budget of all
-    services together.
+    services together. `history` is None where no policy reads it.
     """
 
     now: float
@@ -469,6 +486,7 @@ class Observation:
     load: Load = Load()
     events: tuple[Event, ...] = ()
     room_usd_hour: float = math.inf
+    history: History | None = None
 
 
 @dataclass(frozen=True, slots=True)

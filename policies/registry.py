@@ -57,6 +57,11 @@ def policies_for(goal: Goal) -> Policies:
 
 def scaler_for(goal: ScalingGoal) -> Scaler:
     """Return the scaler that understands the target which the goal sets."""
+    if goal.slo is not None:
+        # Imports NumPy, which only services with an SLO need.
+        from policies.scaling.predictive import Predictive
+
+        return Predictive()
     if goal.target_ongoing_per_replica is not None:
         return Ongoing()
     if goal.target_qps_by_accelerator:

@@ -49,7 +49,7 @@ def policies(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def availability_targets(given: Sequence[str]) -> tuple[float, ...]:
+def availability_targets(given: Sequence[str], option: str = "--availability-target") -> tuple[float, ...]:
     """``0.995`` or ``99.5%``. Raises WrongUsage."""
 
     def parse(text: str) -> float:
@@ -58,7 +58,7 @@ def availability_targets(given: Sequence[str]) -> tuple[float, ...]:
             raise ValueError
         return round(share, 9)
 
-    return _each("--availability-target", given, parse, "a share from 0.5 to 0.9999, such as 0.995")
+    return _each(option, given, parse, "a share from 0.5 to 0.9999, such as 0.995")
 
 
 def overprovisions(given: Sequence[str]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from skyserve_cli.commands import files, pictures, runs
+from skyserve_cli.commands import autoscalers, files, pictures, runs
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Env, EnvFile, Format, Output, Secret, SecretFile, Set
 from skyserve_cli.commands.racing import run_all
@@ -18,6 +18,7 @@ from skyserve_cli.report.export import to_json
 from skyserve_cli.report.text import setting, table_cells, verdict
 from skyserve_cli.sim.results import Simulation
 from skyserve_cli.sim.run import POLICIES, Setting
+from skyserve_cli.sim.scaling import AUTOSCALERS
 from skyserve_cli.sim.summary import summarize
 from skyserve_cli.sim.trace import Trace, named, shipped
 from skyserve_cli.spec import ServiceSpec
@@ -34,6 +35,12 @@ def complete_trace(incomplete: str) -> list[str]:
     """Shipped names, and folders."""
     folders = sorted(str(path) for path in Path().glob(f"{incomplete}*") if path.is_dir())
     return [*(name for name in shipped() if name.startswith(incomplete)), *folders]
+
+
+def complete_autoscaler(incomplete: str) -> list[str]:
+    """Return names for the shell; of a comma list, its last part."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in AUTOSCALERS if name.startswith(last)]
 
 
 def simulate(
@@ -108,6 +115,48 @@ def simulate(
             help="Requests per second, or a recording: for a file that scales, and to count those in short times.",
         ),
     ] = None,
+    autoscaler: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--autoscaler",
+            metavar="NAME,…",
+            autocompletion=complete_autoscaler,
+            help="Compare autoscalers on --requests instead of placement on a market: "
+            + ", ".join(AUTOSCALERS)
+            + ".",
+        ),
+    ] = None,
+    attainment: Annotated[
+        str,
+        typer.Option(
+            "--attainment", metavar="SHARE", help="For --autoscaler: the share of requests within the SLO."
+        ),
+    ] = "99.5%",
+    capacity: Annotated[
+        float | None,
+        typer.Option(
+            "--capacity",
+            metavar="RATE",
+            help="For --autoscaler: requests per second one replica carries within the SLO. Default: 1.25 times the "
+            "file's target_qps_per_replica, or 2.",
+        ),
+    ] = None,
+    mean_replicas: Annotated[
+        float,
+        typer.Option(
+            "--mean-replicas",
+            metavar="N",
+            help="For --autoscaler: scale the requests so that N replicas carry their mean; 0: as recorded.",
+        ),
+    ] = 8.0,
+    warm_up: Annotated[
+        str | None,
+        typer.Option(
+            "--warm-up",
+            metavar="DURATION",
+            help="For --autoscaler: the part of the recording known beforehand, and not judged. Default: half of it.",
+        ),
+    ] = None,
     tick: Annotated[str, typer.Option("--tick", metavar="DURATION", help="Of the controller.")] = "30s",
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, max=256, help="Processes. Default: one for each core.")
@@ -136,7 +185,16 @@ def simulate(
     serve simulate --policy spothedge --overprovision 0,1,2,3 --seed 0..9
     serve simulate --policy risk_hedge,omniscient --availability-target 99%,99.9%
     serve simulate service.yaml --requests poisson:20 --window 24h -o json
+    serve simulate service.yaml --requests trace.csv --autoscaler reactive,predictive,oracle --cold-start 5m
     """
+    if autoscaler:
+        market_only = {"--trace": trace, "--policy": policy, "--window": window, "--report": report}
+        words = autoscalers.Words(
+            autoscaler, attainment, capacity, mean_replicas, warm_up, cold_start, requests
+        )
+        spec = _spec(file, env, env_file, secret, secret_file, changes)
+        autoscalers.compare(words, spec, runs.seeds(seed), jobs, market_only, output)
+        return
     if list_policies or list_traces:
         _list(output, policies=list_policies, traces=list_traces)
         return

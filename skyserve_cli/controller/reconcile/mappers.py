@@ -24,18 +24,9 @@ _FIRST_FREE_PORT = 1024  # below it ports are root's, unless the kernel is confi
 
 def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
     """Return what policies need to know of the service."""
-    policy = spec.replica_policy
     return Goal(
         version=row.version,
-        scaling=ScalingGoal(
-            min_replicas=policy.min_replicas,
-            max_replicas=policy.max_replicas,
-            target_qps_per_replica=policy.target_qps_per_replica,
-            upscale_delay_s=policy.upscale_delay_s,
-            downscale_delay_s=policy.downscale_delay_s,
-            target_qps_by_accelerator=policy.target_qps_by_accelerator,
-            target_ongoing_per_replica=policy.target_ongoing_requests_per_replica,
-        ),
+        scaling=scaling_of(spec),
         placement=placement_of(spec),
         same_replicas=row.same_replicas,
         update_mode=row.update_mode,
@@ -46,7 +37,21 @@ def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
         drain_timeout_s=0.0 if row.purge else spec.drain_timeout_s,
         down=row.down,
         killed=row.killed,
-        max_usd_hour=policy.max_usd_hour,
+        max_usd_hour=spec.replica_policy.max_usd_hour,
+    )
+
+
+def scaling_of(spec: ServiceSpec) -> ScalingGoal:
+    """Return the limits, targets and delays of the autoscaler."""
+    policy = spec.replica_policy
+    return ScalingGoal(
+        min_replicas=policy.min_replicas,
+        max_replicas=policy.max_replicas,
+        target_qps_per_replica=policy.target_qps_per_replica,
+        upscale_delay_s=policy.upscale_delay_s,
+        downscale_delay_s=policy.downscale_delay_s,
+        target_qps_by_accelerator=policy.target_qps_by_accelerator,
+        target_ongoing_per_replica=policy.target_ongoing_requests_per_replica,
     )
 
 

@@ -1,0 +1,247 @@
+"""`serve simulate --autoscaler`: autoscalers over recorded requests, judged by what the traffic needed."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from policies.model import ScalingGoal
+from skyserve_cli.commands import runs
+from skyserve_cli.commands.durations import seconds
+from skyserve_cli.commands.options import Output
+from skyserve_cli.controller.reconcile.mappers import scaling_of
+from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, span
+from skyserve_cli.sim import workers
+from skyserve_cli.sim.scaling import AUTOSCALERS, Judged, Trial, goal_for, run
+from skyserve_cli.sim.slo_queue import STEP_S, bridged, drawn
+from skyserve_cli.sim.summary import Estimate, estimate
+from skyserve_cli.spec import ServiceSpec
+from skyserve_cli.tables import put_table, table
+
+TARGET_SHARE = 0.8  # of its capacity, a target that was not measured asks a replica to carry
+DEFAULT_CAPACITY_QPS = 2.0
+MOST_REPLICAS = 1000
+LONGEST_S = 60 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The options as they were given."""
+
+    autoscalers: Sequence[str]
+    attainment: str
+    capacity_qps: float | None
+    mean_replicas: float
+    warm_up: str | None
+    cold_start: str
+    requests: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the options mean. `trials` are by seed; `bridges` are bins of the recording that were holes."""
+
+    names: tuple[str, ...]
+    goal: ScalingGoal
+    trials: Mapping[int, Trial]
+    recording: str
+    factor: float
+    bridges: int
+
+
+def compare(
+    words: Words,
+    spec: ServiceSpec | None,
+    seeds: Sequence[int],
+    jobs: int | None,
+    market_only: Mapping[str, object],
+    output: Output,
+) -> None:
+    """Run every autoscaler with every seed, and print a row for each. Raises WrongUsage."""
+    for option, given in market_only.items():
+        if given is not None:
+            raise WrongUsage(
+                f"{option} belongs to a simulated market; --autoscaler has none: leave one of them out"
+            )
+    asked = _asked(words, spec, seeds)
+    found = _run(asked, jobs)
+    rows = {name: [one for one in found if one.autoscaler == name] for name in asked.names}
+    if output is Output.JSON:
+        put_json(_to_json(asked, rows))
+        return
+    trial = next(iter(asked.trials.values()))
+    holes = f", {plural(asked.bridges, 'bin')} without requests bridged" if asked.bridges else ""
+    say(
+        f"{asked.recording} x {asked.factor:.4g}{holes}: {span(found[0].days * 86400)} judged after "
+        f"{span(trial.known_min * 60)} of history; {trial.capacity_qps:g} requests/s per replica, ready after "
+        f"{span(trial.cold_start_s)}; asked: {100 * trial.attainment:g} % within the SLO"
+    )
+    header = ("AUTOSCALER", "ATTAINMENT", "HOURS/IDEAL", "MOVES/DAY", "TURNS/DAY", "REPLICA HOURS")
+    put_table(table(header, [_cells(name, judged) for name, judged in rows.items()]))
+    say(f"{plural(len(found), 'run')}, {sum(one.cpu_s for one in found):.1f} s of CPU")
+
+
+# --- what is asked ------------------------------------------------------------------------------------------
+
+
+def _asked(words: Words, spec: ServiceSpec | None, seeds: Sequence[int]) -> Asked:
+    names = tuple(runs.items(words.autoscalers))
+    for name in names:
+        kind, _, share = name.partition(":")
+        if share and (kind != "reactive" or not _is_share(share)):
+            raise WrongUsage(
+                f"--autoscaler: {name}: only reactive takes a target, as a share of --capacity above 0 and up to 1, such as "
+                "reactive:0.9"
+            )
+        if kind not in AUTOSCALERS:
+            close = difflib.get_close_matches(name, AUTOSCALERS, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(AUTOSCALERS)}"
+            raise WrongUsage(f"--autoscaler: no autoscaler is called {name}; {hint}")
+    if words.requests is None:
+        raise WrongUsage("--autoscaler needs --requests: a recording, constant:RATE or poisson:RATE")
+    (attainment,) = _one(runs.availability_targets([words.attainment], "--attainment"), words.attainment)
+    goal, capacity_qps = _service(spec, words.capacity_qps)
+    cold_start_s = seconds("--cold-start", words.cold_start)
+    told = runs.arrivals(words.requests, 7 * 86400.0)
+    if told is None or told.mean_rate <= 0:
+        raise WrongUsage(f"--requests {words.requests}: no request in it")
+    arrivals, bridges = bridged(told)
+    length_s = 7 * 86400.0 if words.requests.startswith("constant:") else min(arrivals.length_s, LONGEST_S)
+    warm_up_s = length_s / 2 if words.warm_up is None else seconds("--warm-up", words.warm_up)
+    if not 60.0 <= warm_up_s <= length_s - 3600.0:
+        raise WrongUsage(
+            f"--warm-up takes a duration from 1m to an hour less than the recording, {span(length_s)} "
+            f"(got {words.warm_up or span(warm_up_s)})"
+        )
+    if not 0 <= words.mean_replicas <= MOST_REPLICAS:
+        raise WrongUsage(
+            f"--mean-replicas takes a number from 0 to {MOST_REPLICAS} (got {words.mean_replicas:g})"
+        )
+    factor = 1.0
+    if words.mean_replicas:
+        came = arrivals.count(warm_up_s, length_s)
+        if not came:
+            raise WrongUsage(
+                f"--requests {words.requests}: no request after the --warm-up of {span(warm_up_s)}"
+            )
+        factor = words.mean_replicas * capacity_qps * (length_s - warm_up_s) / came
+    scaled = arrivals.scaled(factor)
+    trials = {
+        seed: Trial(
+            drawn(scaled, length_s, seed), int(warm_up_s // 60), capacity_qps, cold_start_s, attainment
+        )
+        for seed in seeds
+    }
+    return Asked(names, goal, trials, told.name, factor, bridges)
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0.0 < float(text) <= 1.0
+    except ValueError:
+        return False
+
+
+def _one(found: tuple[float, ...], given: str) -> tuple[float]:
+    if len(found) != 1:
+        raise WrongUsage(f"--attainment takes one share, such as 99.5% (got {given!r})")
+    return (found[0],)
+
+
+def _service(spec: ServiceSpec | None, capacity_qps: float | None) -> tuple[ScalingGoal, float]:
+    """Return the goal of the reactive scaler, and the true capacity of a replica."""
+    goal = ScalingGoal(1, MOST_REPLICAS) if spec is None else scaling_of(spec)
+    if spec is not None and not spec.replica_policy.autoscaling:
+        raise WrongUsage(
+            f"service.replica_policy.max_replicas: {spec.name} has a fixed size; give it more than min_replicas"
+        )
+    if goal.target_qps_by_accelerator or goal.target_ongoing_per_replica is not None:
+        raise WrongUsage(
+            "service.replica_policy: --autoscaler knows replicas of one kind and requests without a length; give the "
+            "file one target_qps_per_replica"
+        )
+    if capacity_qps is not None and not 0 < capacity_qps <= 1e6:
+        raise WrongUsage(f"--capacity takes requests per second above 0 (got {capacity_qps:g})")
+    target = goal.target_qps_per_replica
+    if capacity_qps is None:
+        capacity_qps = DEFAULT_CAPACITY_QPS if target is None else target / TARGET_SHARE
+    return replace(goal, target_qps_per_replica=target or TARGET_SHARE * capacity_qps), capacity_qps
+
+
+# --- running and showing ------------------------------------------------------------------------------------
+
+
+def _run(asked: Asked, jobs: int | None) -> list[Judged]:
+    pieces = [(name, seed) for name in asked.names for seed in asked.trials]
+
+    def work(piece: int, told: Callable[[float], None]) -> Judged:
+        name, seed = pieces[piece]
+        trial = asked.trials[seed]
+        judged = run(trial, name, goal_for(name, asked.goal, trial))
+        told(1.0)
+        return judged
+
+    found: dict[int, Judged] = {}
+    try:
+        with closing(workers.run(work, len(pieces), jobs or len(os.sched_getaffinity(0)))) as stream:
+            for news in stream:
+                if news is not None and news.result is not None:
+                    found[news.piece] = news.result
+    except workers.WorkerDied as error:
+        name, seed = pieces[error.piece]
+        raise CommandFailed(f"the run of {name}, seed {seed}, {error}") from None
+    except KeyboardInterrupt:
+        raise CommandFailed(
+            f"interrupted: {len(found)} of {plural(len(pieces), 'run')} finished", 130
+        ) from None
+    return [found[piece] for piece in sorted(found)]
+
+
+def _cells(name: str, judged: Sequence[Judged]) -> tuple[str, ...]:
+    def shown(value: Callable[[Judged], float], digits: int, unit: str = "") -> str:
+        found: Estimate = estimate([value(one) for one in judged])
+        spread = "" if found.half_width is None else f" ± {found.half_width:.{digits}f}"
+        return f"{found.mean:.{digits}f}{unit}{spread}"
+
+    return (
+        name,
+        shown(lambda one: 100 * one.attainment, 2, " %"),
+        shown(lambda one: one.hours_over_ideal, 3),
+        shown(lambda one: one.moves_per_day, 1),
+        shown(lambda one: one.turns_per_day, 1),
+        shown(lambda one: one.hours, 0),
+    )
+
+
+def _to_json(asked: Asked, rows: Mapping[str, Sequence[Judged]]) -> dict[str, Any]:
+    trial = next(iter(asked.trials.values()))
+    return {
+        "requests": asked.recording,
+        "factor": asked.factor,
+        "bridged_bins": asked.bridges,
+        "step_s": STEP_S,
+        "known_min": trial.known_min,
+        "capacity_qps": trial.capacity_qps,
+        "cold_start_s": trial.cold_start_s,
+        "attainment_asked": trial.attainment,
+        "runs": [
+            {
+                "autoscaler": one.autoscaler,
+                "seed": seed,
+                "attainment": one.attainment,
+                "hours": one.hours,
+                "ideal_hours": one.ideal_hours,
+                "hours_over_ideal": one.hours_over_ideal,
+                "moves_per_day": one.moves_per_day,
+                "turns_per_day": one.turns_per_day,
+                "requests": one.requests,
+                "days": one.days,
+            }
+            for judged in rows.values()
+            for seed, one in zip(asked.trials, judged, strict=True)
+        ],
+    }

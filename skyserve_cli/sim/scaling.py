@@ -1,0 +1,224 @@
+"""One autoscaler over recorded requests: whom the fleet served in time, and what it cost against an ideal one.
+
+The scalers are those of the controller (`policies.registry.scaler_for`); the fleet is a plain one, on demand: a replica is
+ready one cold start after its launch, and gone when the scaler wants fewer. They decide once a minute, about what the minutes
+before have shown. `slo_queue` says which requests were in time. Autoscalers are thus judged by what the traffic needed, never
+by what they wanted themselves.
+
+The first part of a recording is history: the autoscalers know its demand, and nothing is judged. Hours are those from launch
+to termination; the ideal fleet has in every step of 20 s the replicas that its requests need, at once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+
+from policies.history import History
+from policies.model import Goal, Json, Load, Observation, ScalingGoal, SloGoal
+from policies.registry import scaler_for
+from policies.scaling.base import Scaler
+from skyserve_cli.sim.slo_queue import STEP_S, SloQueue
+
+MINUTE_S = 60.0
+STEPS = round(MINUTE_S / STEP_S)  # in a minute
+FIRST_SIZE_SHARE = 0.9  # of their capacity the replicas carry of the first judged minute
+SEARCHED = 24  # rounds of bisection for the oracle's size
+
+#: Names for `--autoscaler`.
+AUTOSCALERS = {
+    "reactive": "replicas for the last minute's requests, after the file's delays; reactive:0.9 sets another target",
+    "predictive": "replicas for the demand of one cold start later, with headroom steered by the SLO's error budget",
+    "predictive_blind": "the same without the forecast",
+    "oracle": "the smallest fleet of one who knows all requests beforehand, for the same SLO",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What all autoscalers of a comparison share.
+
+    `counts` are the requests of each step; those of the first `known_min` minutes are history. The goals are the scalers'
+    own.
+    """
+
+    counts: tuple[int, ...]
+    known_min: int
+    capacity_qps: float
+    cold_start_s: float
+    attainment: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What became of the requests.
+
+    `attainment` is the share in time, `hours` and `ideal_hours` are replica hours. `sizes` are (minute, replicas wanted),
+    where they changed.
+    """
+
+    autoscaler: str
+    attainment: float
+    hours: float
+    ideal_hours: float
+    moves_per_day: float
+    turns_per_day: float
+    requests: int
+    days: float
+    cpu_s: float
+    sizes: tuple[tuple[int, int], ...]
+
+    @property
+    def hours_over_ideal(self) -> float:
+        return self.hours / self.ideal_hours if self.ideal_hours else math.inf
+
+
+@dataclass(slots=True)
+class _Fleet:
+    """Replicas by the second they were launched at, oldest first."""
+
+    trial: Trial
+    launched_s: list[float]
+    queue: SloQueue
+    hours: float = 0.0
+    ideal_hours: float = 0.0
+    met: float = 0.0
+    asked: int = 0
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+
+    def minute(self, number: int, size: int) -> tuple[int, float]:
+        """Go through one minute with `size` replicas wanted; return its requests, and those in time."""
+        if not self.sizes or self.sizes[-1][1] != size:
+            self.sizes.append((number, size))
+        now_s = number * MINUTE_S
+        del self.launched_s[size:]
+        self.launched_s += [now_s] * (size - len(self.launched_s))
+        asked, met = 0, 0.0
+        for step in range(STEPS):
+            count = self.trial.counts[number * STEPS + step]
+            at_s = now_s + step * STEP_S
+            ready = sum(launched + self.trial.cold_start_s <= at_s for launched in self.launched_s)
+            met += self.queue.step(count, ready)
+            asked += count
+            self.ideal_hours += math.ceil(count / STEP_S / self.trial.capacity_qps) * STEP_S / 3600.0
+        self.hours += len(self.launched_s) * MINUTE_S / 3600.0
+        self.asked += asked
+        self.met += met
+        return asked, met
+
+    def judged(self, autoscaler: str, minutes: int, began: float, turn_min: float) -> Judged:
+        days = minutes / 1440.0
+        steps = [(at, size - before) for (_, before), (at, size) in pairwise(self.sizes)]
+        turns = sum(a * b < 0 and then - at < turn_min for (at, a), (then, b) in pairwise(steps))
+        return Judged(
+            autoscaler=autoscaler,
+            attainment=self.met / self.asked if self.asked else 1.0,
+            hours=self.hours,
+            ideal_hours=self.ideal_hours,
+            moves_per_day=len(steps) / days,
+            turns_per_day=turns / days,
+            requests=self.asked,
+            days=days,
+            cpu_s=time.process_time() - began,
+            sizes=tuple(self.sizes),
+        )
+
+
+def goal_for(autoscaler: str, reactive: ScalingGoal, trial: Trial) -> ScalingGoal:
+    """Return the goal of an autoscaler by its name, with the limits of the `reactive` one.
+
+    `reactive:0.9` has that share of the capacity as its target.
+    """
+    kind, _, share = autoscaler.partition(":")
+    if share:
+        return replace(reactive, target_qps_per_replica=float(share) * trial.capacity_qps)
+    if kind not in ("predictive", "predictive_blind"):
+        return reactive
+    slo = SloGoal(trial.attainment, trial.capacity_qps, trial.cold_start_s, autoscaler == "predictive")
+    return replace(reactive, slo=slo)
+
+
+def run(trial: Trial, autoscaler: str, goal: ScalingGoal) -> Judged:
+    """Put one autoscaler through the trial. `goal` is that of `goal_for`."""
+    return oracle(trial, goal) if autoscaler == "oracle" else judge(trial, autoscaler, goal)
+
+
+def judge(trial: Trial, autoscaler: str, goal: ScalingGoal) -> Judged:
+    """Run the scaler that `goal` asks for through the trial; `autoscaler` is only its name."""
+    began = time.process_time()
+    scaler: Scaler = scaler_for(goal)
+    minutes = len(trial.counts) // STEPS
+    asked = array(
+        "d", np.reshape(trial.counts[: minutes * STEPS], (minutes, STEPS)).sum(axis=1).astype(float)
+    )
+    met = array("d", [math.nan] * minutes)
+    seen = memoryview(asked).toreadonly()
+    fleet, memory = _first(trial, goal)
+    served = memoryview(met)
+    for number in range(trial.known_min, minutes):
+        history = History(0, seen[:number], served[:number])
+        queued = round(fleet.queue.waiting)
+        load = Load(
+            MINUTE_S,
+            round(asked[number - 1]) if number else 0,
+            queued=queued,
+            ongoing=queued,
+            known=number > 0,
+        )
+        observation = Observation(number * MINUTE_S, Goal(1, goal), (), (), load, history=history)
+        size = scaler.target(observation, memory)
+        memory = size.memory
+        _, met[number] = fleet.minute(number, size.wanted)
+    return fleet.judged(autoscaler, minutes - trial.known_min, began, trial.cold_start_s / MINUTE_S)
+
+
+def oracle(trial: Trial, goal: ScalingGoal) -> Judged:
+    """Return the fleet of one who knows every request: the least headroom by which the SLO is met."""
+    began = time.process_time()
+    low, high, found = 0.8, 3.0, None
+    for _ in range(SEARCHED):
+        headroom = (low + high) / 2
+        tried = _with(trial, goal, headroom, began)
+        if tried.attainment >= trial.attainment:
+            found, high = tried, headroom
+        else:
+            low = headroom
+        if found is not None and high - low < 0.002:
+            break
+    return found or _with(trial, goal, high, began)
+
+
+def _with(trial: Trial, goal: ScalingGoal, headroom: float, began: float) -> Judged:
+    """Return the trial with the replicas that each two minutes need, `headroom` times, ready when they begin."""
+    minutes = len(trial.counts) // STEPS
+    asked = np.reshape(trial.counts[: minutes * STEPS], (minutes, STEPS)).sum(axis=1) / MINUTE_S
+    cold_start = math.ceil(trial.cold_start_s / MINUTE_S)
+    busiest = np.maximum(asked, np.append(asked[1:], asked[-1]))
+    needed = np.clip(
+        np.ceil(headroom * busiest / trial.capacity_qps - 1e-9), goal.min_replicas, goal.max_replicas
+    )
+    # Wanted is what is needed until a launch of now would be ready.
+    padded = np.append(needed, np.full(cold_start, needed[-1]))
+    wanted = np.lib.stride_tricks.sliding_window_view(padded, cold_start + 1).max(axis=1).astype(int)
+    fleet, _ = _first(trial, goal)
+    fleet.launched_s = [-math.inf] * int(wanted[trial.known_min])
+    for number in range(trial.known_min, minutes):
+        fleet.minute(number, int(wanted[number]))
+    return fleet.judged("oracle", minutes - trial.known_min, began, trial.cold_start_s / MINUTE_S)
+
+
+def _first(trial: Trial, goal: ScalingGoal) -> tuple[_Fleet, Json]:
+    """Return all begin with the same fleet: ready, and as large as the last known minute needs."""
+    start = trial.known_min * STEPS
+    before: Sequence[int] = trial.counts[max(0, start - STEPS) : start]
+    rate = sum(before) / MINUTE_S
+    size = math.ceil(rate / (FIRST_SIZE_SHARE * trial.capacity_qps))
+    size = min(max(size, goal.min_replicas), goal.max_replicas)
+    fleet = _Fleet(trial, [-math.inf] * size, SloQueue(trial.capacity_qps))
+    return fleet, {"target": size}

@@ -1,0 +1,201 @@
+"""The predictive scaler: ahead of demand, never below what the present needs, with headroom from an error budget."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.forecast.demand import DAY_MIN, Floats
+from policies.history import History
+from policies.model import Goal, Json, Load, Observation, ScalingGoal, SloGoal
+from policies.registry import reads_load, scaler_for
+from policies.scaling.base import Size
+from policies.scaling.predictive import HEADROOM, LEAST_HEADROOM, Predictive, headroom_of
+
+SLO = SloGoal(attainment=0.995, capacity_qps=2.0, cold_start_s=300.0)
+GOAL = ScalingGoal(1, 100, slo=SLO)
+KNOWN = Load(60.0, 0, known=True)
+
+
+def history(requests: Floats, within: Floats | None = None, first: int = 0) -> History:
+    return History.of(first, requests.tolist(), (requests if within is None else within).tolist())
+
+
+def decide(
+    told: History | None, memory: Json | None = None, goal: ScalingGoal = GOAL, load: Load = KNOWN
+) -> Size:
+    now = 60.0 * (told.end if told else 0)
+    return Predictive().target(Observation(now, Goal(1, goal), (), (), load, history=told), memory or {})
+
+
+def steady(minutes: int, qps: float = 16.0) -> Floats:
+    return np.random.RandomState(0).poisson(60 * qps, minutes).astype(float)
+
+
+# --- how many -----------------------------------------------------------------------------------------------
+
+
+def test_a_goal_with_an_slo_gets_this_scaler_and_reads_the_load() -> None:
+    assert isinstance(scaler_for(GOAL), Predictive)
+    assert reads_load(GOAL)
+
+
+def test_a_steady_load_gets_its_replicas_and_headroom() -> None:
+    assert decide(history(steady(3 * DAY_MIN))).wanted in (9, 10)  # 8 carry the mean
+
+
+def test_replicas_are_wanted_before_a_rise_that_comes_every_day() -> None:
+    minutes = np.arange(3 * DAY_MIN)
+    rate = 480.0 * np.interp(minutes % DAY_MIN, (0, 60, 480, 540, 1439), (4, 1, 1, 4, 4))
+    series = np.random.RandomState(0).poisson(rate).astype(float)
+    rising = 2 * DAY_MIN + 480
+    assert decide(history(series[: rising - 60])).wanted <= 5  # 4 carry what comes
+    assert decide(history(series[: rising + 2]), {"target": 5}).wanted >= 6
+    blind = replace(GOAL, slo=replace(SLO, forecast=False))
+    assert decide(history(series[: rising + 2]), {"target": 5}, blind).wanted == 5
+
+
+@given(
+    st.lists(st.one_of(st.just(math.nan), st.floats(0.0, 1e5)), min_size=1, max_size=400),
+    st.integers(0, 120),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_present_demand_always_gets_its_replicas_and_the_limits_hold(
+    series: list[float], target: int
+) -> None:
+    found = decide(History.of(0, series, series), {"target": target})
+    assert 1 <= found.wanted <= 100
+    if not math.isnan(series[-1]):
+        assert found.wanted >= min(100, math.ceil(series[-1] / 120.0 - 1e-6))
+
+
+def test_what_waits_gets_replicas_beside_what_comes() -> None:
+    told = history(steady(300))
+    plain, crowded = decide(told), decide(told, load=replace(KNOWN, queued=3000))
+    assert crowded.wanted == plain.wanted + 5  # 3000 requests in 300 s
+
+
+# --- ignorance ----------------------------------------------------------------------------------------------
+
+
+def test_without_a_history_the_size_stays() -> None:
+    assert decide(None, {"target": 7}).wanted == 7
+
+
+def test_between_two_minutes_nothing_changes() -> None:
+    told = history(steady(300))
+    first = decide(told)
+    again = decide(told, first.memory)
+    assert (again.wanted, again.memory) == (first.wanted, first.memory)
+
+
+def test_an_hour_without_reports_is_not_silence() -> None:
+    series = steady(2 * DAY_MIN)
+    size = decide(history(series))
+    holed = np.concatenate((series, np.full(60, math.nan)))
+    for end in range(2 * DAY_MIN + 1, 2 * DAY_MIN + 61):
+        size = decide(history(holed).until(end), size.memory)
+        assert size.wanted >= 9
+
+
+def test_a_request_in_flight_wakes_a_service_that_sleeps() -> None:
+    goal = replace(GOAL, min_replicas=0)
+    silent = history(np.zeros(300))
+    assert decide(silent, goal=goal).wanted == 0
+    assert decide(silent, goal=goal, load=replace(KNOWN, in_flight=1)).wanted == 1
+
+
+# --- the error budget ---------------------------------------------------------------------------------------
+
+
+def spent(late_share: float, minutes: int = 600) -> float:
+    series = steady(minutes)
+    told = history(series, series * (1.0 - late_share))
+    return float(decide(told, {"target": 8, "minute": 0, "spent": 0.0}).memory["spent"])
+
+
+def test_late_requests_raise_the_headroom_and_good_minutes_lower_it() -> None:
+    assert headroom_of(spent(0.05)) > HEADROOM > headroom_of(spent(0.0)) >= LEAST_HEADROOM
+
+
+def test_a_service_that_meets_its_slo_exactly_keeps_its_headroom() -> None:
+    assert spent(0.005) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_disaster_costs_no_more_than_the_bound() -> None:
+    assert headroom_of(spent(1.0)) == pytest.approx(HEADROOM + 0.27)
+
+
+def test_minutes_of_unknown_quality_are_not_counted() -> None:
+    series = steady(300)
+    told = history(series, np.full(300, math.nan))
+    assert decide(told, {"target": 8, "minute": 0, "spent": 0.5}).memory["spent"] == 0.5
+
+
+def test_a_strict_slo_spends_its_budget_faster() -> None:
+    series = steady(600)
+    told, before = history(series, 0.99 * series), {"target": 8, "minute": 0, "spent": 0.0}
+    strict = replace(GOAL, slo=replace(SLO, attainment=0.999))
+    assert decide(told, before, strict).memory["spent"] > decide(told, before).memory["spent"]
+
+
+# --- movement -----------------------------------------------------------------------------------------------
+
+
+def sizes(series: Floats, start: int, goal: ScalingGoal = GOAL) -> list[int]:
+    whole, memory, found = history(series), {}, []
+    for end in range(start, len(series) + 1):
+        size = decide(whole.until(end), memory, goal)
+        memory = dict(size.memory)
+        found.append(size.wanted)
+    return found
+
+
+@pytest.mark.parametrize(
+    "factor", [pytest.param(2.0, id="doubles"), pytest.param(0.0, id="stops"), pytest.param(0.5, id="halves")]
+)
+def test_a_change_of_demand_is_followed_without_flapping(factor: float) -> None:
+    start = DAY_MIN
+    series = np.concatenate((steady(start), factor * steady(180)))
+    found = sizes(series, start)
+    moves = [after - before for before, after in pairwise(found) if after != before]
+    turns = sum(a * b < 0 for a, b in pairwise(moves))
+    assert turns <= 2 * 180 / 5  # two for each cold start
+    assert found[-1] == pytest.approx(max(1, 9.5 * factor), abs=1.6)
+
+
+# --- what it costs ------------------------------------------------------------------------------------------
+
+
+def test_memory_is_small_and_json() -> None:
+    memory = decide(history(steady(3000))).memory
+    assert json.loads(json.dumps(memory)) == memory
+    assert len(json.dumps(memory)) < 4096
+
+
+def test_the_plan_is_a_function_of_the_history() -> None:
+    """A controller that has just started decides like one that runs, from the same rows and memory."""
+    told = history(steady(3000))
+    memory = {"target": 8, "minute": 2990, "spent": 0.25}
+    first = decide(told, memory)
+    from policies.scaling import predictive
+
+    predictive._fitted.cache_clear()
+    assert decide(told, memory) == first
+
+
+def test_a_minute_with_14_days_of_history_takes_a_few_milliseconds() -> None:
+    told = history(steady(14 * DAY_MIN))
+    decide(told)  # fits, once in six hours
+    began = time.process_time()
+    for _ in range(20):
+        decide(told)
+    assert (time.process_time() - began) / 20 < 0.02
