@@ -29,9 +29,11 @@ NOISE_MEAN = 9600
 
 def windows(path: Path) -> Floats:
     """Requests by window; NaN where a busy recording has none."""
-    told = load_arrivals(path)
+    recording = load_arrivals(path)
     step_s = 60.0 * STEP_MIN
-    counts = np.diff([told.count(0.0, index * step_s) for index in range(int(told.length_s // step_s) + 1)])
+    counts = np.diff(
+        [recording.count(0.0, index * step_s) for index in range(int(recording.length_s // step_s) + 1)]
+    )
     series: Floats = counts.astype(float)
     mean = series.mean()
     holes = series < EMPTY * mean

@@ -12,7 +12,7 @@ the last minute's demand, and the busiest of the last 15 minutes for what is kep
 
 *Headroom* is steered by an error budget, as in RiskHedge: b grows with every late request and shrinks by what the SLO allows,
 in units of what it allows in a day, within -2.5 and +6. g = 1.06 + 0.045 b, at least 1. A service whose demand jumps buys
-more headroom than one that is calm, and nobody has to guess a target.
+more headroom than one that is calm, and no user has to guess a target.
 
 *Ignorance.* Between two minutes, and without a report of the last one, the size stays; a missing minute is not zero demand.
 

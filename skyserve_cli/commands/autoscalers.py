@@ -106,10 +106,10 @@ def _asked(words: Words, spec: ServiceSpec | None, seeds: Sequence[int]) -> Aske
     (attainment,) = _one(runs.availability_targets([words.attainment], "--attainment"), words.attainment)
     goal, capacity_qps = _service(spec, words.capacity_qps)
     cold_start_s = seconds("--cold-start", words.cold_start)
-    told = runs.arrivals(words.requests, 7 * 86400.0)
-    if told is None or told.mean_rate <= 0:
+    recording = runs.arrivals(words.requests, 7 * 86400.0)
+    if recording is None or recording.mean_rate <= 0:
         raise WrongUsage(f"--requests {words.requests}: no request in it")
-    arrivals, bridges = bridged(told)
+    arrivals, bridges = bridged(recording)
     length_s = 7 * 86400.0 if words.requests.startswith("constant:") else min(arrivals.length_s, LONGEST_S)
     warm_up_s = length_s / 2 if words.warm_up is None else seconds("--warm-up", words.warm_up)
     if not 60.0 <= warm_up_s <= length_s - 3600.0:
@@ -136,7 +136,7 @@ def _asked(words: Words, spec: ServiceSpec | None, seeds: Sequence[int]) -> Aske
         )
         for seed in seeds
     }
-    return Asked(names, goal, trials, told.name, factor, bridges)
+    return Asked(names, goal, trials, recording.name, factor, bridges)
 
 
 def _is_share(text: str) -> bool:
@@ -178,11 +178,11 @@ def _service(spec: ServiceSpec | None, capacity_qps: float | None) -> tuple[Scal
 def _run(asked: Asked, jobs: int | None) -> list[Judged]:
     pieces = [(name, seed) for name in asked.names for seed in asked.trials]
 
-    def work(piece: int, told: Callable[[float], None]) -> Judged:
+    def work(piece: int, report: Callable[[float], None]) -> Judged:
         name, seed = pieces[piece]
         trial = asked.trials[seed]
         judged = run(trial, name, goal_for(name, asked.goal, trial))
-        told(1.0)
+        report(1.0)
         return judged
 
     found: dict[int, Judged] = {}
