@@ -74,7 +74,8 @@ class Model:
     def quantiles(self, series: Floats, shares: tuple[float, ...], now: int | None = None) -> Floats:
         """Return the quantiles `shares` of the target, after step `now` of the series (default: the last)."""
         at = len(series) - 1 if now is None else now
-        return self.many(series, np.array([at]), shares)[0]
+        row: Floats = self.many(series, np.array([at]), shares)[0]
+        return row
 
     def many(self, series: Floats, rows: NDArray[np.int64], shares: tuple[float, ...]) -> Floats:
         """As `quantiles`, after each of `rows`: an array of (rows, shares)."""
@@ -117,15 +118,15 @@ def fit(series: Floats, horizon: Horizon, step_min: int = 1) -> Model:
 
 
 def _regression(features: Floats, target: Floats) -> tuple[float, Floats, Floats]:
-    """Bias, weights and residuals of a ridge regression with Huber's weights; residuals are of the target as it is."""
+    """Return bias, weights and residuals of a ridge regression with Huber's weights; residuals are of the target as it is."""
     inputs = np.column_stack((np.ones(len(target)), features))
     penalty = RIDGE * np.eye(inputs.shape[1])
     penalty[0, 0] = 0.0
     clipped, counts = np.clip(target, -CLIPPED, CLIPPED), np.ones(len(target))
-    found = np.zeros(inputs.shape[1])
+    found: Floats = np.zeros(inputs.shape[1])
     for _ in range(HUBER_ROUNDS):
         weighted = inputs * counts[:, None]
-        found = np.linalg.solve(weighted.T @ inputs + penalty, weighted.T @ clipped)
+        found = np.linalg.solve(weighted.T @ inputs + penalty, weighted.T @ clipped).astype(np.float64)
         errors = np.abs(clipped - inputs @ found)
         counts = 1.0 / np.maximum(1.0, errors / (HUBER * float(np.median(errors)) + _TINY))
         counts = np.maximum(counts, LEAST_COUNT)
