@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="continue_",
         choices=[one.value for one in Continue],
         default=Continue.AUTO.value,
-        help="what becomes of a stream whose target dies (default: %(default)s)",
+        help="what becomes of a stream whose target fails (default: %(default)s)",
     )
     add(
         "--cors",

@@ -2,7 +2,7 @@
 
 `count` agents are kept in each wanted region: small on-demand machines, each an attempt in one zone like a replica
 (`lifecycle`), in another zone than its fellows where there is one. A region that refuses is asked again as a zone is for
-replicas (`placement.blocks`), and an agent that dies soon after its launch is followed by the next one ever later.
+replicas (`placement.blocks`), and an agent that fails soon after its launch is followed by the next one ever later.
 
 Agents serve clients, so nothing that serves ends before what takes its place: an agent in a region that is no longer
 wanted, or of another shape than is wanted now, ends when every wanted one is ready, and drains first, which is the time
@@ -61,7 +61,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What is wanted, and what there is.
+    """The wanted state, and the present one.
 
     `agents` are the live ones, `fitting` those of them that are of the wanted shape; `is_needed`: though the service goes
     down, something of it is left that comes before them.

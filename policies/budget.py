@@ -20,7 +20,7 @@ LOOK_AGAIN_S = 60.0  # another service may have made room
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """`most` is the limit of the service (None: none), `spent` what its replicas cost, `room` what is left of the home's."""
+    """`most` is the limit of the service (None: none), `spent` what its replicas cost, `room` the rest of the home's budget."""
 
     most: float | None
     spent: float

@@ -122,7 +122,7 @@ class Offer:
     because image, disk and labels are the alternative's, and no field of the offer distinguishes equal machines of two
     alternatives apart. Policies do not read it.
 
-    `places` is how many replicas the user's own hosts of this zone, or what is reserved there, can hold when they are idle;
+    `places` is how many replicas the user's own hosts of this zone, or reservations there can hold when they are idle;
     None for a cloud, whose limits only a launch reveals. Like `preference`, it is not stored with a replica.
     """
 
@@ -275,7 +275,7 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A replica of several nodes has lost one for good: what is left of it runs, is paid for, and is of no use."""
+    """A replica of several nodes has lost one for good: the rest runs, costs money, and is of no use."""
 
     replica_id: int
     message: str = ""
@@ -475,7 +475,7 @@ class Memory:
 class Observation:
     """One immutable photograph per tick.
 
-    `replicas` are the live ones (not GONE), events already applied. `room_usd_hour` is what is left of the budget of all
+    `replicas` are the live ones (not GONE), events already applied. `room_usd_hour` is the rest of the budget of all
     services together. `history` is None where no policy reads it.
     """
 

@@ -1,7 +1,7 @@
 """plan(observation, memory) -> Plan: the whole decision of one tick, pure.
 
 The same function prints `serve plan`, drives the daemon and runs in the simulator. It reads like the sentence
-it implements: end what must end, decide how many, replace the old, drop the surplus, place what is missing.
+it implements: end what must end, decide how many, replace the old, drop the surplus, place new ones.
 Every action says why.
 """
 

@@ -4,7 +4,7 @@
 a provisioner of a cloud that rents machines, and `assembly` adds keys, offers and firewalls to it.
 
 The packages of clouds use the same names for the same roles: `api` (calls), `translate` (our values to the cloud's and
-back; pure), `machines` (`port.vm.Machines`), `network`, `orphans` (what is billed and belongs to nothing), `errors` (what an
+back; pure), `machines` (`port.vm.Machines`), `network`, `orphans` (billed resources that belong to nothing), `errors` (what an
 error means for the caller), `prices` (spot prices now) and `check` (`serve check`). `cloud` composes them. A package that
 has more modules says why.
 

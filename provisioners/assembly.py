@@ -93,7 +93,7 @@ class RentedProvisioner(VmProvisioner):
 
     `catalog` has that cloud's rows, `secret` are the 32 bytes of the home from which all keys follow, `own` knows this
     host's addresses, `zone_ids` map the account's names of zones to the catalog's, `first_login` prepares machines of a
-    cloud that runs no user data, `folder` keeps what is known of first connections, `ending` is the program by which a
+    cloud that runs no user data, `folder` keeps records of first connections, `ending` is the program by which a
     machine whose lease is over has the cloud delete it. `subnets` are the regions and zones in which the user names
     subnets: the only ones that are used, if there are any.
 

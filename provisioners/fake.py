@@ -140,7 +140,7 @@ class FakeProvisioner:
         with self._lock:
             self._machines[token].failure = (state, message)
 
-    # --- The truth, from what is known and the time --------------------------------------------------------
+    # --- The truth, from orders and the time --------------------------------------------------------
 
     def _check(self, order: LaunchOrder) -> None:
         zone, capacity_type = order.offer.zone, order.offer.capacity_type

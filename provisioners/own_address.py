@@ -1,7 +1,7 @@
 """The addresses from which this host reaches machines, so that firewalls can let in no other host.
 
 Machines inside a network that we are in see the address from which the kernel's own routes lead to them. Machines with public
-addresses see what is left of ours after any translation on the way. In this order, the first that knows:
+addresses see ours after any translation on the way. In this order, the first that knows:
 
 1. what machines have seen: sshd shows each session where it comes from (SSH_CLIENT), and each machine reports it;
 2. the address of this host's default route, if that is a public one;

@@ -37,7 +37,7 @@ def provisioner_of(
     try:
         machines = guarded(plugin.machines(Setup(section, catalog, now, time.sleep)))
     except ValueError:
-        raise  # what is wrong with the section
+        raise  # the section is wrong
     except Exception as error:
         raise PluginError(f"the plug-in {plugin.name!r} failed: {type(error).__name__}: {error}") from error
 

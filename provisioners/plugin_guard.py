@@ -1,8 +1,8 @@
-"""The machines of a plug-in, behind a wall: what is wrong with them harms no other cloud.
+"""The machines of a plug-in, behind a wall: their failures harm no other cloud.
 
 An exception that is no `ProvisionError` is a defect of the plug-in. Here it becomes a TransientError that names plug-in and
 exception (the log has the traceback), so that the same order is sent again and the other clouds go on. What a listing has of
-other owners is dropped, and one that is no list of machines is an error: what is missing from a list counts as gone.
+other owners is dropped, and one that is no list of machines is an error: a machine missing from a list counts as gone.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Rate:
 
 @dataclass(slots=True)
 class TokenBucket:
-    """What is left of a rate. Not thread-safe."""
+    """The remaining calls of a rate. Not thread-safe."""
 
     rate: Rate
     tokens: float = field(init=False)

@@ -25,7 +25,7 @@ _OURS = frozenset({"policies", "provisioners"})
 
 
 class UnknownCloudError(LookupError):
-    """Nothing of that name is registered; the message lists what is."""
+    """Nothing of that name is registered; the message lists the others."""
 
 
 class MissingSdkError(ImportError):

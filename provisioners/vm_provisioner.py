@@ -1,4 +1,4 @@
-"""A `Provisioner` over `Machines`: what is the same on every cloud that rents machines.
+"""A `Provisioner` over `Machines`: the part that all clouds that rent machines share.
 
 *Two sources.* The cloud reports whether a machine runs (`Machines`), the machine reports what runs on it (`Hosts`, which sets machines
 up over SSH and supervises them). `node_states.state_of` makes one state of the two.
@@ -57,7 +57,7 @@ class OrderOf(Protocol):
 class VmProvisioner:
     """A `Provisioner`, a `ReportSource`, a `LogSource` and a `LoginSource`. A cloud's own class gives it its `name`.
 
-    `offer` answers `offers`. Nothing is remembered that is not somewhere else as well, but for the orders of what is
+    `offer` answers `offers`. Nothing is remembered that is not somewhere else as well, but for the orders of machines
     being brought up.
     """
 
@@ -78,7 +78,7 @@ class VmProvisioner:
         self._offer = offer
         self._now = now
         self._clock = machines.cloud_clock if isinstance(machines, ClockSource) else CloudClock(now)
-        self._orders: dict[str, LaunchOrder] = {}  # by the replica's token, while it lives and we know it
+        self._orders: dict[str, LaunchOrder] = {}  # by the replica's token, while it runs and we know it
         self._launching: set[str] = set()
         self._seen: dict[str, tuple[Machine, ...]] = {}  # by the replica's token, as last listed
         self._young: dict[str, float] = {}  # tokens, and when the cloud accepted them
@@ -197,7 +197,7 @@ class VmProvisioner:
     def delete_shared(self, owner: str) -> Sequence[str]:
         """`Machines.delete_shared`, and launches kept apart from it.
 
-        While one is under way, or a machine lives, nothing is removed, and the sentence says so; one that begins meanwhile
+        While one is under way, or a machine runs, nothing is removed, and the sentence says so; one that begins meanwhile
         waits for the end, and makes again what it needs.
         """
         with self._forgotten:
@@ -300,7 +300,7 @@ class VmProvisioner:
             ) from stuck
 
     def _instance(self, token: str, group: Sequence[Machine], whole: bool = True) -> Instance:
-        """`whole`: what is not listed is lost, and not merely on its way."""
+        """`whole`: an unlisted machine is lost, and not merely on its way."""
         with self._lock:
             order = self._orders.get(token)
         if order is not None:

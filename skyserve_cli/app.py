@@ -48,7 +48,7 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "simulate": Verb("Show what a service would have cost on a spot market, and how often it would have been short.", FILES),
         "check": Verb("Check which clouds can be used from here.", MACHINERY),
         "catalog": Verb("List what machines the clouds have, where, and what they cost.", MACHINERY, family=True),
-        "gc": Verb("Find what is left in the clouds and belongs to nothing we know, and remove it.", MACHINERY),
+        "gc": Verb("Find orphaned resources in the clouds, and remove them.", MACHINERY),
         "controller": Verb("Start, stop and look at the controller; rotate its keys, back it up and restore it.", MACHINERY, family=True),
         "local": Verb("Play with the local cloud: its zones, its capacity, its spot market.", MACHINERY, family=True),
         "engine": Verb("Run an OpenAI-compatible server that takes an LLM engine's time, without a GPU.", MACHINERY),

@@ -64,9 +64,7 @@ class Clouds:
     config: Config
     _made: dict[str, Provisioner] = field(default_factory=dict)
     _without_sdk: dict[str, MissingCloudSdkError] = field(default_factory=dict)
-    _merged: tuple[Catalog, frozenset[str], Catalog] | None = (
-        None  # ours, what is reserved, and with all of it
-    )
+    _merged: tuple[Catalog, frozenset[str], Catalog] | None = None  # ours, reservations, and both
     _names: Publisher | None = None
     _own: OwnAddresses | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -250,7 +248,7 @@ class Clouds:
         return _CATALOG if name in self._catalog().clouds else name
 
     def _catalog(self) -> Catalog:
-        """With what the plug-ins of enabled clouds list, and what is reserved there. Raises ConfigError."""
+        """With the listings of plug-ins of enabled clouds, and reservations there. Raises ConfigError."""
         known, reserved = load(self.home.root), self._open_reservations()
         merged = self._merged  # a catalog works out its indexes once
         if merged is None or merged[0] is not known or merged[1] != reserved:
@@ -314,7 +312,7 @@ class Clouds:
         )
 
     def _accounts(self) -> Account:
-        """Return what is known of the user's accounts: those of clouds that have been used already."""
+        """Return knowledge of the user's accounts: those of clouds that have been used already."""
         with self._lock:
             made = {name: one.account for name, one in self._made.items() if isinstance(one, Customer)}
 

@@ -1,4 +1,4 @@
-"""`config.yaml` in the home: what is set once per user, not per service. All keys have defaults."""
+"""`config.yaml` in the home: settings per user, not per service. All keys have defaults."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class RentedConfig(CloudConfig):
 
     @model_validator(mode="after")
     def _has_a_way(self) -> Self:
-        _ = self.way  # its ValueError says what is wrong
+        _ = self.way  # its ValueError names the problem
         return self
 
     @property
@@ -437,7 +437,7 @@ def load_config(path: Path) -> Config:
 
 
 def _sentence(where: tuple[int | str, ...], kind: str, message: str) -> str:
-    """Return one problem: the path in the file, and what is wrong there."""
+    """Return one problem: the path in the file, and the sentence."""
     model, key = _model_above(where), str(where[-1]) if where else ""
     field = model.model_fields.get(key)
     if kind == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""Checks of single settings of `config.yaml`: a value as it is, or a ValueError whose sentence says what is wrong with it."""
+"""Checks of single settings of `config.yaml`: a value as it is, or a ValueError whose sentence names the problem."""
 
 from __future__ import annotations
 

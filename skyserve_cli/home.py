@@ -20,7 +20,7 @@ MACHINE_SECRET_BYTES = 32
 
 
 class HomeError(Exception):
-    """The folder everything lives in cannot be made."""
+    """The home folder cannot be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,12 @@ class Home:
 
     @property
     def lock(self) -> Path:
-        """Held by the one controller of this home for as long as it lives."""
+        """Held by the one controller of this home for as long as it runs."""
         return self.root / "controller.lock"
 
     @property
     def keeper_lock(self) -> Path:
-        """Held by the supervisor, which starts the controller again when it dies."""
+        """Held by the supervisor, which starts the controller again when it fails."""
         return self.root / "keeper.lock"
 
     @property
@@ -210,7 +210,7 @@ def make_private(environ: MutableMapping[str, str]) -> None:
 
 
 def is_held(lock: Path) -> bool:
-    """Return whether a process that holds this lock lives: the kernel lets go of it when the last one has ended."""
+    """Return whether a process that holds this lock runs: the kernel lets go of it when the last one has ended."""
     try:
         descriptor = os.open(lock, os.O_RDONLY)
     except OSError:  # no such file, or none that could be

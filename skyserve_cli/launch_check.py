@@ -131,7 +131,7 @@ class LaunchCheck:
 
     @contextmanager
     def _gate(self) -> Iterator[None]:
-        """Let this host in for as long as the machine lives."""
+        """Let this host in for as long as the machine runs."""
         cloud, stop = self._cloud, threading.Event()
         if not isinstance(cloud, Gated):
             yield
@@ -139,7 +139,7 @@ class LaunchCheck:
 
         def admit() -> None:
             while not stop.is_set():
-                with suppress(ProvisionError):  # the launch says what is wrong
+                with suppress(ProvisionError):  # the launch names the problem
                     cloud.admit(self._owner, {})
                 stop.wait(_ADMIT_EVERY_S)
 
@@ -229,7 +229,7 @@ class LaunchCheck:
     def _remove_all(self) -> None:
         """Machines first, what they left next, what they shared last."""
         until = self._now() + END_PATIENCE_S
-        self._report.left = ("it is not known what is left",)
+        self._report.left = ("leftovers are unknown",)
         while True:
             self._report.left = self._removed()
             if not self._report.left:

@@ -68,7 +68,7 @@ def usd(amount: float) -> str:
 
 
 def saving(paid: float, on_demand: float) -> str:
-    """Return what is saved against buying everything on demand: ``68%``; empty where nothing is."""
+    """Return the saving against buying everything on demand: ``68%``; empty where nothing is."""
     return f"{1 - paid / on_demand:.0%}" if 0 <= paid < on_demand else ""
 
 

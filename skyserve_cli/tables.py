@@ -51,7 +51,7 @@ def console(stream: TextIO) -> Console:
 
 @contextmanager
 def doing(what: str) -> Iterator[Callable[[str], None]]:
-    """A line of standard error that says what is being done, written over with each sentence; elsewhere than on a terminal nothing."""
+    """A line of standard error with the present step, written over with each sentence; elsewhere than on a terminal nothing."""
     if not sys.stderr.isatty():
         yield lambda sentence: None
         return

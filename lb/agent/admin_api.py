@@ -1,7 +1,7 @@
 """The admin port: how a controller, an operator or a scraper talks to an agent. Never on the data port.
 
 Every path needs `Authorization: Bearer TOKEN`, compared in constant time. Bodies are bounded, and read as
-strictly as tables: what is wrong is named with its path, and changes nothing.
+strictly as tables: a problem is named with its path, and changes nothing.
 
 | | |
 |---|---|

@@ -16,7 +16,7 @@ written to, since processes of another release may still have it mapped.
 a tenant that has limits. A process that is frozen while it holds the lock must not stop the others: after
 `_TRIES` attempts they go on without the lock for some seconds. Limits may then be off by a few requests.
 
-*Processes.* Each holds a record lock on its slot for as long as it lives, which the kernel releases on any death. What a
+*Processes.* Each holds a record lock on its slot for as long as it runs, which the kernel releases on any exit. What a
 dead process had in flight is no longer, and what it had reserved returns to the bucket: its clients have lost those
 requests by no fault of theirs.
 """
@@ -220,7 +220,7 @@ class LimitsFile:
             at = _HEADER + count * _ROW
             self._map[8 * at : 8 * at + 16] = digest
             self._numbers[at + _REQUESTS] = self._numbers[at + _TOKENS] = FULL
-            self._numbers[_ROWS_AT] = count + 1  # last: a process that dies before it has added nothing
+            self._numbers[_ROWS_AT] = count + 1  # last: a process that fails before it has added nothing
             self._known[digest] = at
         return self._known[digest]
 

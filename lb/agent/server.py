@@ -153,7 +153,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         await before.serving()
         if options.table_file is not None and options.table_file.exists():
             agent.reload()  # the predecessor may have taken another table since ours was read
-    # What is there now stays; requests leave little garbage in cycles, and a full collection over the tree of a prefix
+    # The objects there now stay; requests leave little garbage in cycles, and a full collection over the tree of a prefix
     # policy takes a tenth of a second. The first two generations are kept small: going through 100,000 objects takes up to
     # 50 ms, in which nothing else is done.
     gc.collect()
@@ -212,7 +212,7 @@ async def _nobody(agent: Agent, patience_s: float) -> None:
 
 
 async def _drained(agent: Agent, grace_s: float) -> None:
-    """Wait for the running answers, at most `grace_s`; then break off what is left."""
+    """Wait for the running answers, at most `grace_s`; then break off the rest."""
     await _nobody(agent, grace_s)
     for client in list(agent.proxy.clients):
         client.transport.abort()

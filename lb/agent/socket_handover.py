@@ -3,7 +3,7 @@
 The running agent offers its listening sockets on a Unix socket; a successor that is started with the same
 `--handover-socket` takes them, serves, and says so. Only then does the predecessor stop accepting and hang up; it ends when
 its requests have ended. The listening sockets are never closed in between, so what waits in their queues is not lost,
-as it would be with two sockets on one port. A successor that dies before it serves leaves everything as it was.
+as it would be with two sockets on one port. A successor that fails before it serves leaves everything as it was.
 
 Only processes of the same user are served.
 """
@@ -130,7 +130,7 @@ class Offer:
             said = b""
         if said == SERVING and not self.gone:
             self.gone = True
-            _log.info("a successor serves: finish what is under way")
+            _log.info("a successor serves: finish requests under way")
             self._taken()
         self._hang_up(line)
 

@@ -9,7 +9,7 @@ deploys it over SSH, and writes into the folder:
 
 and reads `serving.json`: {"release", "bundle", "pid", "admin_port", "starts", "refused"}. Files are replaced whole.
 
-An agent that dies is started again. When another release is wanted, its agent takes the listening sockets over from the
+An agent that fails is started again. When another release is wanted, its agent takes the listening sockets over from the
 one that runs (`lb.agent.socket_handover`), so that no connection is refused, and that one ends when its requests have. A release whose
 agent does not come up is refused: the one that runs goes on. The admin token comes by $SKYSERVE_LB_TOKEN, and is handed on
 by the environment, which other users cannot see. SIGTERM ends all agents; SIGHUP is for them: they read their table and certificate again.
@@ -124,7 +124,7 @@ class Supervisor:
         return [one for one in (self._agent, self._successor, *self._leaving) if one is not None]
 
     def _want(self, wanted: dict[str, Any]) -> None:
-        """What is refused is not tried again, unless there is nothing else to run."""
+        """A refused release is not tried again, unless there is nothing else to run."""
         if self._agent is not None and wanted in (self._agent.wanted, self._refused):
             return
         self._starts += 1

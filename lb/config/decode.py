@@ -1,6 +1,6 @@
 """Strict reading of JSON that came from elsewhere.
 
-What is unknown, mistyped or out of bounds is an error with its path, and bounded before it is believed.
+An unknown, mistyped or out-of-bounds value is an error with its path, and bounded before it is believed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _E = TypeVar("_E", bound=Enum)
 
 
 class WireError(ValueError):
-    """A message that cannot be understood; `path` says where, the text says what is wrong with it."""
+    """A message that cannot be understood; `path` says where, the text names the problem."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path or 'message'}: {problem}")

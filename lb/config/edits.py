@@ -135,7 +135,7 @@ def options(table: Table) -> dict[str, Any]:
 
 
 def with_options(table: Table, change: object) -> Table:
-    """Some options changed, the others kept. Raises WireError with the path of what is wrong."""
+    """Some options changed, the others kept. Raises WireError with the path of the problem."""
     before = options(table)
     after: dict[str, Any] = {}
     for name, value in _object(change).items():

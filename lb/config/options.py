@@ -109,7 +109,7 @@ class Retries(_Options):
 class Breaker(_Options):
     """When a target is left out.
 
-    A target that cannot be reached or dies on a request is left out after `failures` in a row, for `first_s`, doubling up
+    A target that cannot be reached or fails on a request is left out after `failures` in a row, for `first_s`, doubling up
     to `longest_s`; then one request is its trial (a single half-open probe). One that answers 5xx is left out after
     `errors_in_row` of them.
     """
@@ -157,7 +157,7 @@ class Continue(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Continuation(_Options):
-    """What becomes of a stream whose target dies.
+    """What becomes of a stream whose target fails.
 
     At most `max_breaks` times per stream; what has been sent of it is kept up to `buffer_bytes`. A planned drain hands its
     streams over `handover_s` before its deadline.

@@ -252,7 +252,7 @@ class TargetStats:
 def _are_target_stats(value: object) -> TypeGuard[dict[str, Any]]:
     """Return whether this is what `TargetStats.to_json` writes.
 
-    A controller reads thousands a second; what is not quite so is read field by field, for its error.
+    A controller reads thousands a second; other tables are read field by field, for its error.
     """
     if type(value) is not dict or value.keys() != _TARGET_STATS:
         return False

@@ -52,7 +52,7 @@ def differ(name: str, kept: Iterable[TargetState], right: Iterable[TargetState])
 
 
 def audit(entries: Iterable[TargetState], open_bookings: Collection[Booking]) -> list[str]:
-    """Return every way in which what was counted does not agree with what is open, as sentences."""
+    """Return every way in which what was counted does not agree with open requests, as sentences."""
     problems = []
     on: dict[TargetState, list[Booking]] = {entry: [] for entry in entries}
     for booking in open_bookings:
@@ -73,7 +73,7 @@ def audit(entries: Iterable[TargetState], open_bookings: Collection[Booking]) ->
         if entry.trial is not None and entry.trial not in open_bookings:
             problems.append(f"{entry.key} waits for a trial that is over")
         if any(sent not in bookings or sent.answered for sent in entry.gate.unproven):
-            problems.append(f"{entry.key} waits for proof of what is over")
+            problems.append(f"{entry.key} waits for proof of an ended request")
         if entry.departed and not bookings:
             problems.append(f"{entry.key} left, idle, and is still remembered")
     return problems

@@ -1,7 +1,7 @@
 """The routing policies in use: the table's own, and those that requests have asked for by name.
 
 All of them are informed of every request, whichever policy has chosen its target, so that each knows the whole load and every
-prompt. One that is new hears at once of what is under way.
+prompt. A new one is informed at once of requests under way.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class Gate:
         self._proved = False
 
     def unheard(self, unanswered: Iterable[Sent], in_flight: int) -> None:
-        """No look has succeeded for long: what is known is what is without a first byte, oldest first."""
+        """No look has succeeded for long: only requests without a first byte are known, oldest first."""
         self.unproven = dict.fromkeys(unanswered)
         self._pending = 0
         self._step = self.allowance

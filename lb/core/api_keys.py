@@ -19,7 +19,7 @@ minutes' worth. A request takes 1 from the bucket of requests. From the bucket o
 it is expected to generate, which is `max_tokens`, or what the tenant's requests have generated lately if that is less;
 `settle` replaces this reservation by what was used. A request is let in while the bucket holds at least one token, and
 may take it below zero; the debt is paid by waiting. So a request that is larger than a whole bucket passes when its turn
-comes, and n requests in parallel get the limit plus one request, not n times as much. What is used beyond the
+comes, and n requests in parallel get the limit plus one request, not n times as much. Tokens used beyond the
 expectation is charged in full, afterwards.
 
 `max_concurrent` bounds the requests between `admit_head` and `settle`, held ones included.
@@ -64,8 +64,8 @@ class Unauthorized(NamedTuple):
 class Usage(NamedTuple):
     """A tenant's account.
 
-    `admitted`, `limited` and `tokens` are this process's since its start; what is left of the buckets (None without a
-    limit), what is reserved and what is in flight are those of all that share the limits.
+    `admitted`, `limited` and `tokens` are this process's since its start; the rest of the buckets (None without a
+    limit), reservations and requests in flight are those of all that share the limits.
     """
 
     tenant: str
@@ -172,7 +172,7 @@ class ApiKeyStore:
     ) -> Limited | None:
         """Take the tokens that the request is expected to use, at most once; None if it may go on.
 
-        `max_tokens` is the client's limit on what is generated, over all choices; None or below zero is no limit.
+        `max_tokens` is the client's limit on generated tokens, over all choices; None or below zero is no limit.
         A request that is refused here has taken no request from its bucket; it is still to be settled.
         """
         account = admission._account

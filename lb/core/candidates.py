@@ -147,7 +147,7 @@ class Candidates:
             place.group.admitting.drop(_rank(entry))
 
     def ends(self, entry: TargetState, at: float) -> None:
-        """What is known of the target holds no longer than until then."""
+        """The state of the target is valid until then at most."""
         place = self._places.get(entry)
         if place is not None:
             self._set_timer(entry, place, at)
@@ -242,7 +242,7 @@ def _rank(entry: TargetState) -> int:
 
 
 def _next_change(entry: TargetState, now: float) -> float:
-    """Return when time alone changes what is known of the target."""
+    """Return when time alone changes the state of the target."""
     ejected_until = entry.ejected_until
     if ejected_until is None or now >= ejected_until:
         return entry.load_good_until

@@ -22,7 +22,7 @@ class LimitRow(Protocol):
     """
 
     requests: float  # in the bucket of requests; FULL where there has been no limit
-    tokens: float  # in the bucket of tokens, less what is reserved; below zero is a debt
+    tokens: float  # in the bucket of tokens, less reservations; below zero is a debt
     filled_at: float  # the instant for which both levels hold
     own_in_flight: float
     own_reserved: float  # tokens taken from `tokens` for requests that are not settled

@@ -2,7 +2,7 @@
 
 A target either lists models, or lists none (it is not an engine, or one without `/v1/models`), or has not been polled yet. A
 request for a model is not offered to targets that list others. Targets that list none are offered everything, as if
-there were no lists: what is not known is left to the engine.
+there were no lists: unknown models are left to the engine.
 
 *The usual case costs nothing.* If all targets list the same models there is nothing to choose by: then `mixed` is False, and
 requests need not even be parsed for their model.

@@ -30,7 +30,7 @@ _SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 
 
 class Verdict(str, Enum):
-    """What is to be done with a request whose attempt has failed before its first byte, and why."""
+    """The verdict on a request whose attempt has failed before its first byte, and why."""
 
     ELSEWHERE = "elsewhere"  # on a target that has not failed it
     SAME_TARGET = "same target"  # no other is left, and this one may be tried again
@@ -92,7 +92,7 @@ def is_repeatable(method: bytes, for_model: bool, idempotency_key: bool) -> bool
 def is_free(history: RetryHistory) -> bool:
     """Return whether it is outside the budget.
 
-    After a refused connection, since no engine has worked for that attempt, and the first time that a target dies.
+    After a refused connection, since no engine has worked for that attempt, and the first time that a target fails.
     """
     return not history.reached or (history.died and history.started <= 1)
 

@@ -1,6 +1,6 @@
 """One generation of a target: its requests in flight, its breaker, and what a policy sees of it. Pure.
 
-*The breaker.* A target that cannot be reached, dies on a request, or answers nothing but server errors is left
+*The breaker.* A target that cannot be reached, fails on a request, or answers nothing but server errors is left
 out for `first_s`, doubling up to `longest_s` seconds; then one request is its trial (a single half-open probe).
 The first byte of an answer ends the ejection. How long the next one would be is forgotten only when a request
 has ended well, so that a target which answers every trial with a 503 is left out longer and longer.
@@ -273,7 +273,7 @@ class TargetState:
     # --- what the engine says
 
     def loaded(self, load: EngineLoad, asked_at: float, good_until: float) -> None:
-        """The engine's account, with what it cannot know of yet on top of what is pending."""
+        """The engine's account, with requests it cannot know of yet on top of the pending ones."""
         self.load_asked_at, self.load_good_until = asked_at, good_until
         view, gate = self.view, self.gate
         gate.looked(load, asked_at, view.in_flight)
@@ -293,7 +293,7 @@ class TargetState:
         self._forget_load()
 
     def use_pushing(self, pushing: Pushing) -> None:
-        """Push by other rules from now on; what is under way is taken for proven."""
+        """Push by other rules from now on; requests under way are taken for proven."""
         self.gate = Gate(pushing)
         self._forget_load()
 

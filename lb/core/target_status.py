@@ -1,6 +1,6 @@
-"""What is known of the targets of a table: the live state behind it, and what can be read off it. Pure. See `targets`.
+"""Live state of the targets of a table, and what can be read off it. Pure. See `targets`.
 
-What is read several times a second (`ejected`, `suspects`, `handovers`, `newly_busy`) comes from lists of the targets
+Values read several times a second (`ejected`, `suspects`, `handovers`, `newly_busy`) comes from lists of the targets
 concerned, which are updated where the state changes, so that it costs nothing for targets that have nothing to report.
 """
 
@@ -16,7 +16,7 @@ from lb.core.target_state import Booking, Health, Key, Outlook, TargetState
 
 
 class TargetStatus:
-    """The targets of a table, with what is booked on them."""
+    """The targets of a table, with their bookings."""
 
     def __init__(self, table: Table) -> None:
         self.table = table

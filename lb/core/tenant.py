@@ -85,7 +85,7 @@ class Tenant:
             row.tokens = min(_size(key.tokens_per_minute), level)
 
     def change(self, key: ApiKey, now: float) -> None:
-        """A new limit keeps what is there, debts too; one where none was starts full."""
+        """A new limit keeps the level, debts too; one where none was starts full."""
         self.fill(now)
         self.key = key
         if not key.requests_per_minute:

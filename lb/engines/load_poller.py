@@ -17,7 +17,7 @@ the engines known, or could not be recognized.
 
 *Distances.* For a target of another region the shortest poll is its round trip, which costs no message of its own.
 
-An engine that does not answer is not judged: that is the business of `lb.engines.health_checks`. What is known of its load goes
+An engine that does not answer is not judged: that is the business of `lb.engines.health_checks`. Knowledge of its load goes
 stale in the table; after half a minute without an answer it is unknown, and what the engine is, is asked again.
 """
 
@@ -99,7 +99,7 @@ class Probed(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Watch:
-    """What is known of one target."""
+    """State of one target."""
 
     key: Key
     target: Target

@@ -59,7 +59,7 @@ class Listed(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Watch:
-    """What is known of the polls of one target."""
+    """Results of the polls of one target."""
 
     key: Key
     target: Target

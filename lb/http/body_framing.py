@@ -1,7 +1,7 @@
 """Where a body ends: walkers over the bytes of one, which never change them.
 
 Chunked bodies are walked size by size (RFC 9112 §7.1), not searched for their last bytes: `0\\r\\n\\r\\n` may well
-occur within a body. Sizes are hexadecimal digits and nothing else; extensions and trailers are bounded. What is
+occur within a body. Sizes are hexadecimal digits and nothing else; extensions and trailers are bounded. Anything
 malformed raises `FramingError`: a message whose end is in doubt must not share a connection with another.
 """
 

@@ -1,7 +1,7 @@
 """Heads of requests and responses: read strictly by llhttp, rewritten line by line for the next hop.
 
 *Reading.* A head is cut off at the first empty line and given to llhttp, which must find its end exactly there.
-What is refused for that or for any other reason (bare line feeds, folded lines, spaces before colons, two lengths,
+Heads refused for that or for any other reason (bare line feeds, folded lines, spaces before colons, two lengths,
 a length with a transfer coding, codings other than chunked) never reaches the next hop, so the two hops cannot
 disagree on where a message ends: that is what request smuggling needs. What llhttp is generous with is checked here:
 the first line, character by character, and that it has seen as many header lines as we have.

@@ -250,7 +250,7 @@ def _origin_form(url: bytes) -> tuple[bytes, bytes]:
 
 
 class Hop(NamedTuple):
-    """What is the same for all requests of one client connection.
+    """The parts that all requests of one client connection share.
 
     Its address, the scheme it used, and whether it is a proxy whose word on its own clients is taken.
     """

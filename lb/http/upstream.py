@@ -49,7 +49,7 @@ class Sink(Protocol):
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Have the kernel find out that a peer is gone: probes while nothing is sent, and a limit for what is sent.
+    """Have the kernel find out that a peer is gone: probes while nothing is sent, and a limit for sent data.
 
     On a listening socket all connections that it accepts inherit this.
     """

@@ -1,6 +1,6 @@
-"""What is said in one turn of the event loop is sent together at its end.
+"""Writes of one turn of the event loop are sent together at its end.
 
-uvloop sends at once what is written to it. The process that waits for it on another core is woken, has finished long before
+uvloop sends each write at once. The process that waits for it on another core is woken, has finished long before
 the next request has been thought about, and sleeps again: every write costs a wake-up, which under a hypervisor is an
 exit to it. At saturation a turn serves a dozen requests, and sending for all of them in one go wakes the others once.
 On the load of `benchmarks.router` that is a tenth of all CPU time. Alone, a request waits for the end of its turn, which
@@ -17,7 +17,7 @@ from typing import Protocol
 
 class Sender(Protocol):
     def flush(self) -> None:
-        """Send what is unsent; nothing may be."""
+        """Send unsent bytes, if any."""
         ...
 
 

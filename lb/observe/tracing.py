@@ -39,7 +39,7 @@ class Tracing(Protocol):
         ...
 
     def close(self) -> None:
-        """Export what is left, for a few seconds at most. This one blocks."""
+        """Export the rest, for a few seconds at most. This one blocks."""
         ...
 
 

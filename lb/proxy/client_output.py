@@ -76,7 +76,7 @@ class ClientOutput(asyncio.Protocol):
         self._admission: Admission | None = None  # of a request that has not started
         self._ahead = b""
         self._leaving = 0.0  # seconds to wait for the last request; 0: it may send any number
-        self._full = False  # it does not take what is written to it
+        self._full = False  # it does not take writes
         self._phase = IDLE
         self._paused_by = 0
 

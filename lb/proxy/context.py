@@ -325,7 +325,7 @@ class Proxy:
     # --- closing
 
     def retire(self, grace_s: float, fresh_s: float | None = None) -> None:
-        """Keep no connection alive; what is here already is served to its end.
+        """Keep no connection alive; present requests are served to their end.
 
         Idle connections may send a last request for `grace_s`, those that have sent none yet for `fresh_s` (the timeout of
         a head, if that is None).

@@ -274,7 +274,7 @@ class ClientConnection(ClientOutput):
     def next(self) -> None:
         """The response is over: on to the next request, or to the end."""
         self.request = None
-        if self.body_left:  # what is not read to its end would be taken for the next request
+        if self.body_left:  # an unread rest would be taken for the next request
             self._linger()
         elif self.closing:
             self._close()

@@ -84,7 +84,7 @@ class Gate:
         # Which session a request belongs to may stand in its body (`user`), and so does the model, which is part of it.
         self._by_session = self._cookies or self._table.table.policy == _SESSION_POLICY
         self._trusted = [ipaddress.ip_network(one) for one in self._table.table.trusted_proxies]
-        # Above its base path a target may serve what is not this service's.
+        # Above its base path a target may serve other services.
         self._has_base_path = any(urlsplit(one.url).path.strip("/") for one in self._table.table.targets)
 
     def trusts(self, peer: str) -> bool:

@@ -213,7 +213,7 @@ class AttemptHost(Protocol):
     def services(self) -> AttemptServices: ...
 
     def outgoing(self) -> tuple[bytes, bytes] | None:
-        """Return path and body for the target of the attempt; None if it cannot do what is wanted: the attempt is over."""
+        """Return path and body for the target of the attempt; None if it cannot serve the request: the attempt is over."""
         ...
 
     def halt(self) -> None:

@@ -3,7 +3,7 @@
 Before the first byte whatever happens to a target, the request goes to another, never to one that has failed it, as far as
 it may be repeated (`lb.core.retry`). It moves at once when the table says that its target is lost, or when the target falls
 silent (`lb.engines.health_checks`) and a better one exists. While no target may take it, it is queued, and counted as
-demand. After the first byte it belongs to the target that has started to respond; if that one dies, a stream of a model is
+demand. After the first byte it belongs to the target that has started to respond; if that one fails, a stream of a model is
 resumed on another (`lb.proxy.resumable_relay`), and anything else is cut, so that the client sees an error and not a short
 success.
 

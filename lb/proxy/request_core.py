@@ -26,7 +26,7 @@ _DONE = State.DONE
 
 
 class RequestCore:
-    """A request and what has become of it. `ending` collects what is reported once it is over."""
+    """A request and what has become of it. `ending` collects the report for its end."""
 
     __slots__ = (
         "arrival",

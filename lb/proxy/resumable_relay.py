@@ -5,7 +5,7 @@ removes what the client did not ask for. Without it a chunk of an engine, which 
 as it came; what it costs beyond that is a look at its ends and a place in the transcript. Only when something is unusual
 (events cut in two, several chunks at once, fields to be removed) are bodies unframed and framed again.
 
-When the target dies, stalls, gives up or is about to be taken away, the transcript says how far the stream has come
+When the target fails, stalls, gives up or is about to be taken away, the transcript says how far the stream has come
 (`lb.stream.transcript`), `lb.stream.resume_request` makes the request that goes on from there, the request finds a target
 for it like for any other, and `lb.stream.stream_merge` makes one stream of the two. What cannot go on ends with an error
 event.
@@ -124,7 +124,7 @@ class ResumableRelay(ForwardedRelay):
         self._transcript.add(passed)
         self._last = passed[-TAIL_BYTES:]
 
-    # --- what is not plain
+    # --- special cases
 
     def _walk(self, data: bytes) -> None:
         """Anything that is not one event in one chunk."""
@@ -251,7 +251,7 @@ class ResumableRelay(ForwardedRelay):
 
     def resume(self, why: str) -> bool:
         resume_state = self._resume_state
-        self.halt()  # an old target that lives (a drain, a stall) goes on speaking until its connection is closed
+        self.halt()  # an old target that runs (a drain, a stall) goes on speaking until its connection is closed
         self._whole = False  # nor is a forwarding opened on the next one
         progress = self._progress()
         rest = resume_state.closing(progress)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-MAX_PROMPT_BYTES = 256 * 1024  # of a prompt, what is looked at: prefixes beyond it are the same to us
+MAX_PROMPT_BYTES = 256 * 1024  # of a prompt are read: prefixes beyond it are the same to us
 MAX_SESSION_BYTES = 256
 
 _DENSE_ABOVE_BYTES = 256 * 1024
@@ -60,7 +60,7 @@ class ParsedRequest(NamedTuple):
 
     @property
     def most_tokens(self) -> int | None:
-        """The client's limit on what is generated, over all choices; None if it sets none."""
+        """The client's limit on generated tokens, over all choices; None if it sets none."""
         return self.max_tokens * self.choices or None
 
 

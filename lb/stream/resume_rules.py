@@ -1,7 +1,7 @@
 """Which streams may be continued on another target if theirs is lost: the table of rules. Pure.
 
 Allowed are streams of `/v1/chat/completions` and `/v1/completions` with one choice of plain text, with any sampling,
-stop strings, penalties, seeds, and tools on offer. What is not allowed, and why, is `Reason`.
+stop strings, penalties, seeds, and tools on offer. `Reason` lists what is not allowed, and why.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class ResumeState:
         return True
 
     def closing(self, progress: StreamProgress) -> bytes | None:
-        """Return what is missing of a stream whose response was complete; None if the response was not."""
+        """Return the missing part of a stream whose response was complete; None if the response was not."""
         return closing(self._path, self._request(), progress, self.kind)
 
     def merger(self) -> StreamMerger:

@@ -2,7 +2,7 @@
 
 A running stream must cost next to nothing, so `Transcript.add` appends what came and counts it. Only when the target is
 lost are the events parsed, into a `StreamProgress`: who the stream claims to be, its text, its tokens, how far it got. When
-the bytes outgrow half of their limit the oldest are parsed, a few at a time as new ones come, and dropped; what is
+the bytes outgrow half of their limit the oldest are parsed, a few at a time as new ones come, and dropped; the part
 left of an event then is its text and its token ids.
 
 The transcript is given what the engine said, of which the client has seen every whole event (see `lb.http.sse.Gate`), with
@@ -245,7 +245,7 @@ class Transcript:
     __slots__ = ("_bytes", "_chunked", "_half", "_parts", "_reading", "lost")
 
     def __init__(self, chunked: bool, limit_bytes: int) -> None:
-        """`chunked`: what is added is the body with its HTTP chunk framing, from its first byte on.
+        """`chunked`: the added bytes are the body with its HTTP chunk framing, from its first byte on.
 
         About `limit_bytes` are kept; a stream that says more is `lost`.
         """

@@ -1,1 +1,1 @@
-"""What is going to happen: how long answers will be, and how full an engine's memory will get."""
+"""Forecasts: how long answers will be, and how full an engine's memory will get."""

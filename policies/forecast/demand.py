@@ -49,7 +49,7 @@ _TINY = 1e-9
 
 
 class Horizon(NamedTuple):
-    """What is asked: the steps from `lead` on, `width` of them; 1 is the next step. Their busiest one, or their mean."""
+    """The steps of a forecast: those from `lead` on, `width` of them; 1 is the next step. Their busiest one, or their mean."""
 
     lead: int
     width: int

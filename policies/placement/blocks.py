@@ -10,7 +10,7 @@ launch there is accepted: a person may be about to fix it, or not before Monday.
 cure (FailureKind.REFUSED) blocks its scope for an hour, doubling up to six, until a replica launched there becomes ready.
 
 Blocks are {"cloud/region/zone|capacity type|accelerator:count": {"until": s, "failures": n}}, with "*" for zone or
-region; what is missing at the end stands for all. Refusals have keys of their own, in which "=" and the machine type follow.
+region; parts missing at the end stand for all. Refusals have keys of their own, in which "=" and the machine type follow.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(offer: Offer, blocks: Json) -> Refusal | None:
-    """Return what is known of the zone's last lack of room for such a machine; None if it had none."""
+    """Return the zone's last lack of room for such a machine; None if it had none."""
     block = blocks.get(_key(offer))
     if block is None:
         return None
@@ -217,7 +217,7 @@ def barred(offer: Offer, blocks: Json, now: float) -> bool:
 
 
 def market(offer: Offer) -> str:
-    """Return what is in demand, and taken away, as one: a kind of machine in a zone. Sorts as the zone does."""
+    """Return a market: a kind of machine in a zone. Sorts as the zone does."""
     kind = _kind(offer)
     return f"{offer.zone} {kind}" if kind else str(offer.zone)
 
@@ -252,7 +252,7 @@ def _key(offer: Offer) -> str:
 def _quota_key(offer: Offer, scope: Scope | None = None) -> str:
     market = offer.capacity_type.value
     place = f"{offer.zone.cloud}/*/*|{market}" if scope is Scope.CLOUD else _region_key(offer)
-    if offer.zone.reservation:  # what is reserved counts to no quota once more
+    if offer.zone.reservation:  # reservations count to no quota again
         place = f"{offer.zone}|{market}"
     return "|".join(filter(None, (place, offer.accelerator)))
 

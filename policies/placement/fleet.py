@@ -54,7 +54,7 @@ def grace_ends_at(replicas: Iterable[Replica], now: float) -> float | None:
 def ends(replicas: Sequence[Replica], keep: int, why: str, own: frozenset[Zone] = frozenset()) -> list[End]:
     """Return the replicas beyond `keep`.
 
-    First those that do not serve yet, then the oldest version, then what is not in a zone of `own` hosts, then from the
+    First those that do not serve yet, then the oldest version, then those not in a zone of `own` hosts, then from the
     zone that holds most, then the youngest.
     """
     count = len(replicas) - max(0, keep)
@@ -74,7 +74,7 @@ def ends(replicas: Sequence[Replica], keep: int, why: str, own: frozenset[Zone] 
 
 
 class Share(NamedTuple):
-    """The part of the fleet that is of one capacity type: what should be, what is, and what can be had.
+    """The part of the fleet that is of one capacity type: what should be there, what exists, and what can be launched.
 
     Nothing is on offer to a share that is complete: `offers`, and the `usable` of them that may be asked now, are
     only looked up for one that is not. `opens_at` is when the first may be asked where none may be now.
@@ -181,7 +181,7 @@ class Spread:
 
 
 def on_demand_places(share: Share, view: View, why: str) -> list[Place]:
-    """Return where the missing on-demand replicas go: on own hosts, then evenly over what is within the price band."""
+    """Return where the missing on-demand replicas go: on own hosts, then evenly over offers within the price band."""
     count = min(share.missing, view.limit) if share.usable else 0
     if count <= 0:
         return []

@@ -267,7 +267,7 @@ class _Look:
     # --- on spot
 
     def additions(self) -> list[Place]:
-        """Return what to ask for. Nothing while answers are out: they may change what is best."""
+        """Return what to ask for. Nothing while responses are out: they may change what is best."""
         if self._answers_at() is not None:
             return []
         plan = self._better(self.have)

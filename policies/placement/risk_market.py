@@ -48,7 +48,7 @@ from policies.placement.blocks import is_spot
 HOUR_S = 3600.0
 
 YOUNG_H = 0.7  # the age at which the rate of loss has halved
-FLOOR_PER_HOUR = 0.03  # what is left of it after days
+FLOOR_PER_HOUR = 0.03  # the rest of it after days
 PRIOR_LOSSES = 10.0  # as many must be seen before a zone is judged by itself rather than by the law
 MEMORY_LOSSES = 20.0  # older ones fade
 SIBLINGS_UP, SIBLINGS_DOWN = 0.75, 1.6
@@ -109,7 +109,7 @@ def learn(
 
 
 def _after_loss(record: Json, left: int, now: float) -> dict[str, float]:
-    """Return what is left in a zone that drops replicas is as young as what comes next: capacity falls in steps."""
+    """Treat the rest of a zone that drops replicas as young as newcomers: capacity falls in steps."""
     lost, due = record.get("lost", 0.0) + 1.0, record.get("due", 0.0) + _exposure(record, now)
     fade = min(1.0, MEMORY_LOSSES / lost)
     after = {"since": now, "lost": lost * fade, "due": due * fade, "empty_from": now, "empty_at": now}
@@ -209,7 +209,7 @@ class Market:
     def refusals(self, zone: Zone) -> float:
         """Return how many a zone that is asked for one more replica is expected to give before it takes one.
 
-        What was last seen of it becomes less certain with time, down to what is known of a zone without requests.
+        What was last seen of it becomes less certain with time, down to that of a zone without requests.
         """
         record = self._record(zone)
         if "empty_at" in record:

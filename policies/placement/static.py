@@ -1,6 +1,6 @@
 """Plain spreading: so many replicas over the zones, on whatever capacity the offers are of.
 
-Own hosts are filled first. What is rented on demand is spread within a band of the cheapest price, and spot replicas
+Own hosts are filled first. On-demand replicas are spread within a band of the cheapest price, and spot replicas
 over the zones that cost at most twice the cheapest (`thrift`). Each new replica goes to the zone with the fewest live
 replicas of the service, then to the region with the fewest, then to the better offer (the order in which offers come:
 by price, or by the user's preference). SkyPilot's placer sends everything beyond one per zone to the cheapest zone (10

@@ -1,6 +1,6 @@
 """One cost for staying and for leaving: the time to the first token, wherever it is computed. The default.
 
-    here = network + wait + prefill of what is not cached + decode share
+    here = network + wait + prefill of uncached tokens + decode share
     peer = round trip + wait there + what was forwarded since its report + prefill + decode share
 
 The request goes to the cheapest peer if that is cheaper than here by more than max(MARGIN_S, MARGIN_SHARE of here), and if

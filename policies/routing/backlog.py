@@ -33,7 +33,7 @@ _NEVER = float("-inf")
 
 
 class Fleet:
-    """What is usual over all targets."""
+    """Means over all targets."""
 
     __slots__ = ("_known_until", "_s_per_byte", "rate", "stream_s", "usual_bytes")
 
@@ -105,7 +105,7 @@ class Backlog:
     def wait_s(
         self, target: TargetView, now: float, place: float | None = None, is_one: bool = False
     ) -> float:
-        """Return until a newcomer's turn comes; with a `place` also what is held and goes before that place counts.
+        """Return until a newcomer's turn comes; with a `place` also held requests that go before that place count.
 
         `is_one`: the request of that place is one of those that are held here. The speed must be up to date.
         """

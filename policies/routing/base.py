@@ -6,7 +6,7 @@ exclusions belong to the caller; what a policy is given are the targets that may
 keeps only what its algorithm must remember. Every choice explains itself: the cost of each candidate, term by
 term.
 
-What is built for each request is a NamedTuple or a plain tuple; a `TargetView` is built once per target and
+Values built for each request are a NamedTuple or a plain tuple; a `TargetView` is built once per target and
 kept up to date by its owner.
 """
 

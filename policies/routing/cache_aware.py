@@ -6,13 +6,13 @@ least loaded target is taken. Otherwise, if more than 0.3 of the prompt matches,
 if not, the least loaded. However the choice was made, the prompt is inserted, so that load put elsewhere takes
 its cache entries with it.
 
-What is different here:
+Differences here:
 
 *The least loaded holder*, and of equals the one used longest ago; the original takes the holder that was used
 last, even if ten others have the same prefix cached.
 
 *A miss goes to the least loaded target.* Older versions sent it to the target with the smallest tree: a new target
-then takes everything, until it dies of it (sgl-project/sglang#14532).
+then takes everything, until it fails (sgl-project/sglang#14532).
 
 *A short match is a miss*, however short the prompt: less than a block of an engine's cache saves nothing, and
 would tie everybody's "hello" to one target.

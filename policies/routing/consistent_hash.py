@@ -148,7 +148,7 @@ class Ring:
         if self._joined:
             self._points += self._joined
             self._joined = []
-            self._points.sort()  # of what is in order but for the end it makes little work
+            self._points.sort()  # nearly sorted input is cheap
         if self._left:
             left, self._left = self._left, set()
             self._points = [point for point in self._points if point not in left]

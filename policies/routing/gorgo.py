@@ -16,7 +16,7 @@ Different here:
 model (0.0938 ms a token), those of a target from the fleet's, and differ from them only as far as its answers
 leave no doubt.
 
-*The queue* is what is really ahead: residual bytes, without what is cached, and without what the head of the
+*The queue* is the work really ahead: residual bytes, without cached ones, and without what the head of the
 queue must have had computed since it became the head. A request leaves it with its first byte, and at its end
 in any case. The authors' code counts whole prompts until completion, which is about what our decode pressure
 is for. Requests the engine reports as pending beyond our own (those of other load balancers) count as the
@@ -32,7 +32,7 @@ fleets then have more hits and more tokens per second, the more so the more ther
 *Waiting.* The best target may have enough to do. It does if the requests that were sent to it will have their first bytes
 in PUSH_AHEAD_S or later, which is enough for an engine never to run dry, be it prefill or a seat that they wait for. Then
 the choice says `wait`, and the caller that pushes by work holds the request for that target (see `lb.core.lanes`) instead
-of sending it somewhere. What is held counts in the cost of others as far as it would go before them.
+of sending it somewhere. Held requests count in the cost of others as far as it would go before them.
 
 *Who goes first of those held.* What would lose most by waiting: the next turn of a conversation, or a child in a tree of
 thoughts, whose prefix is in the cache of this target alone, and will not be there for long once the cache is full. What

@@ -72,7 +72,7 @@ class PrefillRate:
         self._seen_at = 0.0
 
     def s_per_byte(self, prior: float, now: float) -> float:
-        """Return seconds per byte, always positive; `prior` is what is believed without news from here."""
+        """Return seconds per byte, always positive; `prior` is the belief without news from here."""
         if not self._weight:
             return prior
         age = (now - self._seen_at) / FADING_S

@@ -8,7 +8,7 @@ every target in one walk, which gives the same answer and what the additions bel
 
 Taking the longest match collapses where all prompts begin alike: the first target that has the beginning gets
 everything (on the Mooncake conversation trace, whose requests share their first block, 1 target of 8). Exploring
-helps only where the common beginning is less than half of the prompt. What is added here:
+helps only where the common beginning is less than half of the prompt. Additions here:
 
 *A load gate.* A holder may have more to do than the least loaded target only as far as its match is worth it: a
 request for each KiB it has cached (prefilling 250 tokens takes an engine about as long as one more sequence adds
@@ -76,7 +76,7 @@ class PrefixTree(PrefixPolicy):
 
     @classmethod
     def published(cls) -> PrefixTree:
-        """SkyWalker's rule without what is added here."""
+        """SkyWalker's rule without the additions."""
         return cls(requests_per_byte=inf, gate_slack=inf, give_up=0.0, min_match_bytes=0)
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:

@@ -155,7 +155,7 @@ class PreServe(SamplingPolicy):
 
 
 class _Load:
-    """What is on one target, and how fast it writes one answer."""
+    """Load of one target, and how fast it writes one response."""
 
     __slots__ = ("ahead", "queued_tokens", "s_per_token")
 

@@ -6,7 +6,7 @@ prefix that ends with its edge, and a prompt is inserted when it is sent. Nothin
 
 *Blocks.* Prompts are cut into whole blocks of `block_bytes`; a child is found by the block its edge begins with,
 and edges are split between blocks only. One dictionary look-up and one comparison in C pass a whole edge, the
-tree stays flat (a step per block at worst, whatever the prompts are), and what is lost is less than a block
+tree stays flat (a step per block at worst, whatever the prompts are), and the loss is less than a block
 at the end of a prompt, which no engine's cache would have used either.
 
 *Holders* are one integer per node, a bit per target. Who holds a node holds all nodes above it (SkyWalker builds
@@ -19,7 +19,7 @@ reclaimed bit by bit as prompts are inserted.
 *Size.* A node is charged to each of its holders with its bytes and NODE_BYTES. A target above its limit loses
 its least recently used leaves, exactly and without a heap: each insert moves the nodes of its path to the young
 end of the target's queue, the deepest first, so that a node is always older than the one above it and the oldest
-is a leaf. The memory taken is at most what is charged, and that is at most `max_bytes_per_target` for each target
+is a leaf. The memory taken is at most the charge, and that is at most `max_bytes_per_target` for each target
 and `max_bytes` for all. No insert frees more than about twice what it adds: work is never saved up for a pause.
 
 *Many holders.* The beginning that all prompts share is held by every target. So a walk yields masks, not a row per

@@ -1,7 +1,7 @@
 """Comparing a few candidates where there are many: the power of d choices.
 
 Up to ALL candidates every one is compared. Of more, SAMPLE are drawn at random and the best of those is taken, so
-that a request costs the same with a thousand targets as with ten. What is lost is little: with d random candidates
+that a request costs the same with a thousand targets as with ten. The loss is small: with d random candidates
 the longest queue grows as log log n / log d (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing",
 IEEE TPDS 12(10), 2001), and several load balancers with the same stale numbers do not all pick the same target.
 Envoy's LEAST_REQUEST and SGLang's router draw two; the more that are drawn, the fewer requests go to a target that

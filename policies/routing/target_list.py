@@ -3,7 +3,7 @@
 A load balancer with a thousand targets cannot afford to list them for each request. Its owner keeps one
 `TargetList` up to date instead: a target that is full leaves it, one that has room joins it again, and a request
 that must not use a few of them gets a `Without`. Each of these costs a binary search. The order is always that in
-which the targets joined the table, so a decision depends on what is listed and not on how it came to be.
+which the targets joined the table, so a decision depends on the list and not on how it came to be.
 """
 
 from __future__ import annotations

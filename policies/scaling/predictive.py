@@ -8,7 +8,7 @@ Once a minute, with capacity c of one replica within the SLO, cold start d and h
 F is the 55 % quantile of `forecast.demand`. The size rises to `needed` at once, and sinks to `kept`: a replica that is
 terminated now and wanted again would be missing for a cold start. Since `needed` counts the demand of the last minute, a
 forecast can add replicas to what the present asks for, and never take one away. Without a forecast (`forecast` False) F is
-the last minute's demand, and the busiest of the last 15 minutes for what is kept.
+the last minute's demand, and the busiest of the last 15 minutes for the replicas kept.
 
 *Headroom* is steered by an error budget, as in RiskHedge: b grows with every late request and shrinks by what the SLO allows,
 in units of what it allows in a day, within -2.5 and +6. g = 1.06 + 0.045 b, at least 1. A service whose demand jumps buys
@@ -21,7 +21,7 @@ function of the history: after a restart it is the same. Fits are cached by the 
 
 Memory: {"target": n, "minute": the first that is not counted yet, "spent": b}.
 
-The idea (forecast one cold start ahead, top up by what is seen) is that of PreServe's scaler; the quantile of the busiest minute,
+The idea (forecast one cold start ahead, top up by measured load) is that of PreServe's scaler; the quantile of the busiest minute,
 the headroom and its budget are not in the paper.
 """
 

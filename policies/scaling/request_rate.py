@@ -18,7 +18,7 @@ ROUNDING = 1e-9
 
 
 def whole(replicas: float) -> int:
-    """Rounded up, but for what is only an error of arithmetic."""
+    """Rounded up, but for an error of arithmetic."""
     return math.ceil(replicas - ROUNDING)
 
 

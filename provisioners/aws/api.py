@@ -92,7 +92,7 @@ def _group(action: str) -> tuple[str, Rate]:
 class RegionMemo:
     """What was found or made in each region, so that a launch costs one call and not five.
 
-    Thread-safe: what is not known is looked for once, however many ask. A failure is not remembered.
+    Thread-safe: an unknown value is looked for once, however many ask. A failure is not remembered.
     """
 
     def __init__(self) -> None:
@@ -270,7 +270,7 @@ def _answer(error: Exception) -> AwsResponse:
 
 
 class EveryRegion:
-    """One question to many regions, side by side, and what is known of regions that are closed or silent. Thread-safe."""
+    """One question to many regions, side by side, and the state of regions that are closed or silent. Thread-safe."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.closed = ClosedRegions(now)

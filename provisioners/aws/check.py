@@ -43,7 +43,7 @@ _FREE: Mapping[str, Params] = MappingProxyType(
 
 
 def _creations(labels: Mapping[str, str]) -> Mapping[str, Params]:
-    """Return what is made with tags; a policy may demand some of them."""
+    """Return the resources made with tags; a policy may demand some of them."""
     tags = [{"Key": key, "Value": value} for key, value in {**labels, OWNER_TAG: "check"}.items()]
     return {
         "CreateSecurityGroup": {

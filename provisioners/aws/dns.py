@@ -5,7 +5,7 @@ with the record of the region to which the asker has the least latency ("Latency
 Agents of other clouds count for the AWS region that is nearest to theirs (`nearest_region`).
 
 Records are ours by the mark with which their identifiers begin. Whatever else has the name is left alone. An agent that
-dies is in the answers until its record is changed and the last copy has expired, `TTL_S` later.
+fails is in the answers until its record is changed and the last copy has expired, `TTL_S` later.
 """
 
 from __future__ import annotations

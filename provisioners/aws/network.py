@@ -53,7 +53,7 @@ class AwsNetwork:
     """Thread-safe.
 
     `vpc` is the id of a VPC, or the name that it has in each region; None is the default VPC. `subnets` are ids by zone id
-    or region, each the first one's choice in its zone. What is made carries the `labels`.
+    or region, each the first one's choice in its zone. New resources carry the `labels`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What is on EC2 with the owner's tag and belongs to no machine: volumes, network cards, spot requests.
+"""Resources on EC2 with the owner's tag that belong to no machine: volumes, network cards, spot requests.
 
 Machines take theirs with them, so there should be none. A volume that is new may be on its way to its instance.
 """
@@ -19,7 +19,7 @@ _USD_GB_MONTH: Mapping[str, float] = MappingProxyType(
     {"gp3": 0.08, "gp2": 0.1, "io1": 0.125, "io2": 0.125, "st1": 0.045, "sc1": 0.015, "standard": 0.05}
 )
 _REMOVALS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
-    {  # the call, its parameter, the code of what is gone already
+    {  # the call, its parameter, the code for one that is gone
         "volume": ("DeleteVolume", "VolumeId", "InvalidVolume.NotFound"),
         "network-interface": (
             "DeleteNetworkInterface",
@@ -67,7 +67,7 @@ def owners_in(api: AwsApi, region: str) -> list[str]:
 
 
 def remove(api: AwsApi, orphan: OrphanedResource) -> None:
-    """Already gone is success. EC2 refuses to delete what is attached to an instance, so a wrong guess does no harm."""
+    """Already gone is success. EC2 refuses to delete attached resources, so a wrong guess does no harm."""
     action, parameter, gone = _REMOVALS[orphan.kind]
     value = [orphan.id] if parameter.endswith("Ids") else orphan.id
     api.call(orphan.region, action, {parameter: value}, unless=(gone,))

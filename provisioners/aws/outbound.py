@@ -53,7 +53,7 @@ def default_route(tables: Sequence[Mapping[str, Any]], subnet: str) -> Mapping[s
 
 
 def problem(route: Mapping[str, Any] | None, is_private: bool) -> str:
-    """Return what is wrong with a default route; "" if nothing is."""
+    """Return the problem of a default route; "" without one."""
     is_gateway = route is not None and str(route.get("GatewayId", "")).startswith("igw-")
     if is_private and route is None:
         return (

@@ -1,7 +1,7 @@
 """EC2's description of an instance as a `Machine`. Pure.
 
 Sources: "Instance lifecycle" and "Spot request status codes" of the EC2 user guide. A spot instance that is set to
-terminate gets its final status code two minutes before it dies: as long as it lives, that code is its notice.
+terminate gets its final status code two minutes before it exits: until then, that code is its notice.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
 
 
 def forgotten(order: MachineOrder) -> Machine:
-    """Return what is left to say of a machine that EC2 remembers by its client token alone."""
+    """Return the state of a machine that EC2 remembers by its client token alone."""
     return Machine(
         id=order.token,
         token=order.token,

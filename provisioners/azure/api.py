@@ -175,7 +175,7 @@ class Arm:
         return self.call(lambda: _json(self.resources.send_request(request)))
 
     def get_public(self, url: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """GET without credentials, of what is open to anybody."""
+        """GET a public resource, without credentials."""
         request = HttpRequest("GET", url, params=dict(params or {}))
         return self.call(lambda: _json(self._public.send_request(request)))
 

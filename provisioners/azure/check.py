@@ -68,7 +68,7 @@ def _by_region(arm: Arm, regions: Sequence[str]) -> Iterator[Finding]:
 
 
 def _told(what: str, look: Callable[[], str], level: Level = Level.MISSING) -> Finding:
-    """Return the finding of a look, which returns what is wrong ("" for nothing). A look that Azure refuses is one, too."""
+    """Return the finding of a look, which returns a problem ("" for none). A look that Azure refuses is one, too."""
     try:
         message = look()
     except ProvisionError as error:

@@ -94,7 +94,7 @@ def _rule_body(rule: SecurityRule) -> dict[str, Any]:
 
 
 class Networks:
-    """Sets up what is shared, with the user's `labels`. Thread-safe: of many machines that start at once, the first one does it."""
+    """Sets up shared resources, with the user's `labels`. Thread-safe: of many machines that start at once, the first one does it."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Networks:
         self._access: dict[str, Access] = {}  # by owner, as last admitted
 
     def place(self, order: MachineOrder) -> NetworkIds:
-        """Return where the order's machine goes; sets up what is not there yet."""
+        """Return where the order's machine goes; sets up missing parts."""
         group = group_name(order.owner, order.service, order.zone.region)
         key = (group, order.role, order.ports, order.public_ports, order.sources)
         with self._lock_of(group):

@@ -1,4 +1,4 @@
-"""What is left on Azure: parts without a machine, and what the machines of an owner shared.
+"""Leftovers on Azure: parts without a machine, and what the machines of an owner shared.
 
 Whatever is in a resource group that carries the owner's tag is the owner's; the names of the parts say of which machine
 they were.

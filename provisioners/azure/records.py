@@ -35,7 +35,7 @@ class Records:
         self._now = now
 
     def write(self, machine: Machine, ended: MachineState | None = None) -> None:
-        """Write the record of the machine: that it lives, or how it `ended`."""
+        """Write the record of the machine: that it runs, or how it `ended`."""
         body: Any = record_body(machine, ended, self._now(), self._labels)
         create = self._arm.compute.ssh_public_keys.create
         self._arm.call(lambda: create(group_of(machine.id), name_of(machine.id), body))

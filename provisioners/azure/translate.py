@@ -233,7 +233,7 @@ def _card(order: MachineOrder, place: NetworkIds) -> dict[str, Any]:
 def record_body(
     machine: Machine, ended: MachineState | None, now: float, labels: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return what is remembered of a machine, dead or alive. `labels` are the user's."""
+    """Return the record of a machine, running or gone. `labels` are the user's."""
     tags = {
         **(labels or {}),
         OWNER_TAG: machine.owner,

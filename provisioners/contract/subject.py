@@ -61,7 +61,7 @@ class Subject(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Check and remove what is left."""
+        """Check and remove leftovers."""
 
     # --- What not every cloud can show
 
@@ -70,7 +70,7 @@ class Subject(ABC):
         return self.cloud
 
     def exhaust_quota(self, offer: Offer) -> str:
-        """The account may not have what is offered any more, nowhere in the region; answers the quota's name."""
+        """The account may not have the offer any more, nowhere in the region; answers the quota's name."""
         pytest.skip("it has no quotas")
 
     def refuse_us(self) -> None:
@@ -154,5 +154,5 @@ class Subject(ABC):
         return {instance.token: instance for instance in self.cloud.instances(owner, service)}
 
     def living(self) -> set[str]:
-        """Return the tokens of what is listed and not gone."""
+        """Return the tokens of listed machines that are not gone."""
         return {token for token, instance in self.listed().items() if not instance.state.is_gone}

@@ -125,7 +125,7 @@ class GcpApi:
         try:
             return self.call(method, request, zone=zone)
         except ProvisionError as error:
-            # Only its own absence counts: a project or zone that is not found says nothing about what is in it.
+            # Only its own absence counts: a project or zone that is not found says nothing about its content.
             if error.code == "notFound" and re.search(rf"/{re.escape(name)}'", error.message):
                 return None
             raise
@@ -138,7 +138,7 @@ class GcpApi:
         zone: Zone | None = None,
         silent: Silent | None = None,
     ) -> list[Any]:
-        """Return the items of all pages: of a plain list themselves, of an aggregated one (scope, what is in it).
+        """Return the items of all pages: of a plain list themselves, of an aggregated one (scope, items).
 
         Never a part of them: a scope that could not be reached is a TransientError, unless `silent` is given.
         """

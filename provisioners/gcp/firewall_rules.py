@@ -33,7 +33,7 @@ def outer_rules(
     ports: Sequence[int],
     public_ports: Sequence[int],
 ) -> list[compute_v1.Firewall]:
-    """Return what is open on a machine to others than the owner's machines.
+    """Return the ports of a machine that are open to others than the owner's machines.
 
     The first rule is for port 22 and bound to the owner's tag, the others are bound to tags of their names.
     """

@@ -142,7 +142,7 @@ class GcpMachines:
         return self._await(order, current)
 
     def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
-        # In this order: what is made from now on is missing in neither.
+        # In this order: machines made from now on are in both.
         expected = self._memory.alive(owner)
         unseen: set[str] = set()
 
@@ -282,7 +282,7 @@ class GcpMachines:
             return self._ours(order, found)
         if not operation.error.errors:
             return self._look_again(pending)
-        # The insertion failed. What is left of it, if anything, is of no use to anybody.
+        # The insertion failed. Its remains, if any, are of no use.
         if found is not None and same_tags(order, found.labels):
             self._delete(order.zone, pending.id)
         failure = failure_of(operation, order.zone, order.capacity_type, self._api.now())

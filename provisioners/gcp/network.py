@@ -61,7 +61,7 @@ class GcpNetwork:
         self._access: dict[str, Access] = {}  # by owner, as last admitted
 
     def ensure(self, order: MachineOrder) -> Attachment:
-        """Make what is missing. Returns where a machine with the order's ports belongs, with its network tags."""
+        """Make missing parts. Returns where a machine with the order's ports belongs, with its network tags."""
         owner, setup, own = order.owner, self._setup, self._api.project
         prefix, subnetwork = prefix_of(owner), setup.subnets.get(order.zone.region, "")
         if setup.subnets and not subnetwork and setup.network is None:

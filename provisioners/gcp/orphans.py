@@ -1,4 +1,4 @@
-"""What is billed and belongs to no machine any more: disks and reserved addresses with the owner's label.
+"""Resources that are billed and belong to no machine: disks and reserved addresses with the owner's label.
 
 Machines take their disks with them, and their addresses are not reserved, so there should be none. A disk that is new
 may belong to a machine which is just being made, and is left alone.

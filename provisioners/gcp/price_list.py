@@ -101,7 +101,7 @@ def _is_likely(key: tuple[CapacityType, Part, str], price: float, prices: Prices
 
 
 def _unit_price(sku: Mapping[str, Any], unit: str) -> float | None:
-    """Return USD an hour of one unit. What is in force now is the last entry; a price that depends on the amount is none."""
+    """Return USD an hour of one unit. The last entry is in force now; a price that depends on the amount is none."""
     expression = (sku.get("pricingInfo") or [{}])[-1].get("pricingExpression", {})
     rates = expression.get("tieredRates", ())
     if expression.get("usageUnit") != unit or len(rates) != 1:

@@ -87,7 +87,7 @@ def _part(sku: Mapping[str, Any]) -> Part | None:
 
 
 def _unit_price(sku: Mapping[str, Any], unit: str) -> float | None:
-    """Return USD an hour of one unit: what is in force now is the last entry, and must be the same at any amount."""
+    """Return USD an hour of one unit: the last entry is in force now, and must be the same at any amount."""
     expression = (sku.get("pricingInfo") or [{}])[-1].get("pricingExpression", {})
     rates = expression.get("tieredRates", [])
     if (

@@ -176,7 +176,7 @@ class LambdaMachines:
     ) -> Mapping[tuple[str, str], float]:
         return {}  # it has no spot market
 
-    # --- what is left over, and what is shared
+    # --- leftovers and shared resources
 
     def orphans(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         """Return the second instance of a name."""

@@ -103,7 +103,7 @@ class CloudConfig(_Strict):
 
 
 class TimelineStep(_Strict):
-    """From `at` on, `zone` ("*": every zone) has this much room. What is not said stays as it was."""
+    """From `at` on, `zone` ("*": every zone) has this much room. Other values stay as they were."""
 
     at: Seconds
     zone: str

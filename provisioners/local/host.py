@@ -292,7 +292,7 @@ class HostProcess:
                     self._main_code = os.waitstatus_to_exitcode(status)
 
     def _drain_output(self) -> None:
-        """What is in the pipe now; the process at its other end may go on writing."""
+        """The bytes in the pipe now; the process at its other end may go on writing."""
         with suppress(BlockingIOError):
             for _ in range(64):
                 self._keep(os.read(self._output, 65536))

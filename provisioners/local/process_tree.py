@@ -33,7 +33,7 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """To be called in a forked child: the kernel kills it when `parent_pid`, its parent, dies."""
+    """To be called in a forked child: the kernel kills it when `parent_pid`, its parent, exits."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it died before we asked
         os._exit(1)

@@ -1,4 +1,4 @@
-"""What is on disk of the local cloud, and who may say what about it.
+"""The files of the local cloud, and which process may write which.
 
     $SKYSERVE_HOME/local/
       lock                   held while the cloud decides (launch, hand controls, clean-up)
@@ -7,8 +7,8 @@
       market.json            what the spot market does: see `local_market`
       instances/TOKEN/
         record.json          the launch, never changed afterwards (no secrets, no scripts)
-        alive                locked for as long as the host process lives: the kernel lets go when it dies,
-                             whatever it dies of, and no other process can inherit a false truth by its pid
+        alive                locked for as long as the host process runs: the kernel lets go when it exits,
+                             whatever the reason, and no other process can inherit a false truth by its pid
         host.pid, host.err   the host process, and what it said if it broke
         status.json          the host's word on how far the instance is; its heirs' once it is dead
         stop, preempt.json   marks others leave for the host
@@ -17,7 +17,7 @@
         work/                the replica's work directory, gone with the instance
         node.1/, …           the other nodes of a replica of several: the same files for each
 
-What is above node.1/ is node 0's, the head's: a replica of several nodes appears and disappears with its head's folder. Hosts are
+The files above node.1/ are node 0's, the head's: a replica of several nodes appears and disappears with its head's folder. Hosts are
 started last node first, so where the head's came up the launch was carried out.
 
 The folder is the cloud's whole memory, so every process that can read it sees the same cloud.
@@ -291,7 +291,7 @@ class LocalStore:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Alone among all threads and processes, until the block ends or the process dies."""
+        """Alone among all threads and processes, until the block ends or the process exits."""
         self.create()
         fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

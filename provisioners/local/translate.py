@@ -94,5 +94,5 @@ def node_environment(order: LaunchOrder, record: Record, node_ips: Sequence[str]
 
 
 def own_environment() -> dict[str, str]:
-    """The environment we were started in, without what is meant for us alone."""
+    """The environment we were started in, without variables meant for us alone."""
     return {name: value for name, value in os.environ.items() if not name.startswith("SKYSERVE_")}

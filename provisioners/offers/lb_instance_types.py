@@ -3,7 +3,7 @@
 The catalog is about accelerators. An agent needs two virtual CPUs and a network, which every region of every cloud has, so
 one type per cloud is enough here, and a few others that people ask for. Prices are the clouds' list prices on demand, in
 US dollars per hour, for their cheapest regions (us-east-1, us-central1, eastus): elsewhere a machine costs up to half as
-much again, and what is billed is on the bill. They are for `serve status`; nothing is decided by them. A type without a
+much again, and the bill shows the truth. They are for `serve status`; nothing is decided by them. A type without a
 price here is not offered: it would look as if it cost nothing.
 
 AWS: aws/karpenter-provider-aws@265ee0ba, 2026-02-09 (t3: read in 2025). Google Cloud: e2 by skypilot-org/skypilot-catalog@006059e0

@@ -23,7 +23,7 @@ from provisioners.port.accelerator_names import canonical
 from provisioners.port.base import Candidate, Requirements
 from provisioners.port.vm import SpotPrice
 
-NO_RESERVATION = "none"  # of a candidate that is not to use what is reserved
+NO_RESERVATION = "none"  # of a candidate without reservations
 _SAME_COUNT = 0.005  # a third of an accelerator is written 0.333 or 0.33
 
 Test = Callable[[Row], bool]
@@ -157,7 +157,7 @@ def tests_of(candidate: Candidate, account: Account) -> Iterator[tuple[str, Test
     reason = account.reason
     if reason is not None:
         yield (
-            "usable",  # what is reserved counts to no quota once more
+            "usable",  # reservations count to no quota again
             lambda row: row.places is not None or not reason(row.shape, row.zone, market_of(candidate)),
         )
     most = candidate.max_hourly_cost

@@ -55,7 +55,7 @@ def open_at(reservations: Reservations, now: float) -> dict[str, Reservation]:
 
 
 def reserved_listings(reservations: Reservations, catalog: Catalog, cloud: str) -> Iterator[Listing]:
-    """Yield what is reserved, as the catalog's rows.
+    """Yield reserved capacity, as the catalog's rows.
 
     ValueError for a zone or an instance type that the catalog of the cloud does not know.
     """

@@ -83,7 +83,7 @@ _VENDORS = (
 
 
 def canonical(accelerator: str) -> str:
-    """Return the one name of what is written ``a100-40gb``, ``NVIDIA Tesla T4`` or ``nvidia-l4``; as it is if unknown."""
+    """Return the one name of ``a100-40gb``, ``NVIDIA Tesla T4`` or ``nvidia-l4``; as it is if unknown."""
     folded = re.sub(r"[\s_]+", "-", accelerator.strip()).casefold()
     return _BY_FOLDED.get(folded) or _BY_FOLDED.get(_MAKERS.sub("", folded)) or accelerator
 

@@ -45,7 +45,7 @@ class Candidate:
     max_hourly_cost: float | None = None
     preference: int = 0
     choice: int = 0
-    reservation: str | None = None  # its name, or "none" for what is not reserved
+    reservation: str | None = None  # its name, or "none" for other capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class InstanceState(str, Enum):
     RUNNING = "running"  # `run` was started
     SETUP_FAILED = "setup_failed"
     RUN_EXITED = "run_exited"
-    BROKEN = "broken"  # a part of it is gone, and what is left is of no use until it is terminated
+    BROKEN = "broken"  # a part of it is gone, and the rest is of no use until it is terminated
     STOPPING = "stopping"  # we asked for its end
     PREEMPTED = "preempted"  # the cloud took it
     TERMINATED = "terminated"  # it is gone on request, or for an unknown reason

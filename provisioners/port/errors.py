@@ -11,7 +11,7 @@
   x TransientError       same order, same token, after `retry_after_s`; bounded
 
 `scope` says what a refusal is about (an offer, a type, a zone, a region, the cloud), where that is not the usual of its class.
-What a cloud refuses for a reason that is not known is a RefusedError: only what is certain to fail everywhere is an
+What a cloud refuses for a reason that is not known is a RefusedError: only a certain failure everywhere is an
 InvalidRequestError.
 
 Raise them `from` the SDK's exception. Anything else that escapes a provisioner is a bug.

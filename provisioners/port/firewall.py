@@ -57,7 +57,7 @@ def openings(
 
 
 class Changes(NamedTuple):
-    """From the rules that are there to those that should be. What is opened is opened first."""
+    """From the rules that are there to those that should be. Openings come first."""
 
     to_open: frozenset[Opening]
     to_close: frozenset[Opening]

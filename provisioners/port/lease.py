@@ -1,4 +1,4 @@
-"""The lease of a rented machine: how long it lives on without a controller. Pure.
+"""The lease of a rented machine: how long it runs without a controller. Pure.
 
 A machine counts the minutes of its running time since it was last needed, and ends itself when they exceed its lease
 (`ssh_keys.user_data`). What renews the lease:
@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-LEASE_S = 4320 * 60  # three days: a weekend of a laptop on which the controller lives
+LEASE_S = 4320 * 60  # three days: a weekend of a laptop that runs the controller
 FIRST_S = 720 * 60
 MOST_S = 7 * 24 * 3600
 WARN_SHARE = 0.5  # of the lease that is left when a warning is due

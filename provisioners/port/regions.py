@@ -1,4 +1,4 @@
-"""Regions of a cloud that do not let us in, or do not respond now, and what is remembered of them.
+"""Regions of a cloud that do not let us in, or do not respond now, and the memory of them.
 
 A region is *closed* by a policy of the organisation or because the account has not enabled it: it is left out of launches, and
 asked again after an hour. A region that is *silent* may have anything in it; it is asked again after a while that doubles,

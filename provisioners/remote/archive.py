@@ -1,6 +1,6 @@
-"""A folder as a stream: what is to be on a machine, and no more.
+"""A folder as a stream: the files for a machine, and no more.
 
-What is left out: `.git`, sockets and pipes, and what `.skyignore` in the folder says, or, if there is none, what its
+Left out: `.git`, sockets and pipes, and what `.skyignore` in the folder says, or, if there is none, what its
 `.gitignore` says (both in git's own syntax). The stream is a gzipped tar, written as it is sent, never kept; gzip has
 a checksum, so a machine that got only the first part of it knows.
 """

@@ -73,7 +73,7 @@ class BootstrapRunner:
 
     Once it has let us in it is not new any more: one that shows another key later is not the machine that it was.
 
-    `tell` hears what is being done, `met` of every connection. `pause` sleeps, and may raise to end it all.
+    `tell` gets each step, `met` of every connection. `pause` sleeps, and may raise to end it all.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class BootstrapRunner:
         self._boot_timeout_s = boot_timeout_s
 
     def drive(self) -> Host:
-        """Do what is to be done; the machine's agent, connected. Raises BootstrapError."""
+        """Carry out the steps. Returns the machine's agent, connected. Raises BootstrapError."""
         host = self._log_in(self._now() + self._boot_timeout_s)
         try:
             done = self._prepare(host)

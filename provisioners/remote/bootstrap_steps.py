@@ -1,4 +1,4 @@
-"""What is done on a machine until `setup` runs, as values: print them, compare them, and only then run them (`bootstrap_runner`).
+"""The steps on a machine until `setup` runs, as values: print them, compare them, and only then run them (`bootstrap_runner`).
 
 A step is a script for the host's sh, run in the machine's folder there. Whatever is secret goes in by standard input. A
 step can be started again at any time; one that was done is marked on the host and not done again. After the last one the

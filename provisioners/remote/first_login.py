@@ -10,7 +10,7 @@ minute; with user data the attacker needs the key, too.
 
 The host key that lasts follows from the home's secret, and is the only one that is accepted afterwards.
 
-What is remembered of a machine is one small file in the home. A home that lost it finds out again: a machine that has been
+The memory of a machine is one small file in the home. A home that lost it finds out again: a machine that has been
 prepared lets us in with the key that we expect.
 """
 

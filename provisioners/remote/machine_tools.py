@@ -1,6 +1,6 @@
 """Programs that a step needs on a machine, and how a rented machine gets one that its image lacks: shell text. Pure.
 
-What is installed comes from the sources that the image is configured for (apt, pip); the product names no host of its own.
+Packages come from the sources that the image is configured for (apt, pip); the product names no host of its own.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ systemctl restart ssh 2>/dev/null || systemctl restart sshd
 else kill -HUP $(cat /run/sshd.pid) 2>/dev/null; fi
 """
 
-# What is at `.lasting` keeps user data, which some clouds run at every boot, from bringing the first key back.
+# The file at `.lasting` keeps user data, which some clouds run at every boot, from bringing the first key back.
 _HOST_KEY = """\
 umask 077
 k=/etc/ssh/ssh_host_ed25519_key

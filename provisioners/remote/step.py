@@ -1,4 +1,4 @@
-"""What is done on a machine, as a value: a script for its sh, with what it reads from standard input."""
+"""A step on a machine, as a value: a script for its sh, with what it reads from standard input."""
 
 from __future__ import annotations
 

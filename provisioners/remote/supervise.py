@@ -373,5 +373,5 @@ def _has_restarted(status: HostStatus) -> bool:
 
 
 def _matters(report: HostReport) -> tuple[InstanceState, int, float | None, float | None]:
-    """Return what is worth waking for. Sentences about progress change every second; the next listing shows them."""
+    """Return the part of a report that is worth waking for. Sentences about progress change every second; the next listing shows them."""
     return report.state, report.port, report.preempt_at, report.retire_at or None

@@ -20,7 +20,7 @@ Claims = Sequence[Mapping[str, Any]]
 
 
 class SeenClaims:
-    """Claims as hosts reported them, by host. Without a `folder` they are remembered as long as this object lives. Thread-safe."""
+    """Claims as hosts reported them, by host. Without a `folder` they are remembered as long as this object exists. Thread-safe."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -34,7 +34,7 @@ class SeenClaims:
                 return
             self._known[host] = claims
             if self._folder is not None:
-                with suppress(OSError):  # a full disk here costs what is known after a restart, and no more
+                with suppress(OSError):  # a full disk here costs the memory after a restart, and no more
                     self._write(self._folder, host, claims)
 
     def add(self, host: str, claim: Mapping[str, Any]) -> None:

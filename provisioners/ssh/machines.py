@@ -1,7 +1,7 @@
 """The user's own hosts as a cloud: a machine is a claim on some GPUs of one of them.
 
 Nothing is booted and user data is not run. Claims are files of the host (`host_agent.claims`), so they are there whichever controller
-dies, and several controllers see each other's.
+fails, and several controllers see each other's.
 
 *A host that does not answer* is not empty. What it was last seen to have, by this controller or the one before it
 (`host_cache`), is listed again, as running, with a sentence; where nothing is remembered there is no list at all but an error,

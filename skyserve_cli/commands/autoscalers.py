@@ -85,7 +85,7 @@ def compare(
     say(f"{plural(len(found), 'run')}, {sum(one.cpu_s for one in found):.1f} s of CPU")
 
 
-# --- what is asked ------------------------------------------------------------------------------------------
+# --- options ------------------------------------------------------------------------------------------
 
 
 def _asked(words: Words, spec: ServiceSpec | None, seeds: Sequence[int]) -> Asked:

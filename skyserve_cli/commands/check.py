@@ -1,4 +1,4 @@
-"""`serve check`: which clouds can be used from here, and what is missing for the others."""
+"""`serve check`: which clouds can be used from here, and the reasons for the others."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def rentable() -> tuple[str, ...]:
 
 
 def _shortly(cloud: View) -> str:
-    """Return its zones, or what is in the way; of much of that the first."""
+    """Return its zones, or the first obstacle."""
     wrong = [one for one in cloud["findings"] if not one["ok"]]
     if len(wrong) > 1:
         return f"{wrong[0]['what']}, and {len(wrong) - 1} more (below)"

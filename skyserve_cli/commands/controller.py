@@ -35,7 +35,7 @@ def start(
 ) -> None:
     """Start the controller; nothing happens if it is running.
 
-    `serve up` does this by itself. A controller that dies is started again, but not with --foreground: that is
+    `serve up` does this by itself. A controller that fails is started again, but not with --foreground: that is
     the service manager's work.
     """
     if foreground:

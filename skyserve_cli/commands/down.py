@@ -29,7 +29,7 @@ from skyserve_cli.output import CommandFailed, WrongUsage, place, plural, say
 
 SHORTEST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 5.0  # to ask every region of a cloud costs many calls
-PATIENCE_S = 1800.0  # longer than any drain and any clean-up: what is there then will not go by itself
+PATIENCE_S = 1800.0  # longer than any drain and any clean-up: leftovers then will not go by themselves
 
 
 def down(
@@ -128,7 +128,7 @@ def _wait(client: Client, names: frozenset[str], seen: int, timeout_s: float | N
     except KeyboardInterrupt:
         raise CommandFailed(
             f"\nstopped waiting; {', '.join(sorted(names))} goes down in the background. "
-            "`serve status` lists what is left",
+            "`serve status` lists the rest",
             130,
         ) from None
 
@@ -156,17 +156,17 @@ def _tidy(client: Client, names: Sequence[str], timeout_s: float | None) -> None
             time.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 1.5 * pause_s)
     except KeyboardInterrupt:
-        raise CommandFailed("\nstopped waiting; `serve gc` shows what is left in the clouds", 130) from None
+        raise CommandFailed("\nstopped waiting; `serve gc` shows orphans in the clouds", 130) from None
     if left := [*waiting, *step["problems"]]:
         raise CommandFailed(
             f"{', '.join(names)}: down, but not everything is removed:\n"
             + "".join(f"  {sentence}\n" for sentence in left)
-            + "the controller keeps trying; `serve gc` shows what is left, and removes it"
+            + "the controller keeps trying; `serve gc` shows orphans, and removes them"
         )
 
 
 def _step(client: Client, names: Sequence[str]) -> View:
-    """It can be made again: a controller that dies in the middle is given time to come back."""
+    """It can be made again: a controller that fails in the middle is given time to come back."""
     clock = SystemClock()
     began = clock.now()
     while True:

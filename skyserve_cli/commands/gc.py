@@ -1,4 +1,4 @@
-"""`serve gc`: finds what is left in the clouds and belongs to nothing we know, and removes it.
+"""`serve gc`: finds orphaned resources in the clouds, and removes them.
 
 It asks the controller where one runs. Where none does it does the work itself, and holds the home's lock while it is at
 it, so that none starts in the middle.
@@ -47,7 +47,7 @@ def gc(
     yes: Yes = False,
     output: Format = Output.TABLE,
 ) -> None:
-    """Find what is left in the clouds and belongs to nothing we know, and remove it.
+    """Find orphaned resources in the clouds, and remove them.
 
     Instances without a replica, disks, addresses and network cards without an instance; and once no service
     needs a cloud, the groups, keys and networks there. Only what carries this home's own tag is looked at, except with
@@ -151,7 +151,7 @@ def _hands(here: Home) -> Iterator[Hands]:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """With the lock that the home's controller holds as long as it lives."""
+    """With the lock that the home's controller holds as long as it runs."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -94,7 +94,7 @@ class LastLines:
         return line_with_words(self._tails.get(log, (b"", 0))[0])
 
     def step(self) -> None:
-        """Read what is new in the logs that are wanted."""
+        """Read new lines of the wanted logs."""
         for log in self._wanted:
             tail, offset = self._tails.get(log, (b"", 0))
             try:

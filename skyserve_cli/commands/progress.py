@@ -25,7 +25,7 @@ LOG_LINES_SHOWN = 10
 LOG_TRIES = 10
 _GIVES_UP = frozenset({"CONFIG", "SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT"})
 AWAY_PATIENCE_S = 30.0
-TROUBLE_LASTS_S = 3.0  # what is over sooner belongs to coming up
+TROUBLE_LASTS_S = 3.0  # shorter trouble belongs to coming up
 
 
 def last_event(client: Client) -> int:
@@ -44,7 +44,7 @@ def follow(
 ) -> None:
     """Tell what happens to `names` until `done` says so of their views by name (down ones included).
 
-    A controller that dies meanwhile is given `AWAY_PATIENCE_S` to come back. Raises CommandFailed after
+    A controller that fails meanwhile is given `AWAY_PATIENCE_S` to come back. Raises CommandFailed after
     `timeout_s`, ControllerDownError, and whatever `done` raises.
     """
     clock = SystemClock()

@@ -59,7 +59,7 @@ def remove_all(hands: Hands, found: Sequence[View]) -> tuple[list[View], list[Vi
 
 
 def _left(hands: Hands, shared: Sequence[View]) -> set[Key]:
-    """Return what is there of it after something went wrong; all of it, where it is unknown."""
+    """Return its remains after something went wrong; all of it, where it is unknown."""
     keys = {key_of(orphan) for orphan in shared}
     listed = {key_of(orphan) for orphan in hands.look(shared[0]["cloud"])["orphans"]}
     return keys & listed or keys

@@ -166,7 +166,9 @@ def simulate(
         typer.Option("--report", metavar="FILE.html|FILE.png", help="Draw it: over time, frontier, spend."),
     ] = None,
     list_policies: Annotated[bool, typer.Option("--list-policies", help="Say what each does.")] = False,
-    list_traces: Annotated[bool, typer.Option("--list-traces", help="Say what is shipped.")] = False,
+    list_traces: Annotated[
+        bool, typer.Option("--list-traces", help="List the traces that are shipped.")
+    ] = False,
     env: Env = None,
     env_file: EnvFile = None,
     secret: Secret = None,

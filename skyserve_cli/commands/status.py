@@ -1,4 +1,4 @@
-"""`serve status`: what is up, where, and what it costs."""
+"""`serve status`: services, their replicas, and their costs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _named(services: list[View], names: Sequence[str]) -> list[View]:
 
 
 def _without_controller() -> list[View]:
-    """It is unknown what is up, unless nothing ever was. Raises CommandFailed."""
+    """Services are unknown, unless there never was one. Raises CommandFailed."""
     url, place_of_sqlite = home().database_url, "sqlite:///"
     if url.startswith(place_of_sqlite) and not Path(url.removeprefix(place_of_sqlite)).exists():
         return []

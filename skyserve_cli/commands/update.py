@@ -152,7 +152,7 @@ def _wait(client: Client, spec: ServiceSpec, version: int, seen: int, timeout_s:
         if version in view["failed_versions"]:
             raise CommandFailed(_gave_up(client, view))
         replicas = sentences.live_replicas(view)
-        wanted_versions = {version, *view["same_versions"]}  # going back keeps what is left of that version
+        wanted_versions = {version, *view["same_versions"]}  # going back keeps the rest of that version
         old = [replica for replica in replicas if replica["version"] not in wanted_versions]
         return not old and len(replicas) == view["target"] and progress.serves(view, wanted)
 

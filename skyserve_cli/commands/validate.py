@@ -29,7 +29,7 @@ def validate(
 ) -> None:
     """Check a service file without launching anything.
 
-    Needs no cloud and no secrets: what is missing here is a warning. Each line starts with FILE:LINE. With -o json an
+    Needs no cloud and no secrets: missing ones are a warning. Each line starts with FILE:LINE. With -o json an
     object: `valid`, the `problems` and `warnings` with their paths and lines, and the `spec` as understood.
     """
     if schema:

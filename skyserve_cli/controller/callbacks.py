@@ -1,6 +1,6 @@
 """`event_callback` of a service file: a command that the daemon runs for each event of the service.
 
-The event log is the queue: this thread reads what is new in it, and the tick knows nothing of it. Of one service commands
+The event log is the queue: this thread reads new events in it, and the tick knows nothing of it. Of one service commands
 run one after another, in the order of events; of all services at most AT_ONCE at the same time. Each has TIMEOUT_S. Of a
 service that produces events faster, the oldest beyond MOST_WAITING are skipped.
 
@@ -104,7 +104,7 @@ class Callbacks(threading.Thread):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def step(self) -> None:
-        """Read what is new, and start what may start."""
+        """Read new events, and start commands that may start."""
         if self._read_to is None:
             self._read_to = self._first()
         while not self._stopping.is_set():
@@ -246,7 +246,7 @@ class Commands:
 
     def run(self, callback: Callback) -> str:
         """Return why the command failed, or "". Nothing that it started in its process group is left."""
-        # `timeout` ends it also if this process dies before it.
+        # `timeout` ends it also if this process exits before it.
         command = ["timeout", "--signal=KILL", f"{self._timeout_s:g}", "bash", "-c", callback.command]
         with tempfile.TemporaryFile() as output:
             try:

@@ -12,7 +12,7 @@ _BLOCK_BYTES = 1 << 20
 def folder_digest(folder: Path) -> str:
     """Equal for folders with the same names, the same bytes and the same executable bits; empty if there is no such folder.
 
-    What is not copied to replicas (`.git`, special files) does not count. A file is like a folder that has nothing else.
+    Files that are not copied to replicas (`.git`, special files) do not count. A file is like a folder that has nothing else.
     """
     if not folder.exists():
         return ""

@@ -144,7 +144,7 @@ def follow_clock(clock: SystemClock, store: Store) -> float:
 
 
 def catch_up(clock: SystemClock, store: Store) -> None:
-    """If the host's clock was set back while no controller ran, move what lives out of the future."""
+    """If the host's clock was set back while no controller ran, move live replicas out of the future."""
     latest = store.latest_instant()
     if latest is not None and latest - clock.now() > JUMP_S:
         jump_s = clock.now() - latest

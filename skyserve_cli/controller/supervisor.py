@@ -1,7 +1,7 @@
-"""Keeps the daemon alive: a small process that starts it and starts it again when it dies.
+"""Keeps the daemon alive: a small process that starts it and restarts it when it exits.
 
 Who has a service manager runs `serve controller start --foreground` under it instead. The keeper knows nothing
-of services, so there is little in it that could fail; should it be killed itself, the daemon lives on, unkept.
+of services, so there is little in it that could fail; should it be killed itself, the daemon keeps running unsupervised.
 
     python -m skyserve_cli.controller.supervisor
 """

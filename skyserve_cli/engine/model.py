@@ -6,7 +6,7 @@ One iteration, as vLLM's and SGLang's schedulers do it:
 2. Every running sequence that decodes gets one token. If the KV cache is full, the youngest sequence is
    preempted: its blocks are released, it goes back to the head of the queue, and what it had is computed again
    when there is room (often found in the prefix cache).
-3. What is left of `max_batched_tokens` goes to prompts, oldest first, in chunks: decodes are never stalled by a
+3. The rest of `max_batched_tokens` goes to prompts, oldest first, in chunks: decodes are never stalled by a
    long prompt (Sarathi-Serve).
 4. While there is budget, a slot and room for the whole prompt plus one block, the head of the queue is
    admitted. The first one that does not fit stops the search: no request overtakes, and `waiting` is above zero,
@@ -145,7 +145,7 @@ class EngineModel:
 
     @property
     def kv_usage(self) -> float:
-        """Share of the KV cache held by running sequences, 0 to 1; what is only cached does not count."""
+        """Share of the KV cache held by running sequences, 0 to 1; blocks that are only cached do not count."""
         return self._cache.in_use / self._cache.capacity
 
     def submit(self, request: Request, now: float) -> None:

@@ -124,7 +124,7 @@ class Reply:
         return body | {"usage": self.usage()}
 
     def opening(self) -> bytes:
-        """Return what is sent before there is any token: nothing."""
+        """Return the events before any token: nothing."""
         return b""
 
     def first_chunk(self, index: int) -> bytes:

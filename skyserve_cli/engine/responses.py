@@ -59,7 +59,7 @@ class ResponseReply:
         return self._response(self._status(), usage=True)
 
     def opening(self) -> bytes:
-        """Return what is sent before there is any token."""
+        """Return the events before any token."""
         response = self._response("in_progress")
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response

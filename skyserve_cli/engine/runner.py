@@ -112,7 +112,7 @@ class Runner:
         self._forget(request_id, FinishReason.STOP)
 
     def close(self, mailbox: Mailbox) -> None:
-        """The reader of this mailbox is gone: abort what is left of its requests."""
+        """The reader of this mailbox is gone: abort the rest of its requests."""
         for request_id in mailbox.ids:
             self._forget(request_id, FinishReason.ABORT)
 

@@ -1,7 +1,7 @@
 """The three pictures of a report, each drawn on a figure that the caller owns.
 
 Colours are Okabe and Ito's, which colour-blind readers can tell apart: a hue for each region (lighter from zone to
-zone) and for each policy. Vermilion is kept for what is below target, and for RiskHedge in the pictures that have no
+zone) and for each policy. Vermilion is kept for values below target, and for RiskHedge in the pictures that have no
 such marks. No pyplot: nothing is global, and no display is needed.
 """
 
@@ -252,7 +252,7 @@ def _family(axes: Axes, policy: str, rows: Sequence[Row], floor: float, *, above
 
 
 def _edge(axes: Axes, points: Sequence[Point], floor: float, colour: str, style: str, width: float) -> None:
-    """A line as far as the axis goes: what is never down lies beyond its end."""
+    """A line as far as the axis goes: a point that is never down lies beyond its end."""
     shown = [point for point in points if point.down >= floor]
     axes.plot(*zip(*shown, strict=True), color=colour, linestyle=style, linewidth=width, alpha=0.85, zorder=2)
 

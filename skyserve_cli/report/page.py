@@ -96,7 +96,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # columns, named as `tabl
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """What is said and shown. `rows` are on the frontier; what happened only once has none."""
+    """The content of a page. `rows` are on the frontier; what happened only once has none."""
 
     title: str
     setting: str

@@ -41,7 +41,7 @@ def timeline(run: Run, slices: int, *, tick_s: float, begin_s: float) -> Timelin
             alive[zone, market][index] = living
             ready[index] += answering
     wanted_at, wanted = _wanted(run)
-    # Both change on their own; what is short changes when either does.
+    # Both change on their own; a shortfall changes when either does.
     both = np.union1d(at, wanted_at)
     short = (_held(at, ready, both) < _held(wanted_at, wanted, both)).astype(np.float64)
     return Timeline(

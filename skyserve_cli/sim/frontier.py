@@ -48,7 +48,7 @@ def cost_at(points: Iterable[Point], down: float) -> float:
 
 
 def mixed(hull: Sequence[Point], per_segment: int = 40) -> tuple[Point, ...]:
-    """Points on the edge between the corners: what is straight here is curved on a logarithmic axis.
+    """Points on the edge between the corners: straight lines here are curved on a logarithmic axis.
 
     They lie close together where little unavailability is left, where such an axis has most of its length.
     """

@@ -3,9 +3,9 @@
 Time goes in ticks, and within a tick in this order (the trace replay of SkyServe §5.2):
 
 1. the production tick decides on what could be seen at the end of the tick before;
-2. instances are ended that it wants ended; the zone's capacity becomes that of this tick, and what is beyond it is
+2. instances are ended that it wants ended; the zone's capacity becomes that of this tick, and instances beyond it are
    preempted, victims drawn at random; then launches are tried, and one succeeds if its zone has room;
-3. the tick is accounted: every instance that lives is paid for, from its launch on, and is ready when it has lived
+3. the tick is accounted: every running instance is paid for, from its launch on, and is ready when it has lived
    for the cold start.
 
 On-demand instances can always be had, and need the same time to start.
@@ -152,7 +152,7 @@ class Market:
         return spot, self._usual * (self._ratio or DEFAULT_RATIO)
 
     def preempt(self) -> None:
-        """Take what is beyond this tick's capacity."""
+        """Take instances beyond this tick's capacity."""
         for place in range(len(self.trace.zones)):
             excess = self.held(place) - self._capacity(place)
             while excess > 0:
@@ -163,7 +163,7 @@ class Market:
                 excess -= victim.nodes
 
     def next_preemption(self) -> int:
-        """Return the next tick in which capacity falls below what is held, if things stay as they are."""
+        """Return the next tick in which capacity falls below the fleet, if things stay as they are."""
         held = [self.held(place) for place in range(len(self.trace.zones))]
         return min(
             (self._falls_below(place, count) for place, count in enumerate(held) if count), default=NEVER

@@ -122,7 +122,7 @@ def solve(
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What is asked of every chunk.
+    """The parameters of every chunk.
 
     `prices` are the zones' and, last, on-demand's: on-demand is one more zone, with room for everything.
     """

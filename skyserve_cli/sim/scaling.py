@@ -203,7 +203,7 @@ def _with(trial: Trial, goal: ScalingGoal, headroom: float, began: float) -> Jud
     needed = np.clip(
         np.ceil(headroom * busiest / trial.capacity_qps - 1e-9), goal.min_replicas, goal.max_replicas
     )
-    # Wanted is what is needed until a launch of now would be ready.
+    # Wanted is the need until a launch of now would be ready.
     padded = np.append(needed, np.full(cold_start, needed[-1]))
     wanted = np.lib.stride_tricks.sliding_window_view(padded, cold_start + 1).max(axis=1).astype(int)
     fleet, _ = _first(trial, goal)

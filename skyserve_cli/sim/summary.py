@@ -115,7 +115,7 @@ def _row(runs: tuple[Run, ...]) -> Row:
 def _over(runs: Sequence[Run], value: Callable[[Run], float]) -> Estimate:
     """Seeds of one window share its market, so they are not independent.
 
-    Where there are several windows, the windows are what is counted, each with the mean of its seeds.
+    Where there are several windows, windows are counted, each with the mean of its seeds.
     """
     windows: dict[int, list[float]] = {}
     for run in runs:

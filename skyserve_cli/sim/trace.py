@@ -141,7 +141,7 @@ class Trace:
         return self.cut(start, length, f"{self.name}@{start_s / 3600:g}h+{length_s / 3600:g}h")
 
     def windows(self, length_s: float) -> tuple[Trace, ...]:
-        """Return all whole windows of a length, one after the other; what is left over at the end is left out.
+        """Return all whole windows of a length, one after the other; a rest at the end is left out.
 
         ValueError where not one fits.
         """

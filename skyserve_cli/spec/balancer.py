@@ -119,7 +119,7 @@ class CircuitBreakerSection(Section):
     }
 
     failure_threshold: Annotated[int, _NUMBER, _within(Breaker, "failures")] = _breaker.failures
-    """A replica that cannot be reached, or dies on a request, so many times in a row is left out."""
+    """A replica that cannot be reached, or fails on a request, so many times in a row is left out."""
     error_threshold: Annotated[int, _NUMBER, _within(Breaker, "errors_in_row")] = _breaker.errors_in_row
     """One that answers with server errors so many times in a row is left out."""
     timeout_seconds: Annotated[float, _NUMBER, _within(Breaker, "first_s")] = _breaker.first_s
@@ -142,7 +142,7 @@ class ApiKeySection(Section):
     requests_per_minute: AboveZero | None = None
     """Default: no limit."""
     tokens_per_minute: AboveZero | None = None
-    """Tokens of prompts and of what is generated. Default: no limit."""
+    """Tokens of prompts and responses. Default: no limit."""
     max_concurrent: Annotated[int, _NUMBER, Field(ge=1, le=MAX_CONCURRENT)] | None = None
     """Requests under way at a time, waiting ones included; more get 429. Default: no limit."""
     weight: Annotated[float, _NUMBER, Field(ge=0.001, le=1000, allow_inf_nan=False)] = 1.0
@@ -162,7 +162,7 @@ class LoadBalancerSection(Section):
     )
     """A stream without a word for this long is continued on another replica, if it can be."""
     time_to_first_byte_seconds: SomeSeconds = _limits.time_to_first_byte_s
-    """A request without a first byte after this long gets 504. What is no stream begins when it is whole."""
+    """A request without a first byte after this long gets 504. A response that is no stream begins when it is complete."""
     max_body_mb: Annotated[int, _NUMBER, _within(Limits, "max_body_bytes", MIB)] = (
         _limits.max_body_bytes // MIB
     )
@@ -178,7 +178,7 @@ class LoadBalancerSection(Section):
     circuit_breaker: CircuitBreakerSection = CircuitBreakerSection()
     """When a replica that fails is left out."""
     continuation: ContinuationWord = Continue.AUTO.value
-    """Whether a stream goes on when its replica dies: auto, text or off."""
+    """Whether a stream goes on when its replica fails: auto, text or off."""
     api_keys: list[ApiKeySection] | None = None
     """Who may call. Default: everybody."""
     allow_policy_override: bool = True

@@ -65,7 +65,7 @@ class Sound:
 
 
 def check(tree: dict[str, Any]) -> tuple[ServiceFile | None, list[Problem], Sound]:
-    """Return what is wrong is set aside, so that the rules between keys can still look at the rest.
+    """Set problems aside, so that the rules between keys can still look at the rest.
 
     The file is None only if nothing sensible is left.
     """

@@ -43,7 +43,7 @@ class NoPlace:
 
 
 def parse_infra(text: str, path: str) -> Place | NoPlace:
-    """``gcp``, ``aws/us-east-1``, ``gcp/*/us-central1-a``, ``*``: ``*`` and what is left out mean any."""
+    """``gcp``, ``aws/us-east-1``, ``gcp/*/us-central1-a``, ``*``: ``*`` and omitted parts mean any."""
     parts = text.split("/")
     cloud = parts[0].lower()
     if cloud not in FOREIGN_CLOUDS and (len(parts) > 3 or not all(parts)):

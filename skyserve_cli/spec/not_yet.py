@@ -76,7 +76,7 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("resources.priority_class", _SKYPILOT_ONLY),
     NotYet("workdir", "a git repository is not checked out; clone it in setup", _is_git),
     NotYet("file_mounts.*", "no bucket is made; the files are copied to each machine", _fills_a_bucket),
-    NotYet("file_mounts.*", "files are copied, not mounted: what is written there stays there", _is_mounted),
+    NotYet("file_mounts.*", "files are copied, not mounted: files written there stay there", _is_mounted),
     NotYet("file_mounts.*.type", _SKYPILOT_ONLY),
     NotYet("file_mounts.*.mount_options", "files are copied, not mounted"),
     NotYet("file_mounts.*.config", "files are copied, not mounted"),

@@ -199,7 +199,7 @@ def _ports(main: int | None, candidates: Candidates) -> Iterator[Problem]:
 
 
 def warnings(spec: ServiceSpec) -> Iterator[SpecWarning]:
-    """Yield what is allowed and may not do what was meant."""
+    """Yield warnings about values that are allowed and may not do what was meant."""
     policy = spec.replica_policy
     for path, target in (
         (_TARGETS, policy.target_qps_per_replica),

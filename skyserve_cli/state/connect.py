@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection
 
 #: PostgreSQL, and libpq: a server that is cut off is noticed within seconds, and a controller that is frozen in a
-#: transaction does not hold its locks for longer than a lease lives. What the URL says itself goes first.
+#: transaction does not hold its locks for longer than a lease lasts. What the URL says itself goes first.
 _POSTGRES_ARGUMENTS = {
     "connect_timeout": 5,
     "keepalives_idle": 5,

@@ -1,4 +1,4 @@
-"""What is kept of the past of a service."""
+"""The stored past of a service."""
 
 from __future__ import annotations
 

@@ -295,7 +295,7 @@ class Store:
             return str(found)
 
     def services(self, *, down: bool = False) -> list[ServiceRow]:
-        """Return the photograph: every service that is up or of which something lives (`down`: also the others)."""
+        """Return the photograph: every service that is up or of which something is left (`down`: also the others)."""
         if self._alone and self._read_cache is not None and not down:
             return list(self._read_cache.rows.values())
         with self._reader.connect() as c, self._lock:
@@ -545,7 +545,7 @@ class Store:
         ]
 
     def history(self, name: str, *, since: float, most: int) -> History:
-        """Return what is kept of a service since then.
+        """Return the stored past of a service since then.
 
         Of more than `most` replicas, or ten times as many changes, those are left out that ended, or came, first.
         """

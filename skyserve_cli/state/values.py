@@ -57,7 +57,7 @@ class VersionRow:
 class Story:
     """One line of the story.
 
-    `replica_id` None: about the service. `state`: what is so from now on, the state of the replica or (kind "scale") how
+    `replica_id` None: about the service. `state`: the state from now on, the state of the replica or (kind "scale") how
     many replicas the service wants.
     """
 
@@ -99,7 +99,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is kept of a service since `since`.
+    """The stored past of a service since `since`.
 
     Its replicas that lived then or later, by id, and everything that became of them, in order. From `complete_from` on
     nothing is missing.

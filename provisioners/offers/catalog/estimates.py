@@ -12,7 +12,7 @@ from provisioners.offers.catalog.model import Listing, Origin, Price, Quality, S
 
 
 class Estimates:
-    """Estimate a price from what is most alike among the known listings.
+    """Estimate a price from the most similar known listings.
 
     1. the same type in other regions: the median;
     2. the same accelerator in the same cloud, then in any cloud: the median price of one;

@@ -67,7 +67,7 @@ class Shape:
 
     @property
     def machine_type(self) -> str:
-        """The name without what is attached."""
+        """The name without attached parts."""
         return self.name.partition("+")[0]
 
 
@@ -89,7 +89,7 @@ class Reserved:
 class Listing:
     """What a shape costs in a region: one price on demand, a spot price per zone (None: not known).
 
-    Of what is `reserved` the price on demand is what a machine costs beyond the reservation, and there is no other.
+    Of `reserved` capacity the price on demand is what a machine costs beyond the reservation, and there is no other.
     """
 
     shape: Shape

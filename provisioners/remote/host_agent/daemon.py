@@ -97,7 +97,7 @@ def start(folder: Path) -> None:
 
 
 def _start_unit(folder: Path, token: str) -> bool:
-    """As a unit of its own: out of the control group of the login, and started again if it dies."""
+    """As a unit of its own: out of the control group of the login, and started again if it fails."""
     unit = container_name(token)
     settings = ["--unit", unit, "--collect", f"--uid={os.getuid()}"]
     settings += ["--property=Restart=on-failure", "--property=KillMode=process"]

@@ -54,7 +54,7 @@ def pump(folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
 
 
 def drain(folder: Path, patience_s: float) -> None:
-    """Wait until the pump, which may only be about to start, has moved what is in the pipe: last words are there to be read."""
+    """Wait until the pump, which may only be about to start, has emptied the pipe: the last lines are there to be read."""
     pipe = pipe_of(folder)
     until, empty = uptime_s() + patience_s, 0
     while empty < 2 and uptime_s() < until:

@@ -169,7 +169,7 @@ def _first(times: list[float]) -> float:
 
 
 def _is_due(memory: dict[str, Any], now: float) -> bool:
-    """Return whether to look for what is announced days ahead."""
+    """Return whether to look for announcements days ahead."""
     is_due = bool(now >= memory.get("look_at", 0.0))
     if is_due:
         memory["look_at"] = now + _MAINTENANCE_EVERY_S

@@ -1,4 +1,4 @@
-"""`setup` and `run`: how one is run, and what is known of it afterwards.
+"""`setup` and `run`: how one is run, and its state afterwards.
 
 NAME.pid says that it was started, the lock NAME.lock that it is watched, NAME.exit how it ended. The process that
 watches it has nothing else to do and outlives the daemon, so the exit code is not lost with that.
@@ -70,7 +70,7 @@ def _run(folder: Path, name: str, order: dict[str, Any]) -> int:
 
 
 def environment(order: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Return what the scripts see, and the names of what is not the machine's own. Secrets come out of memory (tmpfs)."""
+    """Return what the scripts see, and the names of those that are not the machine's own. Secrets come out of memory (tmpfs)."""
     own = {key: value for key, value in os.environ.items() if not key.startswith(("SSH_", "LC_ALL", MARK))}
     own["PATH"] = (
         f"{Path.home()}/.local/bin:{own.get('PATH', os.defpath)}"  # where `pip install` puts programs

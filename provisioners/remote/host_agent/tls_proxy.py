@@ -207,7 +207,7 @@ class Watch:
 
     A request head and a response head come at the beginning of a segment, nearly always. A response is successful with a
     status of 2xx or 3xx, or 101; our own probes and polls, which name us as their user agent, are no traffic, but they show
-    that the replica responds. What is not HTTP counts once the server has sent anything.
+    that the replica responds. Other protocols count once the server has sent anything.
     """
 
     noted_at = float("-inf")  # by any connection of this process

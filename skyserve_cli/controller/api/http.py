@@ -147,7 +147,7 @@ class Api:
             return web.Response(status=304, headers=headers)
         if len(found.body) <= PIECE_BYTES:
             return web.Response(body=found.body, content_type="application/json", headers=headers)
-        # Written at once, asyncio would move what is left of it after each piece that the socket takes.
+        # Written at once, asyncio would move the rest of it after each piece that the socket takes.
         response = web.StreamResponse(headers=headers)
         response.content_type, response.content_length = "application/json", len(found.body)
         await response.prepare(request)

@@ -243,7 +243,7 @@ class ControllerService:
     def instance(
         self, name: str, replica_id: int, node: int = 0
     ) -> tuple[Provisioner, Instance | None, bool]:
-        """Return the instance of a replica, dead or alive, its cloud, and whether the replica lives.
+        """Return the instance of a replica, dead or alive, its cloud, and whether the replica is live.
 
         Raises NoSuchReplicaError if there is no such replica, or no such node in it.
         """

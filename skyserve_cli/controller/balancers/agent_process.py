@@ -90,7 +90,7 @@ class AgentFolder:
         """Start an agent.
 
         It inherits the lock, so a controller that was killed while it started one cannot be followed by one that starts a
-        second: BlockingIOError if an agent lives.
+        second: BlockingIOError if an agent runs.
         """
         self.path.mkdir(exist_ok=True, mode=0o700)
         lock = os.open(self.path / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -128,7 +128,7 @@ class AgentFolder:
         return None
 
     def left(self) -> Agent | None:
-        """Return the agent that an earlier controller left, if it lives."""
+        """Return the agent that an earlier controller left, if it runs."""
         try:
             running = self._running()
             if running is None:

@@ -52,7 +52,7 @@ line.getresponse()
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What is to run: code, arguments, and the certificate shown to clients (PEM), if any."""
+    """A release to run: code, arguments, and the certificate shown to clients (PEM), if any."""
 
     bundle: Bundle
     arguments: tuple[str, ...]

@@ -1,6 +1,6 @@
 """Publishes the names of services: a thread of its own, level-triggered like all hands.
 
-What is wanted is said every tick; what was published last is remembered, and is published once after every start. A failure
+The wanted records are passed every tick; what was published last is remembered, and is published once after every start. A failure
 is tried again, ever later. Deleting is given up in the end: a service must not stay up because its name cannot be deleted.
 """
 

@@ -1,7 +1,7 @@
 """Keeps the load balancer agents: one process per service, beside the controller.
 
 An agent outlives the controller (it is the start of a session of its own) and goes on serving with its last
-table; a new controller finds it by its address file and takes it back. An agent that dies is seen at once (its
+table; a new controller finds it by its address file and takes it back. An agent that fails is seen at once (its
 pidfd becomes readable) and started again on the same port, with the table it had.
 """
 

@@ -1,7 +1,7 @@
 """Keeps the load balancer agents that stand on machines of their own: their release, their table, and what they say.
 
 Each agent has one connection over SSH, through which files go there and, by a forward on loopback, HTTP to its admin port,
-which only the controller can reach. Whether its machine lives is the reconciler's business; a keeper on the machine (`lb.agent.supervisor`)
+which only the controller can reach. Whether its machine runs is the reconciler's business; a keeper on the machine (`lb.agent.supervisor`)
 sees to the process. Here all blocking is done on threads of our own, so that a machine that does not answer costs no other agent
 else anything. When the controller is gone the agents go on with the table they have.
 """

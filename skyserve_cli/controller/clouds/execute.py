@@ -45,7 +45,7 @@ def perform(
 ) -> Event | Retry | None:
     """Make the call; None if there is nothing to tell.
 
-    `farewell` sees what is about to be terminated. Raises only what is a bug.
+    `farewell` gets the instance about to be terminated. Raises only for a defect.
     """
     if call.kind is CallKind.TERMINATE:
         return _terminate(call, provisioner, token, owner, farewell)

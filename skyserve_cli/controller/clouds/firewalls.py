@@ -1,7 +1,7 @@
 """Keeps the firewalls of rented machines: only the controller and the load balancers may open a replica's port.
 
 A thread per cloud, level-triggered like all that touches clouds: each tick says which load balancers there are, and the cloud's
-rules are brought to that. What is there is read from the cloud each time, so a controller that was killed half-way leaves
+rules are brought to that. The present rules are read from the cloud each time, so a controller that was killed half-way leaves
 nothing that the next one does not find. The rules follow this host's own address, too (`provisioners.own_address`).
 """
 

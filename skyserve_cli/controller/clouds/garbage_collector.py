@@ -48,7 +48,7 @@ class Unlisted:
         return f"{self.cloud}{'/' * bool(self.region)}{self.region} cannot be listed: {self.why}"
 
     def may_have(self, places: Collection[str] | None) -> bool:
-        """Return whether what is not listed may be in one of these regions or zones. Some clouds name several at once."""
+        """Return whether an unlisted instance may be in one of these regions or zones. Some clouds name several at once."""
         return places is None or not self.region or any(place in self.region for place in places)
 
 
@@ -56,7 +56,7 @@ class Unlisted:
 class Look:
     """One cloud, as it was just found.
 
-    `is_empty`: no instance of ours lives there. `is_withheld`: there is something that machines share, and as not every
+    `is_empty`: no instance of ours is there. `is_withheld`: there is something that machines share, and as not every
     region has said that it has none, it is unknown whether it is needed.
     """
 
@@ -77,7 +77,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Tidied:
-    """What came of tidying. `waiting` and `problems` are sentences: what is under way, and what needs a user."""
+    """What came of tidying. `waiting` and `problems` are sentences: operations under way, and those that need a user."""
 
     removed: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class _Notes:
-    """What is remembered of a cloud from one look to the next."""
+    """The memory of a cloud from one look to the next."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     ends: dict[Key, Callable[[], None]] = field(default_factory=dict)  # how to remove what was found
@@ -143,7 +143,7 @@ class GarbageCollector:
         return isinstance(self._provisioners(cloud), VmProvisioner)
 
     def look(self, cloud: str) -> Look:
-        """Return what is there. A region that does not answer is named, the others are listed."""
+        """Return the resources there. A region that does not answer is named, the others are listed."""
         notes = self._notes_of(cloud)
         with notes.lock:
             unlisted: list[Unlisted] = []
@@ -193,7 +193,7 @@ class GarbageCollector:
             return Refusal()
 
     def forget(self, cloud: str) -> Sequence[str]:
-        """Remove what machines share, unless a service could want it. Sentences about what is left, and why."""
+        """Remove what machines share, unless a service could want it. Returns sentences about leftovers, and why."""
         notes = self._notes_of(cloud)
         with notes.lock:
             provisioner = self._provisioners(cloud)
@@ -216,7 +216,7 @@ class GarbageCollector:
     def tidy(
         self, cloud: str, services: Iterable[str] | None = None, places: Collection[str] | None = None
     ) -> Tidied:
-        """Remove what is seen for the second time, and in the end what machines share.
+        """Remove leftovers seen for the second time, and in the end what machines share.
 
         What machines share goes once no instance is left and no service needs anything. Instances are ended by the tick, and waited for here: those of these services (None: of all). So are regions that
         do not answer: those that have any of these places (names of regions and zones) in them (None: all).
@@ -274,7 +274,7 @@ class GarbageCollector:
         return orphans, all(one.state.is_gone for one in machines)
 
     def _note(self, notes: _Notes, look: Look) -> None:
-        """When each leftover was first seen, and since when each region has been silent; what is over is struck out."""
+        """When each leftover was first seen, and since when each region has been silent; ended ones are struck out."""
         now = self._clock.now()
         notes.seen = {one.key: notes.seen.get(one.key, now) for one in look.of(Part.LEFTOVER)}
         notes.silent = {one.region: notes.silent.get(one.region, now) for one in look.unlisted}
@@ -310,7 +310,7 @@ class GarbageCollector:
 
 
 def known_of(owner: str, rows: Iterable[ServiceRow], specs: SpecCache, clouds: Clouds) -> Known:
-    """Return what these rows, all that are up or have a replica that lives, say that we know."""
+    """Return what these rows, all that are up or have a live replica, say that we know."""
     rows = list(rows)
     used = {replica.zone.cloud for row in rows for replica in row.attempts}
     for row in rows:

@@ -190,7 +190,7 @@ class ThreadInstancePoller:
             left_s = min(left_s, listed_at + self._pause_s(cloud) - self._clock.now())
 
     def _pause_s(self, cloud: str) -> float:
-        """Between two listings: as configured, or as the cloud's limits and what is under way there suggest."""
+        """Between two listings: as configured, or as the cloud's limits and operations under way there suggest."""
         if cloud in self._poll_s:
             return self._poll_s[cloud]
         fleet = self._fleets.get(cloud)

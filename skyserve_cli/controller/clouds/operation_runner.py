@@ -32,7 +32,7 @@ Key = tuple[str, int]
 
 @dataclass(slots=True)
 class _Record:
-    """What is known of a replica's current call."""
+    """State of a replica's current call."""
 
     kind: CallKind
     tries: int = 0

@@ -5,9 +5,9 @@ replica that it is for. Rows are committed before anything is asked of a cloud. 
 ever accused wrongly: *list the cloud first, read the rows second*. What has been listed had its row before, and if the
 row has ended since, so has the need for the thing.
 
-    instance   its token is not known: no replica that lives, or is being asked for, has it
+    instance   its token is not known: no live or requested replica has it
     leftover   belongs to no machine, and its token is not known; without a token, it is not young
-    shared     no machine lives and no service could want one: all of it, or nothing
+    shared     no machine runs and no service could want one: all of it, or nothing
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def kept_files(home: Home) -> tuple[Path, ...]:
 def write_backup(home: Home, target: Path, passphrase: str | None, now: float) -> str:
     """Make the backup of a home; a controller may be running.
 
-    Returns what is in it. Raises BackupError, SQLAlchemyError or OSError; the target is there whole or not at all.
+    Returns its content. Raises BackupError, SQLAlchemyError or OSError; the target is there whole or not at all.
     """
     file = sqlite_file(make_url(home.database_url))
     if file is not None and not file.exists():
@@ -235,7 +235,7 @@ def _insist_on_empty(home: Home, backup: Backup, url: URL, force: bool) -> None:
             there += ["the database's rows"] if has_rows(c) else []
     if there:
         raise BackupError(
-            f"{home.root} has {', '.join(there)}; with --force they are replaced, and what is replaced is kept in {home.backups}"
+            f"{home.root} has {', '.join(there)}; with --force they are replaced, and the old ones are kept in {home.backups}"
         )
 
 

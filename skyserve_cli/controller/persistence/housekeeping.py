@@ -59,7 +59,7 @@ class Housekeeper(threading.Thread):
             self.join(timeout=10.0)
 
     def round(self) -> None:
-        """Do what is due. A failure is logged when its reason is another one than the last; the next round tries again."""
+        """Run due tasks. A failure is logged when its reason is another one than the last; the next round tries again."""
         trouble = [self._attempt(job) for job in (self._rotate, self._copy, self._prune)]
         sentence = "; ".join(filter(None, trouble))
         if sentence and sentence != self._trouble:

@@ -1,7 +1,7 @@
 """New keys for a home without a running controller.
 
 The API's token and the sealing key can always be replaced. All SSH keys of machines follow from `machines.key`, so it can be
-replaced only while no rented machine lives: afterwards it would not be possible to log in on one.
+replaced only while no rented machine runs: afterwards it would not be possible to log in on one.
 
 A process that is killed in the middle leaves a home that works: the file of sealing keys has the new key and the old ones
 until all secrets are sealed with the new one. Rotating again completes it.

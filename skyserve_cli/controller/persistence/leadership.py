@@ -179,7 +179,7 @@ class Leadership:
 
 
 class LeaseKeeper(threading.Thread):
-    """Steps for as long as the process lives.
+    """Steps for as long as the process runs.
 
     `started` is called when the term begins, `over` when it has ended, or when this process cannot go on with it: `turn` is
     a number that changes with every tick, and None between two.

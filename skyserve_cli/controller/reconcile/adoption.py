@@ -138,7 +138,7 @@ class Adoption:
                 offers = self._offers_of(row)
                 if offers is not None:
                     was_added |= self._adopt(row, listing, offers, now)
-                    if listing.silent <= listing.closed:  # what is in another one may be adopted later
+                    if listing.silent <= listing.closed:  # one in another region may be adopted later
                         self._open.discard((service, listing.cloud))
         if not self._open:
             log.info("all clouds were listed after the restore")

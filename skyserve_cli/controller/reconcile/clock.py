@@ -5,7 +5,7 @@ count the time for which the host was suspended: the instances ran, and cost, me
 Python's `monotonic` on macOS stand still in suspend, so another source is used where there is one.
 
 A user may also *set* the host's clock. `SystemClock.now` does not follow by itself: it would make waits end, and costs
-fall. The ticker sees the jump (`jump_s`), moves the instants of what lives by as much (`Store.move_instants`), and only
+fall. The ticker sees the jump (`jump_s`), moves the instants of live rows by as much (`Store.move_instants`), and only
 then lets the clock follow (`follow`). So durations, ages and costs are what they were, and new instants are right.
 """
 

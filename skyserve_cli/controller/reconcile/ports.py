@@ -23,7 +23,7 @@ class CallKind(str, Enum):
 
 
 class Call(NamedTuple):
-    """One cloud call that is outstanding for a replica, with what is needed to build its order."""
+    """One cloud call that is outstanding for a replica, with everything needed to build its order."""
 
     service: str
     incarnation: str
@@ -248,7 +248,7 @@ class BalancerFleet(Protocol):
     """Keeps a load balancer agent alive per service and its table up to date."""
 
     def ensure(self, orders: Mapping[str, AgentOrder | None]) -> None:
-        """Exactly these agents should run, with these tables; None: as it is, for what is wanted of it cannot be said now.
+        """Exactly these agents should run, with these tables; None: as it is, the wanted state is unknown now.
 
         Returns at once.
         """

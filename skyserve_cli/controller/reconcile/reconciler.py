@@ -102,7 +102,7 @@ class _Turn:
 class Reconciler:
     """Brings every service to its goal, one tick at a time.
 
-    `enabled_clouds` are looked at even when no replica lives there, so that orphans of an earlier life are found.
+    `enabled_clouds` are polled even when no replica is there, so that orphans of an earlier life are found.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class Reconciler:
         self._instance_poller.watch(frozenset(turn.clouds))
 
     def _room(self, rows: Iterable[ServiceRow]) -> float:
-        """Return what is left of the budget of all services together, USD per hour."""
+        """Return the rest of the budget of all services together, USD per hour."""
         if self._max_usd_hour is None:
             return math.inf
         return self._max_usd_hour - sum(usd_hour(row.attempts) for row in rows)
@@ -306,7 +306,7 @@ class Reconciler:
         had_answers: bool,
         now: float,
     ) -> Kept:
-        """Return what is kept of a turn, and until when."""
+        """Return the cached part of a turn, and until when."""
         row, goal, orders = decided.row, decided.goal, self._order_maker.of(decided, sightings, now)
         attempts = (*decided.change.replicas.values(), *decided.agents.replicas.values())
         is_settled = not (
@@ -367,7 +367,7 @@ class Reconciler:
         return written
 
     def _unchanged(self, row: ServiceRow) -> Orders:
-        """After an error: leave what lives alone. Its load balancer goes on with the table it has."""
+        """After an error: leave live replicas alone. Its load balancer goes on with the table it has."""
         self._kept.pop(row.name, None)
         last = self._orders.get(row.name, Orders())
         return Orders(

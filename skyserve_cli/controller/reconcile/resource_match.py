@@ -48,7 +48,7 @@ def image_of(choice: ResourceChoice, zone: Zone) -> str | None:
 
 
 def copies_of(mounts: Sequence[FileMount]) -> dict[str, str]:
-    """Return what is to be copied, by where it goes.
+    """Return the files to copy, by where they go.
 
     Several sources of one mount come to stand in it side by side, by their own names.
     """

@@ -5,7 +5,7 @@ was, so the controller does not have to find it out a second time: the response 
 next probe of the controller is due one interval after the later of the two, and `WITNESSED_INTERVALS` intervals (or `LONGEST_S`)
 after its own last probe at the latest, because only its own probes are the test that the user described.
 
-A replica that dies is found as soon as without this. It serves nothing after its death, so the next probe starts at most one
+A replica that fails is found as soon as without this. It serves nothing after its death, so the next probe starts at most one
 interval after its death, as it does where every probe is the controller's. The same holds where agents die with it, are frozen
 or cannot be reached: what they reported last only gets older. A replica that goes on serving its clients while its probe
 fails is found at most that many intervals later.

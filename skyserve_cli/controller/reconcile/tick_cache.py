@@ -84,7 +84,7 @@ def why_again(
     offers: Sequence[tuple[Offer, ...] | None],
     now: float,
 ) -> str:
-    """Return why the service has to be decided about again; "" if what is kept stands."""
+    """Return why the service has to be decided about again; "" if the cached decision stands."""
     if kept is None:
         return "it has not been decided about yet"
     if has_events:

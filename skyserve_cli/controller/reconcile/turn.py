@@ -1,4 +1,4 @@
-"""The turn of one service: apply events, learn, plan, and say what is to be written. It writes and calls nothing."""
+"""The turn of one service: apply events, learn, plan, and return the changes to write. It writes and calls nothing."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class ServiceTurn:
         now: float,
         room_usd_hour: float = math.inf,
     ) -> Decided:
-        """`room_usd_hour` is what is left of the budget of all services together."""
+        """`room_usd_hour` is the rest of the budget of all services together."""
         spec = self._specs.get(row.name, row.version)
         goal = goal_of(row, spec)
         load = self.load(row, spec)
@@ -165,7 +165,7 @@ class ServiceTurn:
                 row, goal, change, agents, decided, offers[1] if offers[1:] else (), now
             )
         if is_awaited:
-            decided = replace(decided, wake_at=now)  # the wait ends with time, or with what is adopted
+            decided = replace(decided, wake_at=now)  # the wait ends with time, or with an adoption
         doubts += self._blindness(read_cache.replicas, decided.notes)
         new = dict.fromkeys(
             doubt for doubt in doubts if doubt and not any(doubt in note for note in decided.notes)
@@ -212,7 +212,7 @@ class ServiceTurn:
         offers: Sequence[Offer] | None,
         now: float,
     ) -> Plan:
-        """Return the plan, and what is to be done about agents on machines of their own."""
+        """Return the plan, and the orders for agents on machines of their own."""
         memory = decided.memory
         found = Decision()
         if goal.down or (offers is not None and self._knows_all(agents.live())):

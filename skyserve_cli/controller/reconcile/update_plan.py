@@ -68,7 +68,7 @@ def course(
 def extra(made: Course, before: Sequence[Offer]) -> tuple[int, float]:
     """Return how many replicas, and how many dollars per hour, the update needs at most in addition.
 
-    In addition to the larger of `before` and what is left after it.
+    In addition to the larger of `before` and the fleet after it.
     """
     after = made.left
     dollars = _price(made.most) - max(_price(before), _price(after))
