@@ -192,7 +192,9 @@ def _level(filled: Floats, rows: NDArray[np.int64], step_min: int) -> Floats:
 def _mean(sums: Floats, start: NDArray[np.int64], end: NDArray[np.int64]) -> Floats:
     """Return the means of the steps from `start` to before `end`, as far as there are any."""
     last = len(sums) - 1
-    start, end = np.clip(start, 0, last - 1), np.clip(end, 1, last)
+    # Not np.clip, which takes five times as long for one row.
+    start = np.minimum(np.maximum(start, 0), last - 1)
+    end = np.minimum(np.maximum(end, 1), last)
     found: Floats = (sums[end] - sums[start]) / np.maximum(end - start, 1)
     return found
 

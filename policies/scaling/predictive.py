@@ -51,6 +51,7 @@ LEAST_SPENT, MOST_SPENT = -2.5, 6.0
 FIT_EVERY_MIN = 360
 FIRST_FITS_EVERY_MIN = 60
 FIT_MIN = 14 * DAY_MIN
+READ_MIN = 7 * DAY_MIN + 180  # what a forecast looks at: a week, and some
 DRAINED_IN_S = 300.0  # a backlog gets replicas that drain it in this time
 _ROUNDING = 1e-9
 
@@ -116,7 +117,7 @@ def _ahead(history: History, requests: Floats, slo: SloGoal) -> tuple[float, flo
     fitted_at = history.end // every * every - history.first
     taught = requests[max(0, fitted_at - FIT_MIN) : max(0, fitted_at)].tobytes()
     horizons = (Horizon(cold_start, ADD_MIN), Horizon(1, cold_start + KEEP_MIN))
-    recent = requests[-FIT_MIN:]
+    recent = requests[-READ_MIN:]
     add, keep = (float(_fitted(taught, each).quantiles(recent, (QUANTILE,))[0]) for each in horizons)
     return add, keep
 
