@@ -167,7 +167,7 @@ def test_your_own_hosts_say_what_they_lack(planner: Serve, file: Path) -> None:
         ({"accelerators": "H100"}, "accelerators", "no host of yours has H100; they have L4"),
         ({"accelerators": "L4:4"}, "accelerators", "no host of yours has L4:4; the most that one has is 2"),
         ({"accelerators": "L4", "infra": "ssh/shelf"}, "infra", "config.yaml has no region 'shelf' of hosts"),
-        ({"accelerators": "L4", "use_spot": True}, "use_spot", "hosts of yours are no spot machines"),
+        ({"accelerators": "L4", "use_spot": True}, "use_spot", "your own hosts are not spot machines"),
     ):
         refused = planner("plan", file, *plain, *override(**asked))
         assert refused.code == 2
@@ -263,7 +263,7 @@ run: exec python3 -m http.server $SKYSERVE_REPLICA_PORT
         ("{store: r2, name: weights}", "a bucket in r2 needs its URL as source"),
         ("{mode: copy}", "has neither a source nor the name of a bucket"),
     ],
-    ids=["a URL of nobody", "a bucket that a name does not find", "nothing"],
+    ids=["a URL of an unknown store", "a bucket that a name does not find", "nothing"],
 )
 def test_what_cannot_be_copied_is_said_before_anything_is_launched(
     planner: Serve, file: Path, mount: str, said: str
