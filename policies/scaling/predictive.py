@@ -102,10 +102,11 @@ def _spent(history: History, requests: Floats, memory: Json, slo: SloGoal) -> fl
     usual = usual[~np.isnan(usual)]
     mean = float(usual.mean()) if len(usual) else 0.0
     allowed = 1.0 - slo.attainment
+    a_day = mean * allowed * BUDGET_MIN  # late requests that the SLO allows
     for asked, met in zip(requests[start:].tolist(), within[start:].tolist(), strict=True):
-        if mean <= 0.0 or math.isnan(asked) or math.isnan(met):
+        if a_day <= 0.0 or math.isnan(asked) or math.isnan(met):
             continue
-        change = (asked - met - allowed * asked) / (mean * allowed * BUDGET_MIN)
+        change = (asked - met - allowed * asked) / a_day
         spent = min(MOST_SPENT, max(LEAST_SPENT, spent + change))
     return spent
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies.forecast.demand import DAY_MIN, Floats
@@ -63,6 +63,7 @@ def test_replicas_are_wanted_before_a_rise_that_comes_every_day() -> None:
     assert decide(history(series[: rising + 2]), {"target": 5}, blind).wanted == 5
 
 
+@example([5e-324], 0)
 @given(
     st.lists(st.one_of(st.just(math.nan), st.floats(0.0, 1e5)), min_size=1, max_size=400),
     st.integers(0, 120),
@@ -151,10 +152,12 @@ def test_a_strict_slo_spends_its_budget_faster() -> None:
 
 
 def sizes(series: Floats, start: int, goal: ScalingGoal = GOAL) -> list[int]:
-    whole, memory, found = history(series), {}, []
+    whole = history(series)
+    memory: Json = {}
+    found: list[int] = []
     for end in range(start, len(series) + 1):
         size = decide(whole.until(end), memory, goal)
-        memory = dict(size.memory)
+        memory = size.memory
         found.append(size.wanted)
     return found
 
