@@ -78,7 +78,7 @@ def mixture(points: Sequence[Point], down: float) -> list[float]:
 
 
 def bootstrap(samples: int, value: Callable[[Drawn], float], resamples: int) -> Interval:
-    """95 % interval of a value of so many samples."""
+    """Return the 95 % interval of a value from this number of samples."""
     rng = random.Random(1)
     found = sorted(value([rng.randrange(samples) for _ in range(samples)]) for _ in range(resamples))
     return Interval(found[int(_SIDE * resamples)], found[int((1 - _SIDE) * resamples)])

@@ -228,7 +228,7 @@ class Requests:
 
 
 def idle_share(count: int) -> float:
-    """CPU seconds per second with so many targets and nothing to do."""
+    """Return CPU seconds per second with this number of targets and nothing to do."""
     with load() as engine, balancer() as lb:
         lb.use(targets_at(int(line(engine)), count), "gorgo")
         time.sleep(SETTLED_S)
@@ -241,7 +241,7 @@ def most_waiting() -> int:
 
 
 def waiting_share(count: int) -> float:
-    """CPU seconds per second while so many are held."""
+    """Return CPU seconds per second while this number of requests is held."""
     with load("--takes", "1000") as engine, balancer() as lb:
         pushing = {"mode": "fixed_cap", "cap": 1}
         lb.use(

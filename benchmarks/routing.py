@@ -36,12 +36,13 @@ from benchmarks.traffic.documents import Documents
 from benchmarks.traffic.driver import Outcome, Setting, run
 from benchmarks.traffic.measure import Metrics, Served, ideal_hit_rate
 from benchmarks.traffic.mooncake import Mooncake, Recorded, load_mooncake
+from benchmarks.traffic.tables import Column, print_table, shown
 from benchmarks.traffic.trees import Clients, Problem, TreesOfThought, load_gsm8k, made_up
 from benchmarks.traffic.workloads import Spread, Workload, walk
 from lb.config.options import Pushing, PushMode
 from policies.routing.registry import POLICIES
 from skyserve_cli.engine.profiles import Profile, assumed, profile_named
-from skyserve_cli.sim.summary import Estimate, estimate
+from skyserve_cli.sim.summary import estimate
 
 DATA = Path(os.environ.get("SKYSERVE_TRACES", ".")) / "workload"
 GSM8K = "gsm8k_train.jsonl.gz"
@@ -187,13 +188,7 @@ def run_cell(cell: Cell) -> tuple[Metrics, float]:
 # --- tables -------------------------------------------------------------------------------------------------
 
 
-class Column(NamedTuple):
-    head: str
-    value: Callable[[Metrics], float]
-    form: str
-
-
-COLUMNS = (
+COLUMNS: tuple[Column[Metrics], ...] = (
     Column("hit rate", lambda m: m.hit_rate, ".3f"),
     Column("TTFT p50 s", lambda m: m.ttft_p50_s, ".2f"),
     Column("p90", lambda m: m.ttft_p90_s, ".2f"),
@@ -204,25 +199,6 @@ COLUMNS = (
     Column("imbalance", lambda m: m.imbalance, ".2f"),
     Column("held p90 s", lambda m: m.held_p90_s, ".2f"),
 )
-
-
-def shown(value: Estimate, form: str) -> str:
-    return f"{value.mean:{form}}" + (f" ±{value.half_width:{form}}" if value.half_width is not None else "")
-
-
-def print_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], markdown: bool) -> None:
-    lines = [list(heads), *map(list, rows)]
-    if markdown:
-        print(f"\n{title}\n")
-        for index, line in enumerate(lines):
-            print("| " + " | ".join(line) + " |")
-            if not index:
-                print("|" + " --- |" * len(line))
-        return
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-    print(f"\n{title}")
-    for line in lines:
-        print("  " + "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 
 
 def ran(cells: Sequence[Cell], jobs: int) -> dict[Cell, tuple[Metrics, float]]:

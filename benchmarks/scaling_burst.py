@@ -125,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("traces", nargs="+")
     parser.add_argument(
-        "--days", type=float, default=7.0, help="at most so much of a recording; a rate is as long"
+        "--days", type=float, default=7.0, help="days of a recording at most, and the length of a rate"
     )
     parser.add_argument("--mean", type=float, default=4.0, help="replicas that carry the mean rate")
     parser.add_argument("--start", type=int, default=180, help="seconds until a new replica is ready")

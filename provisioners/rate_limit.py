@@ -14,7 +14,7 @@ from threading import Lock
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many calls at once, and so many a second in the long run."""
+    """Bounds a burst of calls, and their rate per second in the long run."""
 
     burst: float
     per_s: float

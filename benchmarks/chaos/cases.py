@@ -165,7 +165,7 @@ _BAD_MANNERS = {
 @dataclass(frozen=True, slots=True)
 class Mix:
     """How bad it is: the chance that an attempt has a fault, and that a client is a bad one. Only streams if `streams`,
-    of about so many words, one every `pace_s`."""
+    of about this number of words, one every `pace_s`."""
 
     fault: float = 0.3
     bad_client: float = 0.15

@@ -14,7 +14,7 @@ leave, dribble, or never read. Then the claims:
 * in the end nothing is in flight or held, though the clients that never read are still there; all targets are in good
   standing again; no descriptor is left, the memory has stopped growing, and nothing is wrong in the log
 
-With `--soak` it goes on for so many seconds with `--streams` concurrent streams and the same faults at a low rate, and
+With `--soak SECONDS` it goes on for that long with `--streams` concurrent streams and the same faults at a low rate, and
 prints the slopes of memory and descriptors.
 
     python -m benchmarks.chaos.faults [--requests 10000] [--seed 1] [--at-once 100]
@@ -72,7 +72,7 @@ _OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`seconds`: no new request after so long; `streams`: a soak, with so many at once."""
+    """`seconds`: no new request after that time; `streams`: a soak, with that number of concurrent streams."""
 
     requests: int = 10_000
     seconds: float = float("inf")
@@ -322,7 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Requests through an agent while targets and clients misbehave."
     )
     parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="no new request after so long")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no new request after this time")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--at-once", type=int, default=100)
     parser.add_argument("--soak", type=float, metavar="SECONDS", help="streams only, for so long")

@@ -1,6 +1,6 @@
 """A service lives through hours of a spot market in minutes, with requests all the while.
 
-The local cloud plays a trace so many times as fast: zones fill up and empty, spot replicas die without notice, at
+The local cloud plays a trace at a multiple of its speed: zones fill up and empty, spot replicas die without notice, at
 times every zone is empty. The placer keeps the wanted number with on-demand replicas and goes back to spot. With
 `--kill-every` the controller is killed (SIGKILL) again and again meanwhile; its keeper starts it again.
 

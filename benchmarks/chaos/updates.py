@@ -91,7 +91,7 @@ def update(
 
 
 def flow(traffic: Traffic, count: float) -> None:
-    """Wait for so many more answers."""
+    """Wait for this number of further responses."""
     enough = len(traffic.outcomes) + count
     until(lambda: len(traffic.outcomes) >= enough, "the traffic stands still")
 

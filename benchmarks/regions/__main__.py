@@ -28,16 +28,9 @@ from benchmarks.regions.reference import DAY_S, SCENARIOS
 from benchmarks.regions.rules import RULES
 from benchmarks.regions.scenario import Scenario, ScenarioError, load
 from benchmarks.regions.world import World
-from skyserve_cli.sim.summary import Estimate, estimate
+from benchmarks.traffic.tables import Column, print_table
 
-
-class Column(NamedTuple):
-    head: str
-    value: Callable[[Figures], float]
-    form: str
-
-
-COLUMNS = (
+COLUMNS: tuple[Column[Figures], ...] = (
     Column("TTFT p50 s", lambda f: f.ttft_p50, ".3f"),
     Column("p90", lambda f: f.ttft_p90, ".2f"),
     Column("p99", lambda f: f.ttft_p99, ".2f"),
@@ -79,29 +72,16 @@ def table(args: argparse.Namespace) -> None:
             lines = []
             for rule in args.rules:
                 values = [found[run] for run in runs if run.rule == rule]
-                lines.append([rule, *(_shown(values, column) for column in COLUMNS)])
+                lines.append([rule, *(column.cell(values) for column in COLUMNS)])
                 rows += [
                     {"scenario": scenario.name, "rule": rule, "seed": seed, **asdict(value)}
                     for seed, value in zip(seeds, values, strict=True)
                 ]
-            _print(
+            print_table(
                 f"{scenario.name}: {len(seeds)} seeds", ["rule", *(column.head for column in COLUMNS)], lines
             )
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
-
-
-def _shown(values: Sequence[Figures], column: Column) -> str:
-    found: Estimate = estimate([column.value(value) for value in values])
-    spread = f" ±{found.half_width:{column.form}}" if found.half_width is not None else ""
-    return f"{found.mean:{column.form}}{spread}"
-
-
-def _print(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print(f"\n{title}\n\n| " + " | ".join(heads) + " |\n|" + " --- |" * len(heads))
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
-    sys.stdout.flush()
 
 
 def _names(known: Sequence[str]) -> Callable[[str], list[str]]:

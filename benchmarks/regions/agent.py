@@ -17,7 +17,7 @@ from policies.regions.registry import make_region_policy
 from policies.routing.base import Choice, RequestView
 
 if TYPE_CHECKING:
-    from benchmarks.regions.world import Engine, World
+    from benchmarks.regions.world import RegionalEngine, World
 
 _DAY_S = 86_400.0
 IDLE_POLL_S = 5.0  # as in `lb.engines.load_poller`, which is not pure
@@ -35,7 +35,7 @@ class Flight:
         self.attempt = 0
         self.cached_tokens = 0
         self.first_at = now
-        self.engine: Engine | None = None
+        self.engine: RegionalEngine | None = None
         self.booking: Booking | None = None
         self.agent: Agent  # that pushes it to a replica
         self.origin: Agent  # that it entered
@@ -74,7 +74,8 @@ class Agent:
         self._two_layers = rule.outer != "local"
         self._others = [name for name in agents if name != region]
         self._peers = Peers(self._others)
-        self._asked_at: dict[str, float] = {}
+        self._polled_at: dict[str, float] = {}
+        self._reported_wait_s = 0.0
 
     def _start_empty(self, now: float) -> None:
         self._table = TargetTable(self._described(), now)
@@ -105,11 +106,11 @@ class Agent:
             if engine in self._served and self._pushing.asks:
                 key = self._table.key(engine.id)
                 assert key is not None
-                self._table.loaded(key, _load(engine), 0.0, 0.0)
+                self._table.loaded(key, engine.load(), 0.0, 0.0)
             offset_s = self._pushing.probe_s * place / len(self._world.engines)
-            self._world.at(offset_s, self._poll, engine)
+            self._world.events.at(offset_s, self._poll, engine)
         if self._two_layers:
-            self._world.at(self._world.scenario.report_s, self._report, None)
+            self._world.events.at(self._world.scenario.report_s, self._report, None)
 
     def check_balance(self) -> None:
         problems = self._table.audit()
@@ -143,7 +144,7 @@ class Agent:
             return
         if flight.hop and self._outer.needs_room and not self._starts_soon(flight, now):
             del self._flights[flight]
-            self._world.at(
+            self._world.events.at(
                 now + self._world.rtt_s(self.region, flight.origin.region) / 2, flight.origin.returned, flight
             )
             return
@@ -169,11 +170,11 @@ class Agent:
         self._peers.forwarded(flight.view, region, now)
         del self._flights[flight]
         flight.hop = True
-        world.crossed(self.region, region, len(flight.call.prompt.text) + 600)
+        world.crossed(self.region, region, world.request_bytes(flight.call))
         if world.passes(self.region, region, now):
-            world.at(now + world.rtt_s(self.region, region) / 2, world.agents[region].arrives, flight)
+            world.events.at(now + world.rtt_s(self.region, region) / 2, world.agents[region].arrives, flight)
         else:  # the connection attempt fails; the request goes back to the queue
-            world.at(now + 1.0, self.returned, flight)
+            world.events.at(now + 1.0, self.returned, flight)
 
     def returned(self, flight: Flight, now: float) -> None:
         """A peer had no room for a request of ours: it waits here, at its old place."""
@@ -194,8 +195,6 @@ class Agent:
             self._table.choose(flight.view, now), flight.view, self._pace.wait_s(len(self._queue), now)
         )
         return cost.wait_s <= self._reported_wait_s + FULL_SLACK_S
-
-    _reported_wait_s = 0.0
 
     def _push(self, flight: Flight, choice: Choice, now: float) -> None:
         engine = self._world.engine_by_id[choice.target_id]
@@ -226,26 +225,26 @@ class Agent:
 
     # --- what it learns
 
-    def _poll(self, engine: Engine, now: float) -> None:
+    def _poll(self, engine: RegionalEngine, now: float) -> None:
         if not self._world.under_way:
             return
         if engine in self._served and not self.down:
-            asked_at = self._asked_at.get(engine.id, -IDLE_POLL_S)
-            if engine.flights or len(self._queue) or now - asked_at >= IDLE_POLL_S:
-                self._asked_at[engine.id] = now
+            polled_at = self._polled_at.get(engine.id, -IDLE_POLL_S)
+            if engine.items or len(self._queue) or now - polled_at >= IDLE_POLL_S:
+                self._polled_at[engine.id] = now
                 way_s = self._world.rtt_s(self.region, engine.region) / 2
-                self._world.at(now + way_s, self._is_polled, (engine, now, way_s))
+                self._world.events.at(now + way_s, self._is_polled, (engine, now, way_s))
             self._let_in(now)
-        self._world.at(now + self._pushing.probe_s, self._poll, engine)
+        self._world.events.at(now + self._pushing.probe_s, self._poll, engine)
 
-    def _is_polled(self, about: tuple[Engine, float, float], now: float) -> None:
-        engine, asked_at, way_s = about
-        self._world.at(now + way_s, self._polled, (engine, asked_at, _load(engine)))
+    def _is_polled(self, about: tuple[RegionalEngine, float, float], now: float) -> None:
+        engine, polled_at, way_s = about
+        self._world.events.at(now + way_s, self._polled, (engine, polled_at, engine.load()))
 
-    def _polled(self, about: tuple[Engine, float, EngineLoad], now: float) -> None:
-        engine, asked_at, load = about
+    def _polled(self, about: tuple[RegionalEngine, float, EngineLoad], now: float) -> None:
+        engine, polled_at, load = about
         key = self._table.key(engine.id)
-        if key is not None and not self.down and self._table.loaded(key, load, asked_at, now):
+        if key is not None and not self.down and self._table.loaded(key, load, polled_at, now):
             self._let_in(now)
 
     # --- reports
@@ -262,9 +261,9 @@ class Agent:
             for name in self._others:
                 if world.passes(self.region, name, now):
                     way_s = world.rtt_s(self.region, name) / 2
-                    world.at(now + way_s, world.agents[name].hears, (self.region, report, now))
+                    world.events.at(now + way_s, world.agents[name].hears, (self.region, report, now))
             self._reconsider(now)
-        world.at(now + world.scenario.report_s, self._report, None)
+        world.events.at(now + world.scenario.report_s, self._report, None)
 
     def hears(self, about: tuple[str, RegionReport, float], now: float) -> None:
         region, report, made_at = about
@@ -310,7 +309,7 @@ class Agent:
         else:  # the peer that it was forwarded to died: it begins again here
             flight.attempt += 1
             flight.enter(self)
-            self._world.at(
+            self._world.events.at(
                 now + self._world.rtt_s(self.region, flight.agent.region) / 2, self.arrives, flight
             )
 
@@ -318,7 +317,7 @@ class Agent:
         self.down = False
         self._start_empty(now)
 
-    def adopt(self, engines: Sequence[Engine], now: float) -> None:
+    def adopt(self, engines: Sequence[RegionalEngine], now: float) -> None:
         self._served = [*self._served, *(one for one in engines if one not in self._served)]
         self._table.apply(self._described(), now)
         self._measure_distances()
@@ -328,8 +327,3 @@ class Agent:
         if not self._world.rule.all_view:
             self._served = [one for one in self._served if one.region != region]
             self._table.apply(self._described(), now)
-
-
-def _load(engine: Engine) -> EngineLoad:
-    model = engine.model
-    return EngineLoad(running=model.running, pending=model.waiting, kv_usage=model.kv_usage)

@@ -13,7 +13,7 @@ DAY_S = 600.0
 def day(
     load: float, replicas: int | Mapping[str, int] = 4, length_s: float = DAY_S, **more: object
 ) -> Scenario:
-    """Conversations that follow the sun, over so many replicas; `load` is of the capacity of 12."""
+    """Return conversations that follow the sun. `replicas` is per region; `load` is a share of the capacity of 12 replicas."""
     options = {"load": load, "length_s": length_s, **more}
     return Scenario("day", three(replicas), RTT_MS, Clients("day", options), count_from_s=length_s / 10)
 

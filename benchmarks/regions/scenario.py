@@ -100,7 +100,7 @@ class Scenario:
 
 
 def three(replicas: Mapping[str, int] | int = 4) -> tuple[Region, ...]:
-    """Returns the three regions of the reference scenarios, with so many replicas each."""
+    """Return the three regions of the reference scenarios. `replicas` is per region."""
     return tuple(
         Region(
             name,

@@ -1,4 +1,4 @@
-"""Clients of several regions. A call carries its region in `scope`'s place of origin: see `Origin`.
+"""Clients of several regions.
 
     day     conversations whose rate follows the sun: (1 + swing sin), a third of a day apart, 24 hours in `length_s`
     closed  a fixed number of clients per region who talk without pause, for `length_s`
@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import merge
 from typing import Any, Protocol
 
+from benchmarks.traffic.chat import Habits, Session
 from benchmarks.traffic.trees import Clients as TreeClients
 from benchmarks.traffic.trees import TreesOfThought, made_up
 from benchmarks.traffic.workloads import (
-    ANSWER_BEGIN,
     Arrival,
     Call,
     Passage,
@@ -28,16 +28,8 @@ from benchmarks.traffic.workloads import (
     Spread,
     exponential,
     geometric,
-    join,
     message,
-    spoken,
 )
-
-TENANTS = 12
-GLOBAL_TENANTS = 3
-SYSTEM_TOKENS = 200
-TURNS = 3.0
-LONGEST_TOKENS = 6000
 
 
 class RegionalWorkload(Protocol):
@@ -50,89 +42,80 @@ class RegionalWorkload(Protocol):
     def region_of(self, call: Call) -> str: ...
 
 
-_MESSAGE = Spread(40, 160, 3, 2000)
-_RESPONSE = Spread(129, 400, 2, 1200)
-_THINK = Spread(14, 71, 1, 600)
-
-
-@dataclass(frozen=True, slots=True)
-class Talk:
-    """How people talk. Lengths are in tokens; `think_s` None: the next message follows at once."""
-
-    message_tokens: Spread = _MESSAGE
-    answer_tokens: Spread = _RESPONSE
-    think_s: Spread | None = _THINK
-    turns_mean: float = TURNS
+HABITS = Habits(
+    tenants=12,
+    message_tokens=Spread(40, 160, 3, 2000),
+    answer_tokens=Spread(129, 400, 2, 1200),
+    think_s=Spread(14, 71, 1, 600),
+    longest_tokens=6000,
+)
+LONG_HABITS = replace(
+    HABITS,
+    turns_mean=4.0,
+    message_tokens=Spread(80, 400, 3, 2000),
+    answer_tokens=Spread(250, 700, 2, 1200),
+)
+GLOBAL_TENANTS = 3
 
 
 @dataclass(slots=True, eq=False)
-class _Session:
-    region: str
-    tenant: str
-    user: str
-    rng: random.Random
-    turns_left: int
-    past: Passage
-    answer: Passage
-    turn: int = 0
+class _RegionalSession(Session):
+    region: str = ""
 
 
 class Conversations:
     """What day and closed share: tenants, sessions, turns. What a session says depends on the seed and its number alone.
 
-    `roam` is the chance that a turn enters in the next region after the one of the turn before.
+    `roam` is the chance that a turn enters in the next region after the one of the turn before. Without `pauses` a turn
+    follows at once.
     """
 
-    def __init__(self, regions: Sequence[str], seed: int, talk: Talk, roam: float = 0.0) -> None:
+    def __init__(
+        self, regions: Sequence[str], seed: int, habits: Habits, *, pauses: bool = True, roam: float = 0.0
+    ) -> None:
         self._regions = list(regions)
         self._seed = seed
-        self._talk = talk
+        self._habits = habits
+        self._pauses = pauses
         self._roam = roam
-        self._open: dict[str, _Session] = {}
+        self._open: dict[str, _RegionalSession] = {}
         self._numbers = 0
         self._systems: dict[str, list[tuple[str, Passage]]] = {}
         shared = [(f"global-{n}", self._system(f"global/{n}")) for n in range(GLOBAL_TENANTS)]
         for region in regions:
-            own = [(f"{region}-{n}", self._system(f"{region}/{n}")) for n in range(TENANTS - GLOBAL_TENANTS)]
-            self._systems[region] = random.Random(f"{seed}/{region}/ranks").sample([*shared, *own], TENANTS)
-        self._weights = [1 / (rank + 1) for rank in range(TENANTS)]
+            own = [
+                (f"{region}-{n}", self._system(f"{region}/{n}"))
+                for n in range(habits.tenants - GLOBAL_TENANTS)
+            ]
+            self._systems[region] = random.Random(f"{seed}/{region}/ranks").sample(
+                [*shared, *own], habits.tenants
+            )
+        self._weights = [1 / (rank + 1) for rank in range(habits.tenants)]
 
     def region_of(self, call: Call) -> str:
         return self._open[call.id].region
 
     def _system(self, name: str) -> Passage:
-        return message("system", Prose(random.Random(f"{self._seed}/{name}")).passage(SYSTEM_TOKENS))
+        prose = Prose(random.Random(f"{self._seed}/{name}"))
+        return message("system", prose.passage(self._habits.system_tokens))
 
     def _begin(self, region: str) -> Call:
         number, self._numbers = self._numbers, self._numbers + 1
         rng = random.Random(f"{self._seed}/{region}/{number}")
         tenant, system = rng.choices(self._systems[region], self._weights)[0]
-        turns = geometric(rng, self._talk.turns_mean)
-        return self._turn(_Session(region, tenant, f"u{number}", rng, turns, system, Passage(b"", ())))
+        turns = geometric(rng, self._habits.turns_mean)
+        return self._turn(_RegionalSession(tenant, f"u{number}", turns, system, rng, region=region))
 
-    def _turn(self, session: _Session) -> Call:
-        prose = Prose(session.rng)
-        said = prose.passage(round(self._talk.message_tokens.draw(session.rng)))
-        session.answer = prose.passage(round(self._talk.answer_tokens.draw(session.rng)))
-        session.past = join((session.past, message("user", said)))
-        session.turns_left -= 1
-        call = Call(
-            id=f"{session.user}.{session.turn}",
-            prompt=join((session.past, ANSWER_BEGIN)),
-            answer=spoken(session.answer),
-            scope=session.tenant,
-            session=session.user,
-        )
-        session.turn += 1
+    def _turn(self, session: _RegionalSession) -> Call:
+        call = session.next_turn(self._habits)
         self._open[call.id] = session
         return call
 
     def _next_turn(self, call: Call, now: float) -> Arrival | None:
         session = self._open.pop(call.id)
-        session.past = join((session.past, message("assistant", session.answer)))
-        if not session.turns_left or len(session.past.tokens) > LONGEST_TOKENS:
+        if not session.goes_on(self._habits):
             return None
-        pause_s = self._talk.think_s.draw(session.rng) if self._talk.think_s else 0.0
+        pause_s = self._habits.think_s.draw(session.rng) if self._pauses else 0.0
         if self._roam and session.rng.random() < self._roam:
             place = self._regions.index(session.region)
             session.region = self._regions[(place + 1) % len(self._regions)]
@@ -140,7 +123,7 @@ class Conversations:
 
 
 class Day(Conversations):
-    """Open loop: `per_replica_s` conversations a second and replica at load 1, over all regions together."""
+    """Open loop: at load 1 each of `demand_replicas` replicas has `per_replica_s` new conversations a second."""
 
     def __init__(
         self,
@@ -154,9 +137,8 @@ class Day(Conversations):
         demand_replicas: int = 12,
         roam: float = 0.0,
         shares: Mapping[str, float] | None = None,
-        talk: Talk | None = None,
     ) -> None:
-        super().__init__(list(regions), seed, talk or Talk(), roam)
+        super().__init__(list(regions), seed, HABITS, roam=roam)
         self._length_s = length_s
         self._swing = swing
         count = len(regions)
@@ -197,10 +179,8 @@ class Closed(Conversations):
         *,
         clients: Mapping[str, int],
         length_s: float = 300.0,
-        talk: Talk | None = None,
     ) -> None:
-        pause_free = Talk(Spread(80, 400, 3, 2000), Spread(250, 700, 2, 1200), None, 4.0)
-        super().__init__(list(regions), seed, talk or pause_free)
+        super().__init__(list(regions), seed, LONG_HABITS, pauses=False)
         self._clients = clients
         self._length_s = length_s
 

@@ -10,20 +10,18 @@ runs through it is lost, and its clients try again every RETRY_S until they find
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
-from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 from benchmarks.regions import workloads
 from benchmarks.regions.agent import Agent, Flight
 from benchmarks.regions.rules import Rule
 from benchmarks.regions.scenario import Death, Scenario
-from benchmarks.traffic.script import Script
+from benchmarks.traffic.virtual_time import Engine, Events
 from benchmarks.traffic.workloads import Call
-from skyserve_cli.engine.model import EngineModel, Request
-from skyserve_cli.engine.profiles import profile_named
+from skyserve_cli.engine.profiles import Profile, profile_named
 
 CLIENT_RTT_S = 0.004  # between a client and the agent of its region
 REPLICA_RTT_S = 0.001  # between an agent and a replica of its region
@@ -68,19 +66,16 @@ class Result:
         return summary.hexdigest()
 
 
-class Engine:
-    """A replica with its clock."""
+class RegionalEngine(Engine[Flight]):
+    """A replica of a region."""
 
-    def __init__(self, index: int, region: str, profile: str) -> None:
+    def __init__(self, index: int, region: str, profile: Profile, world: World) -> None:
+        super().__init__(
+            profile, world.events, partial(world.first_token, self), partial(world.last_token, self)
+        )
         self.index = index
         self.id = f"{region}-{index}"
         self.region = region
-        self.script = Script()
-        self.model = EngineModel(profile_named(profile), self.script)
-        self.iterating = False
-        self.busy_s = 0.0
-        self.flights: dict[str, Flight] = {}
-        self.without_token: set[str] = set()
 
 
 class World:
@@ -89,9 +84,7 @@ class World:
     def __init__(self, scenario: Scenario, rule: Rule, seed: int) -> None:
         self.scenario = scenario
         self.rule = rule
-        self._events: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
-        self._serial = 0
-        self._numbers = 0
+        self.events = Events()
         self._open = 0
         self._lost = 0
         self._rtt_s = {pair: ms / 1000 for pair, ms in scenario.rtt_ms.items()}
@@ -99,7 +92,8 @@ class World:
         self.workload = workloads.make(scenario.clients.kind, replicas, seed, scenario.clients.options)
         self._opening = iter(self.workload.opening())
         names = [name for name, count in replicas.items() for _ in range(count)]
-        self.engines = [Engine(index, name, scenario.profile) for index, name in enumerate(names)]
+        profile = profile_named(scenario.profile)
+        self.engines = [RegionalEngine(index, name, profile, self) for index, name in enumerate(names)]
         self.engine_by_id = {engine.id: engine for engine in self.engines}
         self._responses: list[Response] = []
         self.egress_bytes: dict[tuple[str, str], int] = {}
@@ -108,10 +102,6 @@ class World:
         self._home = {name: rule.central or name for name in replicas}  # where clients of a region enter
 
     # --- what agents use
-
-    def at(self, at_s: float, happen: Callable[[Any, float], None], what: Any) -> None:
-        self._serial += 1
-        heappush(self._events, (at_s, self._serial, happen, what))
 
     def rtt_s(self, one: str, other: str) -> float:
         if one == other:
@@ -137,18 +127,18 @@ class World:
         if source != target:
             self.egress_bytes[source, target] = self.egress_bytes.get((source, target), 0) + size
 
-    def send_to_engine(self, flight: Flight, engine: Engine, agent: Agent, now: float) -> None:
+    def request_bytes(self, call: Call) -> int:
+        return HEAD_BYTES + BYTES_PER_PROMPT_TOKEN * len(call.prompt.tokens)
+
+    def send_to_engine(self, flight: Flight, engine: RegionalEngine, agent: Agent, now: float) -> None:
         flight.engine = engine
-        tokens = len(flight.call.prompt.tokens)
-        self.crossed(agent.region, engine.region, HEAD_BYTES + BYTES_PER_PROMPT_TOKEN * tokens)
-        self.at(now + self.rtt_s(agent.region, engine.region) / 2, self._reaches_engine, flight)
+        self.crossed(agent.region, engine.region, self.request_bytes(flight.call))
+        self.events.at(now + self.rtt_s(agent.region, engine.region) / 2, self._reaches_engine, flight)
 
     def abort(self, flight: Flight) -> None:
         """The connection to the engine is gone; the engine stops computing the response."""
-        name = f"{flight.call.id}#{flight.attempt}"
-        if flight.engine is not None and flight.engine.flights.pop(name, None) is not None:
-            flight.engine.without_token.discard(name)
-            flight.engine.model.abort(name)
+        if flight.engine is not None:
+            flight.engine.abort(f"{flight.call.id}#{flight.attempt}")
 
     # --- the run
 
@@ -159,10 +149,8 @@ class World:
         for death in self.scenario.deaths:
             self._plan_death(death)
         for change in self.scenario.rtt_changes:
-            self.at(change.at_s, self._change_rtt, change)
-        while self._events:
-            now, _, happen, what = heappop(self._events)
-            happen(what, now)
+            self.events.at(change.at_s, self._change_rtt, change)
+        self.events.play()
         for agent in self.agents.values():
             agent.check_balance()
         return Result(
@@ -177,7 +165,7 @@ class World:
         coming = next(self._opening, None)
         if coming is not None:
             self._open += 1
-            self.at(coming.at_s, self._opens, coming.call)
+            self.events.at(coming.at_s, self._opens, coming.call)
 
     def _opens(self, call: Call, now: float) -> None:
         self._announce_next()
@@ -189,13 +177,13 @@ class World:
         if agent.region != flight.region:
             way_s += self.rtt_s(agent.region, flight.region) / 2
         flight.enter(agent)
-        self.at(now + way_s, agent.arrives, flight)
+        self.events.at(now + way_s, agent.arrives, flight)
 
     def lose(self, flight: Flight, now: float) -> None:
         """The client's attempt has failed; it tries again."""
         self._lost += 1
         flight.attempt += 1
-        self.at(now + RETRY_S, self._issue, flight)
+        self.events.at(now + RETRY_S, self._issue, flight)
 
     # --- engines
 
@@ -203,59 +191,23 @@ class World:
         call, engine = flight.call, flight.engine
         if engine is None or flight.agent.down:
             return
-        self._numbers += 1
-        engine.script.cast(self._numbers, call.answer)
-        name = f"{call.id}#{flight.attempt}"
-        engine.flights[name] = flight
-        engine.without_token.add(name)
-        engine.model.submit(
-            Request(
-                name, call.prompt.tokens, max_tokens=len(call.answer), ignore_eos=True, seed=self._numbers
-            ),
-            now,
-        )
-        self._iterate(engine, now)
+        engine.submit(f"{call.id}#{flight.attempt}", call, flight, now)
 
-    def _iterate(self, engine: Engine, now: float) -> None:
-        if engine.iterating:
-            return
-        wakes_at = engine.model.wakes_at(now)
-        if wakes_at is None:
-            return
-        if wakes_at > now:
-            self.at(wakes_at, self._iterate, engine)
-            return
-        engine.iterating = True
-        duration_s = engine.model.begin(now)
-        engine.busy_s += duration_s
-        self.at(now + duration_s, self._finishes, engine)
-
-    def _finishes(self, engine: Engine, now: float) -> None:
-        engine.iterating = False
-        for name, _, finish, cached_tokens in engine.model.finish():
-            if name in engine.without_token:
-                engine.without_token.discard(name)
-                flight = engine.flights[name]
-                flight.cached_tokens = cached_tokens
-                self._first_token(flight, engine, now)
-            if finish is not None:
-                self._last_token(engine.flights.pop(name), engine, now)
-        self._iterate(engine, now)
-
-    def _first_token(self, flight: Flight, engine: Engine, now: float) -> None:
+    def first_token(self, engine: RegionalEngine, flight: Flight, cached_tokens: int, now: float) -> None:
+        flight.cached_tokens = cached_tokens
         agent = flight.agent
         back_s = self.rtt_s(agent.region, engine.region) / 2
-        self.at(now + back_s, agent.responded, (flight, flight.attempt))
+        self.events.at(now + back_s, agent.responded, (flight, flight.attempt))
         flight.first_at = now + back_s + self._way_to_client(flight)
 
-    def _last_token(self, flight: Flight, engine: Engine, now: float) -> None:
+    def last_token(self, engine: RegionalEngine, flight: Flight, now: float) -> None:
         agent, call = flight.agent, flight.call
         back_s = self.rtt_s(agent.region, engine.region) / 2
         size = HEAD_BYTES // 2 + BYTES_PER_RESPONSE_TOKEN * len(call.answer)
         self.crossed(engine.region, agent.region, size)
         self.crossed(agent.region, flight.origin.region, size)
-        self.at(now + back_s, agent.ended, (flight, flight.attempt))
-        self.at(
+        self.events.at(now + back_s, agent.ended, (flight, flight.attempt))
+        self.events.at(
             now + back_s + self._way_to_client(flight), self._client_has_it, (flight, flight.attempt, engine)
         )
 
@@ -267,7 +219,7 @@ class World:
             way_s += self.rtt_s(flight.origin.region, flight.region) / 2
         return way_s
 
-    def _client_has_it(self, about: tuple[Flight, int, Engine], now: float) -> None:
+    def _client_has_it(self, about: tuple[Flight, int, RegionalEngine], now: float) -> None:
         flight, attempt, engine = about
         if attempt != flight.attempt:  # the agent died in between
             return
@@ -290,7 +242,7 @@ class World:
         self._open -= 1
         for later in self.workload.ended(call, now):
             self._open += 1
-            self.at(later.at_s, self._opens_later, later.call)
+            self.events.at(later.at_s, self._opens_later, later.call)
 
     def _opens_later(self, call: Call, now: float) -> None:
         self._issue(Flight(call, self.workload.region_of(call), now), now)
@@ -319,8 +271,8 @@ class World:
             nearest.give_back(death.region, now)
             self._home[death.region] = death.region
 
-        self.at(death.at_s, lambda _, now: agent.dies(now), None)
-        self.at(death.at_s + death.clients_find_s, moves, None)
+        self.events.at(death.at_s, lambda _, now: agent.dies(now), None)
+        self.events.at(death.at_s + death.clients_find_s, moves, None)
         if death.adopted_after_s is not None and not self.rule.all_view:
-            self.at(death.at_s + death.adopted_after_s, lambda _, now: nearest.adopt(own, now), None)
-        self.at(death.until_s, returns, None)
+            self.events.at(death.at_s + death.adopted_after_s, lambda _, now: nearest.adopt(own, now), None)
+        self.events.at(death.until_s, returns, None)

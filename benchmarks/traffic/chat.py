@@ -56,14 +56,43 @@ class Habits:
     longest_tokens: int = 8192
 
 
+NOTHING_SAID = Passage(b"", ())
+
+
 @dataclass(slots=True, eq=False)
-class _Session:
-    tenant: int
+class Session:
+    """One conversation; what is said in it is drawn from `rng`."""
+
+    tenant: str
     user: str
     turns_left: int
     past: Passage
-    answer: Passage  # of the turn under way
+    rng: random.Random
+    answer: Passage = NOTHING_SAID  # of the turn under way
     turn: int = 0
+
+    def next_turn(self, habits: Habits) -> Call:
+        prose = Prose(self.rng)
+        said = prose.passage(round(habits.message_tokens.draw(self.rng)))
+        self.answer = prose.passage(round(habits.answer_tokens.draw(self.rng)))
+        self.past = join((self.past, message("user", said)))
+        self.turns_left -= 1
+        call = Call(
+            id=f"{self.user}.{self.turn}",
+            prompt=join((self.past, ANSWER_BEGIN)),
+            answer=spoken(self.answer),
+            scope=self.tenant,
+            session=self.user,
+        )
+        self.turn += 1
+        return call
+
+    def goes_on(self, habits: Habits) -> bool:
+        """Return whether another turn follows the one that has ended."""
+        if not self.turns_left:
+            return False
+        self.past = join((self.past, message("assistant", self.answer)))
+        return len(self.past.tokens) <= habits.longest_tokens
 
 
 class Chat:
@@ -86,7 +115,7 @@ class Chat:
         ]
         weights = [(rank + 1) ** -habits.popularity for rank in range(habits.tenants)]
         self._shares = list(accumulate(weights))
-        self._open: dict[str, tuple[_Session, random.Random]] = {}
+        self._open: dict[str, Session] = {}
 
     def opening(self) -> Iterator[Arrival]:
         number, now = 0, 0.0
@@ -97,33 +126,17 @@ class Chat:
             rng = random.Random(f"{self._seed}/{number}")
             tenant = bisect_right(self._shares, rng.random() * self._shares[-1])
             turns = geometric(rng, self._habits.turns_mean)
-            past = self._systems[tenant]
-            session = _Session(tenant, f"user-{number}", turns, past, Passage(b"", ()))
-            yield Arrival(now, self._turn(session, rng))
+            session = Session(f"tenant-{tenant}", f"user-{number}", turns, self._systems[tenant], rng)
+            yield Arrival(now, self._turn(session))
             number += 1
 
     def ended(self, call: Call, now: float) -> Iterable[Arrival]:
-        session, rng = self._open.pop(call.id)
-        if not session.turns_left:
+        session = self._open.pop(call.id)
+        if not session.goes_on(self._habits):
             return ()
-        session.past = join((session.past, message("assistant", session.answer)))
-        if len(session.past.tokens) > self._habits.longest_tokens:
-            return ()
-        return (Arrival(now + self._habits.think_s.draw(rng), self._turn(session, rng)),)
+        return (Arrival(now + self._habits.think_s.draw(session.rng), self._turn(session)),)
 
-    def _turn(self, session: _Session, rng: random.Random) -> Call:
-        prose = Prose(rng)
-        said = prose.passage(round(self._habits.message_tokens.draw(rng)))
-        session.answer = prose.passage(round(self._habits.answer_tokens.draw(rng)))
-        session.past = join((session.past, message("user", said)))
-        session.turns_left -= 1
-        call = Call(
-            id=f"{session.user}.{session.turn}",
-            prompt=join((session.past, ANSWER_BEGIN)),
-            answer=spoken(session.answer),
-            scope=f"tenant-{session.tenant}",
-            session=session.user,
-        )
-        session.turn += 1
-        self._open[call.id] = session, rng
+    def _turn(self, session: Session) -> Call:
+        call = session.next_turn(self._habits)
+        self._open[call.id] = session
         return call

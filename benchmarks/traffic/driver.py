@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
-from heapq import heappop, heappush
-from typing import Any
 
 from benchmarks.traffic.measure import Metrics, Served, measure
-from benchmarks.traffic.script import Script
+from benchmarks.traffic.virtual_time import Engine, Events
 from benchmarks.traffic.workloads import Arrival, Call, Workload
 from lb.config.options import Limits, Pushing
 from lb.config.schema import Table, Target
@@ -25,7 +24,6 @@ from lb.core.scheduler import Scheduler
 from lb.core.targets import Booking, Key, TargetTable
 from policies.routing.base import RequestView, RoutingPolicy
 from policies.routing.registry import make_policy
-from skyserve_cli.engine.model import EngineModel, Request
 from skyserve_cli.engine.profiles import L4_8B, Profile
 
 _DAY_S = 86_400.0
@@ -97,23 +95,14 @@ class _Flight:
         self.cached_tokens = self.matched_bytes = 0
 
 
-class _Engine:
-    """One engine, its clock and its way of answering a probe."""
+class _Engine(Engine[_Flight]):
+    """One engine, its name at the balancer, and when it was last polled."""
 
-    def __init__(self, index: int, profile: Profile, key: Key) -> None:
+    def __init__(self, index: int, profile: Profile, key: Key, world: _World) -> None:
+        super().__init__(profile, world.events, world.first_token, partial(world.last_token, self))
         self.index = index
-        self.key = key  # the balancer's name for it
-        self.script = Script()
-        self.model = EngineModel(profile, self.script)
-        self.busy = False  # an iteration is under way
-        self.flights: dict[str, _Flight] = {}
-        self.silent: set[str] = set()  # requests without a first token
-        self.asked_at = 0.0  # for its load
-
-    def load(self) -> EngineLoad:
-        return EngineLoad(
-            running=self.model.running, pending=self.model.waiting, kv_usage=self.model.kv_usage
-        )
+        self.key = key
+        self.polled_at = 0.0
 
 
 class _World:
@@ -121,9 +110,10 @@ class _World:
         self._workload = workload
         self._setting = setting
         self._way_s = setting.rtt_s / 2
+        self.events = Events()
         self._table = TargetTable(_table(setting), 0.0, setting.make_policy)
         self._engines = [
-            _Engine(index, profile, key)
+            _Engine(index, profile, key, self)
             for index, (profile, (key, _, _)) in enumerate(
                 zip(setting.profiles, self._table.probe_list(), strict=True)
             )
@@ -131,11 +121,8 @@ class _World:
         self._by_id = {engine.key.id: engine for engine in self._engines}
         self._queue: RequestQueue[_Flight] = RequestQueue()
         self._dispatcher: Scheduler[_Flight] = Scheduler(self._table, self._queue)
-        self._events: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
-        self._serial = 0
         self._opening: Iterator[Arrival] = iter(workload.opening())
         self._open = 0  # calls that have been announced and have not ended
-        self._numbers = 0
         self._served: list[Served] = []
         self._refused = 0
         self._alarmed = False  # for the next deadline in the queue
@@ -147,23 +134,17 @@ class _World:
                 self._table.loaded(engine.key, engine.load(), 0.0, 0.0)
                 # Not all at once: the prober spreads its questions over the interval.
                 place = (engine.index + 1) / len(self._engines)
-                self._at(self._setting.pushing.probe_s * place, self._probe, engine)
-        while self._events:
-            now, _, happen, what = heappop(self._events)
-            happen(what, now)
+                self.events.at(self._setting.pushing.probe_s * place, self._probe, engine)
+        self.events.play()
         problems = self._table.audit()
         if problems or self._table.in_flight or len(self._queue):
             raise UnbalancedBookings("; ".join(problems) or "calls are still in flight or held")
         return Outcome(
             served=tuple(self._served),
             refused=self._refused,
-            preemptions=sum(engine.model.counters.preemptions for engine in self._engines),
+            preemptions=sum(engine.preemptions for engine in self._engines),
             engines=len(self._engines),
         )
-
-    def _at(self, at_s: float, happen: Callable[[Any, float], None], what: Any) -> None:
-        self._serial += 1
-        heappush(self._events, (at_s, self._serial, happen, what))
 
     # --- clients
 
@@ -171,7 +152,7 @@ class _World:
         coming = next(self._opening, None)
         if coming is not None:
             self._open += 1
-            self._at(coming.at_s, self._arrives_by_itself, coming.call)
+            self.events.at(coming.at_s, self._arrives_by_itself, coming.call)
 
     def _arrives_by_itself(self, call: Call, now: float) -> None:
         self._announce_next()
@@ -201,7 +182,7 @@ class _World:
         deadline = self._queue.next_deadline()
         if deadline is not None and not self._alarmed:
             self._alarmed = True
-            self._at(deadline, self._expire, None)
+            self.events.at(deadline, self._expire, None)
 
     def _expire(self, _: None, now: float) -> None:
         self._alarmed = False
@@ -217,7 +198,7 @@ class _World:
         self._open -= 1
         for later in self._workload.ended(call, now):
             self._open += 1
-            self._at(later.at_s, self._arrives, later.call)
+            self.events.at(later.at_s, self._arrives, later.call)
 
     # --- the balancer
 
@@ -225,7 +206,7 @@ class _World:
         flight.booking = self._table.book(flight.view, target_id, now)
         flight.pushed_at = now
         flight.matched_bytes = matched_bytes
-        self._at(now + self._way_s, self._reaches, (self._by_id[target_id], flight))
+        self.events.at(now + self._way_s, self._reaches, (self._by_id[target_id], flight))
 
     def _let_in(self, now: float) -> None:
         if len(self._queue):
@@ -263,64 +244,34 @@ class _World:
         """Ask an engine for its load if that is due, as `lb.engines.load_poller` does, and come back."""
         if not self._open:
             return
-        busy = engine.flights or len(self._queue)
-        if busy or now - engine.asked_at >= IDLE_PROBE_S:
-            engine.asked_at = now
-            self._at(now + self._way_s, self._is_asked, (engine, now))
+        busy = engine.items or len(self._queue)
+        if busy or now - engine.polled_at >= IDLE_PROBE_S:
+            engine.polled_at = now
+            self.events.at(now + self._way_s, self._is_polled, (engine, now))
         self._let_in(now)  # looks go stale
-        self._at(now + self._setting.pushing.probe_s, self._probe, engine)
+        self.events.at(now + self._setting.pushing.probe_s, self._probe, engine)
 
-    def _is_asked(self, asked: tuple[_Engine, float], now: float) -> None:
-        engine, asked_at = asked
-        self._at(now + self._way_s, self._reports, (engine, asked_at, engine.load()))
+    def _is_polled(self, polled: tuple[_Engine, float], now: float) -> None:
+        engine, polled_at = polled
+        self.events.at(now + self._way_s, self._reports, (engine, polled_at, engine.load()))
 
     def _reports(self, about: tuple[_Engine, float, EngineLoad], now: float) -> None:
-        engine, asked_at, load = about
-        if self._table.loaded(engine.key, load, asked_at, now):
+        engine, polled_at, load = about
+        if self._table.loaded(engine.key, load, polled_at, now):
             self._let_in(now)
 
     # --- engines
 
     def _reaches(self, sent: tuple[_Engine, _Flight], now: float) -> None:
         engine, flight = sent
-        call = flight.call
-        self._numbers += 1
-        engine.script.cast(self._numbers, call.answer)
-        engine.flights[call.id] = flight
-        engine.silent.add(call.id)
-        engine.model.submit(
-            Request(
-                call.id, call.prompt.tokens, max_tokens=len(call.answer), ignore_eos=True, seed=self._numbers
-            ),
-            now,
-        )
-        self._iterate(engine, now)
+        engine.submit(flight.call.id, flight.call, flight, now)
 
-    def _iterate(self, engine: _Engine, now: float) -> None:
-        """Begin an iteration if there is work, or come back when a request has passed the front door."""
-        if engine.busy:
-            return
-        wakes_at = engine.model.wakes_at(now)
-        if wakes_at is None:
-            return
-        if wakes_at > now:
-            self._at(wakes_at, self._iterate, engine)
-            return
-        engine.busy = True
-        self._at(now + engine.model.begin(now), self._finishes, engine)
+    def first_token(self, flight: _Flight, cached_tokens: int, now: float) -> None:
+        flight.cached_tokens = cached_tokens
+        self.events.at(now + self._way_s, self._answered, flight)
 
-    def _finishes(self, engine: _Engine, now: float) -> None:
-        engine.busy = False
-        silent = engine.silent
-        for request_id, _, finish, cached_tokens in engine.model.finish():
-            if request_id in silent:
-                silent.discard(request_id)
-                flight = engine.flights[request_id]
-                flight.cached_tokens = cached_tokens
-                self._at(now + self._way_s, self._answered, flight)
-            if finish is not None:
-                self._at(now + self._way_s, self._ended, (engine, engine.flights.pop(request_id)))
-        self._iterate(engine, now)
+    def last_token(self, engine: _Engine, flight: _Flight, now: float) -> None:
+        self.events.at(now + self._way_s, self._ended, (engine, flight))
 
 
 def _table(setting: Setting) -> Table:

@@ -49,7 +49,7 @@ class KnownWorkerError(ValueError):
 
 
 def aged(table: Table, seconds: float) -> Table:
-    """Return the table so many seconds after its push.
+    """Return the table as it is `seconds` after its push.
 
     The deadlines of drains count from a push, so an edit that pushed them again unchanged would put them off.
     """

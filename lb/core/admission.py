@@ -18,7 +18,7 @@ requests a second would push ten of them through one "nothing is pending". So wh
 A request that ends makes room for another at once, since `in_flight` falls and the cap does not: what the engine
 could carry it can carry. A first byte proves a request, so `carried` and the cap grow by one. The clock of the
 pushing is thus the engine's own pace, as acknowledgements are the clock of TCP's window (Jacobson 1988), and short
-requests are not throttled to so many per look.
+requests are not limited to a fixed number per poll.
 
 The allowance is how much more than it is known to carry the engine is trusted with until something is proven:
 

@@ -183,7 +183,7 @@ class TargetTable(TargetChoice):
         """Return an engine's report, requested at `asked_at`; None if it reports nothing.
 
         True if the target admits a request now and did not before. What arrives out of order, or too late, is passed over.
-        It is good for some time, and for three times `every_s`, where engines are so many that they are polled less often.
+        It is good for some time, and for three times `every_s`, where there are too many engines to poll each of them that often.
         """
         entry = self._current(key)
         good_until = asked_at + max(10.0 * self.table.pushing.probe_s, 1.0, 3.0 * every_s)

@@ -68,7 +68,7 @@ class Tenant:
         return bool(key.requests_per_minute or key.tokens_per_minute or key.max_concurrent)
 
     def learn(self, generated: int) -> None:
-        """A request has generated so many tokens."""
+        """Learn from a request how many tokens were generated."""
         self.expected += _LEARN * (max(0, generated) - self.expected)
 
     def fill(self, now: float) -> None:

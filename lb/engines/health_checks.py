@@ -38,7 +38,7 @@ SUM_UP_EVERY_S = 60.0
 FROZEN_EJECTION_S = 5.0  # at least: a probe of a frozen target takes its whole timeout
 
 Alive = Callable[[Target, float], Awaitable[bool]]
-"""Whether a target gives a sign of life within so many seconds. Never raises."""
+"""Returns whether a target responds within a time limit in seconds. Never raises."""
 
 _log = logging.getLogger("lb.engines.health_checks")
 

@@ -55,7 +55,7 @@ _SHORTEST_PAUSE_S = 0.005
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples spread evenly over an interval, however many there are
 
 Fetch = Callable[[Target, str, float], Awaitable[Fetched]]
-"""GET a path of a target within so many seconds. Raises OSError or asyncio.TimeoutError; bounds the body."""
+"""GETs a path of a target within a time limit in seconds. Raises OSError or asyncio.TimeoutError; bounds the body."""
 
 _log = logging.getLogger("lb.engines.load_poller")
 

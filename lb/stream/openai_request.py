@@ -73,7 +73,7 @@ def for_model(path: bytes) -> bool:
 
 
 def is_dense(body: bytes, parsed: int) -> bool:
-    """Return True if a large body is made of so many small values that parsing it would multiply its memory.
+    """Return True if a large body consists of many small values, so that parsing it would multiply its memory.
 
     `parsed` is its `parsed_bytes`.
     """

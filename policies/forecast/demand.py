@@ -38,7 +38,7 @@ LEAST_MIN = 180  # of history, before anything is fitted
 MOST_ROWS = 4_000
 RIDGE = 10.0
 HUBER_ROUNDS = 4
-HUBER = 1.5  # residuals beyond so many median ones count less
+HUBER = 1.5  # residuals beyond this multiple of the median count less
 LEAST_COUNT = 0.3  # but never less than this, or a rise that comes every morning would teach nothing
 CLIPPED = 0.5  # relative changes beyond this teach no more than this
 KNOWN_SHARE = 0.8  # of the steps that a row of the regression depends on
@@ -220,7 +220,7 @@ def _features(filled: Floats, rows: NDArray[np.int64], horizon: Horizon, step_mi
 def _went_on(
     sums: Floats, rows: NDArray[np.int64], horizon: Horizon, step_min: int, days: int
 ) -> tuple[Floats, Floats]:
-    """Demand so many days ago, and by how much it had changed at the horizon from there.
+    """Return demand `days` ago, and by how much it changed from there to the horizon.
 
     Both are smoothed: of a day that is over, both sides of an instant are known.
     """

@@ -154,7 +154,7 @@ def learn(
 
 
 def _wait_s(failures: int, longest_s: float) -> float:
-    """Return how long a zone is left alone after so many refusals."""
+    """Return how long a zone is left alone after `failures` refusals in a row."""
     return delay_s(failures, FIRST_BLOCK_S, longest_s)
 
 

@@ -108,7 +108,7 @@ class Share(NamedTuple):
 
     @property
     def missing(self) -> int:
-        """Negative: so many too many."""
+        """How many replicas are missing; negative if there are too many."""
         return self.wanted - len(self.replicas)
 
     def ends(self, why: str) -> list[End]:

@@ -50,7 +50,7 @@ from policies.placement.risk_search import Site
 AVAILABILITY_TARGET = 0.995
 #: At the target, shortfalls cost as much as this share of the fleet on demand.
 PENALTY_SHARE = 0.1
-#: Being short is always worse than paying for the fleet on demand, so many times.
+#: Being short is always worse than paying for the fleet on demand, by this factor.
 LEAST_PENALTY = 2.0
 BUDGET_S = 72 * HOUR_S
 MOST_OVERDRAWN = 2.5
@@ -60,8 +60,8 @@ DETECTION_S = 30.0
 MOST_EXTRA = 4  # spot replicas beyond the wanted number
 MARGIN = 0.1  # what a change must save, as a share of the price of a spot replica
 MOVE_MARGIN = 0.2
-REFUSAL_H = 0.5  # a refused launch is as bad as the price of a spot replica for so many hours
-ANSWER_S = 60.0  # so long an answer is waited for before other zones are asked
+REFUSAL_H = 0.5  # a refused launch is as bad as the price of a spot replica for this number of hours
+ANSWER_S = 60.0  # how long a launch may stay unanswered before other zones are tried
 LOOK_AGAIN_S = 300.0
 USUAL_RATIO = 3.0  # of on-demand to spot prices, where no on-demand price is known
 

@@ -4,7 +4,7 @@ Zones fail on their own, and zones of a region also together: with `TOGETHER` ti
 shock strikes every zone of the region that we hold. That share is an assumption; results change little with it.
 
 A fleet is a tuple, the number of spot replicas in each zone. A distribution is a list: at index i the chance that i
-survive, and at the last index, the wanted number, that so many or more do.
+survive, and at the last index, the wanted number, that at least that number survive.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 TOGETHER = 0.2
-_MOST_PARTS = 4  # a partial loss leaves one of so many numbers, evenly spread
+_MOST_PARTS = 4  # a partial loss leaves one of this number of values, evenly spread
 
 Fleet: TypeAlias = tuple[int, ...]
 

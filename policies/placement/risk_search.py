@@ -111,7 +111,7 @@ def shrunk(odds: Odds, have: Fleet, sites: Sequence[Site], least: int, margin: f
 
 
 def _asked(site: Site, count: int, asked_already: bool) -> float:
-    """Return what so many more replicas of a zone cost, the asking among it."""
+    """Return what `count` more replicas of a zone cost, the launch requests included."""
     return count * site.usd_hour + (0.0 if asked_already else site.asking_usd_hour)
 
 

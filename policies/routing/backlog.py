@@ -168,7 +168,9 @@ class HeldBytes:
     def __init__(self) -> None:
         self.places: list[float] = []  # in order
         self._bytes: list[int] = []
-        self._sums: Sequence[int] | None = None  # of the first so many; None if they have changed
+        self._sums: Sequence[int] | None = (
+            None  # sums over the first 1, 2, ... entries; None if they have changed
+        )
 
     def join(self, place: float, residual: int) -> None:
         index = bisect_right(self.places, place)

@@ -19,7 +19,7 @@ conversation stays where it is until that is really busy.
 
 *Giving up a little depth.* A holder whose match is shorter by at most a tenth of the prompt goes before the
 longest, if it has at most half the load and at least 4 requests less: prefilling a tenth costs less than sharing
-the engine with so many more.
+the engine with that number of further requests.
 
 *A short match is a miss*: less than a block of an engine's cache saves nothing.
 

@@ -46,7 +46,7 @@ MAX_BYTES = 2**29
 # A node with its key, its place in its parent's dictionary and its place in a queue, beside the bytes of its edge.
 NODE_BYTES = 400
 
-_FEW = 32  # holders: up to so many are listed by name at once
+_FEW = 32  # holders: up to this number are listed by name at once
 
 
 class _Node:
@@ -76,7 +76,7 @@ class Match:
         levels: Sequence[tuple[int, int]] = (),
         by_bit: Mapping[int, _Holder] = MappingProxyType({}),
     ) -> None:
-        """`levels` are the masks of those who hold so many bytes and not more, in ascending order of bytes."""
+        """`levels` are pairs of a number of bytes and the mask of the holders of exactly that number, ascending."""
         self.get = get
         self._levels = levels
         self._by_bit = by_bit

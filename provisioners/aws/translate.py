@@ -139,7 +139,7 @@ def forgotten(order: MachineOrder) -> Machine:
         zone=order.zone,
         capacity_type=order.capacity_type,
         state=MachineState.TERMINATED,
-        message="it was terminated so long ago that EC2 no longer lists it",
+        message="it was terminated, and EC2 no longer lists it",
     )
 
 

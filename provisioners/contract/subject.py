@@ -33,7 +33,7 @@ class Subject(ABC):
 
     @abstractmethod
     def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
-        """Room for so many nodes in the zone, those that live there included."""
+        """Set the capacity of the zone, in nodes that exist or may be launched."""
 
     def empty(self, zone: Zone, capacity_type: CapacityType) -> None:
         """Leave no room in the zone for new launches."""

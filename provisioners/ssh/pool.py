@@ -180,7 +180,7 @@ def _named(zone: Zone, field: str) -> str:
 
 
 def has_gpus(host: PoolHost, accelerator: str | None, count: float) -> bool:
-    """Return whether the idle host could give so many."""
+    """Return whether the idle host has that number of accelerators."""
     if accelerator is None:
         return True
     return (host.accelerator or "").lower() == accelerator.lower() and host.gpus >= count

@@ -60,7 +60,7 @@ def catalog(
         typer.Option(
             "--accelerator",
             metavar="NAME[:COUNT]",
-            help="Machines with this one, or so many of it; `none` for those without any.",
+            help="Machines with this accelerator, or with COUNT of it; `none` for those without any.",
             autocompletion=complete_accelerator,
         ),
     ] = None,

@@ -91,7 +91,9 @@ def market(
     source: Annotated[
         Path, typer.Argument(metavar="FILE|TRACE", help="A timeline (YAML), or a trace's folder.")
     ],
-    speed: Annotated[float | None, typer.Option("--speed", help="Play it so many times as fast.")] = None,
+    speed: Annotated[
+        float | None, typer.Option("--speed", help="How many times as fast as recorded to play it.")
+    ] = None,
 ) -> None:
     """Let the spot market follow a timeline or a recorded trace, from now on."""
     if speed is not None and not 0 < speed < float("inf"):

@@ -134,7 +134,7 @@ def _log_tail(client: Client, event: View) -> list[str]:
 
 
 def serves(view: View, replicas: int) -> bool:
-    """Return whether requests are answered: so many replicas are ready, and the load balancer knows them."""
+    """Return whether requests are served: `replicas` of them are ready, and the load balancer knows them."""
     agents = [view["load_balancer"]] if view["load_balancer"] else wanted_agents(view)
     return bool(view["ready"] >= replicas and agents) and all(
         agent["alive"] and agent["synced"] and agent["ready_targets"] >= replicas for agent in agents

@@ -169,7 +169,7 @@ class PrefixCache:
         return path
 
     def _make_room(self, blocks: int) -> None:
-        """Evict until `blocks` are free. The caller has checked that so many are available."""
+        """Evict until `blocks` are free. The caller has checked that they are available."""
         while self.free < blocks:
             released_at, _, leaf = heapq.heappop(self._leaves)
             if not self._is_current(leaf, released_at):

@@ -30,7 +30,7 @@ class Timeline:
 
 
 def timeline(run: Run, slices: int, *, tick_s: float, begin_s: float) -> Timeline:
-    """At most so many slices, and no more than ticks; what counts begins at `begin_s`."""
+    """Return a run in at most `slices` slices, and no more than it has ticks, from `begin_s` on."""
     edges = _edges(run, min(slices, round(run.days * DAY_S / tick_s)), begin_s)
     at = np.array([step.at_s for step in run.steps])
     groups = sorted({(zone, market) for step in run.steps for zone, market, _, _ in step.counts})

@@ -141,7 +141,7 @@ class _Grid:
     Ticks count from the chunk's first; arrays of two dimensions are by zone (on-demand last) and segment.
 
     `billed` is how many of a segment's ticks are on the books. Ready in segment i is who is alive in all segments
-    that meet [starts[i] - D, ends[i]), which are reach[i]..i; so many of them there can be.
+    that meet [starts[i] - D, ends[i]), which are reach[i]..i; there can be at most that number.
     """
 
     starts: Ints

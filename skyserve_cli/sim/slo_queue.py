@@ -70,7 +70,7 @@ class SloQueue:
     waiting: float = 0.0
 
     def step(self, arrived: float, ready: float, length_s: float = STEP_S) -> float:
-        """Take what arrived in a step with so many replicas ready; return how many of it are in time."""
+        """Add the `arrived` requests of a step with `ready` replicas; return how many of them are in time."""
         if ready <= 0:
             self.waiting += arrived
             return 0.0

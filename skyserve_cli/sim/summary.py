@@ -70,7 +70,7 @@ def summarize(runs: Iterable[Run]) -> tuple[Row, ...]:
 
 
 def cheapest(rows: Iterable[Row], availability: float) -> Row | None:
-    """Return the least cost among those that one could run and that are up so much of the time; None if none is."""
+    """Return the least cost among runnable policies with at least that availability; None if there is none."""
     fit = [row for row in rows if row.policy not in BOUNDS and row.availability.mean >= availability]
     return min(fit, key=lambda row: row.cost_relative.mean, default=None)
 

@@ -119,9 +119,9 @@ class CircuitBreakerSection(Section):
     }
 
     failure_threshold: Annotated[int, _NUMBER, _within(Breaker, "failures")] = _breaker.failures
-    """A replica that cannot be reached, or fails on a request, so many times in a row is left out."""
+    """A replica that cannot be reached, or fails on a request, this number of times in a row is ejected."""
     error_threshold: Annotated[int, _NUMBER, _within(Breaker, "errors_in_row")] = _breaker.errors_in_row
-    """One that answers with server errors so many times in a row is left out."""
+    """A replica that responds with server errors this number of times in a row is ejected."""
     timeout_seconds: Annotated[float, _NUMBER, _within(Breaker, "first_s")] = _breaker.first_s
     """For how long at first; then one request is its trial. Doubles each time."""
     max_timeout_seconds: Annotated[float, _NUMBER, _within(Breaker, "longest_s")] = _breaker.longest_s

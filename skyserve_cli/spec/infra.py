@@ -6,7 +6,7 @@ from provisioners import plugins
 from skyserve_cli.spec.problems import Problem, did_you_mean, shown
 
 CLOUDS = ("local", "ssh", "aws", "gcp", "azure")
-# Clouds that SkyPilot knows and we do not: their files are understood, and answered in so many words.
+# Clouds that SkyPilot knows and we do not: their files are parsed, and the error names the cloud.
 FOREIGN_CLOUDS = frozenset(
     {
         *("kubernetes", "k8s", "slurm", "runpod", "vast", "oci", "ibm", "scp", "vsphere", "cudo"),

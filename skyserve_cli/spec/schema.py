@@ -108,7 +108,7 @@ class ReplicaPolicySection(Section):
     max_usd_hour: Money | None = None
     """What the replicas may cost together, USD per hour. Beyond it none is launched; none is terminated for it."""
     spread_again_after_seconds: Seconds = 1800.0
-    """Spot replicas that have been in one zone for so long are spread again, one at a time. 0: never."""
+    """Spot replicas that have all been in one zone for this time are spread again, one at a time. 0: never."""
     upscale_delay_seconds: Seconds = 300.0
     """More load must last this long before replicas are added."""
     downscale_delay_seconds: Seconds = 1200.0

@@ -76,8 +76,8 @@ class Store:
     ) -> None:
         """Raise DatabaseUnusableError.
 
-        `migrate` False makes the tables as they are now, without Alembic. `draw` gives names that no other has: so many
-        random bytes, as hexadecimal digits. `database_clock` stands in for the database's, in virtual time. `beside` is
+        `migrate` False makes the tables as they are now, without Alembic. `draw` returns unique names: a number
+        of random bytes, as hexadecimal digits. `database_clock` stands in for the database's, in virtual time. `beside` is
         another store, whose database in memory this one is to share.
         """
         self._draw = draw

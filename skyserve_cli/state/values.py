@@ -90,7 +90,7 @@ class StoredEvents:
 
 
 class Change(NamedTuple):
-    """From `at` on the replica is in this state, or (`replica_id` None) the service wants so many replicas."""
+    """From `at` on the replica is in this state, or (`replica_id` None) the service wants `state` replicas."""
 
     at: float
     replica_id: int | None

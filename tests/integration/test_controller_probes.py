@@ -73,7 +73,7 @@ class Probing:
         return self.events[0]
 
     async def asked(self, times: int) -> None:
-        """Until the replica was asked so many times more."""
+        """Wait until the replica was probed this number of times more."""
         goal = len(self.replica.seen) + times
         await self.eventually(lambda: len(self.replica.seen) >= goal)
 

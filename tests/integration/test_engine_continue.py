@@ -97,7 +97,7 @@ def survivor() -> Iterator[Engine]:
 def broken_off(
     path: bytes, request: dict[str, Any], mode: Continue, events: int
 ) -> tuple[bytes, StreamProgress]:
-    """What a client has got from an engine that was killed after so many events, and what is known of it."""
+    """What a client has got from an engine that was killed after a number of events, and what is known of it."""
     ready = prepare(path, request, KIND, mode)
     strip, gate, journal, got = (
         stripper(ready.strip),

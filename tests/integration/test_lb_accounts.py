@@ -35,7 +35,7 @@ def event(number: int, kind: EngineKind, finish: bytes = b"null") -> bytes:
 
 @dataclass(frozen=True)
 class Ended:
-    """One request: `tokens` are generated, so many at a time, and then it ends."""
+    """One request: `tokens` are generated, a few at a time, and then it ends."""
 
     how: str
     tokens: int

@@ -113,7 +113,7 @@ def body(path: str, **more: Any) -> dict[str, Any]:
 async def told(
     http: aiohttp.ClientSession, url: str, path: str, after: int = 0, then: Any = None, **more: Any
 ) -> Told:
-    """Read one stream; after so many events do something."""
+    """Read one stream; after a number of events do something."""
     headers = more.pop("headers", {})
     one = Told()
     async with http.post(url + path, json=body(path, **more), headers=headers) as response:

@@ -20,9 +20,7 @@ from provisioners.offers.catalog.model import Listing, Origin, Price, Quality
 
 JUMP = 3.0  # times the known price, either way
 
-Progress = Callable[
-    [int, int, str], None
-]  # so many questions of so many are answered, and what the next is about
+Progress = Callable[[int, int, str], None]  # requests made, requests in all, and what the next one is about
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Cloud calls on threads, one in flight per replica, and so many per cloud.
+"""Cloud calls on threads, one in flight per replica, and a fixed number per cloud.
 
-One that answers slowly, or not at all, keeps no thread from the others.
+A slow or stuck call keeps no thread from the others.
 
-A call stays "under way" until the tick has taken its answer, not until the thread has ended: otherwise a tick
+A call stays "under way" until the tick has taken its result, not until the thread has ended: otherwise a tick
 between the two would start it again.
 """
 

@@ -24,10 +24,8 @@ from skyserve_cli.controller.reconcile.ports import (
 )
 from skyserve_cli.state.values import ServiceRow
 
-CHECKED_EVERY_S = (
-    60.0  # a service is decided about at least so often, so that a trigger that was missed heals
-)
-CHECKED_PER_TICK = 2  # and at most so many a tick for that reason alone
+CHECKED_EVERY_S = 60.0  # a service is decided about at least this often, in case a trigger was missed
+CHECKED_PER_TICK = 2  # and at most this number per tick for that reason alone
 
 Demand = tuple[float, int, bool, float, bool]
 
