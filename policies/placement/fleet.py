@@ -133,9 +133,17 @@ def earliest(*instants: float | None) -> float | None:
 
 
 def preferred(offers: Sequence[Offer]) -> Sequence[Offer]:
-    """Return those that the user would rather have than all others; all of them where no order was given."""
-    best = min((offer.preference for offer in offers), default=0)
-    return [offer for offer in offers if offer.preference == best]
+    """Return those that the user would rather have than all others; all of them where no order was given.
+
+    Own hosts have few places. What they cannot take goes to rented machines at once, so these are the rented offers of
+    the best preference that has any, and the own hosts of that preference or a better one.
+    """
+    best = min((offer.preference for offer in thrift.rented(offers)), default=None)
+    if best is None:
+        return sorted(offers, key=lambda offer: offer.preference)
+    own = [offer for offer in offers if offer.places is not None and offer.preference <= best]
+    own.sort(key=lambda offer: offer.preference)
+    return [*own, *(offer for offer in thrift.rented(offers) if offer.preference == best)]
 
 
 def cheapest(

@@ -43,6 +43,17 @@ def test_six_replicas_with_an_own_host_of_four_places(placer: object) -> None:
 
 
 @pytest.mark.parametrize(
+    "placer", [Static(), OnDemand(), SpotHedge()], ids=["spread", "on_demand", "spothedge"]
+)
+def test_what_a_preferred_host_cannot_take_goes_to_the_next_preference_at_once(placer: object) -> None:
+    offers = (HOST, replace(EAST, preference=1), replace(WEST, preference=2))
+    assert zones(placer, 6, offers) == {"box": 4, "e1": 2}
+    assert zones(placer, 2, (EAST, replace(HOST, preference=1))) == {"e1": 2}
+    annex = replace(offer("ssh/annex/annex", 0.0, places=1), preference=1)
+    assert zones(placer, 6, (HOST, annex, replace(EAST, preference=2))) == {"box": 4, "annex": 1, "e1": 1}
+
+
+@pytest.mark.parametrize(
     ("wanted", "offers", "placed"),
     [
         pytest.param(2, (HOST, EAST), {"box": 2}, id="nothing is rented while a host has room"),
