@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated
 
@@ -80,7 +80,7 @@ def down(
     began = SystemClock().now()
     _wait(client, frozenset(chosen), seen, timeout)
     left_s = None if timeout is None else max(0.0, timeout - (SystemClock().now() - began))
-    _tidy(client, chosen, left_s)
+    tidy(client, chosen, left_s, say)
     say(f"down: {', '.join(chosen)}")
 
 
@@ -118,10 +118,8 @@ def _end_replica(
 
 def _wait(client: Client, names: frozenset[str], seen: int, timeout_s: float | None) -> None:
     def gone(views: dict[str, View]) -> bool:
-        for view in views.values():
-            if view["status"] == "FAILED_CLEANUP":
-                raise CommandFailed(_left_over(view))
-        return all(_is_gone(view) for view in views.values())
+        gone = [is_gone(view) for view in views.values()]  # of all: each may say that it cannot be
+        return all(gone)
 
     try:
         progress.follow(client, names, after=seen, timeout_s=timeout_s, done=gone)
@@ -133,7 +131,7 @@ def _wait(client: Client, names: frozenset[str], seen: int, timeout_s: float | N
         ) from None
 
 
-def _tidy(client: Client, names: Sequence[str], timeout_s: float | None) -> None:
+def tidy(client: Client, names: Sequence[str], timeout_s: float | None, say: Callable[[str], None]) -> None:
     """Wait until the clouds themselves list nothing of it any more: no instance, no disk.
 
     And where no service is left, no group, key or network of ours. Raises CommandFailed with a sentence for each thing that
@@ -178,8 +176,10 @@ def _step(client: Client, names: Sequence[str]) -> View:
             time.sleep(progress.POLL_S)
 
 
-def _is_gone(view: View) -> bool:
-    """No replica is left, nor the load balancer."""
+def is_gone(view: View) -> bool:
+    """Return whether no replica is left, nor the load balancer. Raises CommandFailed if some cannot be removed."""
+    if view["status"] == "FAILED_CLEANUP":
+        raise CommandFailed(_left_over(view))
     beside = view["load_balancer"]
     return view["status"] == "DOWN" and not view["load_balancers"] and not (beside and beside["alive"])
 

@@ -144,17 +144,7 @@ def _wait(client: Client, spec: ServiceSpec, version: int, seen: int, timeout_s:
     name, wanted = spec.name, spec.replica_policy.min_replicas
 
     def took_over(views: dict[str, View]) -> bool:
-        view = views[name]
-        if view["version"] != version or view["status"] in ("SHUTTING_DOWN", "DOWN"):
-            raise CommandFailed(
-                f"version {version} of {name} was overtaken: it is now at version {view['version']}"
-            )
-        if version in view["failed_versions"]:
-            raise CommandFailed(_gave_up(client, view))
-        replicas = sentences.live_replicas(view)
-        wanted_versions = {version, *view["same_versions"]}  # going back keeps the rest of that version
-        old = [replica for replica in replicas if replica["version"] not in wanted_versions]
-        return not old and len(replicas) == view["target"] and progress.serves(view, wanted)
+        return has_taken_over(client, views[name], version, wanted)
 
     try:
         progress.follow(client, frozenset((name,)), after=seen, timeout_s=timeout_s, done=took_over)
@@ -163,6 +153,20 @@ def _wait(client: Client, spec: ServiceSpec, version: int, seen: int, timeout_s:
             f"\nstopped waiting; the update of {name} goes on. Follow it with `serve status --watch {name}`",
             130,
         ) from None
+
+
+def has_taken_over(client: Client, view: View, version: int, wanted: int) -> bool:
+    """Return whether the version serves with `wanted` replicas, and no other. Raises CommandFailed if it never will."""
+    if view["version"] != version or view["status"] in ("SHUTTING_DOWN", "DOWN"):
+        raise CommandFailed(
+            f"version {version} of {view['name']} was overtaken: it is now at version {view['version']}"
+        )
+    if version in view["failed_versions"]:
+        raise CommandFailed(_gave_up(client, view))
+    replicas = sentences.live_replicas(view)
+    wanted_versions = {version, *view["same_versions"]}  # going back keeps the rest of that version
+    old = [replica for replica in replicas if replica["version"] not in wanted_versions]
+    return not old and len(replicas) == view["target"] and progress.serves(view, wanted)
 
 
 def _gave_up(client: Client, view: View) -> str:

@@ -13,7 +13,7 @@ import pytest
 from policies.lifecycle import TRANSITIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("skyserve_cli", "provisioners", "policies", "lb")
+PACKAGES = ("skyserve", "skyserve_cli", "provisioners", "policies", "lb")
 TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 # `lb/core/queue.py`, `lb/core/` or `lb/core`: what begins with a package and has a slash.
 NAMED = sorted(set(re.findall(rf"`((?:{'|'.join(PACKAGES)})/[\w./-]*)`", TEXT)))
