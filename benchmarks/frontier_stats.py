@@ -7,17 +7,18 @@ same markets (paired bootstrap, percentile intervals).
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+from scipy import stats
+
 from skyserve_cli.sim.frontier import ALL_ON_DEMAND, Point, cost_at, lower_hull
 from skyserve_cli.sim.run import Job
 from skyserve_cli.sim.summary import Estimate, estimate
 
-_SIDE = 0.025  # of a 95 % interval
 _TIE = 5e-4  # of what all on demand costs: a difference that no table shows
 
 Drawn = Sequence[int]  # indices of samples
@@ -79,9 +80,15 @@ def mixture(points: Sequence[Point], down: float) -> list[float]:
 
 def bootstrap(samples: int, value: Callable[[Drawn], float], resamples: int) -> Interval:
     """Return the 95 % interval of a value from this number of samples."""
-    rng = random.Random(1)
-    found = sorted(value([rng.randrange(samples) for _ in range(samples)]) for _ in range(resamples))
-    return Interval(found[int(_SIDE * resamples)], found[int((1 - _SIDE) * resamples)])
+    found = stats.bootstrap(
+        (np.arange(samples),),
+        lambda drawn: value(drawn.tolist()),
+        n_resamples=resamples,
+        vectorized=False,
+        method="percentile",
+        rng=np.random.default_rng(1),
+    ).confidence_interval
+    return Interval(float(found.low), float(found.high))
 
 
 def cost_difference(one: Family, other: Family, availability: float, resamples: int) -> Interval:

@@ -13,12 +13,6 @@ from skyserve_cli.sim.results import Run
 #: Policies that see the future: a bound for the others, nothing one could run.
 BOUNDS = frozenset({"omniscient"})
 
-# Student's t, 97.5 %, for 1, 2, … degrees of freedom; beyond the table it is within 0.4 % of 1.96 + 2.4 / df.
-_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-
 
 class Estimate(NamedTuple):
     """A mean, and half the width of its 95 % confidence interval; None where there is only one value."""
@@ -85,8 +79,11 @@ def estimate(values: Sequence[float]) -> Estimate:
     """Mean and interval of independent values."""
     if len(values) < 2:
         return Estimate(values[0])
-    freedom = len(values) - 1
-    t = _T[freedom - 1] if freedom <= len(_T) else 1.96 + 2.4 / freedom
+    from scipy.special import (
+        stdtrit,  # Student's t; here, because commands that need no statistics import this module
+    )
+
+    t = float(stdtrit(len(values) - 1, 0.975))
     return Estimate(fmean(values), t * stdev(values) / sqrt(len(values)))
 
 
