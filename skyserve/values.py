@@ -79,7 +79,10 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A replica that a plan would launch, and why there."""
+    """A replica that a plan would launch, and why there.
+
+    `stands_in`: it is on demand and runs until the others are ready.
+    """
 
     replica_id: int
     cloud: str
@@ -90,6 +93,7 @@ class Launch:
     accelerator: str | None
     usd_per_hour: float
     why: str
+    stands_in: bool
 
     @classmethod
     def of(cls, json: Json) -> Launch:
@@ -103,26 +107,32 @@ class Launch:
             accelerator=json["accelerator"],
             usd_per_hour=json["price_usd_hour"],
             why=json["why"],
+            stands_in=json["stands_in"],
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What bringing a service up would launch first; `usd_per_hour` is the sum of all launches."""
+    """What bringing a service up would launch first.
+
+    `usd_per_hour` is what the replicas cost once all are ready, `usd_per_hour_at_first` what they cost until then.
+    """
 
     name: str
     launches: tuple[Launch, ...]
     usd_per_hour: float
-    usd_per_hour_on_demand: float
+    usd_per_hour_at_first: float
     json: Json
 
     @classmethod
     def of(cls, json: Json) -> Plan:
+        launches = tuple(Launch.of(one) for one in json["launches"])
+        for_now = sum(launch.usd_per_hour for launch in launches if launch.stands_in)
         return cls(
             name=json["name"],
-            launches=tuple(Launch.of(one) for one in json["launches"]),
-            usd_per_hour=json["usd_per_hour"],
-            usd_per_hour_on_demand=json["usd_per_hour_on_demand"],
+            launches=launches,
+            usd_per_hour=json["usd_per_hour"] - for_now,
+            usd_per_hour_at_first=json["usd_per_hour"],
             json=json,
         )
 

@@ -56,8 +56,7 @@ def plan_total(plan: View) -> str:
 
     On-demand replicas beyond the target stand in until the others are ready: they are counted apart.
     """
-    beyond = max(0, len(plan["launches"]) - plan["target"])
-    stand_ins = [each for each in plan["launches"] if each["capacity_type"] == "on_demand"][:beyond]
+    stand_ins = [each for each in plan["launches"] if each["stands_in"]]
     for_now = sum(launch["price_usd_hour"] for launch in stand_ins)
     paid, on_demand = plan["usd_per_hour"] - for_now, plan["usd_per_hour_on_demand"] - for_now
     said = f"{plural(len(plan['launches']) - len(stand_ins), 'replica')} for ${usd(paid)} per hour"

@@ -31,7 +31,10 @@ def test_a_service_from_up_to_down(client: skyserve.Client, tmp_path: Path) -> N
     one = client.load(FILE, changes=["replicas=1"])
     plan = client.plan(one)
     assert [launch.capacity_type for launch in plan.launches] == ["spot"]
-    assert 0 < plan.usd_per_hour < plan.usd_per_hour_on_demand
+    assert 0 < plan.usd_per_hour == plan.usd_per_hour_at_first < plan.json["usd_per_hour_on_demand"]
+    spare = client.plan(ROOT / "examples" / "07-spothedge" / "service.yaml")
+    (for_now,) = [launch.usd_per_hour for launch in spare.launches if launch.stands_in][:1]
+    assert spare.usd_per_hour <= spare.usd_per_hour_at_first - for_now
 
     service = client.up(one, timeout_s=60)
     assert (service.name, service.ready, service.version) == ("notebook", 1, 1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from policies.balancers import decide as decide_agents
-from policies.model import Launch, Memory, Observation, Offer, UpdateMode
+from policies.model import CapacityType, Launch, Memory, Observation, Offer, UpdateMode
 from policies.plan import plan
 from policies.registry import policies_for
 from provisioners.offers.lb_instance_types import small_types
@@ -92,7 +92,8 @@ def _launch_view(launch: Launch, spec: ServiceSpec) -> dict[str, Any]:
 def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: float) -> dict[str, Any]:
     """Return the first tick of this spec on empty ground: what would be launched where, and what it costs.
 
-    `offers` are how many there are. `refused` says of each alternative without any why there is none: `choice` is its
+    Launches that `stands_in` are on-demand replicas beyond the target, which run until the others are ready; the sums
+    per hour count them too. `offers` are how many there are. `refused` says of each alternative without any why there is none: `choice` is its
     index, `field` what it says that leaves nothing. `spreading` is what it costs that the replicas are not all in the
     cheapest zone; null where it costs nothing. `beside_usd_per_hour` is about what disks and addresses cost beyond
     `usd_per_hour`.
@@ -101,13 +102,17 @@ def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: 
     read_cache = Observation(now, goal_of(row, spec), (), tuple(offers))
     decided = plan(read_cache, row.memory, policies_for(read_cache.goal))
     launches = [action for action in decided.actions if isinstance(action, Launch)]
+    on_demand = [each.replica_id for each in launches if each.offer.capacity_type is CapacityType.ON_DEMAND]
+    stand_ins = frozenset(on_demand[: max(0, len(launches) - decided.target)])
     agents = _first_agents(spec, read_cache, clouds)
     return {
         "name": spec.name,
         "target": decided.target,
         "placement": placement_of(spec).placer,
         "load_balancing_policy": spec.load_balancing_policy,
-        "launches": [_launch_view(launch, spec) for launch in launches],
+        "launches": [
+            {**_launch_view(launch, spec), "stands_in": launch.replica_id in stand_ins} for launch in launches
+        ],
         "load_balancers": [offer_view(agent.offer) for agent in agents],
         "notes": list(decided.notes),
         "offers": len(offers),
