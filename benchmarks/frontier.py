@@ -51,7 +51,8 @@ from skyserve_cli.sim import synthetic, workers
 from skyserve_cli.sim import trace as traces
 from skyserve_cli.sim.market import usual_spot_usd_hour
 from skyserve_cli.sim.results import ON_DEMAND, Run, percent
-from skyserve_cli.sim.run import Job, Setting, simulate
+from skyserve_cli.sim.run import simulate
+from skyserve_cli.sim.settings import Job, Setting
 from skyserve_cli.sim.synthetic import Lull, Market
 from skyserve_cli.sim.trace import Trace
 

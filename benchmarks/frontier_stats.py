@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 
 from skyserve_cli.sim.frontier import ALL_ON_DEMAND, Point, cost_at, lower_hull
-from skyserve_cli.sim.run import Job
+from skyserve_cli.sim.settings import Job
 from skyserve_cli.sim.summary import Estimate, estimate
 
 _TIE = 5e-4  # of what all on demand costs: a difference that no table shows

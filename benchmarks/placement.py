@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from skyserve_cli.sim import trace as traces
 from skyserve_cli.sim.results import Run
-from skyserve_cli.sim.run import Job, Setting, simulate
+from skyserve_cli.sim.run import simulate
+from skyserve_cli.sim.settings import Job, Setting
 from skyserve_cli.sim.trace import Trace
 
 SEEDED = ("even_spread", "round_robin", "spothedge", "spothedge_literal")

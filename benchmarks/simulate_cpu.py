@@ -12,7 +12,8 @@ import argparse
 import statistics
 
 from skyserve_cli.sim import trace as traces
-from skyserve_cli.sim.run import Job, Setting, simulate
+from skyserve_cli.sim.run import simulate
+from skyserve_cli.sim.settings import Job, Setting
 from skyserve_cli.sim.synthetic import RECIPES, generate
 from skyserve_cli.sim.trace import Trace
 

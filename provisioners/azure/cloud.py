@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from provisioners import assembly
-from provisioners.azure.machines import AzureMachines, AzureSettings
+from provisioners.azure.machines import AzureMachines
+from provisioners.azure.settings import AzureSettings
 from provisioners.azure.sovereign_clouds import CLOUDS
 from provisioners.azure.termination import ending
 from provisioners.offers.catalog.model import Catalog

@@ -22,7 +22,6 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from azure.core.credentials import TokenCredential
@@ -38,6 +37,7 @@ from provisioners.azure.network import Networks, addresses_by_vm
 from provisioners.azure.outbound import outbound
 from provisioners.azure.prices import region_spot_prices
 from provisioners.azure.records import Records
+from provisioners.azure.settings import AzureSettings
 from provisioners.azure.sovereign_clouds import CLOUDS
 from provisioners.azure.translate import (
     DISK_SUFFIX,
@@ -57,7 +57,7 @@ from provisioners.azure.translate import (
 from provisioners.clock import unix_now
 from provisioners.offers.catalog.discovered import Discovery, Progress
 from provisioners.offers.catalog.model import Shape
-from provisioners.offers.reservations import Reservations, reserved_for
+from provisioners.offers.reservations import reserved_for
 from provisioners.port.errors import InvalidRequestError, ProvisionError, RefusedError, TransientError
 from provisioners.port.firewall import Access
 from provisioners.port.regions import ClosedRegions
@@ -80,31 +80,6 @@ _ABSENT_S = 20.0  # Azure answers 404 for a moment after it has accepted a machi
 _NETWORK_IS_GONE = frozenset(
     {"ResourceGroupNotFound", "InvalidResourceReference", "ResourceNotFound", "NotFound"}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class AzureSettings:
-    """`subnet_ids` (by region) are the user's own subnets; elsewhere a network is set up.
-
-    With `use_private_ip` no machine has a public address, and we reach it from inside. `arm_url` None is that of `cloud`.
-    `regions` are those that `check` looks at. Images: publisher:offer:sku:version, or a resource id. `disk_encryption_set`
-    is the id of one, or one for each region. `labels` are of what machines share, and of their records.
-    """
-
-    subscription_id: str
-    regions: tuple[str, ...] = ()
-    use_private_ip: bool = False
-    subnet_ids: Mapping[str, str] = field(default_factory=dict)
-    cloud: str = "public"  # of `sovereign.CLOUDS`
-    arm_url: str | None = None
-    identity: str | None = None
-    dead_man_identity: str | None = None
-    disk_encryption_set: str | Mapping[str, str] | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    reservations: Reservations = field(default_factory=dict)
-    prices_url: str = "https://prices.azure.com/api/retail/prices"
-    allocation_wait_s: float = 60.0
-    forget_wait_s: float = 600.0
 
 
 class AzureMachines:

@@ -9,7 +9,7 @@ from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import View
 from skyserve_cli.commands.racing import run_all
 from skyserve_cli.output import CommandFailed, plural, saving, span, usd
-from skyserve_cli.sim.run import Job, Setting
+from skyserve_cli.sim.settings import Job, Setting
 from skyserve_cli.sim.trace import TICK_S
 from skyserve_cli.spec import ServiceSpec
 

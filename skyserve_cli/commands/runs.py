@@ -12,7 +12,7 @@ from skyserve_cli.commands.durations import seconds
 from skyserve_cli.controller.reconcile.mappers import placement_of
 from skyserve_cli.output import WrongUsage, plural, span
 from skyserve_cli.sim.arrivals import Arrivals, arrivals_of
-from skyserve_cli.sim.run import OVERPROVISIONING, POLICIES, Job
+from skyserve_cli.sim.settings import OVERPROVISIONING, POLICIES, Job
 from skyserve_cli.sim.summary import BOUNDS
 from skyserve_cli.sim.trace import Trace, TraceError, find, load, shipped
 from skyserve_cli.spec import ServiceSpec

@@ -17,8 +17,8 @@ from skyserve_cli.output import CommandFailed, WrongUsage, plural, put, put_json
 from skyserve_cli.report.export import to_json
 from skyserve_cli.report.text import setting, table_cells, verdict
 from skyserve_cli.sim.results import Simulation
-from skyserve_cli.sim.run import POLICIES, Setting
 from skyserve_cli.sim.scaling import AUTOSCALERS
+from skyserve_cli.sim.settings import POLICIES, Setting
 from skyserve_cli.sim.summary import summarize
 from skyserve_cli.sim.trace import Trace, named, shipped
 from skyserve_cli.spec import ServiceSpec

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from skyserve_cli.spec.fields import Accelerators
+from skyserve_cli.spec.accelerators import Accelerators
 from skyserve_cli.spec.infra import NoPlace, Place, cloud_refusal, narrowed, parse_infra
 from skyserve_cli.spec.model import ResourceChoice
 from skyserve_cli.spec.problems import Problem, SpecWarning, dotted, shown

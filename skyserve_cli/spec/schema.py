@@ -12,10 +12,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from policies.routing.registry import SERVICE_POLICY
+from skyserve_cli.spec.accelerators import AcceleratorsValue, TargetQps
 from skyserve_cli.spec.balancer import LoadBalancerSection
 from skyserve_cli.spec.fields import (
     AboveZero,
-    AcceleratorsValue,
     AnyText,
     Availability,
     Count,
@@ -39,7 +39,6 @@ from skyserve_cli.spec.fields import (
     SomeSeconds,
     Sources,
     SpotPlacer,
-    TargetQps,
     Text,
     UpdateMode,
     WindowSeconds,

@@ -11,7 +11,8 @@ import pytest
 
 from policies.registry import ALIASES, PLACERS
 from skyserve_cli.sim import trace as traces
-from skyserve_cli.sim.run import POLICIES, Job, Replay, Setting, simulate
+from skyserve_cli.sim.run import Replay, simulate
+from skyserve_cli.sim.settings import POLICIES, Job, Setting
 from skyserve_cli.sim.trace import Steps, Trace, ZoneTrace
 from skyserve_cli.spec.fields import SpotPlacer
 from skyserve_cli.spec.model import ReplicaPolicy, ServiceSpec

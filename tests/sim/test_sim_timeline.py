@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from skyserve_cli.sim.results import ON_DEMAND, SPOT, Run
-from skyserve_cli.sim.run import Job, Setting, simulate
+from skyserve_cli.sim.run import simulate
+from skyserve_cli.sim.settings import Job, Setting
 from skyserve_cli.sim.trace import Steps, Trace, ZoneTrace
 
 TICK_S, HOUR_S = 30.0, 3600.0

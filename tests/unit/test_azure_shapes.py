@@ -14,9 +14,10 @@ from azure.mgmt.network.models import SecurityRule
 
 from policies.model import CapacityType, Zone
 from provisioners.azure.check import missing_actions
-from provisioners.azure.machines import AzureMachines, AzureSettings
+from provisioners.azure.machines import AzureMachines
 from provisioners.azure.network import rules_with
 from provisioners.azure.prices import region_spot_prices, spot_prices_of
+from provisioners.azure.settings import AzureSettings
 from provisioners.azure.sovereign_clouds import CLOUDS
 from provisioners.azure.translate import (
     NetworkIds,

@@ -24,7 +24,8 @@ from benchmarks.frontier_stats import (
 )
 from skyserve_cli.sim import synthetic
 from skyserve_cli.sim.frontier import Point, cost_at
-from skyserve_cli.sim.run import Job, Setting, simulate
+from skyserve_cli.sim.run import simulate
+from skyserve_cli.sim.settings import Job, Setting
 from skyserve_cli.sim.trace import Steps, Trace
 
 MARKET = synthetic.RECIPES["synthetic-volatile"].market

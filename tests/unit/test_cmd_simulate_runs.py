@@ -11,7 +11,7 @@ import pytest
 from skyserve_cli.commands import runs
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.output import WrongUsage
-from skyserve_cli.sim.run import Job
+from skyserve_cli.sim.settings import Job
 from skyserve_cli.sim.trace import UNLIMITED
 from skyserve_cli.spec import ReplicaPolicy, ResourceChoice, ServiceSpec
 

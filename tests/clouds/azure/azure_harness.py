@@ -10,7 +10,8 @@ from azure.core.credentials import AccessToken
 from azure.core.pipeline.policies import SansIOHTTPPolicy
 
 from policies.model import CapacityType, Zone
-from provisioners.azure.machines import AzureMachines, AzureSettings
+from provisioners.azure.machines import AzureMachines
+from provisioners.azure.settings import AzureSettings
 from provisioners.port.vm import MachineOrder
 from tests.clouds.azure.azure_server import AzureServer
 
