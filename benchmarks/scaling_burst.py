@@ -28,7 +28,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from policies.model import Goal, Json, Load, Observation, ScalingGoal
+from policies.goals import Goal, ScalingGoal
+from policies.history import Load
+from policies.model import Json, Observation
 from policies.scaling.request_rate import RequestRate
 from skyserve_cli.sim.arrivals import Arrivals, arrivals_of
 

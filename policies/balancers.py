@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from policies.backoff import delay_s
+from policies.goals import Goal
 from policies.model import (
     Action,
     BootstrapFailed,
@@ -25,7 +26,6 @@ from policies.model import (
     Event,
     FailureKind,
     GaveUp,
-    Goal,
     Json,
     Launch,
     LaunchFailed,

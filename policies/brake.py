@@ -22,7 +22,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from policies.model import EndReason, Event, GaveUp, Goal, Replica, ReplicaState
+from policies.goals import Goal
+from policies.model import EndReason, Event, GaveUp, Replica, ReplicaState
 
 FRESH_S = 60.0  # a valid probe is recent for so long; one that fails is repeated every second
 SHORTEST_WATCH_S = 60.0  # before anything is given up on that never was ready

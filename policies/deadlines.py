@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from policies.model import Drained, EndReason, Event, GaveUp, Goal, Load, Replica, ReplicaState
+from policies.goals import Goal
+from policies.history import Load
+from policies.model import Drained, EndReason, Event, GaveUp, Replica, ReplicaState
 
 
 def due(replicas: Iterable[Replica], goal: Goal, load: Load, now: float) -> Iterator[Event]:

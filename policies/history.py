@@ -1,4 +1,4 @@
-"""What a service was asked for, minute by minute, as policies see it."""
+"""What a service was asked for, minute by minute and at this moment, as policies see it."""
 
 from __future__ import annotations
 
@@ -38,3 +38,26 @@ class History:
         """Return what was known when minute `end` began. No copy."""
         length = min(max(0, end - self.first), len(self.requests))
         return History(self.first, self.requests[:length], self.within_slo[:length])
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Demand of one service as its load balancers saw it, summed over regions.
+
+    `requests` arrived in the last `window_s` seconds, answered or not. `in_flight` and `queued` are at this moment;
+    `ongoing` is the mean of their sum over the window. `empty` are the draining replicas to which every LB has
+    promised to send nothing more and has nothing left to finish. From the replicas in `heard` some LB has lately received
+    a response or a sign of life.
+    """
+
+    window_s: float = 60.0
+    requests: int = 0
+    in_flight: int = 0
+    queued: int = 0
+    ongoing: float = 0.0
+    empty: frozenset[int] = frozenset()
+    heard: frozenset[int] = frozenset()
+    known: bool = False  # False: no LB has reported since the controller started
+
+
+NO_LOAD = Load()

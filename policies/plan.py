@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from policies import budget, retiring, rollout
+from policies.goals import UpdateMode
 from policies.model import (
     Action,
     Drain,
@@ -22,7 +23,6 @@ from policies.model import (
     Replica,
     ReplicaState,
     Terminate,
-    UpdateMode,
 )
 from policies.placement import blocks
 from policies.placement.base import View

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from policies.model import Goal, ScalingGoal
+from policies.goals import Goal, ScalingGoal
 from policies.placement.base import PlacementPolicy
 from policies.placement.baselines import Asg, EvenSpread, OnDemand, RoundRobin, SingleRegion, SingleZone
 from policies.placement.risk_hedge import RiskHedge

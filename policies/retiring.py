@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.model import Goal, Replica, ReplicaState
+from policies.goals import Goal
+from policies.model import Replica, ReplicaState
 
 MARGIN_S = 60.0  # from the end of the drain to the announced instant, which clouds give to the minute
 _ENDING = (ReplicaState.DRAINING, ReplicaState.TERMINATING)

@@ -22,20 +22,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from policies.backoff import delay_s
+from policies.goals import Goal, UpdateMode
 from policies.model import (
     BootstrapFailed,
     EndReason,
     Event,
     FailureKind,
     GaveUp,
-    Goal,
     Json,
     LaunchFailed,
     ProbePassed,
     Replica,
     ReplicaState,
     RunExited,
-    UpdateMode,
 )
 from policies.placement import blocks
 

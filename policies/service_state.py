@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from enum import Enum
 
 from policies import rollout
-from policies.model import Goal, Json, Replica, ReplicaState
+from policies.goals import Goal
+from policies.model import Json, Replica, ReplicaState
 
 
 class ServiceState(str, Enum):

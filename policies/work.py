@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.model import AcceleratorQps, Offer
+from policies.goals import AcceleratorQps
+from policies.model import Offer
 
 
 def qps_of(offer: Offer, work: Sequence[AcceleratorQps]) -> float:

@@ -29,15 +29,8 @@ from provisioners.port.base import DISK_GB, Candidate, Provisioner, Requirements
 from provisioners.port.errors import AuthError
 from provisioners.registry import PROVISIONERS, MissingSdkError, UnknownCloudError, provisioner_class
 from provisioners.ssh import pool
-from skyserve_cli.config import (
-    AwsConfig,
-    CloudConfig,
-    Config,
-    ConfigError,
-    RentedConfig,
-    SshConfig,
-    reservations_of,
-)
+from skyserve_cli.config import Config, ConfigError
+from skyserve_cli.config_clouds import AwsConfig, CloudConfig, RentedConfig, SshConfig, reservations_of
 from skyserve_cli.home import Home
 
 if TYPE_CHECKING:

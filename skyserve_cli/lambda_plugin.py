@@ -9,7 +9,7 @@ from provisioners.lambda_labs.api import LambdaApi
 from provisioners.lambda_labs.machines import LambdaMachines
 from provisioners.lambda_labs.prices import NAME, listings
 from provisioners.plugins import CloudPlugin, Setup
-from skyserve_cli.config import RentedConfig
+from skyserve_cli.config_clouds import RentedConfig
 
 _AWS_REGIONS = frozenset({"us-east-1", "us-east-2", "us-west-1", "us-west-2"})  # of the same names and places
 

@@ -30,7 +30,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 
-from policies.model import UpdateMode
+from policies.goals import UpdateMode
 from provisioners.local import controls as local_controls
 from provisioners.local import process_tree as local_process
 from provisioners.local.store import InstanceFolder, LocalStore

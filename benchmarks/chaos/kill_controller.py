@@ -30,7 +30,8 @@ from types import TracebackType
 
 from benchmarks.chaos.harness import Stack, service_yaml, share, until
 from benchmarks.chaos.traffic import Traffic, latency, tally
-from policies.model import EndReason, UpdateMode
+from policies.goals import UpdateMode
+from policies.model import EndReason
 from skyserve_cli.controller.api.client import ControllerDownError, RefusedError
 
 STEADY, COMING = "steady", "coming"

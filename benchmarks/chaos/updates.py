@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from benchmarks.chaos.harness import Stack, service_yaml, share, until
 from benchmarks.chaos.traffic import Outcome, Traffic, latency, tally
-from policies.model import UpdateMode
+from policies.goals import UpdateMode
 
 NAME = "web"
 UNARY_TOKENS = 40

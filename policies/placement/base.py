@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from policies.model import Event, Json, Offer, PlacementGoal, Replica
+from policies.goals import PlacementGoal
+from policies.model import Event, Json, Offer, Replica
 
 
 @dataclass(frozen=True, slots=True)

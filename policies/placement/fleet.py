@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from policies.model import AcceleratorQps, CapacityType, Json, Offer, Replica, ReplicaState, Zone
+from policies.goals import AcceleratorQps
+from policies.model import CapacityType, Json, Offer, Replica, ReplicaState, Zone
 from policies.placement import blocks, thrift
 from policies.placement.base import End, Place, View
 from policies.placement.blocks import is_spot

@@ -31,17 +31,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from policies.model import (
-    Drained,
-    Event,
-    Json,
-    Launched,
-    Preempted,
-    Replica,
-    ReplicaState,
-    Terminated,
-    Zone,
-)
+from policies.model import Drained, Event, Json, Launched, Preempted, Replica, ReplicaState, Terminated, Zone
 from policies.placement import blocks
 from policies.placement.blocks import is_spot
 

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from policies.model import CapacityType, Json, Offer, PlacementGoal, Replica, Zone
+from policies.goals import PlacementGoal
+from policies.model import CapacityType, Json, Offer, Replica, Zone
 from policies.placement import blocks
 from policies.placement.base import View
 from policies.placement.blocks import is_spot

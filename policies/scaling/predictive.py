@@ -33,8 +33,9 @@ from functools import lru_cache
 import numpy as np
 
 from policies.forecast.demand import DAY_MIN, Floats, Horizon, Model, fit
+from policies.goals import SloGoal
 from policies.history import History
-from policies.model import Json, Observation, SloGoal
+from policies.model import Json, Observation
 from policies.scaling.base import Size
 
 QUANTILE = 0.55

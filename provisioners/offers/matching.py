@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
-from policies.model import AcceleratorQps, CapacityType, Offer, Zone
+from policies.goals import AcceleratorQps
+from policies.model import CapacityType, Offer, Zone
 from policies.work import usd_of_work
 from provisioners.offers.catalog.model import Catalog, Row, Shape
 from provisioners.port.accelerator_names import canonical

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
-from policies.model import AcceleratorQps, CapacityType, Offer, Role, Zone
+from policies.goals import AcceleratorQps
+from policies.model import CapacityType, Offer, Role, Zone
 from provisioners.port.docker_image import full_name
 from provisioners.port.errors import ProvisionError, Refusal
 from provisioners.port.lease import Lease

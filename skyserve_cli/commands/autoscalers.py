@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from policies.model import ScalingGoal
+from policies.goals import ScalingGoal
 from skyserve_cli.commands import runs
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Output

@@ -16,7 +16,8 @@ from provisioners.port.errors import ProvisionError
 from provisioners.registry import PROVISIONERS
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Format, Output, View, home
-from skyserve_cli.config import ConfigError, RentedConfig, load_config
+from skyserve_cli.config import ConfigError, load_config
+from skyserve_cli.config_clouds import RentedConfig
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say
 from skyserve_cli.tables import doing
 

@@ -24,7 +24,8 @@ from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Output, View
 from skyserve_cli.commands.prices import ask
-from skyserve_cli.config import ConfigError, RentedConfig
+from skyserve_cli.config import ConfigError
+from skyserve_cli.config_clouds import RentedConfig
 from skyserve_cli.home import Home, write_private
 from skyserve_cli.launch_check import Fetch, LaunchCheck, Report
 from skyserve_cli.output import CommandFailed, WrongUsage, put_json, say, span

@@ -20,8 +20,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from policies.history import History
-from policies.model import Goal, Json, Load, Observation, ScalingGoal, SloGoal
+from policies.goals import Goal, ScalingGoal, SloGoal
+from policies.history import History, Load
+from policies.model import Json, Observation
 from policies.registry import scaler_for
 from policies.scaling.base import Scaler
 from skyserve_cli.sim.slo_queue import STEP_S, SloQueue

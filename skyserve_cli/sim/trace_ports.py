@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from lb.config.schema import Readiness
-from policies.model import Event, Load, Offer, ProbePassed
+from policies.history import Load
+from policies.model import Event, Offer, ProbePassed
 from provisioners.port.base import Instance, LaunchOrder, Requirements
 from skyserve_cli.controller.clouds.execute import Retry, perform
 from skyserve_cli.controller.clouds.operation_runner import OperationsInFlight

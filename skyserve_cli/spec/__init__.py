@@ -15,7 +15,7 @@ with keys of our own beside theirs.
 
 from importlib.resources import files
 
-from policies.model import AcceleratorQps
+from policies.goals import AcceleratorQps
 from skyserve_cli.spec.codec import spec_from_json, spec_to_json
 from skyserve_cli.spec.load import Loaded, load_file, load_text
 from skyserve_cli.spec.model import (

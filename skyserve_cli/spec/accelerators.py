@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from policies.model import AcceleratorQps
+from policies.goals import AcceleratorQps
 from skyserve_cli.spec.fields import refuse
 
 _REST = r"[A-Za-z0-9._-]*"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lb.config.cors import Cors
 from lb.config.options import Access, Breaker, Continuation, Limits, MetricsOptions, Pushing, Retries, Session
-from policies.model import AcceleratorQps
+from policies.goals import AcceleratorQps
 from policies.routing.registry import SERVICE_POLICY
 from skyserve_cli.spec.infra import is_cloud
 from skyserve_cli.spec.references import substitute

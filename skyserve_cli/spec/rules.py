@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from lb.config.options import CookieMode
 from lb.config.schema import WireError
-from policies.model import AcceleratorQps
+from policies.goals import AcceleratorQps
 from skyserve_cli.spec.candidates import Candidates
 from skyserve_cli.spec.check import Sound
 from skyserve_cli.spec.front_door import cors

@@ -26,7 +26,8 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy.engine import URL, Connection, make_url
 
-from policies.model import Memory, Replica, ReplicaState, Role, UpdateMode
+from policies.goals import UpdateMode
+from policies.model import Memory, Replica, ReplicaState, Role
 from skyserve_cli.state import prune
 from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from policies.model import Memory, Replica, UpdateMode
+from policies.goals import UpdateMode
+from policies.model import Memory, Replica
 
 #: With this the kind of a story begins that is about a load balancer agent.
 AGENT_WORD = "Agent"

@@ -9,17 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from policies.model import (
-    CapacityType,
-    EndReason,
-    Load,
-    Memory,
-    Offer,
-    Replica,
-    ReplicaState,
-    UpdateMode,
-    Zone,
-)
+from policies.goals import UpdateMode
+from policies.history import Load
+from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Zone
 from skyserve_cli.commands.status_tables import tables
 from skyserve_cli.controller.api.views import last_failure, service_view
 from skyserve_cli.controller.balancers.local_fleet import AgentView

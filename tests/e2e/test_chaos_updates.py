@@ -7,7 +7,7 @@ import pytest
 from benchmarks.chaos.harness import Stack
 from benchmarks.chaos.traffic import tally
 from benchmarks.chaos.updates import NAME, mixed, outlived, spec, update
-from policies.model import UpdateMode
+from policies.goals import UpdateMode
 
 pytestmark = pytest.mark.long
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.chaos.harness import Stack, service_yaml
-from policies.model import UpdateMode
+from policies.goals import UpdateMode
 from tests.e2e.survivors import questions, round_of, streams
 
 pytestmark = pytest.mark.long

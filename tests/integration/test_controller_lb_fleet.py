@@ -19,7 +19,7 @@ from aiohttp.test_utils import TestServer
 
 from lb.config.options import Access, ApiKey
 from lb.config.schema import Limits, Readiness, Table, Target
-from policies.model import Load
+from policies.history import Load
 from skyserve_cli.controller.balancers.agent_process import AgentFolder
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.reconcile.ports import AgentOrder

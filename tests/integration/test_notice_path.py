@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from cryptography.fernet import Fernet
 
 from lb.config.schema import Readiness
-from policies.model import CapacityType, Event, Load, Memory, Offer, Replica, ReplicaState
+from policies.history import Load
+from policies.model import CapacityType, Event, Memory, Offer, Replica, ReplicaState
 from provisioners.contract.hosts import MemoryHosts
 from provisioners.port.base import Instance, InstanceState, Requirements
 from provisioners.port.host_port import HostReport

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from policies.model import UpdateMode, Zone
+from policies.goals import UpdateMode
+from policies.model import Zone
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.secret_box import SecretBox

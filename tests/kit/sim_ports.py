@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lb.config.schema import Readiness, Table
-from policies.model import Event, Load, Offer, ProbeFailed, ProbePassed
+from policies.history import Load
+from policies.model import Event, Offer, ProbeFailed, ProbePassed
 from provisioners.port.base import Instance, LaunchOrder, Requirements
 from provisioners.port.errors import ProvisionError
 from skyserve_cli.controller.clouds.execute import Retry, perform

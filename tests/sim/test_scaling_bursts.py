@@ -15,20 +15,17 @@ from pathlib import Path
 
 import pytest
 
+from policies.goals import AcceleratorQps, Goal, PlacementGoal, ScalingGoal
+from policies.history import Load
 from policies.model import (
-    AcceleratorQps,
     CapacityType,
     Drain,
-    Goal,
     Launch,
-    Load,
     Memory,
     Observation,
     Offer,
-    PlacementGoal,
     Replica,
     ReplicaState,
-    ScalingGoal,
     Zone,
 )
 from policies.plan import plan

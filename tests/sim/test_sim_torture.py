@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from lb.config.schema import Readiness
-from policies.model import ReplicaState, UpdateMode
+from policies.goals import UpdateMode
+from policies.model import ReplicaState
 from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
 from tests.kit.fault_cloud import Faults
 from tests.kit.life import Life, run_seed

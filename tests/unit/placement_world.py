@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from policies import rollout
+from policies.goals import Goal, PlacementGoal, ScalingGoal
 from policies.lifecycle import apply, request
 from policies.model import (
     Bootstrapped,
@@ -18,20 +19,17 @@ from policies.model import (
     Drained,
     Event,
     FailureKind,
-    Goal,
     Launch,
     Launched,
     LaunchFailed,
     Memory,
     Observation,
     Offer,
-    PlacementGoal,
     Plan,
     Preempted,
     ProbePassed,
     Replica,
     ReplicaState,
-    ScalingGoal,
     Terminated,
     Zone,
 )

@@ -8,6 +8,7 @@ import pytest
 
 from policies import balancers
 from policies.balancers import FAREWELL_S, FIRST_PAUSE_S, Fleet, Place
+from policies.goals import Goal, ScalingGoal
 from policies.lifecycle import apply, request
 from policies.model import (
     Action,
@@ -17,7 +18,6 @@ from policies.model import (
     EndReason,
     Event,
     FailureKind,
-    Goal,
     Json,
     Launch,
     LaunchFailed,
@@ -27,7 +27,6 @@ from policies.model import (
     Replica,
     ReplicaState,
     Role,
-    ScalingGoal,
     Terminate,
     Zone,
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.model import AcceleratorQps, CapacityType, Offer, Zone
+from policies.goals import AcceleratorQps
+from policies.model import CapacityType, Offer, Zone
 from provisioners.assembly import cheapest_trials
 from provisioners.offers.catalog import Catalog, Listing, Origin, Price, Quality, Shape, packaged
 from provisioners.offers.explain_no_offer import explain_no_offer

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from policies.model import AcceleratorQps, CapacityType, Offer, Zone
+from policies.goals import AcceleratorQps
+from policies.model import CapacityType, Offer, Zone
 from provisioners.offers.matching import in_order
 from provisioners.port.base import Candidate, Requirements
 

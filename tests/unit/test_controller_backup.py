@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, UpdateMode, Zone
+from policies.goals import UpdateMode
+from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, Zone
 from skyserve_cli.controller.persistence import backup as backups
 from skyserve_cli.controller.persistence.backup import BackupError, read_backup, restore, write_backup
 from skyserve_cli.controller.persistence.opening import opened

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from policies.brake import HELD_FOR_BALANCERS, HELD_OFFLINE, Evidence, FailedProbe
-from policies.model import Load, ReplicaState
+from policies.history import Load
+from policies.model import ReplicaState
 from skyserve_cli.controller.reconcile.evidence import ONLINE_S, DaemonEvidence
 from tests.unit.test_controller_reconciler import World, a_replica
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.model import UpdateMode
+from policies.goals import UpdateMode
 from skyserve_cli.controller.callbacks import (
     AT_ONCE,
     FAILED,

@@ -15,7 +15,8 @@ from cryptography.fernet import Fernet
 from provisioners.assembly import RentedProvisioner
 from provisioners.port.base import Candidate, Requirements
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
-from skyserve_cli.config import CloudConfig, Config, ConfigError, GcpConfig, load_config
+from skyserve_cli.config import Config, ConfigError, load_config
+from skyserve_cli.config_clouds import CloudConfig, GcpConfig
 from skyserve_cli.controller.secret_box import CannotUnsealError, SecretBox
 from skyserve_cli.home import Home, HomeError
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from policies.model import CapacityType, Load, Memory, Plan, UpdateMode, Zone
+from policies.goals import UpdateMode
+from policies.history import Load
+from policies.model import CapacityType, Memory, Plan, Zone
 from provisioners.port.base import Instance, InstanceState
 from skyserve_cli.controller.reconcile.ports import InstanceListing
 from skyserve_cli.controller.reconcile.tick_cache import (

@@ -11,19 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lb.config.schema import Readiness, Table
-from policies.model import (
-    AcceleratorQps,
-    CapacityType,
-    Goal,
-    Memory,
-    Offer,
-    PlacementGoal,
-    Replica,
-    ReplicaState,
-    ScalingGoal,
-    UpdateMode,
-    Zone,
-)
+from policies.goals import AcceleratorQps, Goal, PlacementGoal, ScalingGoal, UpdateMode
+from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, Zone
 from skyserve_cli.controller.api.views import endpoint_of, replica_view
 from skyserve_cli.controller.reconcile.lb_config import table_of
 from skyserve_cli.controller.reconcile.mappers import (

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from lb.config.schema import Readiness
+from policies.goals import UpdateMode
+from policies.history import Load
 from policies.model import (
     Bootstrapped,
     CapacityType,
@@ -18,7 +20,6 @@ from policies.model import (
     FailureKind,
     Launched,
     LaunchFailed,
-    Load,
     Memory,
     Offer,
     Preempted,
@@ -27,7 +28,6 @@ from policies.model import (
     Replica,
     ReplicaState,
     Terminated,
-    UpdateMode,
     Zone,
 )
 from provisioners.port.base import Instance, InstanceState, Requirements

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from lb.config.schema import Table, Target
-from policies.model import CapacityType, Load, Memory, Offer, Replica, ReplicaState, Role, UpdateMode, Zone
+from policies.goals import UpdateMode
+from policies.history import Load
+from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, Role, Zone
 from skyserve_cli.controller.api.views import endpoints_of
 from skyserve_cli.controller.reconcile.demand import merged
 from skyserve_cli.controller.reconcile.lb_config import without_loopback

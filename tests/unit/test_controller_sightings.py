@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from policies.goals import Goal, ScalingGoal
 from policies.model import (
     BootstrapFailed,
     Bootstrapped,
     CapacityType,
     Event,
     FailureKind,
-    Goal,
     LaunchFailed,
     Offer,
     Preempted,
@@ -23,7 +23,6 @@ from policies.model import (
     ReplicaState,
     RetireNotice,
     RunExited,
-    ScalingGoal,
     Scope,
     Zone,
 )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from policies.model import AcceleratorQps, Offer
+from policies.goals import AcceleratorQps
+from policies.model import Offer
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.prices import spreading_cost
 from skyserve_cli.config import Config

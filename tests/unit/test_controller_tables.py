@@ -9,18 +9,16 @@ import pytest
 from lb.config.cors import Cors
 from lb.config.schema import Readiness, Table
 from lb.core.targets import TargetTable
+from policies.goals import AcceleratorQps, Goal, ScalingGoal
 from policies.lifecycle import NOTICE_MARGIN_S, apply
 from policies.model import (
-    AcceleratorQps,
     CapacityType,
     Drain,
     EndReason,
-    Goal,
     Offer,
     PreemptionNotice,
     Replica,
     ReplicaState,
-    ScalingGoal,
     Zone,
 )
 from policies.routing.base import RequestView

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import Memory, Replica, ReplicaState, UpdateMode
+from policies.goals import UpdateMode
+from policies.model import Memory, Replica, ReplicaState
 from skyserve_cli.commands.update import course_sentence
 from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.controller.reconcile.planning import _new_row

@@ -7,17 +7,9 @@ from typing import Any
 
 import pytest
 
-from policies.model import (
-    CapacityType,
-    EndReason,
-    Load,
-    Memory,
-    Offer,
-    Replica,
-    ReplicaState,
-    UpdateMode,
-    Zone,
-)
+from policies.goals import UpdateMode
+from policies.history import Load
+from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Zone
 from skyserve_cli.controller.api.views import failure_view, last_failure, service_view, serving_version
 from skyserve_cli.controller.balancers.local_fleet import AgentView
 from skyserve_cli.controller.reconcile.mappers import goal_of

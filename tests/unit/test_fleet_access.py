@@ -15,7 +15,7 @@ from provisioners.offers.catalog import Catalog
 from provisioners.own_address import OwnAddresses
 from provisioners.port.errors import AuthError, TransientError
 from provisioners.port.firewall import Access
-from skyserve_cli.config import AwsConfig, RentedConfig
+from skyserve_cli.config_clouds import AwsConfig, RentedConfig
 from skyserve_cli.controller.clouds.firewalls import ThreadFirewalls
 from skyserve_cli.controller.reconcile.mappers import agent_addresses
 from tests.clouds.memory_machines import CLOUD, ZONES, MemoryMachines

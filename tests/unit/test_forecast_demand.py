@@ -123,5 +123,5 @@ def test_the_same_history_gives_the_same_forecast() -> None:
 
 def test_numpy_is_not_imported_for_services_without_an_slo() -> None:
     """Nor with the policies as a whole."""
-    code = "import sys, policies.registry as r, policies.model as m; r.scaler_for(m.ScalingGoal(1, 4, 2.0)); "
+    code = "import sys, policies.registry as r, policies.goals as g; r.scaler_for(g.ScalingGoal(1, 4, 2.0)); "
     subprocess.run([sys.executable, "-c", code + "sys.exit('numpy' in sys.modules)"], check=True)

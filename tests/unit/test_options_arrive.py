@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from policies.model import Goal, ScalingGoal
+from policies.goals import Goal, ScalingGoal
 from policies.registry import ALIASES, AUTO, PLACERS
 from skyserve_cli.controller.reconcile.lb_config import table_of
 from skyserve_cli.spec import LoadBalancerSpec, ServiceSpec, json_schema, load_text

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from policies.goals import AcceleratorQps, PlacementGoal
 from policies.model import (
-    AcceleratorQps,
     CapacityType,
     Event,
     FailureKind,
     LaunchFailed,
     Offer,
-    PlacementGoal,
     Preempted,
     Replica,
     ReplicaState,

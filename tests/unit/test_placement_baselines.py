@@ -9,17 +9,8 @@ from typing import Any
 
 import pytest
 
-from policies.model import (
-    Event,
-    FailureKind,
-    Launched,
-    LaunchFailed,
-    Offer,
-    PlacementGoal,
-    Preempted,
-    Replica,
-    ReplicaState,
-)
+from policies.goals import PlacementGoal
+from policies.model import Event, FailureKind, Launched, LaunchFailed, Offer, Preempted, Replica, ReplicaState
 from policies.placement.base import Decision, View
 from policies.registry import PLACERS
 from tests.unit.placement_world import ON_DEMAND, PLENTY, SPOT, S, World, a_goal, an_offer, both, of_kind

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import CapacityType, Offer, PlacementGoal, Replica, ReplicaState, Zone
+from policies.goals import PlacementGoal
+from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
 from policies.placement.base import View
 from policies.placement.baselines import OnDemand
 from policies.placement.spothedge import SpotHedge

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from policies.model import CapacityType, FailureKind, Json, LaunchFailed, Offer, PlacementGoal, Replica, Zone
+from policies.goals import PlacementGoal
+from policies.model import CapacityType, FailureKind, Json, LaunchFailed, Offer, Replica, Zone
 from policies.model import ReplicaState as S
 from policies.placement.base import PlacementPolicy, View
 from policies.placement.risk_hedge import RiskHedge

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from policies.model import CapacityType, Goal, Replica, ScalingGoal, Zone
+from policies.goals import Goal, ScalingGoal
+from policies.model import CapacityType, Replica, Zone
 from policies.placement.base import Decision, View
 from policies.placement.blocks import open_offers
 from policies.registry import PLACERS

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import Json, Launch, PlacementGoal, Replica
+from policies.goals import PlacementGoal
+from policies.model import Json, Launch, Replica
 from policies.placement.base import Decision, View
 from policies.placement.static import Static
 from tests.unit.placement_world import ON_DEMAND, SPOT, S, World, a_goal, an_offer

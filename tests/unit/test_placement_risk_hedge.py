@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.goals import PlacementGoal, ScalingGoal
 from policies.model import (
     Drained,
     Event,
@@ -23,14 +24,12 @@ from policies.model import (
     NodeLost,
     Observation,
     Offer,
-    PlacementGoal,
     Plan,
     Preempted,
     PreemptionNotice,
     ProbePassed,
     Replica,
     ReplicaState,
-    ScalingGoal,
     Terminated,
     Zone,
 )

@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
+from policies.goals import PlacementGoal, UpdateMode
 from policies.model import (
     Event,
     FailureKind,
     LaunchFailed,
     Offer,
-    PlacementGoal,
     Preempted,
     PreemptionNotice,
     ProbePassed,
     Replica,
     ReplicaState,
-    UpdateMode,
     Zone,
 )
 from policies.placement.base import Decision, View

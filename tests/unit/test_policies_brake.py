@@ -18,19 +18,8 @@ from policies.brake import (
     TerminationLog,
     judge,
 )
-from policies.model import (
-    CapacityType,
-    Drained,
-    EndReason,
-    Event,
-    GaveUp,
-    Goal,
-    Offer,
-    Replica,
-    ReplicaState,
-    ScalingGoal,
-    Zone,
-)
+from policies.goals import Goal, ScalingGoal
+from policies.model import CapacityType, Drained, EndReason, Event, GaveUp, Offer, Replica, ReplicaState, Zone
 
 NOW = 10_000.0
 GOAL = Goal(version=1, scaling=ScalingGoal(min_replicas=1), probe_failure_threshold_s=180.0)

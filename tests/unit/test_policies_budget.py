@@ -8,19 +8,8 @@ from dataclasses import replace
 import pytest
 
 from policies.budget import Budget, affordable
-from policies.model import (
-    CapacityType,
-    Goal,
-    Launch,
-    Memory,
-    Observation,
-    Offer,
-    PlacementGoal,
-    Replica,
-    ReplicaState,
-    ScalingGoal,
-    Zone,
-)
+from policies.goals import Goal, PlacementGoal, ScalingGoal
+from policies.model import CapacityType, Launch, Memory, Observation, Offer, Replica, ReplicaState, Zone
 from policies.placement.base import Place
 from policies.plan import plan
 from policies.registry import policies_for

@@ -5,20 +5,9 @@ from __future__ import annotations
 import pytest
 
 from policies.deadlines import due
-from policies.model import (
-    CapacityType,
-    Drained,
-    EndReason,
-    Event,
-    GaveUp,
-    Goal,
-    Load,
-    Offer,
-    Replica,
-    ReplicaState,
-    ScalingGoal,
-    Zone,
-)
+from policies.goals import Goal, ScalingGoal
+from policies.history import Load
+from policies.model import CapacityType, Drained, EndReason, Event, GaveUp, Offer, Replica, ReplicaState, Zone
 
 S = ReplicaState
 SINCE = 1000.0

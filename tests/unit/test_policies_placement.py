@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from policies.goals import PlacementGoal
 from policies.model import (
     CapacityType,
     EndReason,
@@ -19,7 +20,6 @@ from policies.model import (
     LaunchFailed,
     NodeLost,
     Offer,
-    PlacementGoal,
     Preempted,
     PreemptionNotice,
     ProbeFailed,

@@ -9,28 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import rollout
+from policies.goals import Goal, PlacementGoal, ScalingGoal, UpdateMode
+from policies.history import Load
 from policies.lifecycle import apply, request
 from policies.model import (
     CapacityType,
     Drain,
     EndReason,
     FailureKind,
-    Goal,
     Launch,
     LaunchFailed,
-    Load,
     Memory,
     Observation,
     Offer,
-    PlacementGoal,
     Plan,
     ProbePassed,
     Replica,
     ReplicaState,
     RunExited,
-    ScalingGoal,
     Terminate,
-    UpdateMode,
     Zone,
 )
 from policies.plan import learn, plan

@@ -8,8 +8,9 @@ from random import Random
 
 import pytest
 
+from policies.goals import Goal, UpdateMode
 from policies.lifecycle import ANNOUNCED, REPLACED_FIRST, apply
-from policies.model import EndReason, Goal, ReplicaState, RetireNotice, Role, UpdateMode
+from policies.model import EndReason, ReplicaState, RetireNotice, Role
 from policies.placement.risk_hedge import MOST_EXTRA
 from policies.retiring import MARGIN_S, drains_at, launch_limit, to_drain
 from tests.unit.placement_world import ON_DEMAND, PLENTY, World, a_goal, an_offer, both

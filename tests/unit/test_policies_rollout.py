@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from policies import rollout
+from policies.goals import Goal, ScalingGoal, UpdateMode
 from policies.model import (
     BootstrapFailed,
     CapacityType,
@@ -16,7 +17,6 @@ from policies.model import (
     Event,
     FailureKind,
     GaveUp,
-    Goal,
     LaunchFailed,
     Offer,
     Preempted,
@@ -24,8 +24,6 @@ from policies.model import (
     Replica,
     ReplicaState,
     RunExited,
-    ScalingGoal,
-    UpdateMode,
     Zone,
 )
 

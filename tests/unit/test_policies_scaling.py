@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.model import AcceleratorQps, Goal, Load, Observation, ScalingGoal
+from policies.goals import AcceleratorQps, Goal, ScalingGoal
+from policies.history import Load
+from policies.model import Observation
 from policies.registry import scaler_for
 from policies.scaling.accelerator_rate import AcceleratorRate
 from policies.scaling.base import Size

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import CapacityType, Goal, Offer, Replica, ReplicaState, ScalingGoal, Zone
+from policies.goals import Goal, ScalingGoal
+from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
 from policies.service_state import CLEANUP_TIMEOUT_S, ServiceState, service_state
 
 S = ReplicaState

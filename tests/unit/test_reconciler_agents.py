@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from policies.model import Event, Launched, Load, ProbePassed, Replica, ReplicaState, Role, Terminated
+from policies.history import Load
+from policies.model import Event, Launched, ProbePassed, Replica, ReplicaState, Role, Terminated
 from provisioners.port.base import InstanceState
 from skyserve_cli.controller.reconcile.ports import CallKind, NameOrder, RegionalOrder
 from skyserve_cli.spec.model import AgentPlace, DnsName, RegionalAgents

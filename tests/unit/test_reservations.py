@@ -14,16 +14,8 @@ from azure.mgmt.compute.models import VirtualMachine
 from botocore.validate import ParamValidator
 from google.cloud import compute_v1
 
-from policies.model import (
-    CapacityType,
-    FailureKind,
-    LaunchFailed,
-    PlacementGoal,
-    Replica,
-    ReplicaState,
-    Scope,
-    Zone,
-)
+from policies.goals import PlacementGoal
+from policies.model import CapacityType, FailureKind, LaunchFailed, Replica, ReplicaState, Scope, Zone
 from policies.placement import blocks
 from policies.placement.base import View
 from policies.placement.spothedge import SpotHedge
@@ -41,7 +33,8 @@ from provisioners.port.base import Candidate, LaunchOrder, Requirements
 from provisioners.port.errors import RefusedError
 from provisioners.port.vm import MachineOrder
 from skyserve_cli.clouds import Clouds
-from skyserve_cli.config import AwsReservation, AzureReservation, ConfigError, GcpReservation, load_config
+from skyserve_cli.config import ConfigError, load_config
+from skyserve_cli.config_clouds import AwsReservation, AzureReservation, GcpReservation
 from skyserve_cli.home import Home
 from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
 from skyserve_cli.state.codec import replica_from_row, replica_to_row

@@ -10,18 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.model import (
-    AcceleratorQps,
-    CapacityType,
-    Goal,
-    Load,
-    Observation,
-    Offer,
-    Replica,
-    ReplicaState,
-    ScalingGoal,
-    Zone,
-)
+from policies.goals import AcceleratorQps, Goal, ScalingGoal
+from policies.history import Load
+from policies.model import CapacityType, Observation, Offer, Replica, ReplicaState, Zone
 from policies.scaling.accelerator_rate import AcceleratorRate
 from policies.work import qps_of
 

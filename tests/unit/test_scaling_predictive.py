@@ -14,8 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies.forecast.demand import DAY_MIN, Floats
-from policies.history import History
-from policies.model import Goal, Json, Load, Observation, ScalingGoal, SloGoal
+from policies.goals import Goal, ScalingGoal, SloGoal
+from policies.history import History, Load
+from policies.model import Json, Observation
 from policies.registry import reads_load, scaler_for
 from policies.scaling.base import Size
 from policies.scaling.predictive import HEADROOM, LEAST_HEADROOM, Predictive, headroom_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import ScalingGoal
+from policies.goals import ScalingGoal
 from skyserve_cli.sim.arrivals import Arrivals
 from skyserve_cli.sim.scaling import Judged, Trial, goal_for, run
 from skyserve_cli.sim.slo_queue import drawn

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.model import CapacityType, Launch, Load, Observation, Offer, Zone
+from policies.history import Load
+from policies.model import CapacityType, Launch, Observation, Offer, Zone
 from policies.plan import plan
 from policies.registry import policies_for
 from provisioners.offers.catalog import packaged

@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.script import ScriptDirectory
 
-from policies.model import CapacityType, EndReason, Offer, ReplicaState, Role, UpdateMode, Zone
+from policies.goals import UpdateMode
+from policies.model import CapacityType, EndReason, Offer, ReplicaState, Role, Zone
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
 from skyserve_cli.state.store import Store, migrations

@@ -16,17 +16,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.exc import DBAPIError
 
-from policies.model import (
-    CapacityType,
-    EndReason,
-    Memory,
-    Offer,
-    Replica,
-    ReplicaState,
-    Role,
-    UpdateMode,
-    Zone,
-)
+from policies.goals import UpdateMode
+from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Role, Zone
 from skyserve_cli.state.codec import replica_from_row, replica_to_row
 from skyserve_cli.state.statements import RECENT_REPLICAS
 from skyserve_cli.state.store import Store

@@ -28,7 +28,7 @@ from provisioners.port.errors import (
 from provisioners.port.firewall import ANYWHERE, SSH_PORT, Access
 from provisioners.port.regions import ClosedRegions
 from provisioners.port.vm import Finding, Level, Machine, MachineOrder, MachineState, OrphanedResource, Silent
-from skyserve_cli.config import RentedConfig
+from skyserve_cli.config_clouds import RentedConfig
 
 NAME = "meadow"
 REGIONS = {"north": ("north-1", "north-2"), "south": ("south-1",)}

@@ -36,7 +36,7 @@ from typing import Any
 from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
-from policies.model import UpdateMode
+from policies.goals import UpdateMode
 from provisioners.port.base import LogSource
 from provisioners.remote.host_agent.log_times import offset_since
 from skyserve_cli.clouds import CloudNotEnabledError

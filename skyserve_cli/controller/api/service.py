@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from policies.model import EndReason, Replica, ReplicaState, Role, UpdateMode
+from policies.goals import UpdateMode
+from policies.model import EndReason, Replica, ReplicaState, Role
 from provisioners.port.base import Instance, Provisioner
 from provisioners.port.lease import Lease
 from provisioners.remote.bootstrap_steps import is_url

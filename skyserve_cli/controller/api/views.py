@@ -7,7 +7,9 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-from policies.model import CapacityType, EndReason, Goal, Load, PlacementGoal, Replica, ReplicaState
+from policies.goals import Goal, PlacementGoal
+from policies.history import Load
+from policies.model import CapacityType, EndReason, Replica, ReplicaState
 from policies.service_state import service_state
 from provisioners.port.lease import Lease
 from skyserve_cli.controller.balancers.front_address import reach_of

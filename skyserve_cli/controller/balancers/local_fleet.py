@@ -22,7 +22,7 @@ import orjson
 from lb.config.options import Listen
 from lb.config.schema import Readiness, Stats, Table, WireError
 from policies.backoff import delay_s
-from policies.model import Load
+from policies.history import Load
 from skyserve_cli.controller.balancers.agent_process import Agent, AgentFolder, Shape, shape_of, table_for
 from skyserve_cli.controller.reconcile.attention import Attention
 from skyserve_cli.controller.reconcile.demand import load_of, slowdown

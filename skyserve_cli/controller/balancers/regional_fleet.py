@@ -25,7 +25,8 @@ import orjson
 
 from lb.config.schema import Readiness, Stats, Table, WireError
 from policies.backoff import delay_s
-from policies.model import Event, Load, ProbeFailed, ProbePassed
+from policies.history import Load
+from policies.model import Event, ProbeFailed, ProbePassed
 from provisioners.port.base import LoginSource, Provisioner
 from provisioners.port.commands import HostConnection, ShellError
 from provisioners.port.errors import ProvisionError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lb.config.schema import Readiness, Stats, Table
-from policies.model import Load
+from policies.history import Load
 
 SHORTEST_WINDOW_S = 10.0
 MANY_TARGETS = 500

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from policies.brake import Evidence, FailedProbe
-from policies.model import Load
+from policies.history import Load
 
 ONLINE_S = 90.0  # the slowest of what should respond is a listing of a cloud, every 10 s and with retries
 

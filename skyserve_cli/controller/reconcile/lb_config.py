@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 from lb.config.schema import Limits, Readiness, Table, Target
 from policies import rollout
-from policies.model import Goal, Json, Replica, ReplicaState
+from policies.goals import Goal
+from policies.model import Json, Replica, ReplicaState
 from policies.routing.registry import DEFAULT_POLICY, POLICIES
 from policies.work import qps_of
 from skyserve_cli.spec.model import ServiceSpec

@@ -8,7 +8,8 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from policies.balancers import Fleet, Place
-from policies.model import CapacityType, Goal, Offer, PlacementGoal, Replica, ReplicaState, Role, ScalingGoal
+from policies.goals import Goal, PlacementGoal, ScalingGoal
+from policies.model import CapacityType, Offer, Replica, ReplicaState, Role
 from policies.registry import ALIASES, AUTO, MIXERS
 from provisioners.port.base import Candidate, LaunchOrder, Requirements
 from provisioners.port.vm import MAX_TOKEN

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from policies.balancers import decide as decide_agents
-from policies.model import CapacityType, Launch, Memory, Observation, Offer, UpdateMode
+from policies.goals import UpdateMode
+from policies.model import CapacityType, Launch, Memory, Observation, Offer
 from policies.plan import plan
 from policies.registry import policies_for
 from provisioners.offers.lb_instance_types import small_types

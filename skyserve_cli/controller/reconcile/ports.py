@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from lb.config.schema import Table
-from policies.model import Event, Load, Offer, Replica
+from policies.history import Load
+from policies.model import Event, Offer, Replica
 from provisioners.port.base import Instance, InstanceState, Requirements, is_silent
 from skyserve_cli.spec.model import Probe, ServiceSpec
 

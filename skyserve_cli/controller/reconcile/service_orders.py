@@ -7,11 +7,7 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from lb.config.schema import Table
-from policies.model import (
-    Replica,
-    ReplicaState,
-    Role,
-)
+from policies.model import Replica, ReplicaState, Role
 from provisioners.port.base import Instance, InstanceState
 from skyserve_cli.controller.reconcile.lb_config import table_of, without_loopback
 from skyserve_cli.controller.reconcile.listing_events import unattended

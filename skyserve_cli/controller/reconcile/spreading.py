@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from policies.model import AcceleratorQps, Offer
+from policies.goals import AcceleratorQps
+from policies.model import Offer
 from policies.placement import thrift
 from policies.work import usd_of_work
 

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from policies.model import Load, Offer, Plan
+from policies.history import Load
+from policies.model import Offer, Plan
 from provisioners.port.base import Instance, Requirements
 from skyserve_cli.controller.reconcile.listing_events import missing_from
 from skyserve_cli.controller.reconcile.ports import (

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
+from policies.goals import Goal
 from policies.lifecycle import InvalidTransition, apply, request
 from policies.model import (
     Action,
     Event,
-    Goal,
     Launch,
     ProbeFailed,
     ProbePassed,

@@ -11,19 +11,9 @@ from policies import balancers
 from policies.balancers import FAREWELL_S, Decision
 from policies.brake import Evidence, TerminationLog, judge
 from policies.deadlines import due
-from policies.model import (
-    EndReason,
-    Event,
-    GaveUp,
-    Goal,
-    Launch,
-    Load,
-    Observation,
-    Offer,
-    Plan,
-    Replica,
-    Role,
-)
+from policies.goals import Goal
+from policies.history import Load
+from policies.model import EndReason, Event, GaveUp, Launch, Observation, Offer, Plan, Replica, Role
 from policies.plan import learn, plan
 from policies.registry import policies_for
 from policies.rollout import wanted_version

@@ -7,8 +7,9 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
+from policies.goals import Goal
 from policies.lifecycle import request
-from policies.model import Drain, Goal, Launch, Memory, Observation, Offer, Replica, ReplicaState, Terminate
+from policies.model import Drain, Launch, Memory, Observation, Offer, Replica, ReplicaState, Terminate
 from policies.plan import plan
 from policies.registry import policies_for
 from skyserve_cli.spec.problems import dotted

@@ -1,0 +1,111 @@
+"""What the user asked for, as far as policies need to know it: frozen values.
+
+Units are in the names, as in `policies.model`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class AcceleratorQps:
+    """What one replica on this accelerator can answer, per second. `count` None stands for any number of them."""
+
+    accelerator: str
+    count: float | None
+    qps: float
+
+
+@dataclass(frozen=True, slots=True)
+class SloGoal:
+    """The share of requests that are to be served within the SLO, and what one replica carries within it.
+
+    `cold_start_s` is how long a replica takes from its launch until it is ready. With `forecast` False only present demand
+    counts.
+    """
+
+    attainment: float
+    capacity_qps: float
+    cold_start_s: float
+    forecast: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingGoal:
+    """How many replicas are wanted. Without any target the size is fixed at `min_replicas`.
+
+    A replica should carry `target_qps_per_replica` requests per second; where that differs by accelerator,
+    `target_qps_by_accelerator` says how, and the plain number is the smallest of them. Or it should carry
+    `target_ongoing_per_replica` requests at a time. More (less) load must last `upscale_delay_s`
+    (`downscale_delay_s`). With `slo` the size follows a forecast instead (`scaling.predictive`).
+    """
+
+    min_replicas: int = 1
+    max_replicas: int = 1
+    target_qps_per_replica: float | None = None
+    upscale_delay_s: float = 300.0
+    downscale_delay_s: float = 1200.0
+    target_qps_by_accelerator: tuple[AcceleratorQps, ...] = ()
+    target_ongoing_per_replica: float | None = None
+    slo: SloGoal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementGoal:
+    """On which capacity, and where. `placer` is a name of `registry`.
+
+    `num_overprovision` is SpotHedge's N_extra: spot replicas beyond the wanted number. With
+    `dynamic_ondemand_fallback` on-demand replicas stand in for spot replicas that are missing;
+    `base_ondemand_fallback_replicas` of the wanted replicas are on demand at all times. `availability_target` is
+    the part of the time in which the wanted number should be ready (0.995), for policies that can aim. Where machines
+    differ in what they can do, `work` says how, and prices are compared for the work. On-demand replicas are spread over
+    offers that cost at most the fraction `price_band` more than the cheapest, spot replicas over those that cost at most
+    `spot_price_cap` times as much as the cheapest (not by RiskHedge, which weighs prices itself). With `one_continent` replicas stay on the
+    continent of the cheapest offer while it takes them. Spot replicas that have gathered in one zone for
+    `spread_again_after_s` are spread again; 0: never.
+    """
+
+    placer: str = "spread"
+    num_overprovision: int = 0
+    dynamic_ondemand_fallback: bool = False
+    base_ondemand_fallback_replicas: int = 0
+    availability_target: float | None = None
+    work: tuple[AcceleratorQps, ...] = ()
+    price_band: float = 0.10
+    spot_price_cap: float = 2.0
+    spread_again_after_s: float = 1800.0
+    one_continent: bool = False
+
+
+class UpdateMode(str, Enum):
+    ROLLING = "rolling"
+    BLUE_GREEN = "blue_green"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What the user asked for, as far as policies need to know it.
+
+    `same_replicas` holds every version whose replicas are identical to those of `version` (an update that
+    touched only the `service` section), so that they are kept. During a rolling update at most `max_surge`
+    replicas more than the target live, and at most `max_unavailable` fewer than the target are ready. `down`:
+    the service is being taken down. `killed`: replicas the user asked to end by id. `max_usd_hour` is what the replicas may cost
+    together; None: no limit.
+    """
+
+    version: int
+    scaling: ScalingGoal
+    placement: PlacementGoal = PlacementGoal()
+    same_replicas: frozenset[int] = frozenset()
+    update_mode: UpdateMode = UpdateMode.ROLLING
+    max_surge: int = 1
+    max_unavailable: int = 0
+    provision_timeout_s: float = 1800.0
+    initial_delay_s: float = 1200.0
+    probe_failure_threshold_s: float = 180.0
+    drain_timeout_s: float = 120.0
+    down: bool = False
+    killed: frozenset[int] = frozenset()
+    max_usd_hour: float | None = None
