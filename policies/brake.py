@@ -69,7 +69,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProbeVerdict:
     """The events that stand, and why others are held back, or ""."""
 
     events: tuple[Event, ...]
@@ -96,7 +96,7 @@ def judge(
     evidence: Evidence,
     terminated: TerminationLog,
     now: float,
-) -> Verdict:
+) -> ProbeVerdict:
     """Decide which of the events that are due by the clock stand. `terminated` is only read."""
     by_id = {replica.id: replica for replica in replicas}
     stand: list[Event] = []
@@ -121,7 +121,7 @@ def judge(
     if held:
         reasons.add(held)
     note = f"this controller may be cut off: {'; '.join(sorted(reasons))}; it terminates no replica for that"
-    return Verdict((*stand, *accused), note if reasons else "")
+    return ProbeVerdict((*stand, *accused), note if reasons else "")
 
 
 def _last_failure(replica: Replica, evidence: Evidence, now: float) -> FailedProbe | None:

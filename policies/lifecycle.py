@@ -4,7 +4,7 @@
 
 `TRANSITIONS` maps (state, kind of event or action) to the next state. A pair that is not listed raises
 `InvalidTransition`, which names it: in tests and in the simulator that fails the run, in the daemon the event
-is set aside with its story. Print the table with `python -m policies.lifecycle`.
+is set aside and recorded as an error. Print the table with `python -m policies.lifecycle`.
 
 Three rules hold for every state in which an instance may exist: a Terminate is accepted, a Preempted ends it,
 and a NodeLost ends it by way of TERMINATING, because the nodes that are left must go too. TERMINATING swallows

@@ -370,7 +370,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do, what to remember, and sentences for the story (`notes`).
+    """What to do, what to remember, and sentences for the event log (`notes`).
 
     `wanted` is how many replicas the load needs, `target` how many should serve so that they are there. `wake_at` is the earliest instant at which the plan may differ
     although nothing has happened (a wait ends); None: never.

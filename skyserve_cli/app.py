@@ -41,7 +41,7 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "logs": Verb("Print the logs of replicas, of the load balancer, or of the controller.", STORY),
         "exec": Verb("Run a command where a replica runs.", STORY),
         "ssh": Verb("Open a shell where a replica runs.", STORY),
-        "events": Verb("Tell the story: what happened to services and replicas, and why.", STORY),
+        "events": Verb("Show the event log: what happened to services and replicas, and why.", STORY),
         "report": Verb("Show how available a service was, on what it ran, and what it cost.", STORY),
         "validate": Verb("Check a service file without launching anything.", FILES),
         "plan": Verb("Show where a service would run and what it would cost, without launching it.", FILES),

@@ -281,7 +281,7 @@ class Clouds:
             return plugins.listings_of(plugins.plugin(name))
         return ()
 
-    def _pools(self) -> pool.Pools:
+    def _pools(self) -> pool.HostPools:
         try:
             section = self.config.clouds["ssh"]
             return pool.load_pools(section.pools if isinstance(section, SshConfig) else {})

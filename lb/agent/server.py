@@ -143,7 +143,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
 
     offer = None
     if options.handover_socket is not None:
-        offer = socket_handover.Offer(loop, options.handover_socket, listening, taken)
+        offer = socket_handover.SocketOffer(loop, options.handover_socket, listening, taken)
     if options.ready_file is not None:
         ready_file = options.ready_file
         write_text(ready_file, line() + "\n")

@@ -65,7 +65,7 @@ def take(path: Path) -> Taken | None:
     return Taken(sockets, line)
 
 
-class Offer:
+class SocketOffer:
     """Offers the listening sockets to a successor; `taken` is called once one serves."""
 
     def __init__(

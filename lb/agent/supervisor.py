@@ -36,7 +36,7 @@ STOP_TIMEOUT_S = 10.0
 HANDOVER = "handover.sock"
 
 
-class Agent:
+class AgentProcess:
     """One process. `listening` is what it wrote when it listened."""
 
     def __init__(self, folder: Path, wanted: dict[str, Any], number: int) -> None:
@@ -83,9 +83,9 @@ class Supervisor:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._agent: Agent | None = None
-        self._successor: Agent | None = None
-        self._leaving: list[Agent] = []
+        self._agent: AgentProcess | None = None
+        self._successor: AgentProcess | None = None
+        self._leaving: list[AgentProcess] = []
         self._refused: dict[str, Any] | None = None
         self._starts = 0
         self._failures = 0  # in a row
@@ -120,7 +120,7 @@ class Supervisor:
             if agent.is_alive:
                 agent.process.kill()
 
-    def _agents(self) -> list[Agent]:
+    def _agents(self) -> list[AgentProcess]:
         return [one for one in (self._agent, self._successor, *self._leaving) if one is not None]
 
     def _want(self, wanted: dict[str, Any]) -> None:
@@ -129,12 +129,12 @@ class Supervisor:
             return
         self._starts += 1
         try:
-            self._successor = Agent(self._folder, wanted, self._starts)
+            self._successor = AgentProcess(self._folder, wanted, self._starts)
         except (OSError, KeyError, TypeError) as error:
             say(f"cannot start release {wanted.get('release')}: {type(error).__name__}: {error}")
             self._refuse(wanted)
 
-    def _await(self, successor: Agent) -> None:
+    def _await(self, successor: AgentProcess) -> None:
         if successor.listens() and successor.is_alive:
             if self._agent is not None:
                 self._leaving.append(self._agent)
@@ -153,7 +153,7 @@ class Supervisor:
         self._pause()
         self._tell()
 
-    def _lost(self, agent: Agent) -> None:
+    def _lost(self, agent: AgentProcess) -> None:
         say(f"the agent has ended with {agent.process.returncode}")
         if uptime_s() - agent.began_at > STEADY_AFTER_S:
             self._failures = 0
@@ -198,7 +198,7 @@ def uptime_s() -> float:
 
 
 def main() -> int:
-    keeper = Supervisor(Path.cwd())
+    supervisor = Supervisor(Path.cwd())
     stopping: list[int] = []
     reloading: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -207,11 +207,11 @@ def main() -> int:
     while not stopping:
         if reloading:
             reloading.clear()
-            keeper.reload()
+            supervisor.reload()
         with suppress(OSError):  # a full disk may have room again later
-            keeper.look()
+            supervisor.look()
         time.sleep(LOOK_EVERY_S)
-    keeper.stop()
+    supervisor.stop()
     return 0
 
 

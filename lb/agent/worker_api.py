@@ -110,16 +110,16 @@ class WorkerApi:
     def _all(self) -> dict[str, dict[str, Any]]:
         now = asyncio.get_running_loop().time()
         rows = self._control.targets.rows(now)
-        return {target.id: _worker(target, standing, in_flight) for target, standing, in_flight in rows}
+        return {target.id: _worker(target, health, in_flight) for target, health, in_flight in rows}
 
 
-def _worker(target: Target, standing: Health, in_flight: int) -> dict[str, Any]:
+def _worker(target: Target, health: Health, in_flight: int) -> dict[str, Any]:
     return {
         **target.to_json(),
         "worker_type": "regular",
         "connection_mode": "http",
-        "is_healthy": standing is Health.GOOD,
-        "standing": standing.value,
+        "is_healthy": health is Health.GOOD,
+        "standing": health.value,
         "load": in_flight,
     }
 

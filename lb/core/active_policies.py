@@ -26,9 +26,9 @@ class ActivePolicies:
         "_make",
         "_used_at",
         "needs_prompt",
-        "on_answered",
         "on_ended",
         "on_record",
+        "on_responded",
         "own",
     )
 
@@ -58,8 +58,8 @@ class ActivePolicies:
             for booking in sorted(under_way, key=_since):
                 if not booking.entry.departed:
                     policy.record(booking.request, booking.key.id, booking.since)
-                    if booking.answered:
-                        policy.answered(booking.request, booking.key.id, booking.since)
+                    if booking.responded:
+                        policy.responded(booking.request, booking.key.id, booking.since)
             self._by_name[name] = policy
             self._learn_hooks()
         return policy
@@ -89,7 +89,7 @@ class ActivePolicies:
         every = list(self._by_name.values())
         self.needs_prompt = any(policy.needs_prompt for policy in every)
         self.on_record: list[Callable[[RequestView, str, float], None]] = _doing(every, "record")
-        self.on_answered: list[Callable[[RequestView, str, float], None]] = _doing(every, "answered")
+        self.on_responded: list[Callable[[RequestView, str, float], None]] = _doing(every, "responded")
         self.on_ended: list[Callable[[RequestView, str, float, int | None], None]] = _doing(every, "ended")
 
 

@@ -102,7 +102,7 @@ class Gate:
         if in_flight >= self.cap:
             self._hit = True
 
-    def answered(self, request: Sent, in_flight: int) -> bool:
+    def responded(self, request: Sent, in_flight: int) -> bool:
         """Its first byte has come; True if it was unproven until now."""
         if request not in self.unproven:
             return False

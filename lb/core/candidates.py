@@ -31,7 +31,7 @@ class _Group:
         self.admitting = TargetList(((rank, entry.view) for rank, entry in ranked if entry.admits()), fleet)
 
 
-class _Place:
+class _Listing:
     """Where a target is listed, its life as listed there, and the first of its timers in the heap."""
 
     __slots__ = ("group", "life", "timer_at")
@@ -66,7 +66,7 @@ class Candidates:
         self._open = open_bookings
         self._groups: dict[Health, _Group] = {}
         self._best = _NOTHING  # the first that has members
-        self._places: dict[TargetState, _Place] = {}
+        self._places: dict[TargetState, _Listing] = {}
         self._by_life: dict[int, TargetState] = {}
         self._timers: list[tuple[float, int, TargetState]] = []  # a heap
         self._timers_set = 0
@@ -181,9 +181,9 @@ class Candidates:
         fleet = [entry.view for entry in entries]
         by_health: dict[Health, list[TargetState]] = {health: [] for health in Health}
         for entry in entries:
-            by_health[entry.standing(now)].append(entry)
+            by_health[entry.health(now)].append(entry)
         self._groups = {health: _Group(health, those, fleet) for health, those in by_health.items()}
-        self._places = {entry: _Place(self._groups[entry.standing(now)], entry.life) for entry in entries}
+        self._places = {entry: _Listing(self._groups[entry.health(now)], entry.life) for entry in entries}
         self._by_life = {entry.life: entry for entry in entries}
         self._timers = []
         for entry, place in self._places.items():
@@ -200,7 +200,7 @@ class Candidates:
             self._by_life.pop(place.life, None)
             self._by_life[entry.life] = entry
             place.life = entry.life
-        rank, group = _rank(entry), self._groups[entry.standing(now)]
+        rank, group = _rank(entry), self._groups[entry.health(now)]
         moved = group is not place.group
         if moved:
             place.group.members.drop(rank)
@@ -213,7 +213,7 @@ class Candidates:
         self._set_timer(entry, place, _next_change(entry, now))
         return moved or opened
 
-    def _set_timer(self, entry: TargetState, place: _Place, at: float) -> None:
+    def _set_timer(self, entry: TargetState, place: _Listing, at: float) -> None:
         """Only the earliest counts: when it is due, the next one is set."""
         if at < place.timer_at:
             place.timer_at = at
@@ -227,7 +227,7 @@ class Candidates:
         }
         if any(entry.view.waiting for entry in stale):
             for booking in self._open:
-                if not booking.answered and booking.entry in stale:
+                if not booking.responded and booking.entry in stale:
                     stale[booking.entry].append(booking)
         for entry, unanswered in stale.items():
             entry.unheard(sorted(unanswered, key=_since))

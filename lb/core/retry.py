@@ -29,7 +29,7 @@ MAX_DEATHS = 2  # targets that may die on one request before its first byte
 _SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 
 
-class Verdict(str, Enum):
+class RetryVerdict(str, Enum):
     """The verdict on a request whose attempt has failed before its first byte, and why."""
 
     ELSEWHERE = "elsewhere"  # on a target that has not failed it
@@ -43,7 +43,7 @@ class Verdict(str, Enum):
 
     @property
     def goes_on(self) -> bool:
-        return self in (Verdict.ELSEWHERE, Verdict.SAME_TARGET, Verdict.NO_TARGET_LEFT)
+        return self in (RetryVerdict.ELSEWHERE, RetryVerdict.SAME_TARGET, RetryVerdict.NO_TARGET_LEFT)
 
 
 class RetryHistory(NamedTuple):
@@ -63,21 +63,21 @@ class RetryHistory(NamedTuple):
     repeatable: bool = True
 
 
-def may_retry(history: RetryHistory, rules: Retries, others: bool) -> Verdict:
+def may_retry(history: RetryHistory, rules: Retries, others: bool) -> RetryVerdict:
     """Return the verdict of the rules; `others`: whether there is a target that has not failed the request."""
     if history.reached and not history.repeatable:
-        return Verdict.NOT_REPEATABLE
+        return RetryVerdict.NOT_REPEATABLE
     if history.deaths >= MAX_DEATHS:
-        return Verdict.KILLS_TARGETS
+        return RetryVerdict.KILLS_TARGETS
     if history.started > rules.max_total_retries:
-        return Verdict.TOO_OFTEN
+        return RetryVerdict.TOO_OFTEN
     if history.started >= 2 and history.longest_s >= rules.slow_after_s:
-        return Verdict.TOO_SLOW
+        return RetryVerdict.TOO_SLOW
     if others:
-        return Verdict.ELSEWHERE
+        return RetryVerdict.ELSEWHERE
     if history.on_target <= rules.max_worker_retries:
-        return Verdict.SAME_TARGET
-    return Verdict.NO_TARGET_LEFT
+        return RetryVerdict.SAME_TARGET
+    return RetryVerdict.NO_TARGET_LEFT
 
 
 def is_repeatable(method: bytes, for_model: bool, idempotency_key: bool) -> bool:

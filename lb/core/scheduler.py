@@ -32,7 +32,7 @@ class Waiter(Protocol):
     """A request that looks for a target.
 
     `tried` are the lives (see `lb.core.target_state`) that have failed it, `policy` the name of the policy it asks for,
-    None for the table's own, `senior` whether it comes back, having lost its target.
+    None for the table's own, `has_priority` whether it comes back, having lost its target.
     """
 
     @property
@@ -42,7 +42,7 @@ class Waiter(Protocol):
     def tried(self) -> Collection[int]: ...
 
     @property
-    def senior(self) -> bool: ...
+    def has_priority(self) -> bool: ...
 
     @property
     def hold_left_s(self) -> float: ...
@@ -101,7 +101,7 @@ class Scheduler(Generic[W]):
             limit,
             waiter.tenant,
             waiter.weight,
-            waiter.senior,
+            waiter.has_priority,
             waiter.tried,
             model,
         )

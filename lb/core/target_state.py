@@ -68,14 +68,14 @@ class Blame(str, Enum):
 class Booking:
     """One attempt of one request on one target. Only its table changes it."""
 
-    __slots__ = ("answered", "blamed", "entry", "life", "released", "request", "since")
+    __slots__ = ("blamed", "entry", "life", "released", "request", "responded", "since")
 
     def __init__(self, entry: TargetState, request: RequestView, since: float) -> None:
         self.entry = entry
         self.request = request
         self.life = entry.life
         self.since = since
-        self.answered = False
+        self.responded = False
         self.blamed = False
         self.released = False
 
@@ -164,7 +164,7 @@ class TargetState:
 
     # --- standing
 
-    def standing(self, now: float) -> Health:
+    def health(self, now: float) -> Health:
         state = self.target.state
         if state is Readiness.DRAINING or self.departed:
             return Health.CLOSED
@@ -212,16 +212,16 @@ class TargetState:
         self.requests.add(now)
         return booking
 
-    def answered(self, booking: Booking, now: float, succeeded: bool) -> bool:
+    def responded(self, booking: Booking, now: float, succeeded: bool) -> bool:
         """The first byte has come; True if that ended an ejection."""
-        booking.answered = True
+        booking.responded = True
         self.heard_at = now
         if succeeded:
             self.served_at = now
         self.failures_in_row = 0
         view, gate = self.view, self.gate
         view.waiting -= 1
-        if gate.reports and gate.answered(booking, view.in_flight):
+        if gate.reports and gate.responded(booking, view.in_flight):
             if view.pending:
                 view.pending -= 1
             if view.running is not None:
@@ -234,7 +234,7 @@ class TargetState:
     def release(self, booking: Booking) -> None:
         view, gate = self.view, self.gate
         view.in_flight -= 1
-        if not booking.answered:
+        if not booking.responded:
             view.waiting -= 1
         elif not booking.blamed and self.ejected_until is None:
             self.errors_in_row = self.ejections = 0
@@ -254,7 +254,7 @@ class TargetState:
         self.trouble, self.trouble_at = self.trouble_now(now) + 1.0, now
         self.view.trouble = self.trouble
         on_trial = self.trial is booking
-        if blame is Blame.TROUBLE and not booking.answered:  # an error is an answer, too
+        if blame is Blame.TROUBLE and not booking.responded:  # an error is an answer, too
             self.heard_at = now
             self.failures_in_row = 0
         if self.ejected_until is not None and not on_trial:

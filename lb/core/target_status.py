@@ -39,9 +39,9 @@ class TargetStatus:
         entry = self._entries.get(target_id)
         return entry.key if entry is not None else None
 
-    def standing(self, key: Key, now: float) -> Health:
+    def health(self, key: Key, now: float) -> Health:
         entry = self._current(key)
-        return entry.standing(now) if entry is not None else Health.CLOSED
+        return entry.health(now) if entry is not None else Health.CLOSED
 
     def outlook(self, booking: Booking, now: float) -> Outlook:
         """Return whether the booking's target can still be expected to answer."""
@@ -97,7 +97,7 @@ class TargetStatus:
     def rows(self, now: float) -> Iterator[tuple[Target, Health, int]]:
         """Yield every target of the table with its standing and its requests in flight."""
         for entry in self._entries.values():
-            yield entry.target, entry.standing(now), entry.view.in_flight
+            yield entry.target, entry.health(now), entry.view.in_flight
 
     def probe_list(self) -> list[tuple[Key, Target, int]]:
         """Return every target of the table with its requests in flight: whose load may be worth a look."""

@@ -65,7 +65,7 @@ class TargetTable(TargetChoice):
 
     def apply(self, table: Table, now: float) -> Changes:
         """Replace the table. Idempotent. Raises UnknownPolicyError, before anything has changed."""
-        self._advisers.adopt(table.policy, self._open)
+        self._active_policies.adopt(table.policy, self._open)
         wanted = {target.id: target for target in table.targets}
         removed: list[str] = []
         lost: set[Key] = set()
@@ -112,20 +112,20 @@ class TargetTable(TargetChoice):
             self._offers.changed(entry)
         elif entry.view.in_flight >= entry.gate.cap:
             self._offers.filled(entry)
-        for record in self._advisers.on_record:
+        for record in self._active_policies.on_record:
             record(request, target_id, now)
         return booking
 
-    def answered(self, booking: Booking, now: float, succeeded: bool = False) -> bool:
+    def responded(self, booking: Booking, now: float, succeeded: bool = False) -> bool:
         """The first byte of an answer has come, of 2xx if it `succeeded`; True if that ended an ejection.
 
         For an answer of 502, 503 or 504 call `failed` with TROUBLE instead.
         """
-        if booking.answered or booking.released:
+        if booking.responded or booking.released:
             return False
         entry = booking.entry
         was_full = not entry.admits()
-        readmitted = entry.answered(booking, now, succeeded)
+        readmitted = entry.responded(booking, now, succeeded)
         if readmitted:
             entry.life = self._next_life()
             self._left_out.pop(entry, None)
@@ -133,8 +133,8 @@ class TargetTable(TargetChoice):
         elif was_full and entry.admits():
             self._offers.opened(entry)
         self._relieved[entry.key.id] = None
-        for answered in self._advisers.on_answered:
-            answered(booking.request, entry.key.id, now)
+        for responded in self._active_policies.on_responded:
+            responded(booking.request, entry.key.id, now)
         return readmitted
 
     def failed(self, booking: Booking, blame: Blame, now: float) -> bool:
@@ -172,7 +172,7 @@ class TargetTable(TargetChoice):
             if entry.departed:
                 self._departed.pop(entry.key, None)
                 self._draining.pop(entry, None)
-        for ended in self._advisers.on_ended:
+        for ended in self._active_policies.on_ended:
             ended(booking.request, entry.key.id, now, tokens)
 
     # --- what probes teach
@@ -263,7 +263,7 @@ class TargetTable(TargetChoice):
             those.pop(entry, None)
         if entry.view.in_flight:
             self._departed[entry.key] = entry
-        self._advisers.forget(entry.key.id)
+        self._active_policies.forget(entry.key.id)
 
     def _eject(self, entry: TargetState, now: float, at_least_s: float = 0.0, doubt: bool = True) -> None:
         entry.eject(now, self.table.breaker, at_least_s, doubt)

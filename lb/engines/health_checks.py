@@ -146,7 +146,7 @@ class HealthChecker:
 
     def _eject(self, key: Key, target: Target, why: str) -> None:
         now = self._clock()
-        known = self._table.standing(key, now) is Health.EJECTED
+        known = self._table.health(key, now) is Health.EJECTED
         if self._table.eject(key, now, FROZEN_EJECTION_S):
             self._metrics.of(target).ejections += 1
             if known:

@@ -130,8 +130,8 @@ _LLAMACPP = Page(
 
 def parse_sglang_loads(body: bytes) -> EngineLoad | None:
     """SGLang's /v1/loads: one object for each data-parallel rank."""
-    answer = _json(body)
-    ranks = answer.get("loads") if isinstance(answer, dict) else None
+    response = _json(body)
+    ranks = response.get("loads") if isinstance(response, dict) else None
     running = total(_of_all(ranks, "num_running_reqs"))
     pending = total(_of_all(ranks, "num_waiting_reqs"))
     if running is None or pending is None:
@@ -142,8 +142,8 @@ def parse_sglang_loads(body: bytes) -> EngineLoad | None:
 
 def parse_sglang_get_load(body: bytes) -> EngineLoad | None:
     """SGLang's older /get_load: a list of ranks, or one object; `num_reqs` has the waiting ones in it."""
-    answer = _json(body)
-    ranks = [answer] if isinstance(answer, dict) else answer
+    response = _json(body)
+    ranks = [response] if isinstance(response, dict) else response
     requests, pending = total(_of_all(ranks, "num_reqs")), total(_of_all(ranks, "num_waiting_reqs"))
     if requests is None or pending is None:
         return None
@@ -222,11 +222,11 @@ def detection() -> Generator[LoadQuery, Fetched, Adapter | None]:
     Returns the adapter, one of kind UNKNOWN for a server that is none of these engines, or None if it cannot be
     known yet: the target does not respond, or says that it is not ready.
     """
-    answers: list[Fetched] = []
+    responses: list[Fetched] = []
 
     def ask(what: LoadQuery) -> Generator[LoadQuery, Fetched, Fetched]:
-        answers.append((yield what))
-        return answers[-1]
+        responses.append((yield what))
+        return responses[-1]
 
     loads = yield from ask(_LOADS)
     if not loads.status:
@@ -267,7 +267,7 @@ def detection() -> Generator[LoadQuery, Fetched, Adapter | None]:
         engine = page_adapter((yield _TRITON_METRICS), _TRITON_METRICS)  # or another engine's inside
         return replace(engine, kind=EngineKind.TRITON) if engine else _mute(EngineKind.TRITON)
 
-    unready = any(not answer.status or answer.status in _UNREADY for answer in answers)
+    unready = any(not response.status or response.status in _UNREADY for response in responses)
     return None if unready else _mute(EngineKind.UNKNOWN)
 
 

@@ -98,7 +98,7 @@ class Probed(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Watch:
+class _PolledLoad:
     """State of one target."""
 
     key: Key
@@ -136,12 +136,12 @@ class LoadPoller:
         self._changed = changed
         self._anybody_held = anybody_held
         self._region = region  # of the agent; without it no distance is measured
-        self._watches: dict[Key, _Watch] = {}
+        self._watches: dict[Key, _PolledLoad] = {}
         self._seen = 0
         self._reviewed = (-1, False)  # the table, and whether requests are held
         self._held_until = -math.inf
         self._due: list[
-            tuple[float, float, _Watch]
+            tuple[float, float, _PolledLoad]
         ] = []  # a heap; a row whose watch has another `due_at` is void
         self._intervals: Counter[float] = Counter()  # how many watches have each
         self._stretch = 1.0  # of all intervals, to keep within the budget
@@ -221,7 +221,7 @@ class LoadPoller:
                 watch.probe.cancel()
         self._hurry(list(self._watches.values()), now)
 
-    def _hurry(self, watches: list[_Watch], now: float) -> None:
+    def _hurry(self, watches: list[_PolledLoad], now: float) -> None:
         """These targets may have other intervals now."""
         late = [watch for watch in watches if self._count(watch, now)]
         self._share_budget()
@@ -233,15 +233,15 @@ class LoadPoller:
             if self._schedule(watch) < now:  # not all of them at once
                 self._put(watch, _place_after(now, watch.place, watch.interval_s * self._stretch))
 
-    def _new_watch(self, key: Key, target: Target, now: float) -> _Watch:
+    def _new_watch(self, key: Key, target: Target, now: float) -> _PolledLoad:
         self._seen += 1
-        return _Watch(key, target, place=self._seen * _GOLDEN % 1.0, asked_at=now)
+        return _PolledLoad(key, target, place=self._seen * _GOLDEN % 1.0, asked_at=now)
 
     def _share_budget(self) -> None:
         probes_per_s = sum(many / interval_s for interval_s, many in self._intervals.items())
         self._stretch = max(1.0, probes_per_s / PROBES_PER_S)
 
-    def _count(self, watch: _Watch, now: float) -> bool:
+    def _count(self, watch: _PolledLoad, now: float) -> bool:
         """Find out the interval of a target as things are now. Returns True if it has changed."""
         interval_s = self._interval_s(watch, now)
         if interval_s == watch.interval_s:
@@ -251,7 +251,7 @@ class LoadPoller:
         watch.interval_s = interval_s
         return True
 
-    def _schedule(self, watch: _Watch) -> float:
+    def _schedule(self, watch: _PolledLoad) -> float:
         """Return when the target is due for its next probe; infinite if one is under way."""
         due_at = math.inf
         if watch.probe is None and watch.interval_s < math.inf:
@@ -259,12 +259,12 @@ class LoadPoller:
         self._put(watch, due_at)
         return due_at
 
-    def _put(self, watch: _Watch, due_at: float) -> None:
+    def _put(self, watch: _PolledLoad, due_at: float) -> None:
         if due_at < math.inf and due_at != watch.due_at:
             heappush(self._due, (due_at, watch.place, watch))
         watch.due_at = due_at
 
-    def _interval_s(self, watch: _Watch, now: float) -> float:
+    def _interval_s(self, watch: _PolledLoad, now: float) -> float:
         """Return how long to wait between two probes."""
         pushing = self._table.table.pushing
         if watch.target.state is Readiness.DRAINING:
@@ -282,7 +282,7 @@ class LoadPoller:
             return pushing.probe_s
         return max(IDLE_PROBE_S, pushing.probe_s, len(self._watches) / IDLE_PROBES_PER_S)
 
-    def _start(self, watch: _Watch, selective: bool) -> None:
+    def _start(self, watch: _PolledLoad, selective: bool) -> None:
         def ended(task: asyncio.Task[None]) -> None:
             watch.probe = None
             if self._watches.get(watch.key) is watch:
@@ -294,13 +294,13 @@ class LoadPoller:
         watch.probe = asyncio.get_running_loop().create_task(self._probe(watch, selective))
         watch.probe.add_done_callback(ended)
 
-    async def _probe(self, watch: _Watch, selective: bool) -> None:
+    async def _probe(self, watch: _PolledLoad, selective: bool) -> None:
         if watch.adapter is None or watch.adapter.ask is None:
             await self._find_out(watch)
         if selective and watch.adapter is not None:
             await self._read(watch, watch.adapter)
 
-    async def _find_out(self, watch: _Watch) -> None:
+    async def _find_out(self, watch: _PolledLoad) -> None:
         questions = detection()
         ask = next(questions)
         while True:
@@ -319,7 +319,7 @@ class LoadPoller:
         if adapter.kind is not EngineKind.UNKNOWN:
             self._usual = adapter.kind
 
-    async def _read(self, watch: _Watch, adapter: Adapter) -> None:
+    async def _read(self, watch: _PolledLoad, adapter: Adapter) -> None:
         asked_at, load = self._clock(), None
         if adapter.ask is not None:
             load = adapter.read(await self._get(watch.target, adapter.ask))
@@ -337,7 +337,7 @@ class LoadPoller:
         if self._table.loaded(watch.key, load, asked_at, now, every_s):
             self._changed()
 
-    def _measure(self, watch: _Watch, took_s: float, now: float) -> None:
+    def _measure(self, watch: _PolledLoad, took_s: float, now: float) -> None:
         region = watch.target.region
         if not self._region or not region or region == self._region:
             return
@@ -356,7 +356,7 @@ class LoadPoller:
             return NO_RESPONSE
 
 
-def _due_at(watch: _Watch, interval_s: float) -> float:
+def _due_at(watch: _PolledLoad, interval_s: float) -> float:
     """Return when its place in the interval will come next, but for half an interval since it was asked."""
     return _place_after(watch.asked_at + 0.5 * interval_s, watch.place, interval_s)
 

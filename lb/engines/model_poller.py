@@ -58,7 +58,7 @@ class Listed(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Watch:
+class _PolledModels:
     """Results of the polls of one target."""
 
     key: Key
@@ -84,8 +84,10 @@ class ModelPoller:
         self._fetch = fetch
         self._clock = clock
         self._changed = changed
-        self._watches: dict[Key, _Watch] = {}
-        self._due: list[tuple[float, float, _Watch]] = []  # a heap; void are rows with another `due_at`
+        self._watches: dict[Key, _PolledModels] = {}
+        self._due: list[
+            tuple[float, float, _PolledModels]
+        ] = []  # a heap; void are rows with another `due_at`
         self._reviewed = -1  # the state of the directory
         self._seen = 0
         self._all_again_at = -math.inf
@@ -155,16 +157,16 @@ class ModelPoller:
             if watch.poll is not None:
                 watch.poll.cancel()
 
-    def _new_watch(self, key: Key, target: Target, life: int, now: float) -> _Watch:
+    def _new_watch(self, key: Key, target: Target, life: int, now: float) -> _PolledModels:
         self._seen += 1
-        return _Watch(key, target, self._seen * _GOLDEN % 1.0, life, now)
+        return _PolledModels(key, target, self._seen * _GOLDEN % 1.0, life, now)
 
-    def _put(self, watch: _Watch, due_at: float) -> None:
+    def _put(self, watch: _PolledModels, due_at: float) -> None:
         if due_at != watch.due_at:
             watch.due_at = due_at
             heappush(self._due, (due_at, watch.place, watch))
 
-    def _start(self, watch: _Watch, now: float) -> None:
+    def _start(self, watch: _PolledModels, now: float) -> None:
         def ended(task: asyncio.Task[None]) -> None:
             watch.poll = None
             if self._watches.get(watch.key) is watch:
@@ -176,7 +178,7 @@ class ModelPoller:
         watch.poll = asyncio.get_running_loop().create_task(self._poll(watch))
         watch.poll.add_done_callback(ended)
 
-    async def _poll(self, watch: _Watch) -> None:
+    async def _poll(self, watch: _PolledModels) -> None:
         async with self._at_once:
             fetched = await self._get(watch.target)
         now = self._clock()

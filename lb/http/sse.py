@@ -56,7 +56,7 @@ def error_event(code: str, message: str) -> bytes:
     return event({"error": error})
 
 
-class Gate:
+class EventBuffer:
     """Lets whole events pass and holds the beginning of one back.
 
     A client that was sent half an event could not be helped: what another target says would be glued to it. Engines

@@ -25,7 +25,7 @@ class StopReason(IntEnum):
     ENDED = 3  # the connection has ended
 
 
-class Mode(IntEnum):
+class ForwardingMode(IntEnum):
     """What a forwarding passes: whole chunks, and what else it requires of them or changes."""
 
     CHUNKS = 0  # whatever is in them; only their last bytes are kept

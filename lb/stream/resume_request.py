@@ -52,7 +52,7 @@ from lb.stream.resume_rules import NotResumable as NotResumable
 from lb.stream.transcript import StreamProgress
 
 
-class Way(str, Enum):
+class ResumeMethod(str, Enum):
     """How a stream goes on; see above."""
 
     RESTART = "restart"
@@ -64,7 +64,7 @@ class Way(str, Enum):
 class ResumeRequest:
     """The request that continues a stream: POST `body` to `path`; `lb.stream.stream_merge.Stitcher` joins the answer."""
 
-    way: Way
+    way: ResumeMethod
     path: bytes
     body: bytes
     strip: Strip = Strip.NOTHING
@@ -72,7 +72,7 @@ class ResumeRequest:
     @property
     def exact(self) -> bool:
         """Whether the engine goes on from the very tokens of the answer."""
-        return self.way is not Way.TEXT
+        return self.way is not ResumeMethod.TEXT
 
 
 # How long a completion gets that sets no limit; others have none, or one that the operator sets.
@@ -132,7 +132,7 @@ def resume(
     _check(sofar)
     if sofar.silent and not (request.get("return_token_ids") and sofar.output_ids):
         ready = prepare(path, request, kind, mode)
-        return ResumeRequest(Way.RESTART, path, written({**request, **ready.fields}), ready.strip)
+        return ResumeRequest(ResumeMethod.RESTART, path, written({**request, **ready.fields}), ready.strip)
     if refused is not None:
         raise NotResumable(refused)
     if sofar.tool_call:
@@ -174,7 +174,7 @@ def _by_tokens(
         body["max_tokens"] = rest
     body.update(ASK_IDS)
     body["prompt"] = [*context, *(sofar.output_ids or ())]
-    return ResumeRequest(Way.TOKENS, COMPLETIONS, written(body), prepare(path, request, kind).strip)
+    return ResumeRequest(ResumeMethod.TOKENS, COMPLETIONS, written(body), prepare(path, request, kind).strip)
 
 
 def _by_text(
@@ -189,7 +189,7 @@ def _by_text(
         if not isinstance(prompt, str):
             raise NotResumable(Reason.PROMPT_IDS)
         body["prompt"] = prompt + sofar.text
-    return ResumeRequest(Way.TEXT, path, written(body), ready.strip)
+    return ResumeRequest(ResumeMethod.TEXT, path, written(body), ready.strip)
 
 
 def _reopened(request: Mapping[str, Any], text: str, kind: EngineKind) -> dict[str, Any]:

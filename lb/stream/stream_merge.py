@@ -20,7 +20,7 @@ from lb.engines.kinds import EngineKind
 from lb.http.sse import ABORT, DONE, EventReader, error_event, event
 from lb.stream.first_request import Strip
 from lb.stream.openai_request import CHAT
-from lb.stream.resume_request import ResumeRequest, Way, left
+from lb.stream.resume_request import ResumeMethod, ResumeRequest, left
 from lb.stream.resume_rules import NEVER, refusal
 from lb.stream.transcript import ProgressTally, StreamProgress
 
@@ -136,12 +136,16 @@ class StreamMerger:
         self._is_chat = path == CHAT
         self._reshapes = self._is_chat and resumption.path != CHAT
         self._asked_ids = request.get("return_token_ids") is True
-        self._tells_prompt_ids = self._asked_ids and way is Way.RESTART and before.context_ids is None
-        self._tokens_before = 0 if way is Way.RESTART else before.tokens
+        self._tells_prompt_ids = (
+            self._asked_ids and way is ResumeMethod.RESTART and before.context_ids is None
+        )
+        self._tokens_before = 0 if way is ResumeMethod.RESTART else before.tokens
         self._drop = _DROPS.get(resumption.strip)
-        self._goes_on = way is not Way.RESTART
+        self._goes_on = way is not ResumeMethod.RESTART
         self._reader = EventReader()
-        self._tally = ProgressTally(before, answer_again=way is Way.RESTART, from_text=way is Way.TEXT)
+        self._tally = ProgressTally(
+            before, answer_again=way is ResumeMethod.RESTART, from_text=way is ResumeMethod.TEXT
+        )
 
     @property
     def over(self) -> bool:

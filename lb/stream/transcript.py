@@ -5,7 +5,7 @@ lost are the events parsed, into a `StreamProgress`: who the stream claims to be
 the bytes outgrow half of their limit the oldest are parsed, a few at a time as new ones come, and dropped; the part
 left of an event then is its text and its token ids.
 
-The transcript is given what the engine said, of which the client has seen every whole event (see `lb.http.sse.Gate`), with
+The transcript is given what the engine said, of which the client has seen every whole event (see `lb.http.sse.EventBuffer`), with
 or without the token ids it did not ask for. The beginning of an event at the end is not part of what was said.
 """
 
@@ -293,11 +293,11 @@ class Transcript:
 class _Reading:
     """The part of a transcript that has been read."""
 
-    __slots__ = ("_payloads", "_reader", "_walker", "tally")
+    __slots__ = ("_decoder", "_payloads", "_reader", "tally")
 
     def __init__(self, chunked: bool) -> None:
         self._payloads: list[bytes] = []
-        self._walker = ChunkedDecoder(self._payloads) if chunked else None
+        self._decoder = ChunkedDecoder(self._payloads) if chunked else None
         self._reader = EventReader()
         self.tally = ProgressTally()
 
@@ -307,9 +307,9 @@ class _Reading:
 
     def take(self, part: bytes) -> None:
         payloads = [part]
-        if self._walker is not None:
+        if self._decoder is not None:
             try:
-                self._walker.feed(part)
+                self._decoder.feed(part)
             except FramingError:
                 self.tally.strange = True
             payloads = self._payloads.copy()

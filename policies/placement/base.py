@@ -30,14 +30,14 @@ class View:
     limit: int
 
 
-class Place(NamedTuple):
+class PlannedLaunch(NamedTuple):
     """One decided launch: where, and why there."""
 
     offer: Offer
     why: str
 
 
-class End(NamedTuple):
+class PlannedTermination(NamedTuple):
     """One replica too many, and why this one."""
 
     replica_id: int
@@ -52,8 +52,8 @@ class Decision(NamedTuple):
 
     target: int
     memory: Json
-    launches: Sequence[Place] = ()
-    ends: Sequence[End] = ()
+    launches: Sequence[PlannedLaunch] = ()
+    ends: Sequence[PlannedTermination] = ()
     wake_at: float | None = None
     notes: tuple[str, ...] = ()
 

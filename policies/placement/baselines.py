@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from policies.model import CapacityType, Event, Json, Launched, Offer, Replica
 from policies.placement import blocks, fleet
-from policies.placement.base import Decision, Place, View
+from policies.placement.base import Decision, PlannedLaunch, View
 from policies.placement.blocks import is_spot
 
 _SPOT, _ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
@@ -72,7 +72,7 @@ class _SpotPool(ABC):
 
         launches = fleet.on_demand_places(on_demand, view, f"{pool} of {target} replicas are on demand")
         room = min(spot.missing, view.limit - len(launches))
-        chosen: Sequence[Place] = ()
+        chosen: Sequence[PlannedLaunch] = ()
         if room > 0 and spot.usable:
             chosen, after = self._choose(room, spot, view, memory)
             memory = after if chosen else memory
@@ -94,7 +94,7 @@ class _SpotPool(ABC):
     @abstractmethod
     def _choose(
         self, count: int, spot: fleet.Share, view: View, memory: Json
-    ) -> tuple[Sequence[Place], Json]:
+    ) -> tuple[Sequence[PlannedLaunch], Json]:
         """At most `count` places, and the memory once they are asked for. Something is usable."""
 
 
@@ -104,29 +104,35 @@ class EvenSpread(_SpotPool):
     What a zone lacks is asked for in that zone, whatever it answers.
     """
 
-    def _choose(self, count: int, spot: fleet.Share, view: View, memory: Json) -> tuple[list[Place], Json]:
+    def _choose(
+        self, count: int, spot: fleet.Share, view: View, memory: Json
+    ) -> tuple[list[PlannedLaunch], Json]:
         zones = list(dict.fromkeys(offer.zone for offer in spot.offers))
         there = Counter(replica.zone for replica in spot.replicas)
         best = {offer.zone: offer for offer in reversed(spot.usable)}
-        places: list[Place] = []
+        places: list[PlannedLaunch] = []
         for index, zone in enumerate(zones):
             quota = spot.wanted // len(zones) + (index < spot.wanted % len(zones))
             if zone in best:
                 why = f"{there[zone]} there, {quota} is its share"
-                places += [Place(best[zone], why)] * max(0, quota - there[zone])
+                places += [PlannedLaunch(best[zone], why)] * max(0, quota - there[zone])
         return places[:count], memory
 
 
 class RoundRobin(_SpotPool):
     """Every attempt goes to the zone after that of the attempt before. Memory, beside the blocks: {"last": zone}."""
 
-    def _choose(self, count: int, spot: fleet.Share, view: View, memory: Json) -> tuple[list[Place], Json]:
+    def _choose(
+        self, count: int, spot: fleet.Share, view: View, memory: Json
+    ) -> tuple[list[PlannedLaunch], Json]:
         zones = list(dict.fromkeys(offer.zone for offer in spot.offers))
         best = {offer.zone: offer for offer in reversed(spot.usable)}
         names = [str(zone) for zone in zones]
         turn = names.index(memory["last"]) + 1 if memory.get("last") in names else 0
         ahead = (zones[(turn + step) % len(zones)] for step in range(count * len(zones)))
-        places = [Place(best[zone], "the next zone in turn") for zone in ahead if zone in best][:count]
+        places = [PlannedLaunch(best[zone], "the next zone in turn") for zone in ahead if zone in best][
+            :count
+        ]
         return places, {**memory, "last": str(places[-1].offer.zone)}
 
 
@@ -136,10 +142,12 @@ class SingleZone(_SpotPool):
     Memory, beside the blocks: {"home": zone}.
     """
 
-    def _choose(self, count: int, spot: fleet.Share, view: View, memory: Json) -> tuple[list[Place], Json]:
+    def _choose(
+        self, count: int, spot: fleet.Share, view: View, memory: Json
+    ) -> tuple[list[PlannedLaunch], Json]:
         home, memory = _home(memory, [str(offer.zone) for offer in spot.offers])
         here = [offer for offer in spot.usable if str(offer.zone) == home]
-        return [Place(offer, "the zone of this service") for offer in here[:1] * count], memory
+        return [PlannedLaunch(offer, "the zone of this service") for offer in here[:1] * count], memory
 
 
 class SingleRegion(_SpotPool):
@@ -159,7 +167,9 @@ class SingleRegion(_SpotPool):
         failed -= set(_launched_zones(events, replicas))
         return super().learn({**memory, "failed": sorted(failed)}, events, replicas, now)
 
-    def _choose(self, count: int, spot: fleet.Share, view: View, memory: Json) -> tuple[list[Place], Json]:
+    def _choose(
+        self, count: int, spot: fleet.Share, view: View, memory: Json
+    ) -> tuple[list[PlannedLaunch], Json]:
         home, memory = _home(memory, [_region(offer) for offer in spot.offers])
         here = [offer for offer in spot.usable if _region(offer) == home]
         failed = memory.get("failed", ())

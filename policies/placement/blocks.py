@@ -195,20 +195,20 @@ def without_refusals(blocks: Json) -> dict[str, dict[str, float]]:
     return {key: block for key, block in blocks.items() if "|=" not in key}
 
 
-class Refusal(NamedTuple):
+class LastShortage(NamedTuple):
     """The last time that a zone had no room, and how often that was since a replica there was last ready."""
 
     at: float
     times: int
 
 
-def refusal(offer: Offer, blocks: Json) -> Refusal | None:
+def refusal(offer: Offer, blocks: Json) -> LastShortage | None:
     """Return the zone's last lack of room for such a machine; None if it had none."""
     block = blocks.get(_key(offer))
     if block is None:
         return None
     times = int(block["failures"])
-    return Refusal(block["until"] - _wait_s(times, LONGEST_BLOCK_S), times)
+    return LastShortage(block["until"] - _wait_s(times, LONGEST_BLOCK_S), times)
 
 
 def barred(offer: Offer, blocks: Json, now: float) -> bool:

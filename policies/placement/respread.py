@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from policies.model import Json, Offer, Replica, ReplicaState, Zone
 from policies.placement import blocks, fleet, thrift
-from policies.placement.base import Place, View
+from policies.placement.base import PlannedLaunch, View
 from policies.placement.blocks import is_spot
 
 ATTEMPT_AT = "spread_again_at"
@@ -46,7 +46,7 @@ def due_at(view: View, target: int, memory: Json) -> float | None:
     return max(settled_at, attempted_at) + patience_s
 
 
-def surge(view: View, target: int, closed: Json) -> Place | None:
+def surge(view: View, target: int, closed: Json) -> PlannedLaunch | None:
     """Return the place of one more replica outside the crowded zone; None if no other zone may be asked.
 
     `closed` are the blocks, `view` is within the limits of `thrift`.

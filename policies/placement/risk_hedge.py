@@ -41,9 +41,9 @@ from dataclasses import dataclass, replace
 
 from policies.model import CapacityType, Event, Json, Offer, Replica, ReplicaState, Zone
 from policies.placement import blocks, fleet, reopening, risk_market, risk_search, thrift
-from policies.placement.base import Decision, End, Place, View
+from policies.placement.base import Decision, PlannedLaunch, PlannedTermination, View
 from policies.placement.blocks import is_spot
-from policies.placement.risk_market import HELD, HOUR_S, Market
+from policies.placement.risk_market import HELD, HOUR_S, MarketModel
 from policies.placement.risk_odds import Fleet, Hedge, Odds, Terms, best_hedge, chance
 from policies.placement.risk_search import Site
 
@@ -82,11 +82,13 @@ class RiskHedge:
     def decide(self, view: View, memory: Json) -> Decision:
         memory = _budgeted(view, memory)
         if view.wanted == 0:
-            return Decision(0, memory, ends=[End(replica.id, "none wanted") for replica in view.replicas])
+            return Decision(
+                0, memory, ends=[PlannedTermination(replica.id, "none wanted") for replica in view.replicas]
+            )
         # With the cap a fleet would come back from an outage of all zones in a single one.
         uncapped = replace(view, goal=replace(view.goal, spot_price_cap=math.inf))
         view, beyond = thrift.thrifty(uncapped, memory.get("blocks", {}))
-        look = _Look(view, memory)
+        look = _MarketView(view, memory)
         asked = look.additions()[: max(0, view.limit)]
         too_many = [] if asked else look.surplus()
         ended = {end.replica_id for end in too_many}
@@ -144,7 +146,7 @@ def _allowed(view: View) -> float:
 # --- one decision ----------------------------------------------------------------------------------------------
 
 
-class _Look:
+class _MarketView:
     """What one decision works with: the view in numbers. A zone is its index in `zones`, best offer first.
 
     Rates and mu are as of the last full five minutes, so that between two of them only events change a decision.
@@ -158,7 +160,7 @@ class _Look:
         self.serving = fleet.ready((*view.replicas, *view.others), now)
         self.short = "budget" in memory and self.serving < view.wanted  # not before it was first complete
         self.as_of = now // LOOK_AGAIN_S * LOOK_AGAIN_S
-        self.market = market = Market(memory, self.as_of)
+        self.market = market = MarketModel(memory, self.as_of)
         self.window_h = (market.start_s + DETECTION_S) / HOUR_S
 
         offers = [offer for offer in view.offers if is_spot(offer)]
@@ -226,7 +228,7 @@ class _Look:
 
     # --- on demand
 
-    def hedge(self, spot: Sequence[Replica], asked: Sequence[Place]) -> Hedge:
+    def hedge(self, spot: Sequence[Replica], asked: Sequence[PlannedLaunch]) -> Hedge:
         """The on-demand replicas to have beside these spot ones, and those that are about to be asked for.
 
         What was asked for counts as had, unless the service is short already: while enough serve there is time to
@@ -266,7 +268,7 @@ class _Look:
 
     # --- on spot
 
-    def additions(self) -> list[Place]:
+    def additions(self) -> list[PlannedLaunch]:
         """Return what to ask for. Nothing while responses are out: they may change what is best."""
         if self._answers_at() is not None:
             return []
@@ -279,10 +281,10 @@ class _Look:
             if offer is not None and missing > 0:
                 why = f"{self.have[zone]} there; a loss expected every {1.0 / self.per_hour[zone]:.1f} h"
                 on_trial = self.retry_at[zone] is not None
-                places += [Place(offer, why)] * (1 if on_trial else missing)
+                places += [PlannedLaunch(offer, why)] * (1 if on_trial else missing)
         return places
 
-    def surplus(self) -> list[End]:
+    def surplus(self) -> list[PlannedTermination]:
         """Return the spot replicas that are not worth their price any more.
 
         While others start up none is, and what serves is not taken below the wanted number.
@@ -294,7 +296,7 @@ class _Look:
         smaller = risk_search.shrunk(self.odds_later, self.have, self.sites, needed, MARGIN)
         plan = next((plan for plan in reversed(smaller) if self._better(plan) is None), self.have)
         why = f"{len(self.spot)} spot replicas, {sum(plan)} are worth their price"
-        ends: list[End] = []
+        ends: list[PlannedTermination] = []
         spare = self.serving - self.view.wanted
         for zone, keep in zip(self.zones, plan, strict=True):
             here = [replica for replica in self.spot if replica.zone == zone]

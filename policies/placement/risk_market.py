@@ -167,7 +167,7 @@ class Hazard(NamedTuple):
     later: float
 
 
-class Market:
+class MarketModel:
     """The expectations of one moment."""
 
     def __init__(self, memory: Json, now: float) -> None:

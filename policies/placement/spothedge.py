@@ -39,7 +39,7 @@ from zlib import crc32
 
 from policies.model import CapacityType, Event, Json, Offer, Replica
 from policies.placement import blocks, fleet, reopening, thrift
-from policies.placement.base import Decision, Place, View
+from policies.placement.base import Decision, PlannedLaunch, View
 from policies.placement.blocks import is_spot
 
 LEAST_ZONES = 2
@@ -160,7 +160,7 @@ class SpotHedge:
 
     def _on_spot(
         self, spot: fleet.Share, again: reopening.Return | None, view: View, memory: Json
-    ) -> list[Place]:
+    ) -> list[PlannedLaunch]:
         """Own hosts first, then SELECT-NEXT-ZONE for every missing replica, each counted before the next.
 
         After an outage one goes to each zone that may be asked, in Z_P or not.

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from policies.model import Event, Json, Offer, Replica, ReplicaState
 from policies.placement import blocks, fleet, reopening, respread, thrift
-from policies.placement.base import Decision, Place, View
+from policies.placement.base import Decision, PlannedLaunch, View
 from policies.placement.blocks import is_spot
 
 ALL_BLOCKED = "{} more wanted, but every zone refused when last asked; trying again soon"
@@ -63,7 +63,7 @@ class Static:
 
 def _launches(
     view: View, live: Sequence[Replica], closed: Json, missing: int
-) -> tuple[list[Place], float | None]:
+) -> tuple[list[PlannedLaunch], float | None]:
     """Return where the missing replicas go, and when to look again if not all of them can be placed now."""
     usable = fleet.preferred(thrift.with_room(blocks.open_offers(view.offers, closed, view.now), live))
     spread = fleet.Spread(live)

@@ -32,7 +32,7 @@ SPEED_HOLDS_S = 0.25  # as long a speed is used before it is computed again
 _NEVER = float("-inf")
 
 
-class Fleet:
+class FleetMeans:
     """Means over all targets."""
 
     __slots__ = ("_known_until", "_s_per_byte", "rate", "stream_s", "usual_bytes")
@@ -73,7 +73,7 @@ class Backlog:
         "sent",
     )
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: FleetMeans) -> None:
         self.sent: dict[str, int] = {}  # residual bytes by request
         self.held = HeldBytes()
         self.s_per_byte = 0.0

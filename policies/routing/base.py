@@ -1,6 +1,6 @@
 """The port between a load balancer and the policy that chooses a target.
 
-A policy chooses (`choose`), and is informed of what became of its choice (`record`, `answered`, `ended`) and of targets that left
+A policy chooses (`choose`), and is informed of what became of its choice (`record`, `responded`, `ended`) and of targets that left
 (`forget`). Choosing reads, it never writes: a choice that is not followed leaves no trace. Loads, ejections and
 exclusions belong to the caller; what a policy is given are the targets that may serve this request now. A policy
 keeps only what its algorithm must remember. Every choice explains itself: the cost of each candidate, term by
@@ -91,7 +91,7 @@ class Choice(NamedTuple):
 class RoutingPolicy(Protocol):
     """Chooses among targets. Synchronous, deterministic, never blocks; one instance per target table.
 
-    For each attempt the caller calls `record`, then at most once `answered`, then `ended` exactly once. A request
+    For each attempt the caller calls `record`, then at most once `responded`, then `ended` exactly once. A request
     has at most one attempt under way at a time.
     """
 
@@ -119,7 +119,7 @@ class RoutingPolicy(Protocol):
         """The request is now on its way to `target_id`."""
         ...
 
-    def answered(self, request: RequestView, target_id: str, now: float) -> None:
+    def responded(self, request: RequestView, target_id: str, now: float) -> None:
         """The first byte of its answer has come."""
         ...
 
@@ -155,7 +155,7 @@ class Policy:
 
     def record(self, request: RequestView, target_id: str, now: float) -> None: ...
 
-    def answered(self, request: RequestView, target_id: str, now: float) -> None: ...
+    def responded(self, request: RequestView, target_id: str, now: float) -> None: ...
 
     def ended(self, request: RequestView, target_id: str, now: float, tokens: int | None) -> None: ...
 

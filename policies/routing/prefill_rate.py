@@ -36,7 +36,7 @@ PRIOR_WEIGHT = 4 * 2048.0**2  # bytes squared
 LEAST_SHARE = 0.02  # of the prior: no fit makes prompts free
 
 
-class _Answer(NamedTuple):
+class _FirstByte(NamedTuple):
     work_bytes: float
     first_byte_s: float
 
@@ -62,7 +62,7 @@ class PrefillRate:
 
     def __init__(self, doubt: float = 0.0) -> None:
         self._doubt = doubt
-        self._first: list[_Answer] = []
+        self._first: list[_FirstByte] = []
         self._weight = 0.0
         self._mean_work = 0.0
         self._mean_s = 0.0
@@ -85,7 +85,7 @@ class PrefillRate:
             expected = self._mean_s + self._slope(prior, 1.0) * (work_bytes - self._mean_work)
             self._add(work_bytes, self._pulled_in(first_byte_s, expected))
             return
-        self._first.append(_Answer(work_bytes, first_byte_s))
+        self._first.append(_FirstByte(work_bytes, first_byte_s))
         if len(self._first) == FIRST:
             self._begin(prior)
 

@@ -63,8 +63,8 @@ class PreServe(SamplingPolicy):
         self._overflow_weight = overflow_weight
         self._fleet_s_per_token = FIRST_S_PER_TOKEN
         self._usual_tokens = 0.0
-        self._loads: dict[str, _Load] = {}
-        self._attempts: dict[str, _Attempt] = {}
+        self._loads: dict[str, _TargetLoad] = {}
+        self._attempts: dict[str, _RunningRequest] = {}
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         if not targets:
@@ -82,20 +82,20 @@ class PreServe(SamplingPolicy):
         super().record(request, target_id, now)
         load = self._loads.get(target_id)
         if load is None:
-            load = self._loads[target_id] = _Load(self._fleet_s_per_token)
+            load = self._loads[target_id] = _TargetLoad(self._fleet_s_per_token)
         prompt_tokens = prompt_bytes(request) / BYTES_PER_TOKEN
         expected = Expected(prompt_tokens, self._lengths.predict(request), load.s_per_token)
-        self._attempts[request.id] = _Attempt(load, expected, now)
+        self._attempts[request.id] = _RunningRequest(load, expected, now)
         self._usual_tokens += NEWEST_SHARE * (sum(expected[:2]) - self._usual_tokens)
         load.queued_tokens += prompt_tokens
         load.ahead.advance(now)
         load.ahead.enter(request.id, expected, now)
 
-    def answered(self, request: RequestView, target_id: str, now: float) -> None:
+    def responded(self, request: RequestView, target_id: str, now: float) -> None:
         attempt = self._attempts.get(request.id)
-        if attempt is None or attempt.answered_at is not None:
+        if attempt is None or attempt.responded_at is not None:
             return
-        attempt.answered_at = now
+        attempt.responded_at = now
         attempt.load.queued_tokens -= attempt.expected.prompt_tokens
         attempt.load.ahead.advance(now)
         attempt.load.ahead.enter(request.id, attempt.expected, now)
@@ -105,9 +105,9 @@ class PreServe(SamplingPolicy):
         if not tokens:
             return
         self._lengths.learn(request, tokens)
-        if attempt is None or attempt.answered_at is None:
+        if attempt is None or attempt.responded_at is None:
             return
-        began = attempt.answered_at if streamed(now - attempt.answered_at, tokens) else attempt.since
+        began = attempt.responded_at if streamed(now - attempt.responded_at, tokens) else attempt.since
         s_per_token = (now - began) / tokens
         attempt.load.s_per_token = _nearer(attempt.load.s_per_token, s_per_token)
         self._fleet_s_per_token = _nearer(self._fleet_s_per_token, s_per_token)
@@ -120,7 +120,7 @@ class PreServe(SamplingPolicy):
     def _score(
         self, target: TargetView, prompt_tokens: float, answer_tokens: float, now: float
     ) -> tuple[str | float, ...]:
-        load = self._loads.get(target.id) or _Load(self._fleet_s_per_token)
+        load = self._loads.get(target.id) or _TargetLoad(self._fleet_s_per_token)
         ahead = load.ahead
         prefill = load.queued_tokens + prompt_tokens
         decode = ahead.coming_tokens(now) + answer_tokens
@@ -144,17 +144,17 @@ class PreServe(SamplingPolicy):
         capacity = (held_tokens + ASSUMED_WEIGHT * self._kv_tokens) / (kv_usage + ASSUMED_WEIGHT)
         return (IDEAL_USAGE - kv_usage) * capacity
 
-    def _leave(self, request_id: str, now: float) -> _Attempt | None:
+    def _leave(self, request_id: str, now: float) -> _RunningRequest | None:
         attempt = self._attempts.pop(request_id, None)
         if attempt is not None:
-            if attempt.answered_at is None:
+            if attempt.responded_at is None:
                 attempt.load.queued_tokens -= attempt.expected.prompt_tokens
             attempt.load.ahead.advance(now)
             attempt.load.ahead.leave(request_id)
         return attempt
 
 
-class _Load:
+class _TargetLoad:
     """Load of one target, and how fast it writes one response."""
 
     __slots__ = ("ahead", "queued_tokens", "s_per_token")
@@ -165,14 +165,14 @@ class _Load:
         self.ahead = LookAhead()
 
 
-class _Attempt:
-    __slots__ = ("answered_at", "expected", "load", "since")
+class _RunningRequest:
+    __slots__ = ("expected", "load", "responded_at", "since")
 
-    def __init__(self, load: _Load, expected: Expected, since: float) -> None:
+    def __init__(self, load: _TargetLoad, expected: Expected, since: float) -> None:
         self.load = load
         self.expected = expected
         self.since = since
-        self.answered_at: float | None = None
+        self.responded_at: float | None = None
 
 
 def _nearer(old: float, new: float) -> float:

@@ -172,18 +172,18 @@ class AwsApi:
                 self.clock.heard(reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
                 return reply
             except _SDK_ERRORS as error:
-                answer = _answer(error)
+                refusal = _answer(error)
                 failures += 1
-                is_waited_for = answer.code in wait_for and self.now() - started < patience_s
+                is_waited_for = refusal.code in wait_for and self.now() - started < patience_s
                 if not is_waited_for:
-                    if answer.code in unless:
+                    if refusal.code in unless:
                         return None
-                    kind = meaning_of(answer, asked.capacity_type).kind
-                    if answer.code in _NOT_ACCEPTED and service == "ec2" and self._accepted_elsewhere():
-                        raise closed(answer, asked, self.now()) from error
+                    kind = meaning_of(refusal, asked.capacity_type).kind
+                    if refusal.code in _NOT_ACCEPTED and service == "ec2" and self._accepted_elsewhere():
+                        raise closed(refusal, asked, self.now()) from error
                     if kind is not FailureKind.TRANSIENT or failures >= attempts:
-                        raise error_of(answer, asked, self.now()) from error
-            if answer.code in THROTTLES:
+                        raise error_of(refusal, asked, self.now()) from error
+            if refusal.code in THROTTLES:
                 self._pacer.drain((region, _group(action)[0]))
             self._sleep(self._jitter(failures))
 

@@ -52,7 +52,7 @@ from provisioners.port.errors import (
     RegionClosedError,
     TransientError,
 )
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from provisioners.port.vm import (
     OWNER_TAG,
     TOKEN_TAG,
@@ -234,7 +234,7 @@ class AwsMachines:
         notes += [f"{region}: {error}" for region, error in sorted(failed.items())]
         return Discovery(CLOUD, self._now(), tuple(sorted(listed)), offerings, tuple(notes))
 
-    def admit(self, owner: str, access: Access) -> None:
+    def admit(self, owner: str, access: FirewallAccess) -> None:
         self._network.note(owner, access)
         failures: list[ProvisionError] = []
 

@@ -35,7 +35,7 @@ from azure.mgmt.resource.resources import ResourceManagementClient
 
 from policies.backoff import delay_s
 from policies.model import CapacityType, Zone
-from provisioners.azure.errors import Failure, error_of
+from provisioners.azure.errors import AzureFailure, error_of
 from provisioners.cloud_clock import CloudClock
 from provisioners.port.errors import ProvisionError, TransientError
 from provisioners.rate_limit import Rate, RateLimiter
@@ -201,7 +201,7 @@ def _json(response: HttpResponse) -> dict[str, Any]:
     return cast(dict[str, Any], response.json())
 
 
-def _failure_of(error: AzureError) -> Failure:
+def _failure_of(error: AzureError) -> AzureFailure:
     """Return what the SDK's exception says. Its class does not: it makes a ResourceExistsError of every 409."""
     if isinstance(error, HttpResponseError) and error.response is not None:
         body = error.error
@@ -209,10 +209,10 @@ def _failure_of(error: AzureError) -> Failure:
         message = (getattr(body, "message", None) if body is not None else None) or error.reason or ""
         headers: Mapping[str, str] = getattr(error.response, "headers", None) or {}
         request_id = headers.get("x-ms-request-id", "")
-        return Failure(code, error.status_code, message, _retry_after_s(error), request_id)
+        return AzureFailure(code, error.status_code, message, _retry_after_s(error), request_id)
     if isinstance(error, ClientAuthenticationError):
-        return Failure("CredentialUnavailable", None, error.message)
-    return Failure("Unreachable", None, error.message)
+        return AzureFailure("CredentialUnavailable", None, error.message)
+    return AzureFailure("Unreachable", None, error.message)
 
 
 def _retry_after_s(error: HttpResponseError) -> float | None:

@@ -23,7 +23,7 @@ NO_QUOTA_RETRY_S = 60 * 60.0  # a limit of 0 stays 0 until a person asks for mor
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class AzureFailure:
     """What Azure answered. `status` is None where there was no answer, or none by HTTP."""
 
     code: str
@@ -62,7 +62,7 @@ def meaning(
 
 
 def error_of(
-    failure: Failure, now: float, zone: Zone | None = None, capacity_type: CapacityType | None = None
+    failure: AzureFailure, now: float, zone: Zone | None = None, capacity_type: CapacityType | None = None
 ) -> ProvisionError:
     """Return the error to raise (`from` the SDK's). `now` (UNIX seconds) dates `retry_at` of a quota."""
     means = meaning(failure.code, failure.status, failure.message, capacity_type)

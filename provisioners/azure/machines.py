@@ -32,7 +32,7 @@ from provisioners.azure import check as azure_check
 from provisioners.azure import orphans as azure_orphans
 from provisioners.azure.api import Arm
 from provisioners.azure.discovery import discover
-from provisioners.azure.errors import CLOUD, Failure, error_of
+from provisioners.azure.errors import CLOUD, AzureFailure, error_of
 from provisioners.azure.network import Networks, addresses_by_vm
 from provisioners.azure.outbound import outbound
 from provisioners.azure.prices import region_spot_prices
@@ -59,7 +59,7 @@ from provisioners.offers.catalog.discovered import Discovery, Progress
 from provisioners.offers.catalog.model import Shape
 from provisioners.offers.reservations import reserved_for
 from provisioners.port.errors import InvalidRequestError, ProvisionError, RefusedError, TransientError
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from provisioners.port.regions import ClosedRegions
 from provisioners.port.vm import (
     OWNER_TAG,
@@ -248,7 +248,7 @@ class AzureMachines:
             self._sleep(_POLL_S)
 
     def _failed(self, code: str, message: str, order: MachineOrder) -> ProvisionError:
-        return error_of(Failure(code, None, message), self._now(), order.zone, order.capacity_type)
+        return error_of(AzureFailure(code, None, message), self._now(), order.zone, order.capacity_type)
 
     def _undo(self, group: str, order: MachineOrder) -> None:
         """Delete what has failed. If that cannot be asked for either, it shows as FAILED and is destroyed later."""
@@ -369,7 +369,7 @@ class AzureMachines:
     def discover(self, known: Sequence[Shape], progress: Progress) -> Discovery:
         return discover(self._arm, self._settings.regions, known, self._now(), progress)
 
-    def admit(self, owner: str, access: Access) -> None:
+    def admit(self, owner: str, access: FirewallAccess) -> None:
         self._networks.admit(owner, access)
 
     def delete_shared(self, owner: str) -> Sequence[str]:

@@ -50,7 +50,7 @@ from provisioners.offers.catalog.model import Shape
 from provisioners.offers.reservations import Reservations, reserved_for
 from provisioners.port.base import is_silent
 from provisioners.port.errors import InvalidRequestError, ProvisionError, RefusedError, TransientError
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from provisioners.port.regions import ClosedRegions
 from provisioners.port.vm import Finding, Machine, MachineOrder, MachineState, OrphanedResource, Silent
 
@@ -214,7 +214,7 @@ class GcpMachines:
     def discover(self, known: Sequence[Shape], progress: Progress) -> Discovery:
         return discover(self._api, known, progress)
 
-    def admit(self, owner: str, access: Access) -> None:
+    def admit(self, owner: str, access: FirewallAccess) -> None:
         self._network.admit(owner, access)
 
     def delete_shared(self, owner: str) -> Sequence[str]:

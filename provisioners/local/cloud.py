@@ -23,7 +23,7 @@ from provisioners.local.host import HostOrder
 from provisioners.local.log import log_window, read_log
 from provisioners.local.spawn import Spawn, end_host, reap_hosts, spawn_host
 from provisioners.local.spot_market import load_market
-from provisioners.local.store import CLOUD, InstanceFolder, LocalStore, Record, Status
+from provisioners.local.store import CLOUD, InstanceFolder, LaunchRecord, LocalStore, Status
 from provisioners.local.translate import PORT_VARIABLE, check_order, check_token, node_environment
 from provisioners.offers.zone_offers import ZonePrices, offers_for
 from provisioners.port.base import Instance, InstanceState, LaunchOrder, Requirements
@@ -134,7 +134,7 @@ class LocalProvisioner:
                 zone=zone,
             )
 
-    def _create(self, order: LaunchOrder, cloud: CloudConfig) -> tuple[list[Record], InstanceFolder]:
+    def _create(self, order: LaunchOrder, cloud: CloudConfig) -> tuple[list[LaunchRecord], InstanceFolder]:
         # The draft comes first, so that what follows can be found and undone.
         draft = self._store.draft(order.token, order.num_nodes)
         try:
@@ -149,8 +149,8 @@ class LocalProvisioner:
 
     def _record(
         self, order: LaunchOrder, cloud: CloudConfig, node: InstanceFolder, place: NodeAddress
-    ) -> Record:
-        return Record(
+    ) -> LaunchRecord:
+        return LaunchRecord(
             id=self._store.node_id(node),
             token=order.token,
             owner=order.owner,
@@ -202,7 +202,7 @@ class LocalProvisioner:
         return [NodeAddress(local_net.LOOPBACK, port) for port in found]
 
     def _start(
-        self, folder: InstanceFolder, records: Sequence[Record], order: LaunchOrder, cloud: CloudConfig
+        self, folder: InstanceFolder, records: Sequence[LaunchRecord], order: LaunchOrder, cloud: CloudConfig
     ) -> None:
         """Start every node's host, the head's last: once that has come up the launch is carried out."""
         node_ips = [record.host for record in records]

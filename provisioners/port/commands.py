@@ -64,7 +64,7 @@ class Login:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class CommandOutput:
     """What a program left: its exit code, and what it wrote, of very much only the end."""
 
     code: int
@@ -102,7 +102,7 @@ class CommandTimeoutError(ShellError):
 
 
 class CommandError(ShellError):
-    def __init__(self, message: str, output: Output) -> None:
+    def __init__(self, message: str, output: CommandOutput) -> None:
         super().__init__(message)
         self.output = output
 
@@ -124,7 +124,7 @@ def exec_line(script: str) -> str:
     return f"exec env LC_ALL=C /bin/sh -c {shlex.quote(script)}"
 
 
-def checked(login: Login, script: str, output: Output, check: bool = True) -> Output:
+def checked(login: Login, script: str, output: CommandOutput, check: bool = True) -> CommandOutput:
     """Return the output, if the program did not fail. Raises DiskFullError, or CommandError with `check`."""
     if output.code != 0 and _FULL in output.err + output.out:
         raise DiskFullError(f"{login.name}: the disk is full", output)
@@ -157,7 +157,7 @@ class Commands(ABC):
         stdin: bytes | Feed = b"",
         timeout_s: float = 30.0,
         check: bool = True,
-    ) -> Output:
+    ) -> CommandOutput:
         """Run a program (arguments, or a script for sh) to its end. With `check` raises CommandError if it fails."""
 
     @property

@@ -20,7 +20,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from policies.model import CapacityType, Role, Scope, Zone
 from provisioners.port.errors import ProvisionError, Refusal, RefusedError
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from provisioners.port.image_family import ImageFamily, image_family
 from provisioners.port.regions import ClosedRegions
 
@@ -250,7 +250,7 @@ class Machines(Protocol):
         """Return what the owner's machines share: what `delete_shared` removes."""
         ...
 
-    def admit(self, owner: str, access: Access) -> None:
+    def admit(self, owner: str, access: FirewallAccess) -> None:
         """Let exactly these open ports of the owner's machines, of present and of future ones.
 
         Idempotent; the next call completes an interrupted one. Ports are opened before others are closed. If some rules cannot be

@@ -47,7 +47,7 @@ class Front:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ReplicaNode:
     """One machine of a replica.
 
     `ips` are the addresses of all of them, by rank, as they see each other; `port` is the one that the replica listens on.
@@ -67,12 +67,12 @@ class Node:
         return f"{ROOT}/machines/{self.token}"
 
 
-def steps_for(order: LaunchOrder, node: Node) -> tuple[Step, ...]:
+def steps_for(order: LaunchOrder, node: ReplicaNode) -> tuple[Step, ...]:
     """Return everything between the first login and `setup`, in order."""
     return tuple(_steps(order, node))
 
 
-def _steps(order: LaunchOrder, node: Node) -> Iterator[Step]:
+def _steps(order: LaunchOrder, node: ReplicaNode) -> Iterator[Step]:
     for maker in _COUNTED_BY:
         if gpus := gpu_count(order, maker):
             yield _check_gpus(str(order.offer.accelerator), gpus, maker)
@@ -119,7 +119,7 @@ def gpu_count(order: LaunchOrder, maker: Vendor = Vendor.NVIDIA) -> int:
     return 0 if not name or vendor(name) is not maker else math.ceil(order.offer.accelerator_count)
 
 
-def task_for(order: LaunchOrder, node: Node) -> dict[str, Any]:
+def task_for(order: LaunchOrder, node: ReplicaNode) -> dict[str, Any]:
     """Return what the agent receives, and keeps. No secrets."""
     return {
         "token": node.token,
@@ -141,12 +141,12 @@ def task_for(order: LaunchOrder, node: Node) -> dict[str, Any]:
     }
 
 
-def secrets_path(node: Node) -> str:
+def secrets_path(node: ReplicaNode) -> str:
     """In memory: /dev/shm is a tmpfs on every Linux."""
     return f"/dev/shm/skyserve-{node.token}.json"  # noqa: S108 (0600, and its name is unique)
 
 
-def node_environment(order: LaunchOrder, node: Node) -> Mapping[str, str]:
+def node_environment(order: LaunchOrder, node: ReplicaNode) -> Mapping[str, str]:
     """Return what `setup` and `run` see beside the machine's own environment and the secrets.
 
     The names of the variables that tell nodes apart are SkyPilot's, so that its recipes run as they are.

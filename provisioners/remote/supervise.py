@@ -38,7 +38,7 @@ from provisioners.remote.bootstrap_runner import (
     HostKeyMismatchError,
     Progress,
 )
-from provisioners.remote.bootstrap_steps import Node
+from provisioners.remote.bootstrap_steps import ReplicaNode
 from provisioners.remote.host import Host, HostStatus, NoAgentError, agent_command, status_of
 from provisioners.remote.host_agent.follow import SILENT_BEATS
 from provisioners.remote.ssh import Shell
@@ -76,7 +76,7 @@ class HostSupervisor:
     def __init__(
         self,
         replica: str,
-        node: Node,
+        node: ReplicaNode,
         steps: Sequence[Step],
         *,
         num_nodes: int,

@@ -40,7 +40,7 @@ from provisioners.port.errors import (
     ProvisionError,
     TransientError,
 )
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from provisioners.port.regions import ClosedRegions
 from provisioners.port.vm import (
     CAPACITY_TAG,
@@ -62,7 +62,7 @@ from provisioners.remote.bootstrap_steps import ROOT
 from provisioners.remote.host import Host
 from provisioners.remote.ssh_config import has_authorities
 from provisioners.ssh.host_cache import SeenClaims
-from provisioners.ssh.pool import CLOUD, PoolHost, Pools, has_gpus
+from provisioners.ssh.pool import CLOUD, HostPools, PoolHost, has_gpus
 
 STOP_GRACE_S = 10.0
 _STOP_TIMEOUT_S = 60.0
@@ -79,7 +79,7 @@ class SshMachines:
 
     def __init__(
         self,
-        pools: Pools,
+        pools: HostPools,
         dial: Callable[[Login], Commands] = connect_commands,
         seen: SeenClaims | None = None,
     ) -> None:
@@ -113,18 +113,18 @@ class SshMachines:
         refusals = []
         for host in fitting:
             try:
-                answer = self._claim(host, order)
+                response = self._claim(host, order)
             except CapacityError as error:
                 if len(fitting) == 1:
                     raise
                 refusals.append(error.message)
                 continue
-            if "claim" in answer:
-                self._seen.add(host.name, answer["claim"])
-                return _machine(host, answer["claim"])
-            if "busy" in answer:
+            if "claim" in response:
+                self._seen.add(host.name, response["claim"])
+                return _machine(host, response["claim"])
+            if "busy" in response:
                 raise TransientError(f"{host.name}: its claims are locked", cloud=CLOUD, zone=order.zone)
-            refusals.append(f"{host.name}: {answer['refused']}")
+            refusals.append(f"{host.name}: {response['refused']}")
         raise CapacityError(f"no room in {order.zone}: {'; '.join(refusals)}", cloud=CLOUD, zone=order.zone)
 
     def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
@@ -136,9 +136,9 @@ class SshMachines:
         if host is None:
             return  # the user took it out of the pool
         grace = (machine.token, f"{STOP_GRACE_S:g}")
-        answer = self._ask(host, "release", *grace, timeout_s=STOP_GRACE_S + _STOP_TIMEOUT_S)
-        if "left" in answer:
-            raise TransientError(f"{host.name}: {answer['left']} is left of {machine.token}", cloud=CLOUD)
+        response = self._ask(host, "release", *grace, timeout_s=STOP_GRACE_S + _STOP_TIMEOUT_S)
+        if "left" in response:
+            raise TransientError(f"{host.name}: {response['left']} is left of {machine.token}", cloud=CLOUD)
 
     def spot_prices(
         self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
@@ -172,7 +172,7 @@ class SshMachines:
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         return ()
 
-    def admit(self, owner: str, access: Access) -> None:
+    def admit(self, owner: str, access: FirewallAccess) -> None:
         """The network between own hosts is their administrator's."""
 
     def delete_shared(self, owner: str) -> Sequence[str]:
@@ -198,13 +198,15 @@ class SshMachines:
         """
         is_new = order.token not in self._unanswered
         try:
-            answer = self._ask(host, "claim", request=_request(order, host), zone=order.zone, is_offer=is_new)
+            response = self._ask(
+                host, "claim", request=_request(order, host), zone=order.zone, is_offer=is_new
+            )
         except TransientError:
             self._unanswered.add(order.token)
             self._seen.note(host.name, self._seen.of(host.name) or [])  # it may have heard us
             raise
         self._unanswered.discard(order.token)
-        return answer
+        return response
 
     def _of_hosts(
         self, ask: Callable[[PoolHost], Sequence[T]], silent: Silent | None
@@ -214,7 +216,7 @@ class SshMachines:
         One that does not is an error, or is passed to `silent`; if none does, that is an error.
         """
 
-        def answer(host: PoolHost) -> Sequence[T] | ProvisionError:
+        def response(host: PoolHost) -> Sequence[T] | ProvisionError:
             try:
                 return ask(host)
             except ProvisionError as error:
@@ -224,7 +226,7 @@ class SshMachines:
                 return error
 
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ssh-list") as pool:
-            answers = list(pool.map(answer, self._pools.hosts))
+            answers = list(pool.map(response, self._pools.hosts))
         errors = [one for one in answers if isinstance(one, ProvisionError)]
         if errors and len(errors) == len(answers):
             raise errors[0]

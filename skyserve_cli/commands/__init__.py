@@ -6,5 +6,5 @@ stderr. What a user can fix is raised as an error with a sentence, and turned in
 alone. A module imports what its own verb needs: the others are not loaded with it.
 
 Beside the verbs: `options` (the flags several verbs share), `files` (from a service file and flags to a spec),
-`prices` (the plan as a table, and the question), `progress` (following the story until something is so).
+`prices` (the plan as a table, and the question), `progress` (follows the event log until a condition holds).
 """

@@ -20,7 +20,7 @@ from provisioners.offers.matching import Reason
 from provisioners.port.accelerator_names import canonical, close_to
 from provisioners.port.errors import ProvisionError
 from skyserve_cli.commands.catalog_discover import discover, steps
-from skyserve_cli.commands.options import Format, Output, View, home
+from skyserve_cli.commands.options import Format, OutputFormat, View, home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, span, usd
 from skyserve_cli.tables import put_table, table
 
@@ -78,7 +78,7 @@ def catalog(
             "--limit", metavar="N", min=0, help=f"At most N rows. Default: {SHOWN}; 0: all of them."
         ),
     ] = None,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """List what machines the clouds have, where, and what they cost.
 
@@ -92,9 +92,9 @@ def catalog(
     known = held.catalog
     kind = None if spot is None else CapacityType.SPOT if spot else CapacityType.ON_DEMAND
     found = sorted(_fitting(known, accelerator, cloud, region, kind), key=lambda row: _rank(row, kind))
-    most = (SHOWN if output is Output.TABLE else 0) if limit is None else limit
+    most = (SHOWN if output is OutputFormat.TABLE else 0) if limit is None else limit
     rows, now = found[: most or None], unix_now()
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         reason = reasons(held.discoveries, lambda: now)
         put_json([_view(row, now, reason) for row in rows])
         return
@@ -121,7 +121,7 @@ def refresh(
     accept: Annotated[
         bool, typer.Option("--accept", help=f"Believe prices that are more than {JUMP:g} times off, too.")
     ] = False,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """Ask the clouds' price APIs for the prices of now, and keep them.
 
@@ -148,9 +148,9 @@ def refresh(
             save(here.root, name, done.listings)
             view |= {"taken": done.taken, "refused": [str(refusal) for refusal in done.refused]}
         views.append(view)
-        if output is Output.TABLE:
+        if output is OutputFormat.TABLE:
             _tell(view, done if view["asked"] else None)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         put_json(views)
     missing = [view["cloud"] for view in views if not view["asked"]]
     if missing:

@@ -17,11 +17,11 @@ import typer
 
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands import gc_others
-from skyserve_cli.commands.options import Format, Output, View, Yes, controller, home
+from skyserve_cli.commands.options import Format, OutputFormat, View, Yes, controller, home
 from skyserve_cli.commands.prices import ask
 from skyserve_cli.commands.removal import Hands, cost, key_of, remove_all, stray_table, where
 from skyserve_cli.config import load_config
-from skyserve_cli.controller.api.client import Client, ControllerDownError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.clouds.garbage_collector import GarbageCollector, janitor_of
 from skyserve_cli.controller.persistence.opening import opened
@@ -45,7 +45,7 @@ def gc(
         list[str] | None, typer.Option("--owner", metavar="ID", help="With --any-owner: of this home only.")
     ] = None,
     yes: Yes = False,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """Find orphaned resources in the clouds, and remove them.
 
@@ -66,7 +66,7 @@ def gc(
         looks = {name: hands.look(name) for name in names}
     found = [orphan for look in looks.values() for orphan in look["orphans"]]
     unlisted = [region for look in looks.values() for region in look["unlisted"]]
-    if output is Output.TABLE and found:
+    if output is OutputFormat.TABLE and found:
         put_table(stray_table(found, SystemClock().now()))
     for region in unlisted:
         say(f"{where(region)} cannot be listed: {region['why']}")
@@ -76,7 +76,7 @@ def gc(
         ask(f"Remove {plural(len(found), 'thing')}{cost(found)}?", yes=yes)
         with _hands(here) as hands:
             removed, failed = remove_all(hands, found)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         put_json({"found": found, "unlisted": unlisted, "removed": removed, "failed": failed})
     elif not found and not unlisted:
         say("nothing is left over")
@@ -99,7 +99,7 @@ def _chosen(wanted: Sequence[str], enabled: Sequence[str]) -> list[str]:
 class _Asked:
     """The controller does it."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: ControllerClient) -> None:
         self._client = client
 
     def look(self, cloud: str) -> View:

@@ -15,7 +15,7 @@ from skyserve_cli.commands.options import (
     EnvFile,
     File,
     Format,
-    Output,
+    OutputFormat,
     Secret,
     SecretFile,
     Set,
@@ -62,7 +62,7 @@ def plan(
             "--limit", metavar="N", min=0, help=f"Candidates to list. Default: {MOST_SHOWN}; all in JSON."
         ),
     ] = None,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """Show where a service would run and what it would cost, without launching it.
 
@@ -103,7 +103,7 @@ def plan(
     insist_on_offers(decided, loaded)
     candidates = [{**offer_view(offer), "num_nodes": loaded.spec.num_nodes} for offer in offers]
     decided["candidates"] = candidates if limit is None else candidates[:limit]
-    if output is Output.TABLE:
+    if output is OutputFormat.TABLE:
         put_table(plan_table(decided))
         put(plan_total(decided))
         _put_candidates(candidates, MOST_SHOWN if limit is None else limit)
@@ -113,9 +113,9 @@ def plan(
     if run is not None:
         expected = expectation.expected(*run, decided)
         decided["expected"] = expected._asdict()
-        if output is Output.TABLE:
+        if output is OutputFormat.TABLE:
             put(expected.sentence())
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         put_json(decided)
 
 

@@ -11,7 +11,7 @@ from skyserve_cli.commands.sentences import (
     ONLY_HERE,
     STANDS_IN,
     end_of,
-    obituary,
+    exit_message,
     stand_ins,
     version_given_up,
 )
@@ -127,7 +127,7 @@ def _notes(view: View) -> Iterator[str]:
         yield version_given_up(version, serves=True)
     failure = view["last_failure"]
     if failure is not None:
-        yield obituary(failure["replica_id"], failure, failure["reason"])
+        yield exit_message(failure["replica_id"], failure, failure["reason"])
     standing_in = sum(replica["stands_in"] and replica["state"] != "GONE" for replica in view["replicas"])
     if standing_in:
         yield f"{stand_ins(standing_in)}; spot ready: {_ready(view, 'spot')}"

@@ -90,7 +90,7 @@ def parse_generation(
     body: Mapping[str, Any], kind: Kind, served_model: str, max_model_len: int
 ) -> Generation:
     """Return the call `body` asks for. Raises BadRequest or ModelNotFound."""
-    fields = _Fields(body)
+    fields = _BodyFields(body)
     check_model(body, served_model)
     _refuse_what_cannot_be_seen(body)
     if kind is Kind.RESPONSE:
@@ -131,8 +131,8 @@ def parse_generation(
         include_stop=fields.boolean("include_stop_str_in_output"),
         echo=fields.boolean("echo"),
         stream=stream,
-        include_usage=_Fields(options).boolean("include_usage"),
-        continuous_usage=_Fields(options).boolean("continuous_usage_stats"),
+        include_usage=_BodyFields(options).boolean("include_usage"),
+        continuous_usage=_BodyFields(options).boolean("continuous_usage_stats"),
         return_token_ids=fields.boolean("return_token_ids"),
     )
 
@@ -149,7 +149,7 @@ def check_model(body: Mapping[str, Any], served_model: str) -> None:
 
 def chat_prompts(body: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     """Return the one prompt of a chat body."""
-    fields = _Fields(body)
+    fields = _BodyFields(body)
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise BadRequest("messages must be a list", param="messages")
@@ -288,7 +288,7 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-class _Fields:
+class _BodyFields:
     """Typed reads of a body; null means absent, as OpenAI's clients send it."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 
 
-class Origin(str, Enum):
+class ProfileOrigin(str, Enum):
     """How far a number can be trusted."""
 
     MEASURED = "measured"
@@ -38,20 +38,20 @@ class Parameter:
 
     value: float
     unit: str
-    origin: Origin
+    origin: ProfileOrigin
     source: str
 
 
 def measured(value: float, unit: str, source: str) -> Parameter:
-    return Parameter(value, unit, Origin.MEASURED, source)
+    return Parameter(value, unit, ProfileOrigin.MEASURED, source)
 
 
 def computed(value: float, unit: str, source: str) -> Parameter:
-    return Parameter(value, unit, Origin.COMPUTED, source)
+    return Parameter(value, unit, ProfileOrigin.COMPUTED, source)
 
 
 def assumed(value: float, unit: str, source: str) -> Parameter:
-    return Parameter(value, unit, Origin.ASSUMED, source)
+    return Parameter(value, unit, ProfileOrigin.ASSUMED, source)
 
 
 @dataclass(frozen=True, slots=True)

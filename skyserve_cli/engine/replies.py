@@ -13,7 +13,7 @@ import orjson
 
 from skyserve_cli.engine.api import Generation, Kind
 from skyserve_cli.engine.errors import ApiError
-from skyserve_cli.engine.model import FinishReason, Output
+from skyserve_cli.engine.model import FinishReason, TokenOutput
 from skyserve_cli.engine.text import decode
 
 
@@ -24,7 +24,7 @@ class Delta(NamedTuple):
     token_ids: tuple[int, ...]
 
 
-class Transcript:
+class ReplyTranscript:
     """The text of one choice as it grows, watched for stop strings.
 
     What could still turn out to be the beginning of a stop string is held back, in whole tokens: text and
@@ -39,7 +39,7 @@ class Transcript:
         self._generation = generation
         self._held: list[tuple[int, str]] = []
 
-    def feed(self, output: Output) -> bool:
+    def feed(self, output: TokenOutput) -> bool:
         """Take one token. True if the client's own stop condition is met: the engine need not go on."""
         if self.finish is not None:  # tokens made before the engine heard that a stop string was met
             return False
@@ -112,7 +112,7 @@ class Reply:
     id: str
     created: int
     generation: Generation
-    transcripts: tuple[Transcript, ...]
+    transcripts: tuple[ReplyTranscript, ...]
 
     def whole(self) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
@@ -182,7 +182,7 @@ class Reply:
     def _chunk_object(self) -> str:
         return "chat.completion.chunk" if self.generation.kind is Kind.CHAT else "text_completion"
 
-    def _choice(self, index: int, transcript: Transcript) -> dict[str, Any]:
+    def _choice(self, index: int, transcript: ReplyTranscript) -> dict[str, Any]:
         asked = self.generation
         delta = transcript.take()
         choice: dict[str, Any] = {"index": index, "logprobs": None} | _ending(transcript)
@@ -201,7 +201,9 @@ class Reply:
                 choice["prompt_token_ids"] = self._prompt(index)
         return choice
 
-    def _chunk(self, index: int, choice: dict[str, Any], ending: Transcript | None = None) -> dict[str, Any]:
+    def _chunk(
+        self, index: int, choice: dict[str, Any], ending: ReplyTranscript | None = None
+    ) -> dict[str, Any]:
         end = _ending(ending) if ending is not None else {"finish_reason": None}
         chunk = self._envelope(self._chunk_object, [{"index": index, "logprobs": None} | choice | end])
         if self.generation.continuous_usage:
@@ -229,7 +231,7 @@ def event(chunk: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
 
-def _ending(transcript: Transcript) -> dict[str, Any]:
+def _ending(transcript: ReplyTranscript) -> dict[str, Any]:
     if transcript.finish is None:
         return {"finish_reason": None}
     return {"finish_reason": transcript.finish.value, "stop_reason": transcript.stop_reason}

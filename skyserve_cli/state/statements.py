@@ -72,7 +72,7 @@ SET_STATUS: dict[tuple[str, ...], sa.Update] = {
         ("target", "notes", "wanted", "memory", "next_replica_id"),
     )
 }
-TELL = t.events.insert()
+APPEND_EVENTS = t.events.insert()
 END_KILLS = t.kills.delete().where(
     t.kills.c.service == sa.bindparam("service_"),
     t.kills.c.replica_id.in_(sa.bindparam("gone", expanding=True)),

@@ -200,7 +200,7 @@ class Request:
     table: TargetTable
     model: str
     view: RequestView = field(default_factory=lambda: RequestView("r", "POST", "/"))
-    senior: bool = False
+    has_priority: bool = False
     hold_left_s: float = 60.0
     tenant: str = ""
     weight: float = 1.0

@@ -24,7 +24,7 @@ from policies.routing.registry import UnknownPolicyError
 class Request:
     view: RequestView
     tried: set[int] = field(default_factory=set)
-    senior: bool = False
+    has_priority: bool = False
     hold_left_s: float = 1e6
     tenant: str = ""
     weight: float = 1.0
@@ -244,7 +244,7 @@ def pending(house: House, **counts: int) -> None:
 def answer(house: House, request: Request) -> None:
     assert request.booking is not None
     house.now += 0.1
-    house.table.answered(request.booking, house.now)
+    house.table.responded(request.booking, house.now)
 
 
 def busy_holder() -> tuple[House, list[Request]]:
@@ -381,7 +381,7 @@ def test_a_pass_looks_only_at_the_lanes_whose_target_was_heard_of() -> None:
     house.table.looks = 0
     assert house.let_in() == []
     assert house.table.looks == 0
-    house.table.answered(work["t7"].booking, house.now)  # type: ignore[arg-type]
+    house.table.responded(work["t7"].booking, house.now)  # type: ignore[arg-type]
     house.let_in()
     assert 1 <= house.table.looks <= 2
     house.now += 0.1
@@ -480,7 +480,7 @@ class Crowd(RuleBasedStateMachine):
         self.running.remove(request)
         assert request.booking is not None
         if blame is Blame.NONE:
-            self.house.table.answered(request.booking, self.house.now)
+            self.house.table.responded(request.booking, self.house.now)
         else:
             self.house.table.failed(request.booking, blame, self.house.now)
         self.house.end(request)

@@ -10,7 +10,7 @@ import pytest
 from policies.model import CapacityType, Zone
 from provisioners.multi_node import instance_of_nodes
 from provisioners.port.base import Instance, InstanceState
-from provisioners.port.lease import FIRST_S, LEASE_S, MOST_S, Lease, Terms, shortest_s, terms_of
+from provisioners.port.lease import FIRST_S, LEASE_S, MOST_S, Lease, LeaseTerms, shortest_s, terms_of
 from provisioners.port.vm import MachineOrder
 from provisioners.remote.ssh_keys import Keys, user_data
 from skyserve_cli.controller.reconcile.leases import LeaseWatch, lease_view, warning_of
@@ -19,13 +19,13 @@ from tests.clouds.switch_bench import DAY, HOUR, Outcome, live
 pytestmark = pytest.mark.long
 
 KEYS = Keys(bytes(range(32)), "owner-1")
-TERMS = Terms(LEASE_S, FIRST_S)
+TERMS = LeaseTerms(LEASE_S, FIRST_S)
 
 VISITED_FOR_A_DAY = f"[ $i -gt {DAY} ] || [ $((i%{HOUR})) -ne 0 ] || {{ : >lease; : >served; }}"
 TRAFFIC_EVERY_HOUR = f"[ $((i%{HOUR})) -ne 0 ] || {{ : >traffic; : >served; }}"
 
 
-def machine(folder: Path, scenario: str, days: float, terms: Terms = TERMS, **deletion: str) -> Outcome:
+def machine(folder: Path, scenario: str, days: float, terms: LeaseTerms = TERMS, **deletion: str) -> Outcome:
     order = MachineOrder(
         token="t",
         owner="owner-1",

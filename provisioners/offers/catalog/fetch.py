@@ -76,8 +76,8 @@ def fetch_json(url: str, cloud: str, sources: Sources) -> dict[str, Any]:
 def _get(url: str, cloud: str, sources: Sources) -> bytes:
     request = urllib.request.Request(url, headers={"Accept": "application/json", "User-Agent": "skyserve"})  # noqa: S310 (http and https only, see above)
     parts, size = [], 0
-    with urllib.request.urlopen(request, timeout=sources.timeout_s) as answer:  # noqa: S310
-        while part := answer.read(_CHUNK):
+    with urllib.request.urlopen(request, timeout=sources.timeout_s) as response:  # noqa: S310
+        while part := response.read(_CHUNK):
             parts.append(part)
             size += len(part)
             if size > sources.max_bytes:

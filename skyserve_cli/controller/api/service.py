@@ -23,8 +23,8 @@ from skyserve_cli.controller.balancers.front_address import choose_port, shown_h
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet
 from skyserve_cli.controller.clouds.caches import SpecCache, all_offers
-from skyserve_cli.controller.clouds.garbage_collector import Tidied, janitor_of
-from skyserve_cli.controller.clouds.log_archive import TELLING, LogArchive
+from skyserve_cli.controller.clouds.garbage_collector import Collected, janitor_of
+from skyserve_cli.controller.clouds.log_archive import REASONS_WITH_LOG, LogArchive
 from skyserve_cli.controller.content_hash import folder_digest
 from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.clock import Clock
@@ -156,7 +156,7 @@ class ControllerService:
                 if one.launched_at is not None or one.end_reason not in _REFUSED:
                     here |= {one.zone.region, one.zone.name}
         steps = (self.garbage_collector.tidy(cloud, names, here) for cloud, here in sorted(places.items()))
-        return sum(steps, Tidied()).view()
+        return sum(steps, Collected()).view()
 
     def kill(self, name: str, replica_id: int) -> None:
         """Raise NoSuchServiceError, NoSuchReplicaError."""
@@ -211,16 +211,16 @@ class ControllerService:
         return self._store.count()
 
     def events(self, service: str | None, *, after: int, limit: int, newest: bool) -> list[dict[str, Any]]:
-        """Return the story, oldest first."""
+        """Return the event log, oldest first."""
         return [
             {
                 "seq": line.seq,
                 "at": line.at,
                 "service": line.service,
-                "replica_id": line.story.replica_id,
-                "kind": line.story.kind,
-                "state": line.story.state,
-                "message": line.story.message,
+                "replica_id": line.record.replica_id,
+                "kind": line.record.kind,
+                "state": line.record.state,
+                "message": line.record.message,
             }
             for line in self._store.events(service, after=after, limit=limit, newest=newest)
         ]
@@ -270,7 +270,9 @@ class ControllerService:
     ) -> dict[str, Any]:
         spec = self._specs.get(row.name, row.version)
         shown = (*row.replicas, *(recently if ended else ()))
-        kept = {r.id: self.log_archive.find(row.name, r.id) for r in shown if r.end_reason in TELLING}
+        kept = {
+            r.id: self.log_archive.find(row.name, r.id) for r in shown if r.end_reason in REASONS_WITH_LOG
+        }
         is_beside = self._fleet.view(row.name).alive
         is_beside |= self._leadership.leads and stands_beside(row, spec)
         loads = [self._fleet.load(row.name)] if is_beside else []

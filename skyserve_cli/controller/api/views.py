@@ -18,7 +18,7 @@ from skyserve_cli.controller.balancers.regional_fleet import RegionalView
 from skyserve_cli.controller.reconcile.leases import lease_view
 from skyserve_cli.controller.reconcile.mappers import on_demand_price
 from skyserve_cli.spec.model import ServiceSpec
-from skyserve_cli.state.values import History, ServiceRow, Spent
+from skyserve_cli.state.values import ServiceHistory, ServiceRow, Spent
 
 _NOTHING: Mapping[int, str] = MappingProxyType({})
 _NO_LEASES: Mapping[str, Mapping[str, Lease]] = MappingProxyType({})
@@ -245,7 +245,11 @@ def endpoint_of(row: ServiceRow, spec: ServiceSpec, host: str) -> str:
 
 
 def history_view(
-    row: ServiceRow, placement: PlacementGoal, history: History, num_nodes: Mapping[int, int], now: float
+    row: ServiceRow,
+    placement: PlacementGoal,
+    history: ServiceHistory,
+    num_nodes: Mapping[int, int],
+    now: float,
 ) -> dict[str, Any]:
     """Return what became of a service.
 

@@ -104,7 +104,7 @@ class RegionalFleet:
         self._loop = loop
         self._wake = wake
         self._bundle = bundle
-        self._supervisors: dict[Key, _Supervisor] = {}
+        self._supervisors: dict[Key, _RegionalAgentSupervisor] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="regional")
         self._session: aiohttp.ClientSession | None = None
@@ -158,7 +158,7 @@ class RegionalFleet:
             supervisor = self._supervisors.get(key)
             if supervisor is None:
                 assert self._session is not None  # noqa: S101 - start() comes first
-                supervisor = _Supervisor(self, self._session, order, self._clock.now())
+                supervisor = _RegionalAgentSupervisor(self, self._session, order, self._clock.now())
                 self._supervisors[key] = supervisor
                 self._tasks[key] = self._loop.create_task(supervisor.run())
             supervisor.want(order)
@@ -192,7 +192,7 @@ class RegionalFleet:
         return await self._loop.run_in_executor(self._threads, call)
 
 
-class _Supervisor:
+class _RegionalAgentSupervisor:
     """Looks after one agent."""
 
     def __init__(

@@ -78,10 +78,10 @@ class ThreadInstancePoller:
             thread.start()
 
     def drain(self) -> list[InstanceListing]:
-        sightings = []
+        listings = []
         while not self._seen.empty():
-            sightings.append(self._seen.get())
-        return sightings
+            listings.append(self._seen.get())
+        return listings
 
     def last(self, cloud: str) -> tuple[Instance, ...]:
         """Return what the last listing of the cloud showed; nothing before the first. Safe from any thread."""

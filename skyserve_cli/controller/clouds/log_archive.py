@@ -23,7 +23,7 @@ KEPT_FILES = 200
 MOST_MARKS = 10_000
 
 #: Ends whose cause the replica itself may have printed.
-TELLING = frozenset(
+REASONS_WITH_LOG = frozenset(
     {EndReason.SETUP_FAILED, EndReason.RUN_EXITED, EndReason.START_TIMEOUT, EndReason.PROBE_FAILED}
 )
 
@@ -42,7 +42,7 @@ class LogArchive:
         Takes as long as its machine does to answer; one that does not answer has said nothing. Raises nothing that would
         keep the machine.
         """
-        if replica.end_reason not in TELLING or not isinstance(cloud, LogSource):
+        if replica.end_reason not in REASONS_WITH_LOG or not isinstance(cloud, LogSource):
             return
         try:
             for node in range(num_nodes):

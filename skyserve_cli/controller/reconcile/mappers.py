@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from policies.balancers import Fleet, Place
+from policies.balancers import AgentFleet, AgentRegion
 from policies.goals import Goal, PlacementGoal, ScalingGoal
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Role
 from policies.registry import ALIASES, AUTO, MIXERS
@@ -189,7 +189,7 @@ def agent_requirements_of(regional: RegionalAgents) -> Requirements:
 
 def agent_fleet_of(
     row: ServiceRow, agents: Sequence[Replica], spec_of: Callable[[int], ServiceSpec]
-) -> Fleet:
+) -> AgentFleet:
     """Return the agents that are wanted and those that there are; `spec_of` gives the spec of a version."""
     wanted = spec_of(row.version).regional
 
@@ -198,8 +198,8 @@ def agent_fleet_of(
         was = spec_of(agent.version).regional
         return was.port == wanted.port and kind in (None, agent.offer.instance_type)
 
-    return Fleet(
-        places=tuple(Place(*place) for place in wanted.places),
+    return AgentFleet(
+        places=tuple(AgentRegion(*place) for place in wanted.places),
         count=wanted.count,
         agents=tuple(agents),
         fitting=frozenset(agent.id for agent in agents if fits(agent)),
