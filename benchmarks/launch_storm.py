@@ -53,7 +53,7 @@ from skyserve_cli.controller.reconcile.mappers import order_of as order_of_repli
 from skyserve_cli.controller.reconcile.ports import CloudOperation, OperationKind
 from skyserve_cli.output import put_json
 from skyserve_cli.spec.model import ServiceSpec
-from skyserve_cli.tables import put_table, table
+from skyserve_cli.text_tables import put_table, table
 from tests.clouds.api_limits import Limits
 from tests.clouds.aws.aws_world import AwsWorld
 from tests.clouds.azure.azure_harness import azure

@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 from policies.goals import Goal, ScalingGoal
 from policies.placement.base import PlacementPolicy
-from policies.placement.baselines import Asg, EvenSpread, OnDemand, RoundRobin, SingleRegion, SingleZone
+from policies.placement.baselines import (
+    AutoScalingGroup,
+    EvenSpread,
+    OnDemand,
+    RoundRobin,
+    SingleRegion,
+    SingleZone,
+)
 from policies.placement.risk_hedge import RiskHedge
 from policies.placement.spothedge import SpotHedge, as_printed
 from policies.placement.static import Static
@@ -34,7 +41,7 @@ PLACERS: Mapping[str, Callable[[], PlacementPolicy]] = {
     "round_robin": RoundRobin,
     "single_zone": SingleZone,
     "single_region": SingleRegion,
-    "asg": Asg,
+    "asg": AutoScalingGroup,
     "risk_hedge": RiskHedge,
     "on_demand": OnDemand,
 }

@@ -148,7 +148,7 @@ class Agent:
                 now + self._world.rtt_s(self.region, flight.origin.region) / 2, flight.origin.returned, flight
             )
             return
-        if self._scheduler.hold(flight, now) is None:
+        if self._scheduler.enqueue(flight, now) is None:
             raise AssertionError("the queue is unbounded here")
 
     def _leaves(self, flight: Flight, choice: Choice | None, now: float) -> bool:
@@ -187,7 +187,7 @@ class Agent:
         choice = self._scheduler.place(flight, now)
         if choice is not None:
             self._push(flight, choice, now)
-        elif self._scheduler.hold(flight, now) is None:
+        elif self._scheduler.enqueue(flight, now) is None:
             raise AssertionError("the queue is unbounded here")
 
     def _starts_soon(self, flight: Flight, now: float) -> bool:

@@ -185,7 +185,7 @@ class _World:
         if choice is not None:
             self._push(flight, choice.target_id, choice.matched_bytes, now)
             return
-        if self._dispatcher.hold(flight, now) is None:
+        if self._dispatcher.enqueue(flight, now) is None:
             self._refuse(flight, now)
         else:
             self._watch_deadlines()

@@ -79,7 +79,7 @@ class AgentProcess:
 
 
 class Supervisor:
-    """One turn of `look` after the other. `agent` serves, `successor` is about to, `leaving` finish what they have."""
+    """One turn of `check` after the other. `agent` serves, `successor` is about to, `leaving` finish what they have."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -91,7 +91,7 @@ class Supervisor:
         self._failures = 0  # in a row
         self._not_before = 0.0
 
-    def look(self) -> None:
+    def check(self) -> None:
         wanted = read_json(self._folder / "wanted.json")
         for agent in [one for one in self._leaving if not one.is_alive]:
             agent.discard()
@@ -139,7 +139,7 @@ class Supervisor:
             if self._agent is not None:
                 self._leaving.append(self._agent)
             self._agent, self._successor, self._refused = successor, None, None
-            self._tell()
+            self._write_status()
         elif not successor.is_alive or uptime_s() - successor.began_at > START_TIMEOUT_S:
             say(f"the agent of release {successor.wanted['release']} did not come up")
             if successor.is_alive:
@@ -151,7 +151,7 @@ class Supervisor:
     def _refuse(self, wanted: dict[str, Any]) -> None:
         self._refused = wanted
         self._pause()
-        self._tell()
+        self._write_status()
 
     def _lost(self, agent: AgentProcess) -> None:
         say(f"the agent has ended with {agent.process.returncode}")
@@ -166,7 +166,7 @@ class Supervisor:
         self._not_before = uptime_s() + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures, 10))
         self._failures += 1
 
-    def _tell(self) -> None:
+    def _write_status(self) -> None:
         agent = self._agent
         state = {
             "release": agent.wanted["release"] if agent else None,
@@ -209,7 +209,7 @@ def main() -> int:
             reloading.clear()
             supervisor.reload()
         with suppress(OSError):  # a full disk may have room again later
-            supervisor.look()
+            supervisor.check()
         time.sleep(LOOK_EVERY_S)
     supervisor.stop()
     return 0

@@ -142,22 +142,22 @@ class Tries:
         self.was_queued = False
         self.replayable = True
 
-    def begin(self, life: int) -> None:
+    def begin(self, epoch: int) -> None:
         """An attempt on a target begins."""
-        self.by_life[life] = self.by_life.get(life, 0) + 1
+        self.by_life[epoch] = self.by_life.get(epoch, 0) + 1
         self.attempts += 1
 
     def may_move(self) -> bool:
         """Return True if an attempt that has been sent may be given up for another."""
         return self.replayable and self.repeatable
 
-    def after(self, *, reached: bool, died: bool, ran_s: float, life: int) -> RetryHistory:
+    def after(self, *, reached: bool, died: bool, ran_s: float, epoch: int) -> RetryHistory:
         """Return what the rules of a retry need to know after an attempt of `ran_s` seconds has failed."""
         self.failed = True
         self.longest_s = max(self.longest_s, ran_s)
         if died:
             self.deaths += 1
-        on_target = self.by_life.get(life, 0)
+        on_target = self.by_life.get(epoch, 0)
         return RetryHistory(
             self.executions, on_target, reached, self.longest_s, died, self.deaths, self.repeatable
         )

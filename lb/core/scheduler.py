@@ -90,7 +90,7 @@ class Scheduler(Generic[W]):
                 return None
         return self._choose(waiter, now)
 
-    def hold(self, waiter: W, now: float) -> Ticket[W] | None:
+    def enqueue(self, waiter: W, now: float) -> Ticket[W] | None:
         """Return a place in the queue; None if there is none, or no time left to wait."""
         limit = self._table.table.limits.max_held
         model = waiter.view.scope if self._table.models.mixed else ""

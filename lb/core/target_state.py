@@ -68,12 +68,12 @@ class Blame(str, Enum):
 class Booking:
     """One attempt of one request on one target. Only its table changes it."""
 
-    __slots__ = ("blamed", "entry", "life", "released", "request", "responded", "since")
+    __slots__ = ("blamed", "entry", "epoch", "released", "request", "responded", "since")
 
     def __init__(self, entry: TargetState, request: RequestView, since: float) -> None:
         self.entry = entry
         self.request = request
-        self.life = entry.life
+        self.epoch = entry.epoch
         self.since = since
         self.responded = False
         self.blamed = False
@@ -101,6 +101,7 @@ class TargetState:
         "drain_at",
         "ejected_until",
         "ejections",
+        "epoch",
         "errors",
         "errors_in_row",
         "failures_in_row",
@@ -108,7 +109,6 @@ class TargetState:
         "handed_over",
         "heard_at",
         "key",
-        "life",
         "load_asked_at",
         "load_good_until",
         "requests",
@@ -120,10 +120,10 @@ class TargetState:
         "view",
     )
 
-    def __init__(self, key: Key, target: Target, life: int, pushing: Pushing, now: float) -> None:
+    def __init__(self, key: Key, target: Target, epoch: int, pushing: Pushing, now: float) -> None:
         self.key = key
         self.target = target
-        self.life = life
+        self.epoch = epoch
         self.view = TargetView(target.id)
         self.gate = Gate(pushing)
         self.requests = WindowCounter()

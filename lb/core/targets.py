@@ -87,7 +87,7 @@ class TargetTable(TargetChoice):
                 added.append(target.id)
                 continue
             if known.target.state is Readiness.UNHEALTHY and target.state is Readiness.READY:
-                known.life = self._next_life()
+                known.epoch = self._next_life()
             known.describe(target, now)
             if table.pushing != self.table.pushing:
                 known.use_pushing(table.pushing)
@@ -127,7 +127,7 @@ class TargetTable(TargetChoice):
         was_full = not entry.admits()
         readmitted = entry.responded(booking, now, succeeded)
         if readmitted:
-            entry.life = self._next_life()
+            entry.epoch = self._next_life()
             self._left_out.pop(entry, None)
             self._offers.changed(entry)
         elif was_full and entry.admits():
@@ -217,7 +217,7 @@ class TargetTable(TargetChoice):
         entry = self._current(key)
         if entry is None or not self.models.learned(entry, models):
             return False
-        entry.life = self._next_life()  # what has been held because of its old list may try it
+        entry.epoch = self._next_life()  # what has been held because of its old list may try it
         self._offers.changed(entry)
         return True
 
@@ -243,7 +243,7 @@ class TargetTable(TargetChoice):
         entry = self._current(key)
         if entry is None or entry.ejected_until is None:
             return False
-        entry.life = self._next_life()
+        entry.epoch = self._next_life()
         entry.doubted = False
         self._offers.changed(entry)
         return True

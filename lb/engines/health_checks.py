@@ -75,13 +75,13 @@ class HealthChecker:
         """Until cancelled."""
         try:
             while True:
-                self.look()
+                self.check_silent()
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             for probe in self._probes.values():
                 probe.cancel()
 
-    def look(self) -> None:
+    def check_silent(self) -> None:
         """Start the probes that are due now."""
         now = self._clock()
         self._sum_up(now)

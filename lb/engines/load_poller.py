@@ -163,7 +163,7 @@ class LoadPoller:
         """Until cancelled."""
         try:
             while True:
-                pause_s = self.look()
+                pause_s = self.poll_due()
                 await asyncio.sleep(pause_s)
         finally:
             probes = [watch.probe for watch in self._watches.values() if watch.probe is not None]
@@ -171,7 +171,7 @@ class LoadPoller:
                 probe.cancel()
             await asyncio.gather(*probes, return_exceptions=True)
 
-    def look(self) -> float:
+    def poll_due(self) -> float:
         """Start the probes that are due; in how many seconds to look again."""
         now = self._clock()
         pushing = self._table.table.pushing

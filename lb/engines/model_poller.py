@@ -64,7 +64,7 @@ class _PolledModels:
     key: Key
     target: Target
     place: float  # 0 to 1: where in the jitter its polls are
-    life: int
+    epoch: int
     due_at: float
     asked_at: float = -math.inf
     failed: int = 0  # polls in a row without a response
@@ -99,7 +99,7 @@ class ModelPoller:
         try:
             while True:
                 self._wake.clear()
-                self.look()
+                self.poll_due()
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), _LOOK_EVERY_S)
         finally:
@@ -128,7 +128,7 @@ class ModelPoller:
         for watch in self._watches.values():
             self._put(watch, min(watch.due_at, watch.asked_at + ALL_AGAIN_AFTER_S))
 
-    def look(self) -> None:
+    def poll_due(self) -> None:
         """Start the polls that are due."""
         now = self._clock()
         if self._reviewed != self._table.models.changes:
@@ -145,21 +145,21 @@ class ModelPoller:
         """Go through all targets."""
         before = self._watches
         self._watches = {}
-        for key, target, life in self._table.models.targets():
-            watch = before.pop(key, None) or self._new_watch(key, target, life, now)
+        for key, target, epoch in self._table.models.targets():
+            watch = before.pop(key, None) or self._new_watch(key, target, epoch, now)
             self._watches[key] = watch
             watch.target = target
-            if watch.life != life:  # it has been readmitted
-                watch.life, watch.due_at = life, now
+            if watch.epoch != epoch:  # it has been readmitted
+                watch.epoch, watch.due_at = epoch, now
         self._due = [(watch.due_at, watch.place, watch) for watch in self._watches.values()]
         heapify(self._due)
         for watch in before.values():
             if watch.poll is not None:
                 watch.poll.cancel()
 
-    def _new_watch(self, key: Key, target: Target, life: int, now: float) -> _PolledModels:
+    def _new_watch(self, key: Key, target: Target, epoch: int, now: float) -> _PolledModels:
         self._seen += 1
-        return _PolledModels(key, target, self._seen * _GOLDEN % 1.0, life, now)
+        return _PolledModels(key, target, self._seen * _GOLDEN % 1.0, epoch, now)
 
     def _put(self, watch: _PolledModels, due_at: float) -> None:
         if due_at != watch.due_at:

@@ -252,13 +252,13 @@ class Proxy:
         return may_move and self.table.models.served_elsewhere(model, tries.by_life)
 
     def delay_before(
-        self, request: ProxiedRequest, verdict: RetryVerdict, life: int, now: float
+        self, request: ProxiedRequest, verdict: RetryVerdict, epoch: int, now: float
     ) -> float | None:
         if not verdict.goes_on:
             request.arrival.explanation.note(now, "no_retry", why=verdict.value)
             return None
         if verdict is RetryVerdict.SAME_TARGET:
-            request.tries.by_life.pop(life, None)
+            request.tries.by_life.pop(epoch, None)
         return backoff_s(self.table.table.retries, request.tries.executions, self._rng)
 
     def local_trouble(self, why: str, now: float) -> None:

@@ -67,7 +67,7 @@ class ProxiedRequest(RespondingRequest):
         booking = proxy.table.book(self.view, target_id, now)
         self.state = move(self.state, RequestEvent.CHOSEN)
         self.attempt = Attempt(self, booking, now)
-        tries.begin(booking.life)
+        tries.begin(booking.epoch)
         self.ending.last_target = target_id
         if tries.attempts > 1:
             proxy.metrics.counts.retries += 1
@@ -79,7 +79,7 @@ class ProxiedRequest(RespondingRequest):
 
     def _enqueue(self, now: float) -> None:
         proxy = self.proxy
-        ticket = proxy.scheduler.hold(self, now) if proxy.queueing else None
+        ticket = proxy.scheduler.enqueue(self, now) if proxy.queueing else None
         if ticket is None:
             self._turn_away(full=proxy.queueing and len(proxy.queue) >= proxy.limits.max_held > 0)
             return
@@ -180,7 +180,7 @@ class ProxiedRequest(RespondingRequest):
             reached=failure not in (Failure.UNREACHABLE, Failure.LOCAL),
             died=failure in (Failure.DIED, Failure.STALE),
             ran_s=ran_s,
-            life=booking.life,
+            epoch=booking.epoch,
         )
         stale = failure is Failure.STALE and not tries.stale and tries.may_move()
         if stale:
@@ -206,11 +206,11 @@ class ProxiedRequest(RespondingRequest):
                 self.arrival.explanation.note(now, "chose", booking.key.id, "again, on a new connection")
                 self._try(booking.key.id, now, fresh=True)
                 return
-        self._go_on(failure, verdict, history.on_target, booking.life, now)
+        self._go_on(failure, verdict, history.on_target, booking.epoch, now)
 
-    def _go_on(self, failure: Failure, verdict: RetryVerdict, on_target: int, life: int, now: float) -> None:
+    def _go_on(self, failure: Failure, verdict: RetryVerdict, on_target: int, epoch: int, now: float) -> None:
         proxy = self.proxy
-        delay = proxy.delay_before(self, verdict, life, now)
+        delay = proxy.delay_before(self, verdict, epoch, now)
         if failure is Failure.MALFORMED and not proxy.table.anybody(now, self.tried):
             delay = None  # retrying later would meet the same malformed target
         if delay is None:

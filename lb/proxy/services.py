@@ -71,8 +71,8 @@ class Services(Protocol):
         """Return True if the 404 of a request's target means its model, and another target may serve that."""
         ...
 
-    def delay_before(self, request: Any, verdict: RetryVerdict, life: int, now: float) -> float | None:
-        """Return how long to wait before another attempt; None if there must be none. `life` is the target's that failed."""
+    def delay_before(self, request: Any, verdict: RetryVerdict, epoch: int, now: float) -> float | None:
+        """Return how long to wait before another attempt; None if there must be none. `epoch` is the target's that failed."""
         ...
 
     def local_trouble(self, why: str, now: float) -> None:

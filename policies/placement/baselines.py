@@ -180,7 +180,7 @@ class SingleRegion(_SpotPool):
         return [spread.take(good) for _ in range(count if good else 0)], memory
 
 
-class Asg(SingleRegion):
+class AutoScalingGroup(SingleRegion):
     """An AWS Auto Scaling group: `SingleRegion` with a static pool of 10 % on demand, rounded up."""
 
     on_demand_share = 0.1

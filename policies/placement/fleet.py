@@ -11,7 +11,7 @@ from policies.model import CapacityType, Json, Offer, Replica, ReplicaState, Zon
 from policies.placement import blocks, thrift
 from policies.placement.base import PlannedLaunch, PlannedTermination, View
 from policies.placement.blocks import is_spot
-from policies.work import usd_of_work
+from policies.throughput import usd_of_work
 
 FLAP_GRACE_S = 30.0
 #: Prices that differ by less than this fraction are the same price: a cent is no reason to crowd a zone.

@@ -25,7 +25,7 @@ from policies.placement import blocks
 from policies.placement.base import View
 from policies.placement.blocks import is_spot
 from policies.placement.continents import continent_of
-from policies.work import usd_of_work
+from policies.throughput import usd_of_work
 
 BEYOND = "no zone in {} takes more {} replicas now; those of other continents are asked"
 

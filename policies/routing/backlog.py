@@ -19,7 +19,7 @@ from itertools import accumulate
 
 from policies.routing.base import TargetView
 from policies.routing.prefill_rate import PrefillRate
-from policies.routing.work import BYTES_PER_TOKEN
+from policies.routing.request_work import BYTES_PER_TOKEN
 
 DEFAULT_S_PER_BYTE = 0.0938e-3 / BYTES_PER_TOKEN
 FIRST_USUAL_BYTES = (

@@ -73,7 +73,7 @@ from policies.routing.backlog import DEFAULT_S_PER_BYTE, USUAL_SHARE, Backlog, F
 from policies.routing.base import LONGEST_PUT_OFF_S, Choice, RequestView, TargetView
 from policies.routing.prefix_policy import PrefixPolicy
 from policies.routing.radix_tree import Match
-from policies.routing.work import BYTES_PER_TOKEN, prompt_bytes, streamed
+from policies.routing.request_work import BYTES_PER_TOKEN, prompt_bytes, streamed
 
 __all__ = ["DEFAULT_S_PER_BYTE", "Gorgo"]
 

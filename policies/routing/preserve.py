@@ -31,8 +31,8 @@ from typing import ClassVar
 from policies.forecast.lookahead import Expected, LookAhead
 from policies.forecast.response_length import ResponseLength, RunningMedian
 from policies.routing.base import Choice, RequestView, TargetView
+from policies.routing.request_work import BYTES_PER_TOKEN, prompt_bytes, streamed
 from policies.routing.sampling import SamplingPolicy
-from policies.routing.work import BYTES_PER_TOKEN, prompt_bytes, streamed
 
 IDEAL_USAGE = 0.8
 KV_TOKENS = 100_000  # between an L4 (33,000) and an A100 (435,000) with an 8B model

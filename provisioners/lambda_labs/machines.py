@@ -233,7 +233,7 @@ class LambdaMachines:
         failed: ProvisionError | None = None
         for each, (service, ports, public) in self._rulesets(owner):
             rules = _rules(access, service, ports, public)
-            if _told(rules) != _told(each["rules"]):
+            if _rule_keys(rules) != _rule_keys(each["rules"]):
                 try:
                     self._api.call("PATCH", f"/firewall-rulesets/{each['id']}", {"rules": rules})
                 except ProvisionError as error:
@@ -303,5 +303,5 @@ def _rules(
     ]
 
 
-def _told(rules: Sequence[Mapping[str, Any]]) -> set[tuple[int, int, str]]:
+def _rule_keys(rules: Sequence[Mapping[str, Any]]) -> set[tuple[int, int, str]]:
     return {(*one["port_range"], one["source_network"]) for one in rules if one.get("port_range") is not None}

@@ -247,16 +247,18 @@ class HostProcess:
             self._status.preempt_at is None or preempt_at < self._status.preempt_at
         ):
             if preempt_at > now:  # else there is no notice to report
-                self._tell(Status(self._status.state, self._status.since, self._status.message, preempt_at))
+                self._write_status(
+                    Status(self._status.state, self._status.since, self._status.message, preempt_at)
+                )
         else:
             preempt_at = self._status.preempt_at
         if preempt_at is not None and now >= preempt_at:
             raise _InstanceEnd(InstanceState.PREEMPTED, "the spot market took it", grace_s=0.0)
 
     def _enter(self, state: InstanceState, message: str = "") -> None:
-        self._tell(Status(state, self._now(), message, self._status.preempt_at))
+        self._write_status(Status(state, self._now(), message, self._status.preempt_at))
 
-    def _tell(self, status: Status) -> None:
+    def _write_status(self, status: Status) -> None:
         self._status = status
         self._folder.write_status(status)
 
@@ -276,7 +278,7 @@ class HostProcess:
             local_net.remove_namespace(self._record.namespace)
         shutil.rmtree(self._folder.work_path, ignore_errors=True)
         with suppress(FileNotFoundError):  # the folder itself may have been removed
-            self._tell(Status(end.state, self._now(), end.message))
+            self._write_status(Status(end.state, self._now(), end.message))
 
     def _await_descendants(self, duration_s: float) -> None:
         until = self._now() + duration_s

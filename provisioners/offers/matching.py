@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 
 from policies.goals import AcceleratorQps
 from policies.model import CapacityType, Offer, Zone
-from policies.work import usd_of_work
+from policies.throughput import usd_of_work
 from provisioners.offers.catalog.model import Catalog, Row, Shape
 from provisioners.port.accelerator_names import canonical
 from provisioners.port.base import Candidate, Requirements

@@ -20,7 +20,7 @@ from skyserve_cli.sim.scaling import AUTOSCALERS, Judged, ScalingTrial, goal_for
 from skyserve_cli.sim.slo_queue import STEP_S, bridged, drawn
 from skyserve_cli.sim.summary import Estimate, estimate
 from skyserve_cli.spec import ServiceSpec
-from skyserve_cli.tables import put_table, table
+from skyserve_cli.text_tables import put_table, table
 
 TARGET_SHARE = 0.8  # of its capacity, a target that was not measured asks a replica to carry
 DEFAULT_CAPACITY_QPS = 2.0

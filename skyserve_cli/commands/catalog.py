@@ -22,7 +22,7 @@ from provisioners.port.errors import ProvisionError
 from skyserve_cli.commands.catalog_discover import discover, steps
 from skyserve_cli.commands.options import Format, OutputFormat, View, home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, span, usd
-from skyserve_cli.tables import put_table, table
+from skyserve_cli.text_tables import put_table, table
 
 SHOWN = 40
 REFUSALS_SHOWN = 10
@@ -149,7 +149,7 @@ def refresh(
             view |= {"taken": done.taken, "refused": [str(refusal) for refusal in done.refused]}
         views.append(view)
         if output is OutputFormat.TABLE:
-            _tell(view, done if view["asked"] else None)
+            _print(view, done if view["asked"] else None)
     if output is OutputFormat.JSON:
         put_json(views)
     missing = [view["cloud"] for view in views if not view["asked"]]
@@ -263,7 +263,7 @@ def _price_view(price: Price, now: float) -> View:
 # --- Refreshing ----------------------------------------------------------------------------------------------
 
 
-def _tell(view: View, done: Refreshed | None) -> None:
+def _print(view: View, done: Refreshed | None) -> None:
     if done is None:
         say(f"{view['cloud']}: {view['why']}")
         return

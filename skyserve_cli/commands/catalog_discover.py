@@ -19,7 +19,7 @@ from skyserve_cli.commands.options import Format, OutputFormat, View, home
 from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.config_clouds import RentedConfig
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say
-from skyserve_cli.tables import doing
+from skyserve_cli.text_tables import doing
 
 NOTES_SHOWN = 10
 
@@ -57,7 +57,7 @@ def discover(
             save_discovery(here.root, found)
             views.append(_view(found, before, load(here.root).of(name)))
         if output is OutputFormat.TABLE:
-            _tell(views[-1])
+            _print(views[-1])
     if output is OutputFormat.JSON:
         put_json(views)
     failed = [view["cloud"] for view in views if not view["listed"]]
@@ -93,7 +93,7 @@ def _view(found: Discovery, before: Catalog, after: Catalog) -> View:
     }
 
 
-def _tell(view: View) -> None:
+def _print(view: View) -> None:
     name = view["cloud"]
     if not view["listed"]:
         say(f"{name}: {view['why']}")

@@ -18,7 +18,7 @@ from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Format, OutputFormat, View, Yes, home
 from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.output import CommandFailed, WrongUsage, put, put_json
-from skyserve_cli.tables import put_table, table
+from skyserve_cli.text_tables import put_table, table
 
 ANYTHING = Requirements((Candidate(use_spot=True), Candidate(use_spot=False)))
 

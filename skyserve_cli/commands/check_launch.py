@@ -29,7 +29,7 @@ from skyserve_cli.config_clouds import RentedConfig
 from skyserve_cli.home import Home, write_private
 from skyserve_cli.launch_check import CheckReport, Fetch, LaunchCheck
 from skyserve_cli.output import CommandFailed, WrongUsage, put_json, say, span
-from skyserve_cli.tables import doing, put_table, table
+from skyserve_cli.text_tables import doing, put_table, table
 
 _MINUTES = 15  # of a check that goes well, at most
 _FETCH_S = 10.0

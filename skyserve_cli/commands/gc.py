@@ -29,7 +29,7 @@ from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.controller.secret_box import seal_of
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say
-from skyserve_cli.tables import put_table
+from skyserve_cli.text_tables import put_table
 
 
 def gc(
@@ -63,7 +63,7 @@ def gc(
         gc_others.gc(here, names, owner or [], dry_run=dry_run, yes=yes, output=output)
         return
     with _hands(here) as hands:
-        looks = {name: hands.look(name) for name in names}
+        looks = {name: hands.inspect(name) for name in names}
     found = [orphan for look in looks.values() for orphan in look["orphans"]]
     unlisted = [region for look in looks.values() for region in look["unlisted"]]
     if output is OutputFormat.TABLE and found:
@@ -102,7 +102,7 @@ class _Asked:
     def __init__(self, client: ControllerClient) -> None:
         self._client = client
 
-    def look(self, cloud: str) -> View:
+    def inspect(self, cloud: str) -> View:
         return self._client.leaks(cloud)
 
     def remove(self, orphan: View) -> View:
@@ -118,8 +118,8 @@ class _Own:
     def __init__(self, garbage_collector: GarbageCollector) -> None:
         self._garbage_collector = garbage_collector
 
-    def look(self, cloud: str) -> View:
-        return self._garbage_collector.look(cloud).view()
+    def inspect(self, cloud: str) -> View:
+        return self._garbage_collector.inspect(cloud).view()
 
     def remove(self, orphan: View) -> View:
         return self._garbage_collector.remove(key_of(orphan)).view()

@@ -23,7 +23,7 @@ from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say
-from skyserve_cli.tables import put_table
+from skyserve_cli.text_tables import put_table
 
 _NOTHING = Known(frozenset(), frozenset())
 
@@ -34,8 +34,8 @@ class _Owned:
     def __init__(self, garbage_collector: GarbageCollector) -> None:
         self._garbage_collector = garbage_collector
 
-    def look(self, cloud: str) -> View:
-        return self._garbage_collector.look(cloud).view()
+    def inspect(self, cloud: str) -> View:
+        return self._garbage_collector.inspect(cloud).view()
 
     def remove(self, orphan: View) -> View:
         key = orphan["cloud"], orphan["kind"], orphan["id"], orphan["region"]
@@ -61,7 +61,7 @@ def gc(
         if owner == own or (owners and owner not in owners):
             continue
         hand = hands.setdefault(owner, _owned(clouds, owner))
-        look = hand.look(cloud)
+        look = hand.inspect(cloud)
         unlisted += look["unlisted"]
         if look["orphans"]:
             found.setdefault(owner, []).extend(look["orphans"])

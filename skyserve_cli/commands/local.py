@@ -14,7 +14,7 @@ from provisioners.local.store import LaunchRecord, LocalStore
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Format, OutputFormat, home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, usd
-from skyserve_cli.tables import put_table, table
+from skyserve_cli.text_tables import put_table, table
 
 app = typer.Typer(
     no_args_is_help=True, help="Play with the local cloud: its zones, its capacity, its spot market."

@@ -28,7 +28,7 @@ from skyserve_cli.controller.reconcile.mappers import requirements_of
 from skyserve_cli.controller.reconcile.planning import first_plan, offer_view
 from skyserve_cli.output import WrongUsage, put, put_json, say
 from skyserve_cli.spec import ServiceSpec
-from skyserve_cli.tables import put_table
+from skyserve_cli.text_tables import put_table
 
 MOST_SHOWN = 10
 

@@ -15,7 +15,7 @@ from skyserve_cli.controller.reconcile.mappers import requirements_of
 from skyserve_cli.controller.reconcile.planning import first_plan
 from skyserve_cli.output import CommandFailed, WrongUsage, accelerators, place, plural, saving, say, usd
 from skyserve_cli.spec import Loaded, Problem, ServiceSpec, SpecError
-from skyserve_cli.tables import Fitted, table
+from skyserve_cli.text_tables import Fitted, table
 
 
 def listed_plan(spec: ServiceSpec) -> View:

@@ -18,7 +18,7 @@ from skyserve_cli.controller.api.client import ControllerClient, ControllerDownE
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, clock_time, place, say, span
 from skyserve_cli.state.values import AGENT_WORD
-from skyserve_cli.tables import Fitted, console, table
+from skyserve_cli.text_tables import Fitted, console, table
 
 POLL_S = 0.2
 LOG_LINES_SHOWN = 10

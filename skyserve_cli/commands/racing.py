@@ -16,7 +16,7 @@ from skyserve_cli.sim import run as engine
 from skyserve_cli.sim import workers
 from skyserve_cli.sim.results import Run
 from skyserve_cli.sim.settings import Job, Setting
-from skyserve_cli.tables import console
+from skyserve_cli.text_tables import console
 
 BAR_AFTER_S = 2.0
 

@@ -14,7 +14,7 @@ from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, date_time, put, put_json, say
 from skyserve_cli.report import history_text as lived_wording
 from skyserve_cli.report.history import Lived, NothingYetError, lived
-from skyserve_cli.tables import put_table, table
+from skyserve_cli.text_tables import put_table, table
 
 _DIGITS = 6
 

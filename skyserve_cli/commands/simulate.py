@@ -22,7 +22,7 @@ from skyserve_cli.sim.settings import POLICIES, Setting
 from skyserve_cli.sim.summary import summarize
 from skyserve_cli.sim.trace import Trace, named, shipped
 from skyserve_cli.spec import ServiceSpec
-from skyserve_cli.tables import put_table, table
+from skyserve_cli.text_tables import put_table, table
 
 
 def complete_policy(incomplete: str) -> list[str]:

@@ -103,7 +103,7 @@ def _only(services: Sequence[View], names: Sequence[str]) -> View:
 
 def _put(services: Sequence[View], *, wide: bool) -> None:
     from skyserve_cli.commands.status_tables import tables  # with Rich, which --endpoint and JSON do not need
-    from skyserve_cli.tables import put_table
+    from skyserve_cli.text_tables import put_table
 
     for each in tables(services, SystemClock().now(), wide=wide):
         put_table(each)
@@ -114,7 +114,7 @@ def _watch(client: ControllerClient, names: Sequence[str], everything: bool, *, 
     from rich.live import Live
 
     from skyserve_cli.commands.status_tables import ages, tables
-    from skyserve_cli.tables import console
+    from skyserve_cli.text_tables import console
 
     clock = SystemClock()
     screen = console(sys.stdout)

@@ -16,7 +16,7 @@ from skyserve_cli.commands.sentences import (
     version_given_up,
 )
 from skyserve_cli.output import accelerators, date_time, place, printable, span, usd
-from skyserve_cli.tables import Fitted, table
+from skyserve_cli.text_tables import Fitted, table
 
 #: The columns that a narrow terminal does not show, the first to go first. Ids, states and messages always stay.
 _LESS_OF_SERVICES = ("SAVED", "UPTIME", "$/H", "REPLICAS", "VERSION")

@@ -29,7 +29,7 @@ from skyserve_cli.controller.api.client import ControllerClient, ControllerDownE
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed, put, put_json, say
 from skyserve_cli.spec import Loaded, spec_to_json
-from skyserve_cli.tables import say_table
+from skyserve_cli.text_tables import say_table
 
 _NOT_RENTED = frozenset({"local", "ssh"})
 

@@ -30,7 +30,7 @@ from skyserve_cli.controller.api.client import ControllerClient
 from skyserve_cli.output import CommandFailed, plural, put, put_json, say, span, usd
 from skyserve_cli.spec import ServiceSpec, spec_to_json
 from skyserve_cli.spec.problems import shown
-from skyserve_cli.tables import say_table
+from skyserve_cli.text_tables import say_table
 
 
 def update(

@@ -92,8 +92,8 @@ def lived(history: Json) -> Lived:
     begin = _begin(history, moments)
     if not moments or end - begin < LEAST_S:
         raise NothingYetError(f"nothing to report of {history['name']} yet")
-    lives = [_ReplicaSpan.of(replica, begin, end) for replica in history["replicas"]]
-    bought = tuple(_bought(lives))
+    spans = [_ReplicaSpan.of(replica, begin, end) for replica in history["replicas"]]
+    bought = tuple(_bought(spans))
     empty = _simulation(history, begin, end)
     offset = begin - empty.counted_from_s
     run = _run(history, list(_within(moments, begin, end)), bought, offset)
@@ -136,10 +136,10 @@ class _ReplicaSpan(NamedTuple):
         return self.hours * price
 
 
-def _bought(lives: Sequence[_ReplicaSpan]) -> Iterator[Bought]:
+def _bought(spans: Sequence[_ReplicaSpan]) -> Iterator[Bought]:
     groups: dict[tuple[str, str, str], list[_ReplicaSpan]] = {}
-    names = _zone_names([life.replica for life in lives])
-    for life in lives:
+    names = _zone_names([life.replica for life in spans])
+    for life in spans:
         replica = life.replica
         key = (replica["region"], names[_zone(replica)], replica["capacity_type"])
         groups.setdefault(key, []).append(life)

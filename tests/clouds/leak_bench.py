@@ -44,7 +44,7 @@ class LeakBench:
 
     def orphans(self, part: Part | None = None) -> list[str]:
         """The ids of what is found, in order."""
-        look = self.garbage_collector.look(self.cloud)
+        look = self.garbage_collector.inspect(self.cloud)
         assert look.unlisted == ()
         return [orphan.id for orphan in look.orphans if part in (None, orphan.part)]
 
@@ -53,7 +53,7 @@ class LeakBench:
 
     def end_strays(self) -> None:
         """What the tick does with instances that have no row."""
-        for orphan in self.garbage_collector.look(self.cloud).of(Part.INSTANCE):
+        for orphan in self.garbage_collector.inspect(self.cloud).of(Part.INSTANCE):
             assert self.garbage_collector.remove(orphan.key).why == ""
 
     def settle(self, sleep: Callable[[float], object]) -> Collected:

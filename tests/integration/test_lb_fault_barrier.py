@@ -168,7 +168,7 @@ ENTRANCES: list[tuple[type, str]] = [
     *((ResumeState, name) for name in ("outgoing", "merger")),
     *((ClientConnection, name) for name in ("_take_head", "_take_body", "_begin", "next", "send_soon")),
     *((TargetTable, name) for name in ("choose", "book", "responded", "failed", "release", "outlook")),
-    *((Scheduler, name) for name in ("place", "hold", "let_in")),
+    *((Scheduler, name) for name in ("place", "enqueue", "let_in")),
     *((ApiKeyStore, name) for name in ("admit_head", "settle")),
     *((Endings, name) for name in ("spent", "ended")),
     (RoundRobin, "choose"),

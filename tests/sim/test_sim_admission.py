@@ -132,7 +132,7 @@ class World:
         if choice is not None:
             self.push(flight, choice, now)
         else:
-            assert self.dispatcher.hold(flight, now) is not None
+            assert self.dispatcher.enqueue(flight, now) is not None
 
     def push(self, flight: Flight, choice: Choice, now: float) -> None:
         name = choice.target_id

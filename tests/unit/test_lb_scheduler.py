@@ -62,13 +62,13 @@ class House:
         self.now = 0.0
 
     def request(self, name: str, tenant: str = "", tried: tuple[Booking, ...] = ()) -> Request:
-        return Request(RequestView(name, "POST", "/"), {booking.life for booking in tried}, tenant=tenant)
+        return Request(RequestView(name, "POST", "/"), {booking.epoch for booking in tried}, tenant=tenant)
 
     def come(self, request: Request) -> str:
         """Where it goes; empty if it is held."""
         choice = self.dispatcher.place(request, self.now)
         if choice is None:
-            assert self.dispatcher.hold(request, self.now) is not None
+            assert self.dispatcher.enqueue(request, self.now) is not None
             return ""
         return self.go(request, choice.target_id)
 
@@ -196,7 +196,7 @@ def test_a_policy_nobody_knows_is_refused_and_not_held() -> None:
 def test_no_place_in_a_full_room() -> None:
     house = House(wire(max_held=1))
     assert house.come(house.request("1")) == ""
-    assert house.dispatcher.hold(house.request("2"), 0.0) is None
+    assert house.dispatcher.enqueue(house.request("2"), 0.0) is None
 
 
 def test_nobody_is_asked_twice_while_nothing_has_changed() -> None:
@@ -207,7 +207,7 @@ def test_nobody_is_asked_twice_while_nothing_has_changed() -> None:
     house.end(failed)
     house.go(house.request("1"), "b")
     stuck = house.request("stuck")
-    stuck.tried = {failed.booking.life}
+    stuck.tried = {failed.booking.epoch}
     assert house.come(stuck) == ""
     assert house.let_in() == []
     before = house.table.times
@@ -455,7 +455,7 @@ class Crowd(RuleBasedStateMachine):
         if where:
             assert could == []
             assert request.booking is not None
-            assert request.booking.life not in request.tried
+            assert request.booking.epoch not in request.tried
             self.running.append(request)
         else:
             self.held.append(request)

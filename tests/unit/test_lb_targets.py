@@ -52,7 +52,7 @@ def fail(it: TargetTable, name: str, now: float, blame: Blame = Blame.EJECT) -> 
     booking = it.book(REQUEST, name, now)
     it.failed(booking, blame, now)
     it.release(booking, now)
-    return booking.life
+    return booking.epoch
 
 
 def serve(it: TargetTable, name: str, now: float) -> bool:
@@ -586,8 +586,8 @@ def test_a_target_without_room_is_not_offered_and_neither_is_a_worse_one() -> No
     assert offered(it, 0.0) == (Health.GOOD, [])
     assert it.choose(REQUEST, 0.0) is None
     assert (it.anybody(0.0), it.room(0.0)) == (True, True)
-    assert offered(it, 0.0, {booking.life}) == (Health.UNHEALTHY, ["b"])
-    assert it.anybody(0.0, {booking.life, booking.life + 1}) is False
+    assert offered(it, 0.0, {booking.epoch}) == (Health.UNHEALTHY, ["b"])
+    assert it.anybody(0.0, {booking.epoch, booking.epoch + 1}) is False
     it.release(booking, 0.0)
     assert offered(it, 0.0) == (Health.GOOD, ["a"])
 
@@ -711,14 +711,14 @@ class Books(RuleBasedStateMachine):
 
     @rule()
     def begin(self) -> None:
-        tried = {booking.life for booking in self.open[-2:]}
+        tried = {booking.epoch for booking in self.open[-2:]}
         choice = self.it.choose(REQUEST, self.now, tried)
         views = {view.id for view in self.it.candidates(self.now, tried)[1]}
         assert (choice.target_id in views) if choice is not None else not views
         if choice is not None:
             booking = self.it.book(REQUEST, choice.target_id, self.now)
             assert booking.target.state is not Readiness.DRAINING
-            assert booking.life not in {other.life for other in self.open[-2:]}
+            assert booking.epoch not in {other.epoch for other in self.open[-2:]}
             self.open.append(booking)
 
     @precondition(lambda self: self.open)
@@ -790,14 +790,14 @@ class Books(RuleBasedStateMachine):
 
     def agree(self, tried: Sequence[Booking]) -> None:
         """What is kept between requests is what all targets, looked at one by one, come to."""
-        lives = {booking.life for booking in tried}
-        gone = {one.key.id for one in tried if one.life == one.entry.life and not one.entry.departed}
+        epochs = {booking.epoch for booking in tried}
+        gone = {one.key.id for one in tried if one.epoch == one.entry.epoch and not one.entry.departed}
         rows = [row for row in self.it.rows(self.now) if row[0].id not in gone]
         best = next((one for one in Health if any(health is one for _, health, _ in rows)), Health.CLOSED)
-        standing, views = self.it.candidates(self.now, lives)
+        standing, views = self.it.candidates(self.now, epochs)
         assert standing is best
-        assert self.it.anybody(self.now, lives) == (best is not Health.CLOSED)
-        assert self.it.admits(self.now, lives) == bool(views)
+        assert self.it.anybody(self.now, epochs) == (best is not Health.CLOSED)
+        assert self.it.admits(self.now, epochs) == bool(views)
         if not self.it.table.pushing.asks and best is not Health.CLOSED:
             cap = 2 if self.it.table.pushing.mode is PushMode.FIXED_CAP else sys.maxsize
             expected = [one.id for one, health, in_flight in rows if health is best and in_flight < cap]

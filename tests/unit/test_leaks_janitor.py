@@ -166,7 +166,7 @@ def test_a_region_that_is_silent_is_named_and_the_others_are_tidied(world: World
     world.launch("own-chat-2-0a1b2c3d4e", zone=2)
     world.machines.left, world.machines.common = [DISK], [GROUP]
     world.machines.trouble = TransientError("no answer", cloud=CLOUD)
-    look = world.bench.garbage_collector.look(CLOUD)
+    look = world.bench.garbage_collector.inspect(CLOUD)
     assert [str(one) for one in look.unlisted] == ["memory/eu cannot be listed: no answer"]
     assert [orphan.id for orphan in look.orphans] == ["m-1", "d-1"]  # and nothing that is shared
     world.bench.end_strays()

@@ -264,7 +264,7 @@ class Api:
 
     async def _leaks(self, request: web.Request) -> web.Response:
         look = await asyncio.to_thread(
-            self._controller_service.garbage_collector.look, request.match_info["cloud"]
+            self._controller_service.garbage_collector.inspect, request.match_info["cloud"]
         )
         return web.json_response(look.view())
 

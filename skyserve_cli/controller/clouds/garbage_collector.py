@@ -142,7 +142,7 @@ class GarbageCollector:
         """Return whether there can be anything but instances."""
         return isinstance(self._provisioners(cloud), VmProvisioner)
 
-    def look(self, cloud: str) -> CloudFindings:
+    def inspect(self, cloud: str) -> CloudFindings:
         """Return the resources there. A region that does not answer is named, the others are listed."""
         notes = self._notes_of(cloud)
         with notes.lock:
@@ -179,7 +179,7 @@ class GarbageCollector:
         notes = self._notes_of(cloud)
         with notes.lock:
             if key not in notes.ends:
-                self.look(cloud)  # another process may have found it
+                self.inspect(cloud)  # another process may have found it
             end = notes.ends.get(key)
             if end is None:
                 return RemovalFailure()
@@ -225,7 +225,7 @@ class GarbageCollector:
         """
         notes = self._notes_of(cloud)
         with notes.lock:
-            look = self.look(cloud)
+            look = self.inspect(cloud)
             wanted = None if services is None else frozenset(services)
             alive = [one for one in look.of(Part.INSTANCE) if wanted is None or one.service in wanted]
             self._note(notes, look)

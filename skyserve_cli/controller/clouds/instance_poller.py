@@ -139,7 +139,7 @@ class ThreadInstancePoller:
                     self._seen.put(InstanceListing(cloud, asked_at, instances, silent=silent, closed=closed))
                     is_news = self._note_regions(cloud, listing)
                     self._note_clock(cloud, provisioner)
-                    is_news |= self._leases[cloud].look(instances, self._clock.now())
+                    is_news |= self._leases[cloud].observe(instances, self._clock.now())
                     is_news |= self._trouble.pop(cloud, None) is not None
                     if is_news or instances != self._last.get(cloud):
                         self._last[cloud] = instances

@@ -13,7 +13,7 @@ from policies import rollout
 from policies.goals import Goal
 from policies.model import Json, Replica, ReplicaState
 from policies.routing.registry import DEFAULT_POLICY, POLICIES
-from policies.work import qps_of
+from policies.throughput import qps_of
 from skyserve_cli.spec.model import ServiceSpec
 
 _LEAST_CAPACITY = 1e-6  # that an agent takes
