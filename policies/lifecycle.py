@@ -8,7 +8,7 @@ is set aside and recorded as an error. Print the table with `python -m policies.
 
 Three rules hold for every state in which an instance may exist: a Terminate is accepted, a Preempted ends it,
 and a NodeLost ends it by way of TERMINATING, because the nodes that are left must go too. TERMINATING swallows
-whatever arrives late, because a call that was under way when the end was decided still answers. GONE answers
+events that arrive late, because a call that was under way when the end was decided still returns. GONE answers
 nothing: a Launched that reaches it is an orphan, and a bug.
 """
 
@@ -76,7 +76,7 @@ TRANSITIONS: dict[ReplicaState, dict[Kind, ReplicaState]] = {
         Launched: _S.PROVISIONING,
         Progressed: _S.REQUESTED,
         LaunchFailed: _S.GONE,
-        GaveUp: _S.TERMINATING,  # a launch without an answer may have made a machine all the same
+        GaveUp: _S.TERMINATING,  # a launch without a response may have made a machine anyway
         Terminate: _S.TERMINATING,
     },
     _S.PROVISIONING: _ALIVE

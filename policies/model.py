@@ -117,7 +117,7 @@ class Offer:
     """A priced instance type in one zone and capacity type.
 
     Prices are for all nodes of a replica together. Where the user gave an order, offers of a lower `preference` are taken
-    before all others, whatever they cost; it is of no interest once a replica has the offer, and is not stored.
+    before all others at any cost; it is of no interest once a replica has the offer, and is not stored.
 
     `choice` is the index of the alternative under `resources` that the offer belongs to. It is stored with the replica,
     because image, disk and labels are the alternative's, and no field of the offer distinguishes equal machines of two

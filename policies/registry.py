@@ -53,7 +53,7 @@ ALIASES: Mapping[str, str] = {"dynamic_fallback": "spothedge"}
 #: What `spot_placer: auto` stands for.
 AUTO = "risk_hedge"
 
-#: The placers that keep on-demand replicas whatever the goal says about fallback.
+#: The placers that keep on-demand replicas also if the goal has no fallback.
 MIXERS = frozenset({"asg", "on_demand"})
 
 

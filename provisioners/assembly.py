@@ -243,7 +243,7 @@ def in_places(catalog: Catalog, places: Collection[str], cloud: str, key: str) -
 def within(catalog: Catalog, regions: Sequence[str], cloud: str, key: str = "regions") -> Catalog:
     """Return the catalog of these regions alone.
 
-    ValueError for one that it does not know: nothing could be had there; `key` of the section has them.
+    ValueError for one that it does not know: nothing is offered there; `key` of the section has them.
     """
     known = {listing.region for listing in catalog.listings}
     for region in regions:

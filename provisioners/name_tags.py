@@ -1,4 +1,4 @@
-"""What tags tell of a machine, in its name alone: for clouds that have names and no tags.
+"""What tags say about a machine, in its name alone: for clouds that have names and no tags.
 
     TOKEN.s2     the token, the market (s: spot, o: on demand) and the number of nodes
 

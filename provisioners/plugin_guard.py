@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def guarded(inner: Machines) -> Machines:
-    """`Machines` that raise the classes of `provisioners.port.errors` only, whatever `inner` does."""
+    """`Machines` that raise the classes of `provisioners.port.errors` only, also if `inner` raises others."""
 
     class Guarded(_Guarded):
         name = inner.name

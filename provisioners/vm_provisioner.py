@@ -126,7 +126,7 @@ class VmProvisioner:
     def poll_s(self) -> float:
         """Return how long the last listing will do: `steady_poll_s` while nothing comes or goes.
 
-        What happens to a running machine its own reports and probes tell sooner.
+        Changes of a running machine show sooner in its own reports and in probes.
         """
         with self._lock:
             states = {machine.state for group in self._seen.values() for machine in group}

@@ -154,7 +154,7 @@ class Clouds:
     def discover(self, name: str, progress: Progress) -> Discovery:
         """Return what the account of an enabled cloud can have.
 
-        Raises ConfigError, also for a cloud that cannot tell, and ProvisionError. Regions of the configuration need not be
+        Raises ConfigError, also for a cloud that cannot list them, and ProvisionError. Regions of the configuration need not be
         in the catalog.
         """
         section = self.config.clouds.get(name)

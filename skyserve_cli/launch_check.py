@@ -2,7 +2,7 @@
 
     firewall -> launch -> boot, ssh, agent, `setup` -> `run` -> a response over the network -> termination -> nothing is left
 
-The machine has an owner of its own, so that a controller of the same home neither serves nor removes it. Whatever happens the
+The machine has an owner of its own, so that a controller of the same home neither serves nor removes it. In every case the
 machine is terminated, Ctrl-C included; the caller writes the owner down before the launch, for the case that this process is killed.
 """
 

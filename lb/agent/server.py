@@ -81,7 +81,7 @@ class ServerOptions:
 async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     """Serve until a signal.
 
-    `announce` gets one line of JSON when both ports listen. Raises OSError (a port cannot be had, a file cannot be read) or
+    `announce` gets one line of JSON when both ports listen. Raises OSError (a port is in use, a file cannot be read) or
     ssl.SSLError before it.
     """
     loop = asyncio.get_running_loop()

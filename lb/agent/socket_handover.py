@@ -33,7 +33,7 @@ class Taken:
         self._line = line
 
     async def serving(self) -> None:
-        """The predecessor may go. Returns once it has heard of it, and takes no table any longer."""
+        """The predecessor may go. Returns once it has been notified, and takes no table any longer."""
         loop = asyncio.get_running_loop()
         self._line.setblocking(False)
         try:

@@ -45,7 +45,7 @@ class WorkerApi:
                 "stats": {
                     "total_workers": len(workers),
                     "healthy_workers": sum(worker["is_healthy"] for worker in workers),
-                    "total_models": 0,  # each serves whatever it is asked for
+                    "total_models": 0,  # each serves any model that a request names
                     "total_load": sum(worker["load"] for worker in workers),
                     "by_type": {"regular": len(workers), "prefill": 0, "decode": 0},
                 },

@@ -135,7 +135,7 @@ class PushMode(str, Enum):
 class Pushing(_Options):
     """`probe_s` is how often an engine that has work is asked for its load.
 
-    Pushing by work or selectively falls back to `blind` for targets that tell no load, and by work to `selective` for
+    Pushing by work or selectively falls back to `blind` for targets that report no load, and by work to `selective` for
     routing policies that do not measure it.
     """
 
@@ -244,7 +244,7 @@ class Access:
     """Who may call.
 
     Without keys everybody may, and all are one tenant. `overrides`: whether a request may name its routing policy
-    (`X-SkyServe-Policy`); each policy that is named stays in use and hears of every request.
+    (`X-SkyServe-Policy`); each policy that is named stays in use and is informed of every request.
     """
 
     keys: tuple[ApiKey, ...] = ()

@@ -27,7 +27,7 @@ The allowance is how much more than it is known to carry the engine is trusted w
     pending > 0                                         1; once that is over, half as much as before
 
 An engine of many slots thus fills up within a few looks, and once it is full it has a few requests pending, not
-ten for each look. Where looks stop coming, whatever is without its first byte is unproven, and the allowance stays.
+ten for each look. Where reports stop coming, every request without its first byte is unproven, and the allowance stays.
 Where an engine has never reported its load, or reports nothing, pushing is blind.
 """
 
@@ -49,7 +49,7 @@ TRANSIT_S = 2.0  # a scheduler takes notice of what has come after each iteratio
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine said of itself; None is what it does not tell. `kv_usage` is 0 to 1.
+    """What an engine reports of itself; None is what it does not report. `kv_usage` is 0 to 1.
 
     `running` requests are in its batch, at most `max_running` of them; `pending` ones wait for room in it.
     """

@@ -90,7 +90,7 @@ class Candidates:
         return self._best.members
 
     def room(self, now: float) -> bool:
-        """Return whether any target admits one more request, of whatever health."""
+        """Return whether any target admits one more request, of any health."""
         if self.views(now):
             return True
         return any(self._groups[health].admitting for health in _BEST_FIRST)

@@ -4,7 +4,7 @@
 started four times because its targets die. An attempt whose connection could not be made costs nothing and is not
 counted. A target that has not failed the request always goes before one that has.
 
-*All requests.* Retries are at most a share of the requests of late, plus a floor for the quiet hours (a retry budget,
+*All requests.* Retries are at most a share of recent requests, plus a minimum for quiet hours (a retry budget,
 as Finagle's and Envoy's have it): when everything fails, retries must not multiply the load. A request that was on a target
 that died goes elsewhere outside of it, once: a replica takes hundreds with it in one moment, and they are no new load.
 

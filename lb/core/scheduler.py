@@ -6,7 +6,7 @@ no other request waiting.
 
 *Waiting for one target.* Where pushing is by work and the policy measures it, a request may be best off with a target that
 has enough to do. It is held for that target alone, in its lane (see `lb.core.lanes`), and the targets without a lane are free
-for those that are best off there. Each pass sends what its target can take from each lane whose target has been heard of since,
+for those that are best off there. Each pass sends what its target can take from each lane whose target has reported since,
 and ten times a second from all. If a target without a lane has nothing pending, and otherwise ten times a second, the last
 ones of the longest lane choose again: another target may have become the better one for them.
 
@@ -60,7 +60,7 @@ class Waiter(Protocol):
 W = TypeVar("W", bound=Waiter)
 
 MOVES = 2  # out of one lane, at most, each time
-REVIEW_S = 0.1  # how often all lanes are looked at, whatever has been heard
+REVIEW_S = 0.1  # how often all lanes are looked at, with or without reports
 
 
 class Scheduler(Generic[W]):

@@ -140,7 +140,7 @@ class TargetChoice(TargetStatus):
         return bool(self._offers.best(now))
 
     def room(self, now: float) -> bool:
-        """Return whether any target, of whatever standing, admits one more request."""
+        """Return whether any target, of any health, admits one more request."""
         return self._offers.room(now)
 
     def version(self, now: float) -> int:

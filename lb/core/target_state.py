@@ -266,7 +266,7 @@ class TargetState:
         return on_trial or self.failures_in_row >= breaker.failures
 
     def trouble_now(self, now: float) -> float:
-        """Failures of late, each fading by half in TROUBLE_HALF_LIFE_S."""
+        """Recent failures, each fading by half in TROUBLE_HALF_LIFE_S."""
         faded: float = self.trouble * 0.5 ** (max(0.0, now - self.trouble_at) / TROUBLE_HALF_LIFE_S)
         return faded if faded >= TROUBLE_FORGOTTEN else 0.0
 

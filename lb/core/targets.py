@@ -49,7 +49,7 @@ class Changes(NamedTuple):
 class TargetTable(TargetChoice):
     """The live state behind a pushed `Table`, with the routing policy the table names.
 
-    `now` never runs backwards. While requests are held, let them in (see `lb.core.scheduler`) after whatever may have
+    `now` never runs backwards. While requests are held, let them in (see `lb.core.scheduler`) after anything that may have
     made room: a push, a first byte, a release, a look at an engine, a renewal.
     """
 

@@ -11,11 +11,11 @@ to configure it. What each engine reports, current names first:
     TGI           /metrics, without gauges until the first request, so it is known by /info as well
     trtllm-serve  /prometheus/metrics; its own /metrics are records that vanish when read: never used for load
     Triton        /metrics on the same port (its OpenAI frontend) or on 8002
-    llama.cpp     /metrics if it was started with --metrics (a scrape restarts its averages per second, as anybody's
-                  does), else /slots, which tell no waiting requests
+    llama.cpp     /metrics if it was started with --metrics (a scrape restarts its averages per second, as anyone's
+                  does), else /slots, which report no waiting requests
     others        nothing: the balancer counts by itself
 
-Whatever comes, nothing here raises: garbage makes its metric unknown, and an engine that reports neither running nor
+Nothing here raises on any input: garbage makes its metric unknown, and an engine that reports neither running nor
 waiting requests reports nothing.
 """
 
@@ -77,7 +77,7 @@ class Adapter:
     parse: Parse
 
     def read(self, fetched: Fetched) -> EngineLoad | None:
-        """Return the load; None if the answer does not tell it."""
+        """Return the load; None if the response does not have it."""
         if fetched.status != 200 or len(fetched.body) > MAX_BODY_BYTES:
             return None
         return self.parse(fetched.body)

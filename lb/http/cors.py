@@ -1,4 +1,4 @@
-"""Cross-origin resource sharing (CORS): which web pages may call, and the header lines that tell browsers so. Pure.
+"""Cross-origin resource sharing (CORS): which web pages may call, and the header lines that allow it. Pure.
 
 A browser first sends a preflight (`OPTIONS` with `Access-Control-Request-Method`) for a request with a key or a JSON
 body. The preflight has no key, so it is decided before access is checked, and no target receives it. The request itself

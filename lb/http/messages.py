@@ -88,7 +88,7 @@ class Reader:
         return known, length if at >= 0 else known.length
 
     def response(self, head: bytes, max_headers: int) -> tuple[ResponseHead, int | None]:
-        """As `request`; the length is None if the head does not tell it."""
+        """As `request`; the length is None if the head does not have it."""
         at = head.find(_LENGTH_LINE)
         if at < 0:
             key: tuple[bytes, bytes] = (head, b"")

@@ -126,7 +126,7 @@ class TargetConnection(asyncio.Protocol):
             self.transport.write(unsent)
 
     def drop(self) -> None:
-        """Close at once; the sink, if any, hears nothing."""
+        """Close at once; the sink, if any, is not called."""
         self.unsent = b""
         self.sink = None
         self.transport.abort()

@@ -240,7 +240,7 @@ class Proxy:
     def serves_other_models(self, request: ProxiedRequest, body: bytes) -> bool:
         """Return True if the 404 of a request's target means its model, and another target may serve that.
 
-        The engine has done nothing then, so the request may be sent again whatever it is. Which models the target serves is
+        The engine has done nothing then, so any request may be sent again. Which models the target serves is
         not known rightly, or not yet: it is polled.
         """
         model, booking = request.arrival.model, request.booking

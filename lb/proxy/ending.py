@@ -87,7 +87,7 @@ class Ended(Protocol):
 
 
 class Endings:
-    """Reports requests that are over to whatever keeps accounts: tenants, metrics, explanations, the access log, traces."""
+    """Reports finished requests to all that record them: tenants, metrics, explanations, the access log, traces."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """One proxied request: it is placed, tried on targets until one responds, and relayed to its end.
 
-Before the first byte whatever happens to a target, the request goes to another, never to one that has failed it, as far as
+Before the first byte a request whose target fails goes to another one, never to one that has failed it, as far as
 it may be repeated (`lb.core.retry`). It moves at once when the table says that its target is lost, or when the target falls
 silent (`lb.engines.health_checks`) and a better one exists. While no target may take it, it is queued, and counted as
 demand. After the first byte it belongs to the target that has started to respond; if that one fails, a stream of a model is
@@ -261,7 +261,7 @@ class ProxiedRequest(RespondingRequest):
         self._respond(504, "time_to_first_byte", "No target answered in time.")
 
     def client_lost(self) -> None:
-        """The client has left: whatever is under way ends, and with it the engine's work."""
+        """The client has left: stop what is under way, and with it the engine's work."""
         if self.state is _DONE:
             return
         if self.tunnel is not None:  # either side may close a tunnel when it likes

@@ -182,7 +182,7 @@ class ResumableRelay(ForwardedRelay):
         return True
 
     def _over(self, rest: bool, reusable: bool) -> None:
-        """The target has ended its response in good order, whatever it was."""
+        """The target has completed its response."""
         missing = self._missing()
         if (
             missing is None

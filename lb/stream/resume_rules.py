@@ -23,7 +23,7 @@ class Reason(str, Enum):
     SEVERAL_PROMPTS = "several_prompts"
     ECHO = "echo"  # the prompt is part of the text
     SUFFIX = "suffix"  # the text must meet its end
-    LOGPROBS = "logprobs"  # those of tokens that have become prompt are not to be had
+    LOGPROBS = "logprobs"  # those of tokens that have become prompt are not available
     GRAMMAR = "grammar"  # the state of the grammar is lost
     FORCED_TOOL = "forced_tool"  # as with a grammar
     PROMPT_EMBEDS = "prompt_embeds"  # a prompt that is no tokens cannot be appended to
@@ -50,7 +50,7 @@ class NotResumable(Exception):
         self.reason = reason
 
 
-# A stream without any data is started again, and one whose answer is complete is closed, whatever else its
+# A stream without any data is started again, and one whose response is complete is closed, whatever else its
 # request asks for, unless it is one of these.
 NEVER = frozenset({Reason.NOT_A_STREAM, Reason.SEVERAL_CHOICES, Reason.SEVERAL_PROMPTS, Reason.KV_TRANSFER})
 

@@ -187,7 +187,7 @@ class StreamMerger:
                 choice.get("finish_reason") == ABORT for choice in chunk.get("choices") or ()
             )
             says_something = not gives_up and self._rewrite(chunk)
-        except (orjson.JSONDecodeError, AttributeError, TypeError):  # whatever it is, the client may know
+        except (orjson.JSONDecodeError, AttributeError, TypeError):  # the client may know any of it
             self._tally.strange = True
             return b"data: " + data + b"\n\n"
         if gives_up:

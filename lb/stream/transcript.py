@@ -35,7 +35,7 @@ class StreamProgress:
     """How far a stream has come.
 
     `context_ids` are the tokens the engine was given, `output_ids` those it made after them; None where it did not
-    tell. `tokens` of the answer have been made: as many as there are ids, or as the engine counts, or else at least
+    show. `tokens` of the response have been made: as many as there are ids, or as the engine counts, or else at least
     one for each event that says something. `prompt_tokens` and `cached_tokens` are those of the client's own prompt.
     `usage_told` is the count that closes a stream, `usage` the last one there was.
 

@@ -53,7 +53,7 @@ class Constant:
 class RunningMedian:
     """Of the last `window` answers of a scope; of all scopes until it has `ENOUGH`, `default` until they have.
 
-    The `max_scopes` scopes heard of last are remembered.
+    The `max_scopes` most recent scopes are remembered.
     """
 
     def __init__(

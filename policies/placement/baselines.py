@@ -51,7 +51,7 @@ class OnDemand:
 
 
 class _SpotPool(ABC):
-    """So many spot replicas, and for `on_demand_share` of the target on-demand ones."""
+    """A fixed number of spot replicas, and for `on_demand_share` of the target on-demand ones."""
 
     on_demand_share: ClassVar[float] = 0.0
 
@@ -101,7 +101,7 @@ class _SpotPool(ABC):
 class EvenSpread(_SpotPool):
     """Every zone has a fixed share of the target, the first zones one more where it does not divide.
 
-    What a zone lacks is asked for in that zone, whatever it answers.
+    Replicas that a zone lacks are launched in that zone, also if it has refused them.
     """
 
     def _choose(
@@ -151,7 +151,7 @@ class SingleZone(_SpotPool):
 
 
 class SingleRegion(_SpotPool):
-    """A pool over the zones of one region, as balanced as can be had.
+    """A pool over the zones of one region, as balanced as possible.
 
     Each missing replica goes to the zone with the fewest among those that did not fail at the last attempt; when all have,
     they all are asked again.

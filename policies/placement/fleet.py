@@ -118,7 +118,7 @@ class Share(NamedTuple):
         return ends(self.replicas, self.wanted, why, self.own)
 
     def note(self) -> tuple[str, ...]:
-        """The sentence for the user while nothing can be had.
+        """The sentence for the user while nothing is available.
 
         It stands until a zone takes a replica, and does not come and go with every attempt.
         """

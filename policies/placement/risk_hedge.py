@@ -25,7 +25,7 @@ the fleet costs, per hour,
 SpotHedge is the better choice where most of the replicas are nearly as good as all (the target counts the time in
 which all are ready, and without a hedge that is longest with all in the oldest zone), where the number of replicas must
 be known beforehand (a quota) or the extra ones are wanted for their throughput, for fleets that live for a few hours,
-about which nothing is learned in time, and where a cloud takes minutes to say no: RiskHedge hears the answers of the
+about which nothing is learned in time, and where a cloud takes minutes to refuse: RiskHedge gets the results of the
 zones it asked before it asks others.
 
 Memory: that of `risk_market`, "blocks" (see `blocks`; here none for lack of capacity), and the error budget
@@ -232,7 +232,7 @@ class _MarketView:
         """The on-demand replicas to have beside these spot ones, and those that are about to be asked for.
 
         What was asked for counts as had, unless the service is short already: while enough serve there is time to
-        hear the answer. An on-demand replica that is ready before the spot replicas which are to take its place is
+        get the result. An on-demand replica that is ready before the spot replicas which are to take its place is
         kept until they are.
         """
         coming = [(r.zone, self._ready_at(r)) for r in spot if r.state in HELD or not self.short]
@@ -349,7 +349,7 @@ class _MarketView:
 
 
 def _terms(view: View, overdrawn: float, on_demand: int) -> Terms:
-    """`on_demand` is how many there are: where none are on offer, no more can be had."""
+    """`on_demand` is how many there are: where none are on offer, no more are available."""
     goal, wanted = view.goal, view.wanted
     rented = thrift.rented(view.offers)  # a host of one's own says nothing about what a replica is worth
     prices = [offer.price_usd_hour for offer in rented if not is_spot(offer)]

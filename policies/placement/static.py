@@ -1,4 +1,4 @@
-"""Plain spreading: a number of replicas over the zones, on whatever capacity the offers are of.
+"""Plain spreading: a number of replicas over the zones, on the capacity that the offers have.
 
 Own hosts are filled first. On-demand replicas are spread within a band of the cheapest price, and spot replicas
 over the zones that cost at most twice the cheapest (`thrift`). Each new replica goes to the zone with the fewest live

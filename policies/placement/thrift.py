@@ -31,7 +31,7 @@ BEYOND = "no zone in {} takes more {} replicas now; those of other continents ar
 
 
 class Thrifty(NamedTuple):
-    """A view with only the offers that a careful user would take now, and what to tell the user about it."""
+    """A view with only the offers that a careful user would take now, and the note for the user about it."""
 
     view: View
     notes: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """What one target has to do before a newcomer's first byte, in seconds.
 
-Two things must be had before a first byte, and the longer wait for either counts:
+Two things are needed before a first byte, and the longer wait for either counts:
 
 - *The prefill ahead*: residual bytes of the prompts that were sent before and have no first byte, without what the head
   of the queue must have had computed since it became the head. Requests the engine reports as pending beyond our own

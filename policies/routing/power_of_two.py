@@ -1,6 +1,6 @@
 """Power of two choices: of two targets drawn at random the less loaded; of equals the one used longest ago.
 
-If both engines tell their load, their running and pending requests count, and between equals the fuller KV
+If both engines report their load, their running and pending requests count, and between equals the fuller KV
 cache loses; if one is silent, both are judged by what this load balancer has on them. An engine's word
 includes the traffic of other load balancers, so it is never compared with our own count of another target.
 

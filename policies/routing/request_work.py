@@ -1,4 +1,4 @@
-"""How much work a request is, as far as a load balancer can tell without a tokenizer."""
+"""How much work a request is, as far as a load balancer can estimate it without a tokenizer."""
 
 from __future__ import annotations
 

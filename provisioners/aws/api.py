@@ -195,7 +195,7 @@ class AwsApi:
     def pages(
         self, region: str, action: str, items: str, params: Mapping[str, Any], page: int = _PAGE, **how: Any
     ) -> Iterator[Any]:
-        """Yield the items of a list, all pages of it; a page that cannot be had is an error, never the end."""
+        """Yield the items of a list, all pages of it; a page that cannot be read is an error, never the end."""
         token: Mapping[str, str] = {}
         while True:
             reply = self.ask(region, action, {**params, "MaxResults": page, **token}, **how)
@@ -293,7 +293,7 @@ class EveryRegion:
 
         The first that has none raises, unless `silent` is given; if no region responds the first error is raised all the
         same. Of a listing of machines (`is_listing`) it is remembered which regions are closed or silent, and `silent`
-        hears of both.
+        gets both.
         """
 
         def response(region: str) -> Sequence[T] | ProvisionError:

@@ -164,7 +164,7 @@ def _quotas(api: AwsApi, regions: Sequence[str], instance_types: Collection[str]
     """Return the vCPU quotas of the families.
 
     One that is 0, which new accounts have, is worth knowing before the first launch; if all of them are 0 in all regions,
-    no machine with an accelerator can be had.
+    no machine with an accelerator can be launched.
     """
     wanted = {
         quota_of(instance_type, capacity_type): None

@@ -4,7 +4,7 @@ There is one record per AWS region, distinguished by its SetIdentifier, with the
 with the record of the region to which the asker has the least latency ("Latency-based routing", Route 53 developer guide).
 Agents of other clouds count for the AWS region that is nearest to theirs (`nearest_region`).
 
-Records are ours by the mark with which their identifiers begin. Whatever else has the name is left alone. An agent that
+Records are ours by the mark with which their identifiers begin. Other records of the name are left alone. An agent that
 fails is in the answers until its record is changed and the last copy has expired, `TTL_S` later.
 """
 
@@ -140,7 +140,7 @@ class Route53Names:
             self._ask("ChangeResourceRecordSets", HostedZoneId=zone_id, ChangeBatch={"Changes": changes})
 
     def _zone_id(self, zone: str) -> str:
-        """Return the public one: names of private zones are heard inside a VPC only."""
+        """Return the public one: names of private zones resolve inside a VPC only."""
         listed = self._ask("ListHostedZonesByName", DNSName=zone).get("HostedZones", ())
         for found in listed:
             if found["Name"] == zone and not found.get("Config", {}).get("PrivateZone"):

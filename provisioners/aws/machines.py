@@ -324,7 +324,7 @@ class AwsMachines:
         reply = self._api.ask(
             region, "RunInstances", params, asked=asked, wait_for=_NEW, patience_s=_NEW_PATIENCE_S
         )
-        # Its zone is the order's: whatever else we asked now could fail, with the machine already there.
+        # Its zone is the order's: any other call now could fail, with the machine already there.
         machine = replace(self._read(reply["Instances"][0], region, {}), zone=order.zone)
         with self._lock:
             self._launched[machine.id] = (self._now(), machine)

@@ -4,7 +4,7 @@ The SDK's retries sleep on real time, up to ten times, and hold a thread meanwhi
 few times with full jitter, as long as Azure wants us to wait for seconds and not for minutes, and lets nothing out but
 the classes of `errors`. Azure counts reads, writes and deletes of a subscription by token buckets ("Understand how Azure
 Resource Manager throttles requests": 250 reads and 25 a second, 200 of the others and 10 a second); every request waits
-for its turn in ours, which are smaller. A 429 holds back all threads alike all the same: resource providers count, too.
+for its turn in ours, which are smaller. A 429 holds back all threads alike anyway: resource providers count, too.
 
 One policy of the SDK stays: it registers a resource provider that the subscription has never used, which takes Azure a
 minute, once.

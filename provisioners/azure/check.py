@@ -145,7 +145,7 @@ def _gpu_sizes(arm: Arm, region: str) -> str:
 
 
 def _is_closed(restrictions: Sequence[Any]) -> bool:
-    """Closed in the whole region; a size that is closed in one zone may be had in another."""
+    """Closed in the whole region; a size that is closed in one zone may be open in another."""
     return any(
         restriction.reason_code == "NotAvailableForSubscription" and restriction.type == "Location"
         for restriction in restrictions

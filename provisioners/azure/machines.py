@@ -83,7 +83,7 @@ _NETWORK_IS_GONE = frozenset(
 
 
 class AzureMachines:
-    """See the module. `credential` is by default whatever the environment, `az login` or a managed identity gives."""
+    """See the module. `credential` is by default what the environment, `az login` or a managed identity gives."""
 
     name: ClassVar[str] = CLOUD
 
@@ -373,7 +373,7 @@ class AzureMachines:
         self._networks.admit(owner, access)
 
     def delete_shared(self, owner: str) -> Sequence[str]:
-        """Deletes the resource groups, and with them whatever is in them. A group with a machine in it stays."""
+        """Deletes the resource groups, and with them all that is in them. A group with a machine in it stays."""
         return azure_orphans.delete_shared(
             self._arm, owner, self._settings.forget_wait_s, self._now, self._sleep
         )

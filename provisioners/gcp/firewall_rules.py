@@ -106,7 +106,7 @@ def _outer_rule(
 
 
 def inner_rule(owner: str, network: str) -> compute_v1.Firewall:
-    """Return the owner's machines among themselves: the nodes of one replica talk on whatever port they like.
+    """Return the owner's machines among themselves: the nodes of one replica talk on any port.
 
     Names of rules are unique in a project, which may have several networks.
     """

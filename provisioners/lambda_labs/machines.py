@@ -1,7 +1,7 @@
 """Lambda: machines are instances, found again by their names (`provisioners.name_tags`).
 
 Lambda has no idempotency tokens, and two instances may have one name. So a launch looks for the name first, and after one whose
-response was lost no other is sent for the same name until the first would be listed (`_SETTLED_S`). If there are two all the same (a
+response was lost no other is sent for the same name until the first would be listed (`_SETTLED_S`). If there are two anyway (a
 controller that died in between), the one with the smaller id is the machine, and the other is a orphan.
 
 An instance that ended is not listed for long; what was seen here is remembered for an hour (`provisioners.machine_memory`). What runs at first

@@ -4,7 +4,7 @@ Its zones are made up, with prices, capacity, cold starts and a spot market.
 
 For the first try, for tests, and for policies on a laptop. There is no cloud daemon: the folder
 $SKYSERVE_HOME/local is the cloud (`local_store`), and each node has a host process that outlives us
-(`local_host`). Accelerators are labels here: a replica asked for on an L4 runs on whatever this machine is.
+(`local_host`). Accelerators are labels here: a replica asked for on an L4 runs on this machine's own hardware.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class LocalProvisioner:
             folder = self._store.folder(order.token)
             known = folder.instance()
             if known is not None and folder.was_launched():
-                return known  # whatever has become of its zone, its files or cloud.yaml since
+                return known  # also if its zone, its files or cloud.yaml have changed since
             cloud = load_cloud(self._store)
             check_order(order, cloud)
             self._clean_up()
@@ -192,7 +192,7 @@ class LocalProvisioner:
             ) from error
 
     def _ports(self, count: int, taken: set[int]) -> list[NodeAddress]:
-        """So many ports of the loopback interface."""
+        """Return that many free ports of the loopback interface."""
         found: list[int] = []
         for _ in range(count):
             port = local_net.free_port({*taken, *found}, seed=str(self._home))
@@ -283,7 +283,7 @@ def capacity_of(
 
 
 def live_count(store: LocalStore, zone: str, capacity_type: CapacityType) -> int:
-    """Nodes that take a place in the zone, whatever their owner."""
+    """Nodes that take a place in the zone, of any owner."""
     records = [node.record() for node in store.nodes() if node.is_live()]
     return sum(
         record is not None and record.zone == zone and record.capacity_type is capacity_type

@@ -56,7 +56,7 @@ def zones(home: Path, now: Callable[[], float] = unix_now) -> list[ZoneStatus]:
 def set_capacity(
     home: Path, zone: str, capacity: int | None, capacity_type: CapacityType = CapacityType.SPOT
 ) -> None:
-    """Override the room in a zone, whatever the market says; None takes the override back.
+    """Override the room in a zone, regardless of the market; None takes the override back.
 
     Less room than there are spot instances preempts the newest of them. On-demand instances are never
     preempted: less room only refuses launches.

@@ -96,7 +96,7 @@ class HostProcess:
         local_process.become_subreaper()
 
     def live(self) -> None:
-        """From boot to the end, whatever end it is."""
+        """Run the instance from boot to its end."""
         try:
             self._enter(InstanceState.PENDING)
             self._sleep(self._order.cold_start_s)

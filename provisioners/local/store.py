@@ -8,7 +8,7 @@
       instances/TOKEN/
         record.json          the launch, never changed afterwards (no secrets, no scripts)
         alive                locked for as long as the host process runs: the kernel lets go when it exits,
-                             whatever the reason, and no other process can inherit a false truth by its pid
+                             for any reason, and no other process can inherit a false truth by its pid
         host.pid, host.err   the host process, and what it said if it broke
         status.json          the host's word on how far the instance is; its heirs' once it is dead
         stop, preempt.json   marks others leave for the host

@@ -1,4 +1,4 @@
-"""Commands on a host: how to log in, what a command returns, and the errors, whatever carries the connection.
+"""Commands on a host: how to log in, what a command returns, and the errors, over any kind of connection.
 
 The errors, by what the caller does next:
 
@@ -73,7 +73,7 @@ class CommandOutput:
 
     @property
     def said(self) -> str:
-        """Its last words, errors first, for people."""
+        """Its last lines, errors first, for people."""
         return (self.err.strip() or self.out.strip()).decode(errors="replace")[-_TAIL_CHARS:]
 
 
@@ -120,7 +120,7 @@ def script_of(command: str | Sequence[str]) -> str:
 
 
 def exec_line(script: str) -> str:
-    """Return what sshd is sent, so that a script means the same whatever the user's shell is."""
+    """Return what sshd is sent, so that a script means the same in any login shell."""
     return f"exec env LC_ALL=C /bin/sh -c {shlex.quote(script)}"
 
 

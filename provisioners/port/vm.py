@@ -95,7 +95,7 @@ class MachineState(str, Enum):
 
     PENDING = "pending"  # accepted, not running yet
     RUNNING = "running"
-    STOPPING = "stopping"  # being deleted, on anybody's request
+    STOPPING = "stopping"  # being deleted, on anyone's request
     PREEMPTED = "preempted"  # the cloud took it
     TERMINATED = "terminated"  # gone on request, or for an unknown reason
     FAILED = "failed"  # it never ran and never will, but something of it is left: to be destroyed
@@ -161,7 +161,7 @@ class Level(str, Enum):
     """How much a finding of `serve check` matters."""
 
     FINE = "fine"
-    NOTE = "note"  # worth knowing, or not possible to determine: machines can be rented all the same
+    NOTE = "note"  # worth knowing, or not possible to determine: machines can be rented anyway
     MISSING = "missing"  # without it no machine can be rented
 
 

@@ -238,7 +238,7 @@ class AsyncCommands(Commands):
 async def connect_async(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> AsyncConnection:
     """Log in.
 
-    Raises UnreachableError, LoginRefusedError or HostKeyError; whatever is wrong with a bastion makes the host behind it
+    Raises UnreachableError, LoginRefusedError or HostKeyError; a fault of a bastion makes the host behind it
     unreachable, no more.
     """
     return AsyncConnection(await _connection(login, timeout_s), login)

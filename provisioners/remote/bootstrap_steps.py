@@ -1,8 +1,8 @@
 """The steps on a machine until `setup` runs, as values: print them, compare them, and only then run them (`bootstrap_runner`).
 
-A step is a script for the host's sh, run in the machine's folder there. Whatever is secret goes in by standard input. A
+A step is a script for the host's sh, run in the machine's folder there. Secrets go in by standard input. A
 step can be started again at any time; one that was done is marked on the host and not done again. After the last one the
-agent of the host goes on alone: `setup`, then `run`, whether or not anybody is connected.
+agent of the host goes on alone: `setup`, then `run`, whether or not anyone is connected.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def secrets_path(node: ReplicaNode) -> str:
 def node_environment(order: LaunchOrder, node: ReplicaNode) -> Mapping[str, str]:
     """Return what `setup` and `run` see beside the machine's own environment and the secrets.
 
-    The names of the variables that tell nodes apart are SkyPilot's, so that its recipes run as they are.
+    The names of the variables that identify nodes are SkyPilot's, so that its recipes run as they are.
     """
     count = order.offer.accelerator_count if order.offer.accelerator else 0
     return {

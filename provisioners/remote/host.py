@@ -103,7 +103,7 @@ class Host:
         return frozenset(name.removeprefix("done.") for name in listed if name.startswith("done."))
 
     def do(self, step: Step, timeout_s: float) -> CommandOutput:
-        """Run a step of bringing up. What failed on a full disk raises DiskFullError, whatever the program said."""
+        """Run a step of bringing up. What failed on a full disk raises DiskFullError, independent of the program's message."""
         try:
             return self._do(step, timeout_s)
         except CommandError as error:

@@ -218,7 +218,7 @@ class _Stdin:
 def connect(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> Shell:
     """Log in.
 
-    Raises UnreachableError, LoginRefusedError or HostKeyError; whatever is wrong with a bastion makes the host behind it
+    Raises UnreachableError, LoginRefusedError or HostKeyError; a fault of a bastion makes the host behind it
     unreachable, no more.
     """
     key = _private_key(login)

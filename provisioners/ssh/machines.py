@@ -154,7 +154,7 @@ class SshMachines:
             except ProvisionError:
                 if self._seen.has_met(host.name):
                     raise
-                return ()  # it never heard of us
+                return ()  # it never saw our order
             orphans = [one["token"] for one in known if one["owner"] == owner]
             return [
                 OrphanedResource("folder", f"{host.name}/{token}", host.pool, token, usd_month=0.0)
@@ -192,7 +192,7 @@ class SshMachines:
     # --- inside
 
     def _claim(self, host: PoolHost, order: MachineOrder) -> dict[str, Any]:
-        """Raise CapacityError only if the host has not heard of the order, from this controller.
+        """Raise CapacityError only if the host has not received the order, from this controller.
 
         A claim whose answer was lost is asked for until it is known.
         """
@@ -203,7 +203,7 @@ class SshMachines:
             )
         except TransientError:
             self._unanswered.add(order.token)
-            self._seen.note(host.name, self._seen.of(host.name) or [])  # it may have heard us
+            self._seen.note(host.name, self._seen.of(host.name) or [])  # it may have received our order
             raise
         self._unanswered.discard(order.token)
         return response

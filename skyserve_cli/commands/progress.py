@@ -42,10 +42,10 @@ def follow(
     timeout_s: float | None,
     done: Callable[[dict[str, View]], bool],
 ) -> None:
-    """Tell what happens to `names` until `done` says so of their views by name (down ones included).
+    """Report what happens to `names` until `done` returns true for their views by name (down ones included).
 
     A controller that fails meanwhile is given `AWAY_PATIENCE_S` to come back. Raises CommandFailed after
-    `timeout_s`, ControllerDownError, and whatever `done` raises.
+    `timeout_s`, ControllerDownError, and what `done` raises.
     """
     clock = SystemClock()
     began = responded = clock.now()
@@ -53,7 +53,7 @@ def follow(
     with _live(client) as show:
         while True:
             try:
-                # The views first: whatever they show has its event already, still shown before the end.
+                # The views first: all that they show has its event already, still shown before the end.
                 views = {view["name"]: view for view in client.services(down=True) if view["name"] in names}
                 events = client.events(None, after=after)
                 responded = clock.now()
@@ -163,7 +163,7 @@ def why_failed(client: ControllerClient, name: str, version: int) -> str:
 
 
 def log_tail(client: ControllerClient, what: str, lines: int) -> list[str]:
-    """Return the last lines of a log; none where no log is kept, or where it cannot be had in time."""
+    """Return the last lines of a log; none where no log is kept, or where it does not arrive in time."""
     kept: deque[bytes] = deque(maxlen=lines)
     started, offset = b"", 0
     while True:

@@ -267,6 +267,6 @@ def jobs(
 
 
 def insist_on_few(count: int) -> None:
-    """A slip of a range is cheaper to hear of than to wait for. Raises WrongUsage."""
+    """Reject a mistyped range before anything runs. Raises WrongUsage."""
     if count > MOST_RUNS:
         raise WrongUsage(f"that makes {plural(count, 'run')}; at most {MOST_RUNS} are made at once")

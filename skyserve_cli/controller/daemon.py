@@ -217,7 +217,7 @@ class _Term:
 def begin_again() -> None:
     """Execute the same program in place of this one, whichever thread is doing what.
 
-    Whatever this process believed is of a term that is over, so nothing of it stays but its number; and what waits for a
+    What this process knew is of a term that is over, so nothing of it stays but its number; and what waits for a
     database that does not respond would keep an orderly stop waiting, too.
     """
     logging.shutdown()
@@ -386,7 +386,7 @@ async def run(home: Home) -> None:
 
 
 async def _listen(app: web.Application, home: Home) -> web.AppRunner:
-    """Serve on the home's socket, and tell the home which process does."""
+    """Serve on the home's socket, and record in the home which process does."""
     listener = unix_socket.bound(home.controller_socket)
     site = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await site.setup()

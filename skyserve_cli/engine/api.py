@@ -102,7 +102,7 @@ def parse_generation(
         raise BadRequest(f"n times the number of prompts must be at most {MAX_CHOICES}", param="n")
     limits = ("max_output_tokens",) if kind is Kind.RESPONSE else ("max_completion_tokens", "max_tokens")
     asked = next((limit for name in limits if (limit := fields.integer(name, least=1))), 0)
-    # As with vLLM, a completion that says null means it: whatever the context has room for.
+    # As with vLLM, a completion that says null means it: as much as the context has room for.
     unlimited = kind is not Kind.COMPLETION or "max_tokens" in body
     default = max_model_len if unlimited else _COMPLETION_DEFAULT_TOKENS
     max_tokens = tuple(_max_tokens(len(prompt), asked, default, kind, max_model_len) for prompt in prompts)

@@ -41,7 +41,7 @@ class ReplyTranscript:
 
     def feed(self, output: TokenOutput) -> bool:
         """Take one token. True if the client's own stop condition is met: the engine need not go on."""
-        if self.finish is not None:  # tokens made before the engine heard that a stop string was met
+        if self.finish is not None:  # tokens made before the engine knew that a stop string was met
             return False
         self.tokens += 1
         self.cached_tokens = output.cached_tokens
@@ -167,7 +167,7 @@ class Reply:
         return event(error.body())
 
     def usage(self) -> dict[str, Any]:
-        """Tokens so far. A prompt counts once, whatever `n` is."""
+        """Tokens so far. A prompt counts once, for any `n`."""
         prompt = sum(map(len, self.generation.prompts))
         completion = sum(transcript.tokens for transcript in self.transcripts)
         cached = sum(transcript.cached_tokens for transcript in self.transcripts[:: self.generation.n])

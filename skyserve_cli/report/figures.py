@@ -1,6 +1,6 @@
 """The three pictures of a report, each drawn on a figure that the caller owns.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart: a hue for each region (lighter from zone to
+Colours are Okabe and Ito's, which colour-blind readers can distinguish: a hue for each region (lighter from zone to
 zone) and for each policy. Vermilion is kept for values below target, and for RiskHedge in the pictures that have no
 such marks. No pyplot: nothing is global, and no display is needed.
 """

@@ -42,7 +42,7 @@ MAX_BINS = 1_000_000
 MAX_NUMBER = 1e13  # a time in milliseconds since 1970, and some
 
 _HOURLY_S = {"day": 86400.0, "hour": 3600.0}
-_HAIR = 1e-9  # so that 30 s at 0.1 per second are 3 requests, whatever binary fractions make of it
+_HAIR = 1e-9  # so that 30 s at 0.1 per second are 3 requests, in spite of binary fractions
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ Time goes in ticks, and within a tick in this order (the trace replay of SkyServ
 3. the tick is accounted: every running instance is paid for, from its launch on, and is ready when it has lived
    for the cold start.
 
-On-demand instances can always be had, and need the same time to start.
+On-demand instances are always available, and need the same time to start.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def solve(
 
     `price_ratio` is the price of an on-demand replica, `spot_prices` are those of spot replicas by zone, all in units
     of a spot replica's usual price, which is what a zone that is not named costs. `full_grid` gives every tick a
-    segment of its own: exact below an availability of 1, too, and slow. `progress` hears after each chunk how many of
+    segment of its own: exact below an availability of 1, too, and slow. `progress` is called after each chunk with how many of
     how many are done. Raises ValueError for arguments that make no sense, and SolverError where there is no plan
     within `time_limit_s` per chunk.
     """

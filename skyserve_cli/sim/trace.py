@@ -29,7 +29,7 @@ from typing import Any, Generic, Literal, TypeVar
 import orjson
 
 TICK_S = 30.0
-UNLIMITED = 1_000_000  # more than anybody asks for, and still a number to compare and add
+UNLIMITED = 1_000_000  # more than anyone asks for, and still a number to compare and add
 
 MAX_FILES = 200
 MAX_FILE_BYTES = 32 << 20

@@ -190,7 +190,7 @@ class LoadBalancerSection(Section):
     session: SessionSection = SessionSection()
     """What keeps a client with one replica, for load_balancing_policy: consistent_hash."""
     metrics: MetricsSection = MetricsSection()
-    """What the load balancer's metrics tell apart."""
+    """The labels that the load balancer's metrics have."""
     host: Text | None = None
     """Address the load balancer listens on."""
     port: Port | None = None

@@ -7,7 +7,7 @@ another one has taken over, however late it notices. That makes the epoch a fenc
 locking", 2016).
 
 `expires_at` is on the database's clock, which all controllers share. It may be set, too: a controller that has watched the row for a
-whole time to live by its own steady clock, and has seen no renewal, may take it whatever `expires_at` says.
+whole time to live by its own steady clock, and has seen no renewal, may take it, independent of `expires_at`.
 """
 
 from __future__ import annotations

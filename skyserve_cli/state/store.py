@@ -628,6 +628,6 @@ def _spent_columns(now: float) -> tuple[sa.ColumnElement[float], sa.ColumnElemen
     seconds = sa.func.coalesce(r.ended_at, now) - r.launched_at
     hours = (
         sa.case((seconds < 0.0, 0.0), else_=seconds) / 3600.0
-    )  # whatever the clock did, nothing costs less than nothing
+    )  # no cost is negative, also if the clock was set back
     on_demand = sa.func.coalesce(r.on_demand_usd_hour, r.price_usd_hour)
     return sa.func.sum(r.price_usd_hour * hours), sa.func.sum(on_demand * hours)

@@ -74,7 +74,7 @@ def fetch(
 
 
 def aws(fetch: Fetch, memory: dict[str, Any], now: float) -> Notice:
-    """Whatever the action (terminate, stop, hibernate), the machine is taken from us."""
+    """Return whether the machine is taken from us, by any action (terminate, stop, hibernate)."""
     token = fetch("/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
     if token.code != 200:
         return {}
@@ -96,7 +96,7 @@ def _is_active(event: Mapping[str, Any]) -> bool:
 
 
 def gcp(fetch: Fetch, memory: dict[str, Any], now: float) -> Notice:
-    """Waits in the metadata service until the value changes, so that a notice is heard at once."""
+    """Waits in the metadata service until the value changes, so that a notice is seen at once."""
     path = "/computeMetadata/v1/instance/preempted?alt=text"
     if "etag" in memory:
         path += f"&wait_for_change=true&timeout_sec=30&last_etag={memory['etag']}"

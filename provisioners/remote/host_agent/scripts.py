@@ -147,7 +147,7 @@ def is_watched(folder: Path, name: str) -> bool:
 
 
 def exit_code(folder: Path, name: str) -> int | None:
-    """None if it has not ended, as far as anybody saw; minus the signal if one killed it."""
+    """None if it has not ended, as far as anyone saw; minus the signal if one killed it."""
     try:
         return int((folder / f"{name}.exit").read_text())
     except FileNotFoundError:

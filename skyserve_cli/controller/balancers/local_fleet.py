@@ -332,7 +332,7 @@ class _LocalAgentSupervisor:
         self._served.silent(self._name, BESIDE)
 
     async def _stop(self, agent: LocalAgent) -> None:
-        """Ask, then insist; one that is frozen hears only the second."""
+        """Send SIGTERM, then SIGKILL; a stopped process acts on the second only."""
         frozen = self._silences >= FROZEN_AFTER_SILENCES
         for sign in (signal.SIGKILL,) if frozen else (signal.SIGTERM, signal.SIGKILL):
             if agent.alive():

@@ -54,7 +54,7 @@ HURRY_S = 0.1  # while something drains, or a release is about to take over
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 LONGEST_INSTALL_PAUSE_S = (
-    60.0  # where the libraries cannot be had: each try costs that machine seconds of its CPU
+    60.0  # where the libraries cannot be installed: each try costs that machine seconds of its CPU
 )
 CALL_TIMEOUT_S = 5.0
 SILENT_AFTER_S = 10.0  # an agent that has said nothing for so long does not pass its probe

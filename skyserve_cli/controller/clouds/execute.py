@@ -43,7 +43,7 @@ def perform(
     owner: str,
     farewell: Callable[[Instance], object] = lambda instance: None,
 ) -> Event | Retry | None:
-    """Make the call; None if there is nothing to tell.
+    """Make the call; None if there is nothing to report.
 
     `farewell` gets the instance about to be terminated. Raises only for a defect.
     """

@@ -152,7 +152,7 @@ class ThreadInstancePoller:
         return InstanceList(provisioner.instances(self._owner))
 
     def _note_regions(self, cloud: str, listing: InstanceList) -> bool:
-        """Tell of regions and zones that do not respond, as of clouds, and once of each that is closed.
+        """Report regions and zones that do not respond, as for clouds, and once each that is closed.
 
         Returns whether a region that did not respond does so again.
         """
@@ -172,7 +172,7 @@ class ThreadInstancePoller:
         return bool(back)
 
     def _note_clock(self, cloud: str, provisioner: Provisioner) -> None:
-        """Tell once of a cloud whose clock is not ours, and again after it has been right."""
+        """Report once a cloud whose clock differs from ours, and again after it has been right."""
         warning = provisioner.clock_warning() if isinstance(provisioner, VmProvisioner) else ""
         if warning and cloud not in self._off:
             log.warning("%s: %s", cloud, warning)

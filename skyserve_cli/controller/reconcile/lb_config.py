@@ -80,7 +80,7 @@ def table_of(
 
 
 def without_loopback(table: Table) -> Table:
-    """For an agent on another machine: replicas on this one are not to be had from there."""
+    """For an agent on another machine: replicas on this one are not reachable from there."""
     kept = tuple(target for target in table.targets if not _is_loopback(target.url))
     if len(kept) == len(table.targets):
         return table

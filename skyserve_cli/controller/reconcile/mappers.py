@@ -138,7 +138,7 @@ def tls_name_of(owner: str, row: ServiceRow, replica: Replica) -> str:
 def known_tokens(owner: str, rows: Iterable[ServiceRow]) -> frozenset[str]:
     """Return the tokens of all instances that we want, or have yet to see the end of.
 
-    Whatever else carries our tag is an orphan.
+    Every other instance with our tag is an orphan.
     """
     return frozenset(
         token_of(owner, row.name, row.incarnation, replica.id, replica.offer)

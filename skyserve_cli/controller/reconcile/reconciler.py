@@ -353,7 +353,7 @@ class Reconciler:
             try:
                 self._store.commit_all(group)
                 written |= {commit.name for commit in group}
-            except LeaseLostError:  # whatever was decided, it is not ours to decide
+            except LeaseLostError:  # another controller decides now
                 raise
             except OperationalError as error:  # locked, full or away: so it is for each of them
                 self.store_health.failed(error)

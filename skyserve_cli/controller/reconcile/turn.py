@@ -266,7 +266,7 @@ def _commit_of(
 
 
 def agent_goal(goal: Goal) -> Goal:
-    """Patience with agents: one that cannot be reached from here may serve all the same."""
+    """Patience with agents: one that cannot be reached from here may serve anyway."""
     return replace(
         goal,
         initial_delay_s=AGENT_START_S,
