@@ -11,7 +11,7 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorQps:
-    """What one replica on this accelerator can answer, per second. `count` None stands for any number of them."""
+    """How many requests per second one replica on this accelerator can serve. `count` None stands for any number of them."""
 
     accelerator: str
     count: float | None

@@ -8,7 +8,7 @@ is set aside and recorded as an error. Print the table with `python -m policies.
 
 Three rules hold for every state in which an instance may exist: a Terminate is accepted, a Preempted ends it,
 and a NodeLost ends it by way of TERMINATING, because the nodes that are left must go too. TERMINATING swallows
-events that arrive late, because a call that was under way when the end was decided still returns. GONE answers
+events that arrive late, because a call that was under way when the end was decided still returns. GONE ignores
 nothing: a Launched that reaches it is an orphan, and a bug.
 """
 
@@ -149,7 +149,7 @@ NOTICE_MARGIN_S = 0.5
 
 
 class InvalidTransition(Exception):
-    """`state` has no answer to this event or action."""
+    """`state` has no transition for this event or action."""
 
     def __init__(self, replica: Replica, cause: Event | Action) -> None:
         super().__init__(f"{replica.state.value} replica {replica.id} cannot handle {cause}")

@@ -26,7 +26,7 @@ class CapacityType(str, Enum):
 class ReplicaState(str, Enum):
     """What a replica is doing. The only edge back is NOT_READY -> READY; see `lifecycle`."""
 
-    REQUESTED = "REQUESTED"  # intent committed, the cloud has not answered yet
+    REQUESTED = "REQUESTED"  # intent committed, the cloud has not responded yet
     PROVISIONING = "PROVISIONING"  # the cloud accepted; the instance boots and runs `setup`
     STARTING = "STARTING"  # `run` was started; no readiness probe has passed yet
     READY = "READY"
@@ -209,7 +209,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrapped:
-    """`setup` is done and `run` was started; `endpoint` is the base URL the replica will answer on."""
+    """`setup` is done and `run` was started; `endpoint` is the base URL the replica will serve on."""
 
     replica_id: int
     endpoint: str

@@ -204,7 +204,7 @@ def _ready(replicas: Sequence[Replica]) -> int:
 
 
 def _serves(replica: Replica, goal: Goal, memory: Json) -> bool:
-    """Return whether an old replica answers requests: up, and not of a blue-green fleet that was never switched to."""
+    """Return whether an old replica serves requests: up, and not of a blue-green fleet that was never switched to."""
     if replica.state not in (ReplicaState.READY, ReplicaState.NOT_READY):
         return False
     hidden = goal.update_mode is UpdateMode.BLUE_GREEN and replica.version > memory.get(

@@ -113,7 +113,7 @@ class FakeProvisioner:
     def fail_next_launch(self, error: ProvisionError, *, after_creation: bool = False) -> None:
         """The next launch (after those already ordered to fail) raises `error`.
 
-        With `after_creation` the instance exists anyway: a lost answer.
+        With `after_creation` the instance exists anyway: a lost response.
         """
         with self._lock:
             self._troubles.append((error, after_creation))

@@ -57,7 +57,7 @@ class OrderOf(Protocol):
 class VmProvisioner:
     """A `Provisioner`, a `ReportSource`, a `LogSource` and a `LoginSource`. A cloud's own class gives it its `name`.
 
-    `offer` answers `offers`. Nothing is remembered that is not somewhere else as well, but for the orders of machines
+    `offer` implements `offers`. Nothing is remembered that is not somewhere else as well, but for the orders of machines
     being brought up.
     """
 

@@ -3,7 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 wrong usage or a wrong file, 130 interrupted. Errors are sentences on stderr.
 
 Only the module of the verb in question is imported; the others are here with their one line of help, so that
-`serve --help` and a completed `serve st<TAB>` answer at once.
+`serve --help` and a completed `serve st<TAB>` respond at once.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ INTERRUPTED = 130
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; answers its exit code."""
+    """Run one command line and return its exit code."""
     program = Path(sys.argv[0]).name
     command = typer.main.get_command(build(_verb(arguments)))
     try:

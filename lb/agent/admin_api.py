@@ -6,7 +6,7 @@ strictly as tables: a problem is named with its path, and changes nothing.
 | | |
 |---|---|
 | `GET /-/live`, `GET /-/ready` | 200; ready is 503 while no target is in good standing, or the agent drains or closes |
-| `GET /-/targets`, `PUT /-/targets` | the table (`lb.config.schema.Table`); a push answers `{"revision": ...}` |
+| `GET /-/targets`, `PUT /-/targets` | the table (`lb.config.schema.Table`); a push returns `{"revision": ...}` |
 | `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access, cors, trusted_proxies, session, listen, metrics: those given change |
 | `POST /-/drain?target=ID&deadline_s=`, `POST /-/undrain?target=ID` | one target; without `target` the agent itself, which goes on serving and is not ready |
 | `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`) |
@@ -16,7 +16,7 @@ strictly as tables: a problem is named with its path, and changes nothing.
 | `GET /workers`, `POST /workers`, `GET`/`PUT`/`PATCH`/`DELETE /workers/ID` | as SGLang's gateway has them |
 | `POST /add_worker?url=`, `POST /remove_worker?url=`, `GET /list_workers` | as SGLang's router has them |
 
-Every change is stored in the agent's table file before it is in force, and is in force when it is answered. A
+Every change is stored in the agent's table file before it is in force, and is in force when the response is sent. A
 controller takes an edited table for a stale one and pushes its own again.
 """
 

@@ -46,7 +46,7 @@ class Taken:
 
 
 def take(path: Path) -> Taken | None:
-    """Ask a predecessor for its sockets; None if there is none. Raises OSError if it does not answer in order."""
+    """Ask a predecessor for its sockets; None if there is none. Raises OSError if it does not follow the protocol."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     line.settimeout(TIMEOUT_S)
     try:

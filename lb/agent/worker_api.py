@@ -125,7 +125,7 @@ def _worker(target: Target, health: Health, in_flight: int) -> dict[str, Any]:
 
 
 def _accepted(request: web.Request, worker_id: str, done: str, **more: str) -> web.Response:
-    """202 as SGLang's gateway answers, whose changes happen later; ours has happened."""
+    """Return 202 as SGLang's gateway does, whose changes happen later; ours has happened."""
     location = str(request.app.router["worker"].url_for(id=worker_id))
     body = {"status": "accepted", "worker_id": worker_id, **more, "location": location, "message": done}
     return web.json_response(body, status=202, headers={"Location": location})

@@ -8,7 +8,7 @@ SP-P (SkyWalker §3.3) gives a target more only while its engine has no *pending
 no room for, and looks every 100 ms. A look alone is not enough: between two of them a balancer of a hundred
 requests a second would push ten of them through one "nothing is pending". So what has been sent since counts:
 
-    unproven   requests of ours, neither answered nor over, of which nothing shows that the engine has found room
+    unproven   requests of ours, without a first byte and not over, of which nothing shows that the engine has found room
                for them: sent after the look was asked for, or still on their way to its scheduler then (it
                counted fewer requests than we have there), which ends after TRANSIT_S
     carried  = in_flight - unproven - pending       what it carries without complaint

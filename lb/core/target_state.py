@@ -1,9 +1,9 @@
 """One generation of a target: its requests in flight, its breaker, and what a policy sees of it. Pure.
 
-*The breaker.* A target that cannot be reached, fails on a request, or answers nothing but server errors is left
+*The breaker.* A target that cannot be reached, fails on a request, or returns nothing but server errors is left
 out for `first_s`, doubling up to `longest_s` seconds; then one request is its trial (a single half-open probe).
-The first byte of an answer ends the ejection. How long the next one would be is forgotten only when a request
-has ended well, so that a target which answers every trial with a 503 is left out longer and longer.
+The first byte of a response ends the ejection. How long the next one would be is forgotten only when a request
+has ended well, so that a target which returns 503 for every trial is left out longer and longer.
 
 *Doubt.* A request that waits for a target that cannot be reached, or is silent, is better off elsewhere. Not so if it died on
 one request: had it died as a whole, the connections of the others would have ended as well, and to begin them again
@@ -60,8 +60,8 @@ class Blame(str, Enum):
     """What a failed attempt says about the target."""
 
     NONE = "none"  # a keep-alive connection that had gone stale; a request that was moved away
-    TROUBLE = "trouble"  # it answers, but with a server error: less attractive for a while
-    DIED = "died"  # it died on the request: left out, though it may still answer others
+    TROUBLE = "trouble"  # it responds, but with a server error: less attractive for a while
+    DIED = "died"  # it died on the request: left out, though it may still serve others
     EJECT = "eject"  # it cannot be reached, or is silent: left out, and in doubt
 
 
@@ -133,7 +133,7 @@ class TargetState:
         self.load_asked_at = -_NEVER
         self.load_good_until = _NEVER  # there is none yet
         self.failures_in_row = 0  # not reached, or died on the request
-        self.errors_in_row = 0  # answered with a server error
+        self.errors_in_row = 0  # that got a server error
         self.ejections = 0  # since a request has last ended well
         self.ejected_until: float | None = None  # past: a trial is due
         self.doubted = False  # while ejected: what waits for it waits in vain
@@ -254,7 +254,7 @@ class TargetState:
         self.trouble, self.trouble_at = self.trouble_now(now) + 1.0, now
         self.view.trouble = self.trouble
         on_trial = self.trial is booking
-        if blame is Blame.TROUBLE and not booking.responded:  # an error is an answer, too
+        if blame is Blame.TROUBLE and not booking.responded:  # an error is a response, too
             self.heard_at = now
             self.failures_in_row = 0
         if self.ejected_until is not None and not on_trial:

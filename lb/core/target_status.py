@@ -44,7 +44,7 @@ class TargetStatus:
         return entry.health(now) if entry is not None else Health.CLOSED
 
     def outlook(self, booking: Booking, now: float) -> Outlook:
-        """Return whether the booking's target can still be expected to answer."""
+        """Return whether the booking's target can still be expected to respond."""
         return booking.entry.outlook(now)
 
     def missing(self, booking: Booking, now: float) -> bool:
@@ -74,7 +74,7 @@ class TargetStatus:
         return max(booking.since, booking.entry.heard_at)
 
     def suspects(self, now: float, after_s: float) -> list[tuple[Key, Target]]:
-        """Targets of the table that have something to answer, or to go on answering, and have been silent for longer than `after_s`."""
+        """Targets of the table that owe a response, or the rest of one, and have been silent for longer than `after_s`."""
         quiet = [entry for entry in self._busy if now - entry.heard_at > after_s]
         if not quiet:
             return []

@@ -117,9 +117,9 @@ class TargetTable(TargetChoice):
         return booking
 
     def responded(self, booking: Booking, now: float, succeeded: bool = False) -> bool:
-        """The first byte of an answer has come, of 2xx if it `succeeded`; True if that ended an ejection.
+        """The first byte of a response has come, of 2xx if it `succeeded`; True if that ended an ejection.
 
-        For an answer of 502, 503 or 504 call `failed` with TROUBLE instead.
+        For a response of 502, 503 or 504 call `failed` with TROUBLE instead.
         """
         if booking.responded or booking.released:
             return False
@@ -151,7 +151,7 @@ class TargetTable(TargetChoice):
         return eject
 
     def release(self, booking: Booking, now: float, tokens: int | None = None) -> None:
-        """The attempt is over, however it ended; `tokens` if its answer is whole and their number is known.
+        """The attempt is over, however it ended; `tokens` if its response is whole and their number is known.
 
         Raises BookingError the second time.
         """
@@ -235,7 +235,7 @@ class TargetTable(TargetChoice):
             entry.heard_at = now
 
     def renew(self, key: Key) -> bool:
-        """A probe of an ejected target was answered: requests that it has failed may try it again.
+        """A probe of an ejected target succeeded: requests that it has failed may try it again.
 
         The ejection stands, since answering a probe is easier than answering a request; but what it has of requests is
         no longer in doubt.

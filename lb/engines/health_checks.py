@@ -1,7 +1,7 @@
 """Signs of life: probing targets only when there is a reason to.
 
 *Frozen targets, and vanished ones.* A stopped process still accepts connections, and a machine that is taken away closes
-none: its requests wait for ever, and nothing fails. A target that has something to answer and has sent no byte to
+none: its requests wait for ever, and nothing fails. A target that owes a response and has sent no byte to
 anyone for `suspect_after_s` is under suspicion and is probed. If it responds, it is slow but alive, and is
 left alone until it has been silent as long again. Unanswered twice: it is ejected, its waiting requests go elsewhere, and
 its streams are continued there (`lb.proxy.context`). Healthy targets are not probed; readiness is the controller's business.

@@ -31,7 +31,7 @@ class HttpGetter:
         self._clock = clock
 
     async def fetch(self, target: Target, path: str, timeout_s: float, *, fresh: bool = False) -> Fetched:
-        """Raise OSError (also for an answer that is not HTTP, or too long) or asyncio.TimeoutError."""
+        """Raise OSError (also for a response that is not HTTP, or too long) or asyncio.TimeoutError."""
         return await asyncio.wait_for(self._fetch(target, path, timeout_s, fresh), timeout_s)
 
     async def alive(self, target: Target, timeout_s: float) -> bool:
@@ -94,7 +94,7 @@ class HttpGetter:
 
 
 class _Fetch:
-    """Has a connection until the answer is whole."""
+    """Has a connection until the response is whole."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.response: asyncio.Future[Fetched] = loop.create_future()

@@ -1,4 +1,4 @@
-"""Which engine answers behind a target, and what it says of its load. Pure: what to ask, and how to read the answer.
+"""Which engine runs behind a target, and what load it reports. Pure: what to request, and how to read the response.
 
 An `Adapter` knows where an engine reports its load and reads it. `detection` finds the adapter by polling; no one has
 to configure it. What each engine reports, current names first:

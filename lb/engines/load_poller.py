@@ -17,8 +17,8 @@ the engines known, or could not be recognized.
 
 *Distances.* For a target of another region the shortest poll is its round trip, which costs no message of its own.
 
-An engine that does not answer is not judged: that is the business of `lb.engines.health_checks`. Knowledge of its load goes
-stale in the table; after half a minute without an answer it is unknown, and what the engine is, is asked again.
+An engine that does not respond is not judged: that is the business of `lb.engines.health_checks`. Knowledge of its load goes
+stale in the table; after half a minute without a response it is unknown, and what the engine is, is asked again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from policies.backoff import delay_s
 IDLE_PROBE_S = 5.0
 IDLE_PROBES_PER_S = 50.0  # each is a connection, and what it brings is good for a second or so
 DETECT_AGAIN_S = 60.0  # a server that is no engine we know
-DETECT_RETRY_S = 1.0  # one that does not answer yet; doubling up to DETECT_AGAIN_S
+DETECT_RETRY_S = 1.0  # one that does not respond yet; doubling up to DETECT_AGAIN_S
 FORGET_AFTER_S = 30.0
 HELD_FOR_S = 1.0  # requests count as held for so long, since they are held and let in many times a second
 PROBES_PER_S = 1000.0

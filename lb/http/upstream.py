@@ -173,11 +173,11 @@ class Pool:
         return None
 
     def give(self, connection: TargetConnection, now: float) -> None:
-        """The answer was read to its end, and the target keeps the connection open."""
+        """The response was read to its end, and the target keeps the connection open."""
         connection.sink = None
         transport = connection.transport
         if self.closed or transport.is_closing() or transport.get_write_buffer_size():
-            transport.abort()  # with a request that has not been taken yet, it was answered rashly
+            transport.abort()  # with a request that has not been taken yet, the response came too early
             return
         connection.used = True
         connection.idle_since = now

@@ -245,7 +245,7 @@ class Attempt(AttemptConnection):
         self._request.responded_whole(self.response, body)
 
     def _must_speak(self) -> bool:
-        """Return whether this response has to have a body: a model that says nothing has not answered."""
+        """Return whether this response has to have a body: a model that says nothing has not responded."""
         head = self._request.head
         return self.response.status == 200 and head.method == b"POST" and for_model(head.path)
 

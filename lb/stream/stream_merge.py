@@ -1,8 +1,8 @@
-"""One stream for the client, made of the answers of several targets. Pure.
+"""One stream for the client, made of the responses of several targets. Pure.
 
     stripper   takes out of what an engine says what it was asked for by us and not by the client
-    StreamMerger   turns the answer to a `lb.stream.resume_request.ResumeRequest` into the rest of the stream that broke
-    closing    ends a stream whose answer was complete when its target was lost
+    StreamMerger   turns the response to a `lb.stream.resume_request.ResumeRequest` into the rest of the stream that broke
+    closing    ends a stream whose response was complete when its target was lost
 
 What the client sees has one `id`, `created`, `model` and `system_fingerprint`, the role once, one `finish_reason`, one
 `[DONE]`, and a `usage` as if one engine had done it all: the prompt of the first request, the tokens of all legs.
@@ -111,7 +111,7 @@ _DROPS: Mapping[Strip, Change] = {Strip.COUNTS: _drop_counts, Strip.USAGE: _drop
 class StreamMerger:
     """One further leg of a stream.
 
-    `feed` takes the bytes of the new answer, without chunk framing, and gives whole events for the client. If this
+    `feed` takes the bytes of the new response, without chunk framing, and gives whole events for the client. If this
     leg breaks as well, `sofar` says how far the stream has come by then, over all legs, for the next `resume`.
     An event in which the engine gives up is not passed on but kept in `error`: the leg is broken. So it is if one event
     is longer than the limit.
@@ -241,7 +241,7 @@ class StreamMerger:
             delta["role"] = "assistant"
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """Return what the engine has counted, as if it had done the whole answer."""
+        """Return what the engine has counted, as if it had done the whole response."""
         if not self._goes_on:
             return usage
         here = usage.get("completion_tokens") or 0
@@ -254,7 +254,7 @@ class StreamMerger:
             "completion_tokens": self._tokens_before + here,
             "total_tokens": prompt + self._tokens_before + here,
         }
-        # What this engine found in its cache includes the answer, and says nothing about the first prompt.
+        # What this engine found in its cache includes the response, and says nothing about the first prompt.
         cached = self._tally.cached_tokens
         if usage.get("prompt_tokens_details"):
             stitched["prompt_tokens_details"] = None if cached is None else {"cached_tokens": cached}
@@ -264,7 +264,7 @@ class StreamMerger:
 
 
 def closing(path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind) -> bytes | None:
-    """Return the end of a broken stream whose answer is complete.
+    """Return the end of a broken stream whose response is complete.
 
     Its finish reason has been seen, or it has got all the tokens it was allowed. None if something is left to be generated,
     or it cannot be known.

@@ -67,7 +67,7 @@ class StreamProgress:
 
     @property
     def silent(self) -> bool:
-        """Nothing of the answer itself has been said: at most who will speak."""
+        """Nothing of the response itself has been said: at most who will speak."""
         return not (self.text or self.reasoning or self.tool_call or self.finish_reason or self.strange)
 
 
@@ -79,7 +79,7 @@ class ProgressTally:
     ) -> None:
         """Goes on where `before` stopped.
 
-        `answer_again`: the answer is started again, its tokens count from zero; `from_text`: the next engine reads the text
+        `answer_again`: the response is started again, its tokens count from zero; `from_text`: the next engine reads the text
         into tokens of its own, so the ids known do not go on.
         """
         before = before or StreamProgress()

@@ -16,7 +16,7 @@ class View:
 
     `wanted` is the number of replicas the load needs (the paper's N_tar). `replicas` are those of the wanted
     version that live and are not being ended. `others` are of an older version and serve beside them during a
-    rolling update: a placer neither ends nor replaces them, but they occupy zones and answer requests. `offers`
+    rolling update: a placer neither ends nor replaces them, but they occupy zones and serve requests. `offers`
     are best first; on-demand ones are among them where the goal has a use for them. At most `limit` launches may
     be made now.
     """

@@ -4,7 +4,7 @@ A capacity error or a preemption (its notice, where there is one) blocks the zon
 kind of machine (accelerator and count), for 10 s, doubling with every further one up to 5 min, until a replica launched
 there becomes ready: a zone without room for an L4 may have an A100. So does an on-demand instance that is lost before its
 replica was ready. A quota error blocks the region (or the cloud, where the quota is the cloud's) for that capacity type and
-accelerator until `retry_at` (default 5 min), and a region whose answers were errors to the last try is left alone for a
+accelerator until `retry_at` (default 5 min), and a region that returned errors to the last try is left alone for a
 minute. A permission error blocks what was refused, the region or the whole cloud, for 15 s, doubling up to 15 min until a
 launch there is accepted: a person may be about to fix it, or not before Monday. A refusal for a reason that waiting does not
 cure (FailureKind.REFUSED) blocks its scope for an hour, doubling up to six, until a replica launched there becomes ready.
@@ -133,7 +133,7 @@ def learn(
         match event:
             case LaunchFailed(kind=FailureKind.QUOTA, retry_at=retry_at, scope=scope):
                 until = now + QUOTA_BLOCK_S if retry_at is None else retry_at
-                after.pop(_region_key(held.offer), None)  # that was an answer
+                after.pop(_region_key(held.offer), None)  # that was a refusal
                 after[_quota_key(held.offer, scope)] = {"until": until, "failures": 1}
             case LaunchFailed(kind=FailureKind.AUTH, scope=scope):
                 key = _denied_key(held.offer, scope)

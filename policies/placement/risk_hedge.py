@@ -319,7 +319,7 @@ class _MarketView:
         return self.view.wanted - self.terms.least + MOST_EXTRA
 
     def _answers_at(self) -> float | None:
-        """Return until when to wait for the answers to what was asked; None if none are out."""
+        """Return until when to wait for the results of launches under way; None if none are out."""
         asked = [r.since + ANSWER_S for r in self.spot if r.state is ReplicaState.REQUESTED]
         return max((at for at in asked if at > self.view.now), default=None)
 

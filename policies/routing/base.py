@@ -25,7 +25,7 @@ class RequestView(NamedTuple):
     `prompt` are the bytes of its messages or prompt in a canonical form (see `lb.stream.openai_request`), at most as many as the
     caller cares to look at; given only if the policy `needs_prompt`, as are `scope` and `max_tokens`. Two requests can share a prefix only within
     one `scope` (model and tenant). `session` is the client's routing key, empty if it has none. `max_tokens` is
-    the limit the client has set on its answer, 0 if it has set none.
+    the limit the client has set on its response, 0 if it has set none.
     """
 
     id: str
@@ -120,14 +120,14 @@ class RoutingPolicy(Protocol):
         ...
 
     def responded(self, request: RequestView, target_id: str, now: float) -> None:
-        """The first byte of its answer has come."""
+        """The first byte of its response has come."""
         ...
 
     def ended(self, request: RequestView, target_id: str, now: float, tokens: int | None) -> None:
         """The attempt is over, however it ended.
 
-        `tokens` is how many tokens its answer was long, as the engine reports them or else as the events of its stream
-        carry text; None if that is not known or the answer is not whole.
+        `tokens` is how many tokens its response was long, as the engine reports them or else as the events of its stream
+        carry text; None if that is not known or the response is not whole.
         """
         ...
 

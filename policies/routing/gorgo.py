@@ -5,7 +5,7 @@
          + burden on others    PREFILL_WEIGHT - 1 times the same, for each request that it holds up
          + queue wait          until its turn comes: the same of requests before this one that have no first byte yet,
                                sent or held, or a seat in the batch (see `policies.routing.backlog`)
-         + decode pressure     requests on the target x tokens expected of this answer, x seconds per token
+         + decode pressure     requests on the target x tokens expected of this response, x seconds per token
          + failures            one second for each recent one
          + full memory         one second if the engine's KV cache is 95 % used
 
@@ -13,7 +13,7 @@ Source: Toniolo et al., GORGO (2026), section 3.4: network + prefill + queue, wi
 Different here:
 
 *Seconds per byte* are learned online (`prefill_rate`): those of the fleet start from the paper's A100 and 7B
-model (0.0938 ms a token), those of a target from the fleet's, and differ from them only as far as its answers
+model (0.0938 ms a token), those of a target from the fleet's, and differ from them only as far as its responses
 leave no doubt.
 
 *The queue* is the work really ahead: residual bytes, without cached ones, and without what the head of the
@@ -55,7 +55,7 @@ leave when another target becomes better.
 conversations on the target that has their common prefix. A sequence in the batch lengthens every iteration by
 about what one prompt token does: with the coefficients this project collected for its engine model, 0.25 ms
 and 0.58 ms per 1,000 tokens of context on an L4 against 0.55 ms a prompt token, 0.05 and 0.086 against 0.094
-on an A100. So an answer of D tokens next to n others is late by n x D times the prefill of one token.
+on an A100. So a response of D tokens next to n others is late by n x D times the prefill of one token.
 `decode_weight` 0 and `prefill_weight` 1 give the paper's objective.
 
 Costs are rounded to milliseconds, which is finer than anything is known; among equals the target used longest

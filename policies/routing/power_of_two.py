@@ -11,7 +11,7 @@ break it up. SGLang's router compares KV usage where we compare requests: what a
 turn in a batch, and usage shows that only where all conversations are of one length.
 
 The draw belongs to the attempt and not to the question: the two candidates of the next request are drawn when
-the last one is recorded. Asking twice gives the same answer, and a choice that is not followed costs no
+the last one is recorded. Choosing twice gives the same result, and a choice that is not followed costs no
 randomness.
 """
 

@@ -1,11 +1,11 @@
 """PreServe's router: the target with the least load in tokens, with the memory it will need counted.
 
-    cost = prefill     prompt tokens sent to the target whose answers have not started, and this prompt's
-         + decode      answer tokens its requests have still to write, and this one's
+    cost = prefill     prompt tokens sent to the target whose responses have not started, and this prompt's
+         + decode      response tokens its requests have still to write, and this one's
          + overflow    tokens by which its KV cache will pass 80 % within three seconds, with this request
          + failures    1,000 tokens for each recent one
 
-How long answers will be is guessed by a `ResponseLength`; what the cache will hold is read off a look-ahead
+How long responses will be is guessed by a `ResponseLength`; what the cache will hold is read off a look-ahead
 map per target, to which the request is added for the sake of the question only. Prefixes are ignored.
 
 Source: PreServe, section 4.3.3, with its T_mem = 0.8 and beta = 1. Different here:
@@ -14,7 +14,7 @@ Source: PreServe, section 4.3.3, with its T_mem = 0.8 and beta = 1. Different he
 - *The capacity* of a cache is not known to a load balancer, so it is inferred: tokens in the map over the
   usage the engine reports, mixed with a tenth of an assumed `kv_tokens`. Reported usage also corrects the map's
   present; the map adds the growth. Where engines are silent `kv_tokens` is all there is.
-- *Seconds per token* are learned per target from its answers, starting from those of the fleet.
+- *Seconds per token* are learned per target from its responses, starting from those of the fleet.
 - *Requests of other load balancers*, known from the engine's counts only, weigh like the average of our own.
 
 Costs are rounded to whole tokens; among equals the target used longest ago. Of more than a few targets a sample is

@@ -1,7 +1,7 @@
 """boto3 as the rest of the AWS modules use it: `call` an action by its name in a region.
 
 Every call is paced by a token bucket of its region and class, has time-outs, and is repeated on throttling, AWS's own
-trouble and lost answers, with full jitter (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog 2015)
+trouble and lost responses, with full jitter (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog 2015)
 and a bound. What leaves is one of the classes of `errors`.
 
 The SDK's own retries are off: botocore repeats InsufficientInstanceCapacity, which EC2 sends with HTTP 500, and so hides
@@ -157,7 +157,7 @@ class AwsApi:
         patience_s: float = 60.0,
         attempts: int = _ATTEMPTS,
     ) -> Reply | None:
-        """Return what AWS answers to `action`, or None if it answers one of the codes `unless`.
+        """Return the response of AWS to `action`, or None if it is one of the codes `unless`.
 
         The codes `wait_for` are those that pass by themselves (something made a moment ago is not known everywhere
         yet): they are waited for until `patience_s` seconds are over, and only then count. `asked` makes for better sentences.
@@ -205,7 +205,7 @@ class AwsApi:
             token = {"NextToken": reply["NextToken"]}
 
     def dry_run(self, region: str, action: str, params: Mapping[str, Any]) -> AwsResponse:
-        """EC2's answer to whether the call would be allowed. It changes nothing."""
+        """EC2's response to whether the call would be allowed. It changes nothing."""
         self._pace(region, action)
         try:
             getattr(self._client("ec2", region), xform_name(action))(DryRun=True, **params)

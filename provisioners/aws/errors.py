@@ -24,7 +24,7 @@ _K = FailureKind
 
 
 class AwsResponse(NamedTuple):
-    """A refusal as AWS gave it. `status` is HTTP's, 0 where there was no answer at all."""
+    """A refusal as AWS gave it. `status` is HTTP's, 0 where there was no response at all."""
 
     code: str
     status: int

@@ -2,7 +2,7 @@
 
 *One attempt, one client token.* RunInstances carries a ClientToken that follows from the order, so sending the order
 again is the same launch ("Ensuring idempotency in Amazon EC2 API requests"). EC2 remembers the token's parameters even
-of a launch that failed: when they have had to change (a group was deleted, AWS has published a new image) it answers
+of a launch that failed: when they have had to change (a group was deleted, AWS has published a new image) it returns
 IdempotentParameterMismatch. Then the machine is looked for by our token tag; only when EC2 has shown none of it for as
 long as a new machine may stay unlisted, the next of the order's tokens is used.
 

@@ -24,7 +24,7 @@ NO_QUOTA_RETRY_S = 60 * 60.0  # a limit of 0 stays 0 until a person asks for mor
 
 @dataclass(frozen=True, slots=True)
 class AzureFailure:
-    """What Azure answered. `status` is None where there was no answer, or none by HTTP."""
+    """The error that Azure returned. `status` is None where there was no response, or none by HTTP."""
 
     code: str
     status: int | None
@@ -46,7 +46,7 @@ _POLICY = re.compile(
 def meaning(
     code: str, status: int | None, message: str, capacity_type: CapacityType | None = None
 ) -> ErrorCode:
-    """Return what Azure's answer means. `message` decides only where one code stands for several things."""
+    """Return what Azure's response means. `message` decides only where one code stands for several things."""
     known = TABLE.find(code, message, capacity_type)
     if (known is not None and known.kind is FailureKind.QUOTA and not known.advice) or (
         known is None and _is_quota(code, message)

@@ -1,7 +1,7 @@
 """Machines of Azure.
 
 One PUT makes a machine with its card, address and disk, named by the order's token (`azure_shapes`); deleting the
-machine deletes them. A PUT of the same name is the same machine, so an answer that was lost is asked for again.
+machine deletes them. A PUT of the same name is the same machine, so a response that was lost is asked for again.
 
 Azure accepts orders that it cannot fill: a machine whose allocation fails seconds later stays behind as "Failed", with a
 card and an address, and a spot machine may be taken back before it ever ran, which shows as a 404 out of nowhere. So
@@ -74,7 +74,7 @@ from provisioners.port.vm import (
 )
 
 _POLL_S = 3.0
-_ABSENT_S = 20.0  # Azure answers 404 for a moment after it has accepted a machine
+_ABSENT_S = 20.0  # Azure returns 404 for a moment after it has accepted a machine
 
 # Something the machine refers to is gone: it was removed meanwhile.
 _NETWORK_IS_GONE = frozenset(

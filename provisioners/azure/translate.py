@@ -1,4 +1,4 @@
-"""Azure's shapes of our values, both ways and pure: names, the bodies we send, and what the answers mean.
+"""Azure's shapes of our values, both ways and pure: names, the bodies we send, and what the responses mean.
 
 *Names.* A resource group per owner, service and region; in it a machine is named by its token, and what comes with it
 by the token and a suffix, so that a card, an address or a disk shows whose it was when nothing else does.
@@ -251,7 +251,7 @@ def record_body(
     return {"location": machine.zone.region, "tags": tags, "properties": {}}
 
 
-# --- Answers ----------------------------------------------------------------------------------------------------------
+# --- Responses --------------------------------------------------------------------------------------------------------
 
 
 def machine_of(vm: VirtualMachine, addresses: Addresses | None = None) -> Machine | None:

@@ -183,7 +183,7 @@ class GcpApi:
         return operation
 
     def rest(self, method: str, host: str, path: str, **arguments: Any) -> Any:
-        """Return the JSON answer of a Google API that has no client in the SDK we use."""
+        """Return the JSON response of a Google API that has no client in the SDK we use."""
         session = self._session
         base = self._endpoint or f"https://{host}"
         with self._ours(None, CapacityType.ON_DEMAND, "read"):

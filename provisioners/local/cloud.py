@@ -172,7 +172,7 @@ class LocalProvisioner:
         )
 
     def _places(self, order: LaunchOrder, cloud: CloudConfig, draft: InstanceFolder) -> list[NodeAddress]:
-        """Return where the nodes will answer, by rank."""
+        """Return the endpoints of the nodes, by rank."""
         records = [node.record() for node in self._store.nodes() if node.is_live()]
         taken = {record.port for record in records if record is not None and record.namespace is None}
         if order.port is None or PORT_VARIABLE in order.run or PORT_VARIABLE in (order.setup or ""):

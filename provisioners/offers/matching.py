@@ -94,7 +94,7 @@ def ranked_by(work: Sequence[AcceleratorQps]) -> Callable[[Offer], tuple[float, 
 def in_order(need: Requirements, ask: Callable[[Requirements], Iterable[Offer]]) -> tuple[Offer, ...]:
     """Return all offers, best first: the cheapest, or with `need.ordered` the cheapest of the best preference.
 
-    `ask` answers for any number of clouds, in any order.
+    `ask` returns offers for any number of clouds, in any order.
     """
     preferences = sorted({candidate.preference for candidate in need.candidates}) if need.ordered else [0]
     found: list[Offer] = []

@@ -1,4 +1,4 @@
-"""From a price per zone to offers: which candidates fit which zones, and in which order they are answered."""
+"""From a price per zone to offers: which candidates fit which zones, and in which order they are returned."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Requirements:
     """What a service asks of a cloud.
 
     `ordered`: earlier candidates are preferred at any cost. A replica is `num_nodes` machines, and offers are
-    priced for all of them. With `work` (what a replica answers, by accelerator) it is the price for the work that is
+    priced for all of them. With `work` (what a replica serves, by accelerator) it is the price for the work that is
     compared. For a LOAD_BALANCER it is small machines without accelerators.
     """
 

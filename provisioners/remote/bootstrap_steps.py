@@ -26,7 +26,7 @@ _OWN_HOSTS = ("ssh",)  # where nothing is installed
 ROOT = ".skyserve"  # below the home of the user we log in as
 PORT_VARIABLE = "SKYSERVE_REPLICA_PORT"
 
-_DRIVER_S = 300.0  # a driver may still be loading when ssh answers
+_DRIVER_S = 300.0  # a driver may still be loading when sshd responds
 _AMD_DEVICES = ("/dev/kfd", "/dev/dri")  # what a container needs to see AMD's GPUs
 _COUNTED_BY = {
     Vendor.NVIDIA: ("nvidia-smi", "nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l"),

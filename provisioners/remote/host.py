@@ -25,7 +25,7 @@ _FULL_KB = 64
 
 
 class NoAgentError(ShellError):
-    """The host has no Python, or the agent said something that is not an answer."""
+    """The host has no Python, or the agent printed something that is not a report."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ class SshHosts:
         return self._dial(self._login(machine))
 
     def _with_host(self, machine: Machine, ask: Callable[[Host], T], otherwise: T) -> T:
-        """Over the supervisor's connection, or one of our own; a machine that does not answer has nothing to say."""
+        """Over the supervisor's connection, or one of our own; a machine that does not respond has nothing to report."""
         with self._lock:
             supervisor = self._supervisors.get(machine.token)
         host = None if supervisor is None else supervisor.host

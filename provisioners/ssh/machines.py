@@ -3,12 +3,12 @@
 Nothing is booted and user data is not run. Claims are files of the host (`host_agent.claims`), so they are there whichever controller
 fails, and several controllers see each other's.
 
-*A host that does not answer* is not empty. What it was last seen to have, by this controller or the one before it
+*A host that does not respond* is not empty. What it was last seen to have, by this controller or the one before it
 (`host_cache`), is listed again, as running, with a sentence; where nothing is remembered there is no list at all but an error,
 because every list that lacks a machine says that the machine is gone. Who has lost a host for good takes it out of
 config.yaml.
 
-*A host that cannot be used* is a zone without room: it does not answer, has another key than the one in known_hosts
+*A host that cannot be used* is a zone without room: it does not respond, has another key than the one in known_hosts
 (then nothing is sent to it), refuses the login, or its disk is full. Another one may be usable, now; and this one is
 asked again after a while, so that the only thing to do is to fix it. It is listed like one that is silent.
 """
@@ -194,7 +194,7 @@ class SshMachines:
     def _claim(self, host: PoolHost, order: MachineOrder) -> dict[str, Any]:
         """Raise CapacityError only if the host has not received the order, from this controller.
 
-        A claim whose answer was lost is asked for until it is known.
+        A claim whose response was lost is asked for until it is known.
         """
         is_new = order.token not in self._unanswered
         try:
@@ -211,7 +211,7 @@ class SshMachines:
     def _of_hosts(
         self, ask: Callable[[PoolHost], Sequence[T]], silent: Silent | None
     ) -> Sequence[Sequence[T]]:
-        """Return what each host answers.
+        """Return what each host reports.
 
         One that does not is an error, or is passed to `silent`; if none does, that is an error.
         """

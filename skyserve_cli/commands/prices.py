@@ -134,7 +134,7 @@ def insist_on_offers(plan: View, loaded: Loaded) -> None:
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Go on, or raise: WrongUsage without a terminal, CommandFailed where the answer is no or Ctrl-C."""
+    """Go on, or raise: WrongUsage without a terminal, CommandFailed where the user says no or presses Ctrl-C."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""`serve up`: from a file to an endpoint that answers."""
+"""`serve up`: from a file to an endpoint that serves."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def up(
     changes: Set = None,
     output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Bring a service up: show the plan and its price, ask, and wait until it answers.
+    """Bring a service up: show the plan and its price, ask, and wait until it is ready.
 
     The last line of stdout is the endpoint, and the only one.
     """
@@ -109,7 +109,7 @@ def _insist_on_new(client: ControllerClient, name: str) -> None:
 
 
 def _wait(client: ControllerClient, loaded: Loaded, seen: int, timeout_s: float | None) -> None:
-    """Until the service answers. Ctrl-C stops the waiting, not the service."""
+    """Wait until the service is ready. Ctrl-C stops the waiting, not the service."""
     name, wanted = loaded.spec.name, loaded.spec.replica_policy.min_replicas
 
     def responds(views: dict[str, View]) -> bool:

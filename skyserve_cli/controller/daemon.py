@@ -73,7 +73,7 @@ log = logging.getLogger("skyserve.controller")
 #: In the environment of a process that has started again: its database was there a moment ago, so it is waited for.
 _AGAIN = "SKYSERVE_CONTROLLER_AGAIN"
 TRY_AGAIN_S = 1.0
-#: Ticks that are asked for in a row are one tick: a burst of answers is taken in one photograph.
+#: Ticks that are requested in a row are one tick, so that a burst of results is handled at once.
 BETWEEN_TICKS_S = 0.02
 #: A full backlog of a Unix socket refuses a connection at once.
 BACKLOG = 1024

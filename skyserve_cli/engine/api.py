@@ -2,7 +2,7 @@
 
 Sampling parameters that change which words a real model says (temperature, top_p, penalties, user, metadata, ...)
 are accepted and have no effect: this engine's words are a function of context and seed. What a client would have
-to see in the answer and cannot get (logprobs, JSON schemas, forced tool calls) is refused.
+to see in the response and cannot get (logprobs, JSON schemas, forced tool calls) is refused.
 """
 
 from __future__ import annotations

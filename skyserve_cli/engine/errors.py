@@ -1,4 +1,4 @@
-"""What the API answers when it cannot do what was asked, in OpenAI's error shape.
+"""What the API returns when it cannot do what was asked, in OpenAI's error shape.
 
 ApiError
 ├─ BadRequest      400   the client must change the request

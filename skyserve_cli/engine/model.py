@@ -100,7 +100,7 @@ class _Sequence:
 
 
 class EngineModel:
-    """One replica. Synchronous and deterministic: the same calls give the same answers."""
+    """One replica. Synchronous and deterministic: the same calls give the same results."""
 
     def __init__(self, profile: Profile, language: Language) -> None:
         self.profile = profile

@@ -70,7 +70,7 @@ class Profile:
     max_num_seqs: Parameter  # sequences in one batch
     max_batched_tokens: Parameter  # tokens in one iteration: the chunk of chunked prefill
     max_model_len: Parameter  # prompt + output tokens of one request
-    cold_start: Parameter  # s from process start to first answer, shortest
+    cold_start: Parameter  # s from process start to first response, shortest
     cold_start_slow: Parameter  # s, longest
 
     def iteration_s(self, prefill_tokens: int, sequences: int, context_tokens: int) -> float:

@@ -1,6 +1,6 @@
-"""What clients get back: text per choice, and the JSON of OpenAI's answers and stream chunks.
+"""What clients get back: text per choice, and the JSON of OpenAI's responses and stream chunks.
 
-Token ids come in vLLM's shape: `prompt_token_ids` at the top of a chat answer (first chunk of a stream) and in
+Token ids come in vLLM's shape: `prompt_token_ids` at the top of a chat response (first chunk of a stream) and in
 each choice of a completion, `token_ids` in each choice (per delta in a stream).
 """
 
@@ -66,7 +66,7 @@ class ReplyTranscript:
             return True
         text = "".join(piece for _, piece in self._held)
         # A match must end in this token: one that `min_tokens` has let pass stays passed, whether or not it has been
-        # taken by now, so that the answer does not depend on when it is read.
+        # taken by now, so that the response does not depend on when it is read.
         before = len(text) - len(self._held[-1][1])
         found = [
             (at, stop)
@@ -115,7 +115,7 @@ class Reply:
     transcripts: tuple[ReplyTranscript, ...]
 
     def whole(self) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed."""
+        """Return the body of a response that is not streamed."""
         asked = self.generation
         choices = [self._choice(index, transcript) for index, transcript in enumerate(self.transcripts)]
         body = self._envelope("chat.completion" if asked.kind is Kind.CHAT else "text_completion", choices)

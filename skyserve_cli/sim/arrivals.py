@@ -1,7 +1,7 @@
 """Requests as they arrive, for the simulator: evenly, by a Poisson process, or as they were recorded.
 
 Arrivals are a count that rises with time, and here it rises in straight lines between knots. So every span
-has an answer at once, spans that follow each other never count a request twice, and the same seed gives the
+has a result at once, spans that follow each other never count a request twice, and the same seed gives the
 same requests. Within ten seconds, recorded instants are spread evenly.
 
 A recording is one of these, as it is or compressed by gzip:

@@ -21,7 +21,7 @@ that binds is kept. The time axis is compressed to segments between capacity cha
 two cold starts either way. A replica has a reason to start or to end at such a point only: it starts with
 capacity, or a cold start before it is needed, and ends with capacity, or when the one that relieves it is
 ready. At an availability of 1 the compressed optimum equals that of the full grid (the tests compare them);
-below 1 an outage may want to end between two points, and the answer is an upper bound, off by about as much
+below 1 an outage may want to end between two points, and the result is an upper bound, off by about as much
 as the solver's own tolerance where we compared the two.
 
 The books are the simulator's: a replica is ready once it has been alive for D = round(cold start / tick)
@@ -46,7 +46,7 @@ from scipy.sparse import coo_array, csr_array
 from skyserve_cli.sim.trace import Steps, Trace
 
 CHUNK_S = 10 * 86400.0
-MIP_GAP = 1e-3  # relative; where replicas must be whole, an answer this close to the bound is good enough
+MIP_GAP = 1e-3  # relative; where replicas must be whole, a solution this close to the bound is good enough
 TIME_LIMIT_S = 60.0  # per chunk, and again for each way out where it is reached
 
 _WHOLE = 1e-6
@@ -153,7 +153,7 @@ class _Grid:
 
 @dataclass(frozen=True, slots=True)
 class _ChunkSolution:
-    """A chunk's answer. `bound` is the least cost, in spot replica ticks, that the solver has not excluded."""
+    """A chunk's solution. `bound` is the least cost, in spot replica ticks, that the solver has not excluded."""
 
     grid: _Grid
     alive: Ints

@@ -40,7 +40,7 @@ class ReplayOperationRunner:
 
     @property
     def idle(self) -> bool:
-        """Whether no answer waits to be seen."""
+        """Return whether no result waits to be drained."""
         return not self._results
 
     def act(self) -> None:

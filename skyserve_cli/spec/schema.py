@@ -49,9 +49,9 @@ from skyserve_cli.spec.section import Section, Shorthand, Words, word_as
 
 class ProbeSection(Section):
     path: ProbePath
-    """Path that is asked; an answer of 200 means ready."""
+    """Path of the probe; status 200 means ready."""
     initial_delay_seconds: Seconds = 1200.0
-    """How long a replica may take, from its launch, to answer for the first time."""
+    """How long a replica may take, from its launch, to respond for the first time."""
     timeout_seconds: SomeSeconds = 15.0
     """Of one probe."""
     endpoint_probe_interval_seconds: SomeSeconds = 10.0

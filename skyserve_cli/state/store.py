@@ -188,7 +188,7 @@ class Store:
         mode: UpdateMode | None,
         now: float,
     ) -> int:
-        """Create the service, or add a version to it; answers the version.
+        """Create the service, or add a version to it; returns the version.
 
         `target` is how many replicas a new service begins with.
 

@@ -25,7 +25,7 @@ _CHUNK = 1 << 16
 class Sources:
     """Where prices are asked for. AWS finds its endpoints and credentials by boto3's own settings.
 
-    `timeout_s` is of a connection and of every read; an answer larger than `max_bytes` is none.
+    `timeout_s` is of a connection and of every read; a larger response than `max_bytes` is an error.
     """
 
     azure_url: str = "https://prices.azure.com"

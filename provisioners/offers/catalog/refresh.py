@@ -1,8 +1,8 @@
 """Newer prices, if they can be believed.
 
-A price API is asked for the types and regions that the catalog has, and its answers (`Quote`) take the place of the
+A price API is asked for the types and regions that the catalog has, and its quotes (`Quote`) take the place of the
 catalog's prices. Which SKU is meant is often only in a description, so that a wrong one comes up sooner or later:
-an answer three times the known price, or a third of it, is refused unless the user accepts it, and a spot price above
+a price three times the known price, or a third of it, is refused unless the user accepts it, and a spot price above
 on-demand always is.
 """
 

@@ -156,7 +156,7 @@ def watch(folder: Path, cloud: str, every_s: float = EVERY_S) -> None:
                 write_text(folder / "notice.json", json.dumps(found))
                 written = found
         except (ValueError, KeyError, TypeError, AttributeError, OSError):
-            pass  # an answer of another shape is no notice; a full disk may have room again later
+            pass  # a response of another shape is no notice; a full disk may have room again later
         time.sleep(every_s)
 
 

@@ -137,13 +137,13 @@ class ControllerClient:
         return [str(problem) for problem in response["problems"]]
 
     def stop(self) -> int:
-        """Ask the controller to stop; answers its pid."""
+        """Request the controller to stop; returns its pid."""
         return int(self._json("POST", "/v1/stop", {})["pid"])
 
     # --- the process --------------------------------------------------------------------------------------
 
     def ensure_running(self) -> bool:
-        """Start a controller if none answers; True if one was started.
+        """Start a controller if none responds; returns True if one was started.
 
         Raises ControllerDownError with the reason if it does not come up.
         """

@@ -111,7 +111,7 @@ class ControllerService:
     def put(
         self, name: str, spec_json: Mapping[str, Any], secrets: Mapping[str, str], mode: UpdateMode | None
     ) -> int:
-        """Return a new service (`mode` None) or a new version of one; answers the version.
+        """Return a new service (`mode` None) or a new version of one, and its version.
 
         Raises CloudNotEnabledError, NoFreePortError and the store's errors; after an error nothing has changed.
         """

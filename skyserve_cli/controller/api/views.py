@@ -205,7 +205,7 @@ def _agent_view(agent: Replica, spec: ServiceSpec, seen: RegionalView, lease: Le
 
 
 def endpoints_of(row: ServiceRow, spec: ServiceSpec, host: str, *, is_beside: bool) -> list[str]:
-    """Return where the service answers, the address for everybody first: its name if it has one, else an agent's."""
+    """Return the endpoints of the service, the public one first: its name if it has one, else an agent's."""
     ready = [agent for agent in row.balancers if agent.state is ReplicaState.READY and agent.endpoint]
     ready.sort(key=lambda agent: (_rank(agent, spec), agent.id))
     found = [_with_scheme(agent.endpoint or "", spec) for agent in ready]

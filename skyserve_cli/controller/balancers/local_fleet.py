@@ -224,7 +224,7 @@ class _LocalAgentSupervisor:
     def _is_lost(self, agent: LocalAgent, shape: Shape) -> bool:
         """Dead, of the wrong shape, or frozen.
 
-        An agent that answers its controller nothing, time after time, answers its clients nothing either.
+        An agent that repeatedly does not respond to its controller does not serve its clients either.
         """
         return not agent.alive() or agent.shape != shape or self._silences >= FROZEN_AFTER_SILENCES
 

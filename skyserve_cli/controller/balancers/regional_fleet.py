@@ -2,7 +2,7 @@
 
 Each agent has one connection over SSH, through which files go there and, by a forward on loopback, HTTP to its admin port,
 which only the controller can reach. Whether its machine runs is the reconciler's business; a keeper on the machine (`lb.agent.supervisor`)
-sees to the process. Here all blocking is done on threads of our own, so that a machine that does not answer costs no other agent
+sees to the process. Here all blocking is done on threads of our own, so that a machine that does not respond costs no other agent
 else anything. When the controller is gone the agents go on with the table they have.
 """
 

@@ -116,7 +116,7 @@ def _terminate(
 def _find(call: CloudOperation, provisioner: Provisioner, token: str, owner: str) -> Instance | None:
     """Return the instance to terminate.
 
-    By id where the launch was answered; else the cloud is asked for the token, because a launch whose answer was lost may
+    By id where the launch returned one; else the cloud is searched for the token, because a launch whose response was lost may
     have made one.
     """
     replica = call.replica

@@ -28,7 +28,7 @@ from skyserve_cli.state.values import EventRecord, ServiceRow
 log = logging.getLogger(__name__)
 
 AGAIN_S = 10.0  # between the two times that a leftover must be seen before it is removed without a question
-PATIENCE_S = 60.0  # with a region that does not answer, until it is reported as a problem
+PATIENCE_S = 60.0  # with a region that does not respond, until it is reported as a problem
 
 _NOT_LEADING = "this controller's lease is not confirmed"
 
@@ -37,7 +37,7 @@ Key = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Unlisted:
-    """A region, or ("") a whole cloud, that could not be listed. `passes`: it may answer another time."""
+    """A region, or ("") a whole cloud, that could not be listed. `passes`: it may respond another time."""
 
     cloud: str
     region: str
@@ -143,7 +143,7 @@ class GarbageCollector:
         return isinstance(self._provisioners(cloud), VmProvisioner)
 
     def inspect(self, cloud: str) -> CloudFindings:
-        """Return the resources there. A region that does not answer is named, the others are listed."""
+        """Return the resources there. A region that does not respond is named, the others are listed."""
         notes = self._notes_of(cloud)
         with notes.lock:
             unlisted: list[Unlisted] = []
@@ -221,7 +221,7 @@ class GarbageCollector:
         """Remove leftovers seen for the second time, and in the end what machines share.
 
         What machines share goes once no instance is left and no service needs anything. Instances are ended by the tick, and waited for here: those of these services (None: of all). So are regions that
-        do not answer: those that have any of these places (names of regions and zones) in them (None: all).
+        do not respond: those that have any of these places (names of regions and zones) in them (None: all).
         """
         notes = self._notes_of(cloud)
         with notes.lock:

@@ -39,7 +39,7 @@ class LogArchive:
     ) -> None:
         """Fetch what a replica that failed has printed last, unless that was done.
 
-        Takes as long as its machine does to answer; one that does not answer has said nothing. Raises nothing that would
+        Takes as long as its machine does to respond; one that does not respond has said nothing. Raises nothing that would
         keep the machine.
         """
         if replica.end_reason not in REASONS_WITH_LOG or not isinstance(cloud, LogSource):

@@ -146,7 +146,7 @@ class Adoption:
         return was_added
 
     def _offers_of(self, row: ServiceRow) -> RoleOffers | None:
-        """Return all offers that the service can have launched for; None until the clouds have answered."""
+        """Return all offers that the service can have launched for; None until the clouds have responded."""
         spec = self._specs.get(row.name, row.version)
         needs: list[tuple[Role, Requirements]] = [(Role.REPLICA, requirements_of(spec))]
         if spec.regional.places:

@@ -94,7 +94,7 @@ def _is_loopback(url: str) -> bool:
 
 def _target(replica: Replica, spec: ServiceSpec, goal: Goal, tls_name: str) -> Target:
     """With the instant of its drain's end in place of the time that is left."""
-    # For a sign of life any answer will do, so a path that costs the engine nothing: a probe with a payload is
+    # For a sign of life any response will do, so a path that costs the engine nothing: a probe with a payload is
     # real work, and one with a secret in its path is not public.
     plain = spec.probe.method == "GET" and "$" not in spec.probe.path
     rates = goal.scaling.target_qps_by_accelerator

@@ -135,7 +135,7 @@ def orphans(
     """Return the instances of ours that no live replica owns, and the suspects for the next listing.
 
     Rows are committed before machines are asked for, so an instance without a row is an orphan. It must be
-    seen twice, so that a listing taken before a terminate was answered accuses no one.
+    seen twice, so that a listing taken before a terminate returned reports no orphan.
     """
     unowned = [i for i in listing.instances if not i.state.is_gone and i.token not in live_tokens]
     return [i for i in unowned if i.id in suspects], frozenset(i.id for i in unowned)

@@ -211,7 +211,7 @@ def name_orders_of(
 ) -> list[NameOrder]:
     """Return the service's name and what it should mean; and that the name which it had before an update means nothing any more.
 
-    An agent that does not answer us may answer its clients, so it is left in.
+    An agent that does not respond to us may serve its clients, so it is left in.
     """
     found = []
     now = None if row.down else spec_of(row.version).regional.dns

@@ -50,7 +50,7 @@ class OperationRunner(Protocol):
         ...
 
     def drain(self) -> Sequence[tuple[str, Event]]:
-        """Return the answers since the last time, as (service, event)."""
+        """Return the results since the last time, as (service, event)."""
         ...
 
     def abandon(self, orphan: Instance) -> None:
@@ -148,7 +148,7 @@ class RegionalOrder:
     """The load balancer agent that should serve on a machine of its own.
 
     `instance` is as much of the machine as it takes to log in, `port` where the agent listens. `passing` is what the
-    reconciler knows of it; None: it never answered.
+    reconciler knows of it; None: it never responded.
     """
 
     service: str

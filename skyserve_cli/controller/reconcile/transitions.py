@@ -47,7 +47,7 @@ class TickTransitions:
         return action.replica_id in self.replicas
 
     def observe(self, results: Iterable[Event], listings: Iterable[InstanceListing]) -> None:
-        """What the hands have answered, and what the clouds show."""
+        """Apply the results of cloud calls, then what the clouds list."""
         self.take(results)
         for listing in listings:
             instances = listing.by_id
