@@ -1,7 +1,7 @@
 """Which load balancer agents should stand on machines of their own, in which regions. Pure.
 
 `count` agents are kept in each wanted region: small on-demand machines, each an attempt in one zone like a replica
-(`lifecycle`), in another zone than its fellows where there is one. A region that refuses is asked again as a zone is for
+(`lifecycle`), in another zone than its fellows where there is one. A region that refuses is tried again as a zone is for
 replicas (`placement.blocks`), and an agent that fails soon after its launch is followed by the next one ever later.
 
 Agents serve clients, so nothing that serves ends before what takes its place: an agent in a region that is no longer

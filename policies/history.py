@@ -1,4 +1,4 @@
-"""What a service was asked for, minute by minute and at this moment, as policies see it."""
+"""What a service was requested, minute by minute and at this moment, as policies see it."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@
 `InvalidTransition`, which names it: in tests and in the simulator that fails the run, in the daemon the event
 is set aside and recorded as an error. Print the table with `python -m policies.lifecycle`.
 
-Three rules hold for every state in which an instance may exist: a Terminate is accepted, a Preempted ends it,
-and a NodeLost ends it by way of TERMINATING, because the nodes that are left must go too. TERMINATING swallows
+Three rules hold for every state in which an instance may exist: a Terminate is accepted, a Preempted terminates it,
+and a NodeLost terminates it by way of TERMINATING, because the nodes that are left must go too. TERMINATING swallows
 events that arrive late, because a call that was under way when the end was decided still returns. GONE ignores
 nothing: a Launched that reaches it is an orphan, and a bug.
 """
@@ -81,7 +81,7 @@ TRANSITIONS: dict[ReplicaState, dict[Kind, ReplicaState]] = {
     },
     _S.PROVISIONING: _ALIVE
     | {
-        LaunchFailed: _S.TERMINATING,  # the cloud accepted it, and ended it; something may be left
+        LaunchFailed: _S.TERMINATING,  # the cloud accepted it, and terminated it; something may be left
         Progressed: _S.PROVISIONING,
         Bootstrapped: _S.STARTING,
         BootstrapFailed: _S.TERMINATING,

@@ -187,7 +187,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailed:
-    """The cloud refused the launch, or accepted it and ended the instance before it was of use.
+    """The cloud refused the launch, or accepted it and terminated the instance before it was of use.
 
     `scope` None is the usual one of the kind (`placement.blocks`).
     """
@@ -267,7 +267,7 @@ class RetireNotice:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """The instance is gone and we did not ask for it. `lost`: not a spot preemption, the reason is unknown."""
+    """The instance is gone and we did not request it. `lost`: not a spot preemption, the reason is unknown."""
 
     replica_id: int
     lost: bool = False

@@ -58,7 +58,7 @@ MIXERS = frozenset({"asg", "on_demand"})
 
 
 def policies_for(goal: Goal) -> Policies:
-    """Return the policies a goal asks for. Policy objects hold no state, so they are made again whenever needed."""
+    """Return the policies a goal requests. Policy objects hold no state, so they are made again whenever needed."""
     return Policies(scaler_for(goal.scaling), PLACERS[goal.placement.placer]())
 
 

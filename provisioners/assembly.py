@@ -2,7 +2,7 @@
 
     AWS = the fleet over `AwsMachines`, Google Cloud over `GcpMachines`, Azure over `AzureMachines`
 
-The catalog says what there is and what it cost; what a spot machine costs now is asked of the cloud in the background,
+The catalog says what there is and what it cost; what a spot machine costs now is read from the cloud in the background,
 every few minutes, and used as long as it is fresh.
 """
 

@@ -43,7 +43,7 @@ class _FakeInstance:
 
 
 class FakeProvisioner:
-    """`calls` is the log of what was asked: ("launch" | "terminate", token).
+    """`calls` is the log of all calls: ("launch" | "terminate", token).
 
     An accepted launch is PENDING for `boot_s`, then in SETUP for `setup_s`, then RUNNING.
     """

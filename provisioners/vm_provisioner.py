@@ -358,7 +358,7 @@ class VmProvisioner:
     def _group_of(self, instance: Instance) -> tuple[Machine, ...]:
         """Return what there is of the instance.
 
-        Asked of the cloud, unless all of it has been seen. A machine that the cloud does not list is taken at its word that
+        Listed from the cloud, unless all of it has been seen. A machine that the cloud does not list is taken at its word that
         it exists: lists may be late.
         """
         with self._lock:

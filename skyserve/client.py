@@ -24,7 +24,7 @@ PAGE = 1000  # events per call
 
 
 class ServiceFailedError(Exception):
-    """The service cannot do what was asked for; the text says why and what to do next."""
+    """The service cannot do what was requested; the text says why and what to do next."""
 
 
 class WaitTimeoutError(TimeoutError):

@@ -139,7 +139,7 @@ def _verb(arguments: Sequence[str]) -> str | None:
 
 
 def _elsewhere() -> None:
-    """A verb in a module that is not loaded: `build` was asked for another one."""
+    """A verb in a module that is not loaded: `build` got another one."""
     raise AssertionError("build() was asked for another verb")
 
 

@@ -5,7 +5,7 @@ strictly as tables: a problem is named with its path, and changes nothing.
 
 | | |
 |---|---|
-| `GET /-/live`, `GET /-/ready` | 200; ready is 503 while no target is in good standing, or the agent drains or closes |
+| `GET /-/live`, `GET /-/ready` | 200; ready is 503 while no target is healthy, or the agent drains or closes |
 | `GET /-/targets`, `PUT /-/targets` | the table (`lb.config.schema.Table`); a push returns `{"revision": ...}` |
 | `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access, cors, trusted_proxies, session, listen, metrics: those given change |
 | `POST /-/drain?target=ID&deadline_s=`, `POST /-/undrain?target=ID` | one target; without `target` the agent itself, which goes on serving and is not ready |

@@ -12,7 +12,7 @@ and reads `serving.json`: {"release", "bundle", "pid", "admin_port", "starts", "
 An agent that fails is started again. When another release is wanted, its agent takes the listening sockets over from the
 one that runs (`lb.agent.socket_handover`), so that no connection is refused, and that one ends when its requests have. A release whose
 agent does not come up is refused: the one that runs goes on. The admin token comes by $SKYSERVE_LB_TOKEN, and is handed on
-by the environment, which other users cannot see. SIGTERM ends all agents; SIGHUP is for them: they read their table and certificate again.
+by the environment, which other users cannot see. SIGTERM terminates all agents; SIGHUP is for them: they read their table and certificate again.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Limits(_Options):
     OpenAI's clients wait.
     `idle_timeout_s` is between two bytes of a response. A request that no target can take is held up to `hold_s`, and
     at most `max_held` of them; a stream that was interrupted waits as long as `idle_timeout_s`, if that is longer. A
-    target that owes a response, or the rest of one, and has been silent for `suspect_after_s` is asked for a sign of life and has `probe_timeout_s` to give it. `stall_timeout_s` is between two data events of a stream
+    target that owes a response, or the rest of one, and has been silent for `suspect_after_s` is probed and has `probe_timeout_s` to respond. `stall_timeout_s` is between two data events of a stream
     (comments are no sign of life); then it is continued elsewhere, if it can be.
 
     Of clients: `head_timeout_s` for a whole head, `keepalive_s` between two requests, `max_head_bytes` and
@@ -133,7 +133,7 @@ class PushMode(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pushing(_Options):
-    """`probe_s` is how often an engine that has work is asked for its load.
+    """`probe_s` is how often an engine that has work is polled for its load.
 
     Pushing by work or selectively falls back to `blind` for targets that report no load, and by work to `selective` for
     routing policies that do not measure it.
@@ -145,7 +145,7 @@ class Pushing(_Options):
 
     @property
     def asks(self) -> bool:
-        """Whether engines are asked for their load."""
+        """Whether engines are polled for their load."""
         return self.mode in (PushMode.WORK, PushMode.SELECTIVE)
 
 

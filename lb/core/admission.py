@@ -9,7 +9,7 @@ no room for, and looks every 100 ms. A look alone is not enough: between two of 
 requests a second would push ten of them through one "nothing is pending". So what has been sent since counts:
 
     unproven   requests of ours, without a first byte and not over, of which nothing shows that the engine has found room
-               for them: sent after the look was asked for, or still on their way to its scheduler then (it
+               for them: sent after the look was requested, or still on their way to its scheduler then (it
                counted fewer requests than we have there), which ends after TRANSIT_S
     carried  = in_flight - unproven - pending       what it carries without complaint
     cap      = carried + allowance                  and never below 1: one of ours is always worth a try

@@ -104,7 +104,7 @@ class Candidates:
     def without(
         self, epochs: Collection[int], now: float, gated: bool = True
     ) -> tuple[Health, Sequence[TargetView]]:
-        """Return the best health of any target without those lives, and which of that health admit (or all of them)."""
+        """Return the best health of any target without those epochs, and which of that health admit (or all of them)."""
         if now >= self._due_at:
             self._settle(now)
         gone: dict[_Group, list[int]] = {}

@@ -53,7 +53,7 @@ def read_models(body: bytes) -> ModelList | None:
 
 
 class ModelDirectory:
-    """The model lists of a table's targets. The table reports when its targets or their lives have changed."""
+    """The model lists of a table's targets. The table reports when its targets or their epochs have changed."""
 
     __slots__ = (
         "_barred",
@@ -89,7 +89,7 @@ class ModelDirectory:
     # --- questions
 
     def barred(self, model: str) -> frozenset[int]:
-        """Return the lives of the targets that do not serve the model. `model` is empty if a request names none."""
+        """Return the epochs of the targets that do not serve the model. `model` is empty if a request names none."""
         if not model or not self.mixed:
             return _NO_EPOCHS
         name = model if model in self._names else ""  # clients make up any number of names

@@ -108,14 +108,14 @@ def backoff_s(rules: Retries, retry: int, rng: random.Random) -> float:
 class Tries:
     """What has become of one request so far: where it has been, how often it may have run, how long it may still wait.
 
-    `by_life` counts attempts by the lives of targets (see `lb.core.target_state`); those in it have failed the request.
+    `by_epoch` counts attempts by the epochs of targets (see `lb.core.target_state`); those in it have failed the request.
     `executions` are attempts that may have started to run. `replayable` is false once part of a body that is not kept has been
     sent.
     """
 
     __slots__ = (
         "attempts",
-        "by_life",
+        "by_epoch",
         "deaths",
         "executions",
         "failed",
@@ -132,7 +132,7 @@ class Tries:
         self.repeatable = repeatable
         self.wait_left_s = wait_left_s  # to the first byte, over all attempts
         self.queue_left_s = queue_left_s
-        self.by_life: dict[int, int] = {}
+        self.by_epoch: dict[int, int] = {}
         self.attempts = 0
         self.executions = 0
         self.deaths = 0
@@ -144,7 +144,7 @@ class Tries:
 
     def begin(self, epoch: int) -> None:
         """An attempt on a target begins."""
-        self.by_life[epoch] = self.by_life.get(epoch, 0) + 1
+        self.by_epoch[epoch] = self.by_epoch.get(epoch, 0) + 1
         self.attempts += 1
 
     def may_move(self) -> bool:
@@ -157,7 +157,7 @@ class Tries:
         self.longest_s = max(self.longest_s, ran_s)
         if died:
             self.deaths += 1
-        on_target = self.by_life.get(epoch, 0)
+        on_target = self.by_epoch.get(epoch, 0)
         return RetryHistory(
             self.executions, on_target, reached, self.longest_s, died, self.deaths, self.repeatable
         )

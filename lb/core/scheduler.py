@@ -13,7 +13,7 @@ ones of the longest lane choose again: another target may have become the better
 *The drive.* Nothing happens here by itself. The owner of the scheduler calls `let_in` when something may have made
 room (see `lb.core.targets.TargetTable`) and when time may have (an ejection runs out, a look at an engine goes stale: a few
 times a second). That is cheap: no request is tried twice while nothing has changed, and none at all while there is no
-room. Whether any of them can go depends only on what each has tried. So that is asked once for each set of lives that
+room. Whether any of them can go depends only on what each has tried. So that is computed once for each set of epochs that
 some have tried, however many are held.
 """
 
@@ -31,7 +31,7 @@ from policies.routing.base import Choice, RequestView
 class Waiter(Protocol):
     """A request that looks for a target.
 
-    `tried` are the lives (see `lb.core.target_state`) that have failed it, `policy` the name of the policy it asks for,
+    `tried` are the epochs (see `lb.core.target_state`) that have failed it, `policy` the name of the policy it requests,
     None for the table's own, `has_priority` whether it comes back, having lost its target.
     """
 
@@ -110,7 +110,7 @@ class Scheduler(Generic[W]):
         return ticket
 
     def let_in(self, now: float) -> Iterator[tuple[W, Choice]]:
-        """Yield the requests that may go now, one at a time and out of the queue: book it before you ask for the next."""
+        """Yield the requests that may go now, one at a time and out of the queue: book it before you request the next."""
         if len(self._queue):
             self._recount(now)
         relieved = self._table.take_relieved()

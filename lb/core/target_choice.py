@@ -26,11 +26,11 @@ class TargetChoice(TargetStatus):
         self._relieved: dict[str, None] = {}  # a dict, since it must be the same in every run
 
     def use(self, policy: str) -> None:
-        """Get ready for requests that ask for `policy` by name. Raises UnknownPolicyError."""
+        """Get ready for requests that name `policy`. Raises UnknownPolicyError."""
         self._active_policies.named(policy, self._open)
 
     def drop_unused_policies(self, now: float) -> None:
-        """Forget policies that requests once asked for by name."""
+        """Forget policies that requests once named."""
         self._active_policies.drop_unused(now, UNUSED_S if self.table.access.overrides else 0.0)
 
     @property
@@ -45,11 +45,11 @@ class TargetChoice(TargetStatus):
     def choose(
         self, request: RequestView, now: float, exclude: Collection[int] = (), policy: str | None = None
     ) -> Choice | None:
-        """Return the choice among those who may take it now, without the lives in `exclude`; None if there are none.
+        """Return the choice among those who may take it now, without the epochs in `exclude`; None if there are none.
 
-        A policy that waits chooses among all of the best standing, and says if the target is to be waited for.
+        A policy that waits chooses among all of the best health, and says if the target is to be waited for.
 
-        `policy` is asked instead of the table's own. Raises UnknownPolicyError. Changes nothing.
+        `policy` chooses instead of the table's own. Raises UnknownPolicyError. Changes nothing.
         """
         adviser = self._policy_named(policy)
         if policy is not None:
@@ -84,7 +84,7 @@ class TargetChoice(TargetStatus):
         return self.table.pushing.mode is PushMode.WORK and self._policy_named(policy).waits
 
     def offered(self, target_id: str, now: float) -> bool:
-        """Return whether the target is of the best standing there is."""
+        """Return whether the target is of the best health there is."""
         entry = self._entries.get(target_id)
         if entry is None:
             return False
@@ -96,7 +96,7 @@ class TargetChoice(TargetStatus):
         return entry.admits() or self._policy_named(policy).ready(entry.view, now)
 
     def room_beside(self, target_ids: Collection[str], now: float) -> bool:
-        """Return whether a target of the best standing that is not one of those has nothing pending, and may soon run dry.
+        """Return whether a target of the best health that is not one of those has nothing pending, and may soon run dry.
 
         Where those are the targets for which requests wait, having no room, the first that is looked at decides.
         """
@@ -125,7 +125,7 @@ class TargetChoice(TargetStatus):
         self._policy_named(policy).left(request)
 
     def candidates(self, now: float, exclude: Collection[int] = ()) -> tuple[Health, Sequence[TargetView]]:
-        """Return the best standing of any target without the lives in `exclude`, and who of that standing admits."""
+        """Return the best health of any target without the epochs in `exclude`, and who of that health admits."""
         self._fade(now)
         return self._offers.without(exclude, now)
 

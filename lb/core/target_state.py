@@ -9,7 +9,7 @@ has ended well, so that a target which returns 503 for every trial is left out l
 one request: had it died as a whole, the connections of the others would have ended as well, and to begin them again
 elsewhere would cost their work a second time for nothing.
 
-*Lives.* A request must not try twice what failed it. It remembers `Booking.life`, which changes when a target
+*Epochs.* A request must not try twice what failed it. It remembers `Booking.epoch`, which changes when a target
 proves itself again, so that a request held meanwhile may use a target that has recovered.
 """
 
@@ -162,7 +162,7 @@ class TargetState:
         view.capacity_type, view.accelerator = target.capacity_type, target.accelerator
         view.capacity, view.price_usd_hour = target.capacity, target.price_usd_hour
 
-    # --- standing
+    # --- health
 
     def health(self, now: float) -> Health:
         state = self.target.state
@@ -287,7 +287,7 @@ class TargetState:
         self._forget_load()
 
     def tells_nothing(self, asked_at: float) -> None:
-        """The engine has been asked, and gives no account of itself."""
+        """The engine has been polled and reported no load."""
         self.load_asked_at = asked_at
         self.gate.blind()
         self._forget_load()

@@ -95,7 +95,7 @@ class TargetStatus:
         ]
 
     def rows(self, now: float) -> Iterator[tuple[Target, Health, int]]:
-        """Yield every target of the table with its standing and its requests in flight."""
+        """Yield every target of the table with its health and its requests in flight."""
         for entry in self._entries.values():
             yield entry.target, entry.health(now), entry.view.in_flight
 

@@ -6,12 +6,12 @@ else. `audit` proves that counts and open bookings agree.
 *Generations.* A target that leaves and comes back, or changes its address, is a new generation: late news about
 the old one cannot touch it. A generation that left is remembered while it has bookings.
 
-*Passive ejection and lives* are one generation's own affair: see `lb.core.target_state`.
+*Passive ejection and epochs* belong to one generation: see `lb.core.target_state`.
 
-*Last resorts.* If no target is in good standing, ejected ones are offered, then those the controller calls
+*Last resorts.* If no target is healthy, ejected ones are offered, then those the controller calls
 unhealthy: a bad chance is better than none. A draining target is never offered.
 
-*Admission.* Among the targets of the best standing those are offered that may have one more request (see
+*Admission.* Among the targets of the best health those are offered that may have one more request (see
 `lb.core.admission`). If there are such targets but none has room, a request has to wait: it is not sent to a worse
 one instead.
 

@@ -24,7 +24,7 @@ _MAX_HEADERS = 256
 
 
 class HttpGetter:
-    """Asks targets over connections of its own, so that users' requests never wait behind a probe."""
+    """Sends requests to targets over connections of its own, so that users' requests never wait behind a probe."""
 
     def __init__(self, pools: Pools, clock: Callable[[], float]) -> None:
         self._pools = pools

@@ -217,7 +217,7 @@ def _mute(kind: EngineKind) -> Adapter:
 
 
 def detection() -> Generator[LoadQuery, Fetched, Adapter | None]:
-    """Asks a target what it is: yields what to GET, is sent what came (NO_RESPONSE if nothing did).
+    """Detects the engine of a target: yields what to GET, is sent what came (NO_RESPONSE if nothing did).
 
     Returns the adapter, one of kind UNKNOWN for a server that is none of these engines, or None if it cannot be
     known yet: the target does not respond, or says that it is not ready.

@@ -1,9 +1,9 @@
 """Asking engines for their load, so that pushing by work and selective pushing know who has room.
 
-A target is asked every `pushing.probe_s` while it has requests of ours (or requests are held), else every five
-seconds (where there are many less often: IDLE_PROBES_PER_S in all), because others may send it work; never twice at a time. Targets are asked in turns and not all at once:
+A target is polled every `pushing.probe_s` while it has requests of ours (or requests are held), else every five
+seconds (where there are many less often: IDLE_PROBES_PER_S in all), because others may send it work; never twice at a time. Targets are polled in turns and not all at once:
 each has its own place in the interval. If pushing is neither, no load is needed: then an engine is only
-asked what it is, which continuing its streams depends on.
+detected, which continuing its streams depends on.
 
 *One budget.* An agent makes at most PROBES_PER_S probes: where the targets would need more, all intervals are stretched
 by the same factor.
@@ -18,7 +18,7 @@ the engines known, or could not be recognized.
 *Distances.* For a target of another region the shortest poll is its round trip, which costs no message of its own.
 
 An engine that does not respond is not judged: that is the business of `lb.engines.health_checks`. Knowledge of its load goes
-stale in the table; after half a minute without a response it is unknown, and what the engine is, is asked again.
+stale in the table; after half a minute without a response it is unknown, and the engine is detected again.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ class _PolledLoad:
     key: Key
     target: Target
     place: float  # in the interval, 0 to 1
-    asked_at: float  # until it was asked anything: when it was first seen
+    asked_at: float  # until it was polled: when it was first seen
     kind: EngineKind = EngineKind.UNKNOWN
     adapter: Adapter | None = None
-    mute_since: float | None = None  # since when it has been asked for its load in vain
+    mute_since: float | None = None  # since when it has been polled for its load in vain
     failed: int = 0  # attempts in a row to find out what it is
     probe: asyncio.Task[None] | None = None
     interval_s: float = math.inf
@@ -153,7 +153,7 @@ class LoadPoller:
         """Return what the target is.
 
         One that has just joined is taken for what the others are: a stream that has waited for it must not be refused for
-        the moment it takes to ask.
+        the moment it takes to poll.
         """
         watch = self._watches.get(key)
         joining = watch is None or (watch.adapter is None and not watch.failed)
@@ -357,12 +357,12 @@ class LoadPoller:
 
 
 def _due_at(watch: _PolledLoad, interval_s: float) -> float:
-    """Return when its place in the interval will come next, but for half an interval since it was asked."""
+    """Return when its place in the interval will come next, but for half an interval since it was polled."""
     return _place_after(watch.asked_at + 0.5 * interval_s, watch.place, interval_s)
 
 
 def _place_after(instant: float, place: float, interval_s: float) -> float:
-    # Without the hundredth, rounding would have a target that was asked in its place asked there again.
+    # Without the hundredth, rounding would have a target that was polled in its place polled there again.
     intervals = math.floor(instant / interval_s + place + 0.01) + 1
     return (intervals - place) * interval_s
 

@@ -32,7 +32,7 @@ POLL_EVERY_S = 30.0
 POLL_UNLISTED_EVERY_S = 120.0  # a target that lists no models
 POLLS_PER_S = 20.0  # in calm times: where targets are many, each is polled less often
 RETRY_S = 0.25  # a target that has not responded; doubling up to POLL_EVERY_S
-AGAIN_AFTER_S = 1.0  # a target that is asked for
+AGAIN_AFTER_S = 1.0  # a target that is requested
 ALL_AGAIN_AFTER_S = 5.0  # all targets, after a request for a model that none of them lists
 TIMEOUT_S = 5.0
 MOST_AT_ONCE = 64
@@ -122,7 +122,7 @@ class ModelPoller:
     def missing_model(self) -> None:
         """No target lists the model of a request: one of them may do so by now."""
         now = self._clock()
-        if now < self._all_again_at:  # clients may ask for it all the time
+        if now < self._all_again_at:  # clients may request it all the time
             return
         self._all_again_at = now + AGAIN_AFTER_S
         for watch in self._watches.values():

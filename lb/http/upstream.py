@@ -85,7 +85,7 @@ class TargetConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         sink = self.sink
         if sink is None or self.unsent:
-            self.transport.abort()  # it speaks without having been asked
+            self.transport.abort()  # it sends without a request
             return
         try:
             sink.target_data(data)

@@ -180,7 +180,7 @@ class Attempt(AttemptConnection):
             self._begin(rest)
 
     def _take_interim(self, response: ResponseHead, rest: bytes) -> None:
-        """100 Continue and its like are for us; 101 opens a tunnel if one was asked for."""
+        """100 Continue and its like are for us; 101 opens a tunnel if one was requested."""
         request = self._request
         if response.status == 101:
             if not request.head.websocket:

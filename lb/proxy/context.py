@@ -249,7 +249,7 @@ class Proxy:
         self.on_wrong_model(booking.key)
         tries = request.tries
         may_move = tries.replayable and tries.attempts <= MOST_WRONG_MODELS
-        return may_move and self.table.models.served_elsewhere(model, tries.by_life)
+        return may_move and self.table.models.served_elsewhere(model, tries.by_epoch)
 
     def delay_before(
         self, request: ProxiedRequest, verdict: RetryVerdict, epoch: int, now: float
@@ -258,7 +258,7 @@ class Proxy:
             request.arrival.explanation.note(now, "no_retry", why=verdict.value)
             return None
         if verdict is RetryVerdict.SAME_TARGET:
-            request.tries.by_life.pop(epoch, None)
+            request.tries.by_epoch.pop(epoch, None)
         return backoff_s(self.table.table.retries, request.tries.executions, self._rng)
 
     def local_trouble(self, why: str, now: float) -> None:

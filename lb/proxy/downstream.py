@@ -3,7 +3,7 @@
 Bounded in everything a client can make long: heads (`max_head_bytes`, `max_headers`, `head_timeout_s`), bodies
 (`max_body_bytes` where they are parsed, `idle_timeout_s` between two parts, one budget for what all of them keep), idleness (`keepalive_s`), and
 what it sends ahead of its response (the connection is closed). Whether a request is let in is decided on its head, before
-its body is asked for or kept. Bodies up to `buffer_bytes` are collected, so that they can be sent again; of longer ones only
+its body is requested or kept. Bodies up to `buffer_bytes` are collected, so that they can be sent again; of longer ones only
 the first part is, and the rest is passed on as the target takes it.
 
 Every callback is an entrance of the fault barrier (`lb.proxy.faults`).

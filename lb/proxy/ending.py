@@ -40,7 +40,7 @@ class Arrival(NamedTuple):
     model: str
     admission: Admission
     explanation: Explanation
-    policy: str | None = None  # asked for by the client
+    policy: str | None = None  # requested by the client
     span: str = ""
     continues: bool = True  # the client has not forbidden to resume its stream
     resume_state: ResumeState | None = None

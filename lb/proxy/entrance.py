@@ -1,4 +1,4 @@
-"""Where requests come in: who may enter is decided on the head, what a request asks for once its body is here."""
+"""Where requests come in: who may enter is decided on the head, what a request requests once its body is here."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class RequestAdmission:
         return any(address in network for network in self._trusted)
 
     def check(self, head: RequestHead, now: float) -> Rejection | Admission | bytes:
-        """Decide on the head alone, before a byte of the body is kept or asked for. Bytes are a whole response."""
+        """Decide on the head alone, before a byte of the body is kept or requested. Bytes are a whole response."""
         cors = self.cors
         if cors is not None and head.method == b"OPTIONS":  # browsers send preflights without a key
             decision = cors.decide(head.method, head.origin, head.cors_method, head.cors_headers)
@@ -156,7 +156,7 @@ class RequestAdmission:
         dense: bool,
         now: float,
     ) -> Arrival | Rejection:
-        """Return what the request asks for, or why it is refused after all. A `dense` body is not parsed."""
+        """Return what the request requests, or why it is refused after all. A `dense` body is not parsed."""
         for name in admission.carried_by:
             head = head.without(name)  # the key was for us
         overrides = _NO_OVERRIDES if head.ours is None else self._overrides(head)

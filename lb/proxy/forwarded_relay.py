@@ -133,6 +133,6 @@ class ForwardedRelay:
             self._forwarding = None
 
     def pulse(self) -> bool:
-        """Return whether something has come since this was last asked."""
+        """Return whether something has come since the last call."""
         heard, self._heard = self._heard, False
         return (self._forwarding is not None and self._forwarding.pulse()) or heard

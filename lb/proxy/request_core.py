@@ -88,10 +88,10 @@ class RequestCore:
 
     @property
     def tried(self) -> Collection[int]:
-        """The lives of targets (see `lb.core.target_state`) that have had the request, or do not serve its model."""
-        by_life = self.tries.by_life
+        """The epochs of targets (see `lb.core.target_state`) that have had the request, or do not serve its model."""
+        by_epoch = self.tries.by_epoch
         barred = self.proxy.table.models.barred(self.arrival.model)
-        return barred.union(by_life) if barred else by_life
+        return barred.union(by_epoch) if barred else by_epoch
 
     @property
     def has_priority(self) -> bool:

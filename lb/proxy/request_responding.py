@@ -134,7 +134,7 @@ class RespondingRequest(RequestCore):
         self.arrival.explanation.note(now, "broke", booking.key.id, why)
         attempt.drop()
         self.tries.failed = True
-        self.tries.by_life = {booking.epoch: 1}
+        self.tries.by_epoch = {booking.epoch: 1}
         self._blame(booking, failure, why, now)
         if failure is Failure.STALLED:
             proxy.metrics.counts.stalled += 1
@@ -158,7 +158,7 @@ class RespondingRequest(RequestCore):
         now = self.proxy.clock()
         booking = attempt.booking
         self.state = move(self.state, RequestEvent.BROKEN)
-        self.tries.by_life = {booking.epoch: 1}
+        self.tries.by_epoch = {booking.epoch: 1}
         self.arrival.explanation.note(now, "handed_over", booking.key.id)
         self._drop_attempt(now)
         self.proxy.metrics.counts.handed_over += 1

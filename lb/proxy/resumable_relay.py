@@ -1,7 +1,7 @@
 """Streams of models that outlive their target: the relay that can change engines under a running response.
 
 While all is well the chunks go through a forwarding of the fast path (`lb.proxy.fast_path`), where there is one, which also
-removes what the client did not ask for. Without it a chunk of an engine, which is one write and one whole event, passes
+removes what the client did not request. Without it a chunk of an engine, which is one write and one whole event, passes
 as it came; what it costs beyond that is a look at its ends and a place in the transcript. Only when something is unusual
 (events cut in two, several chunks at once, fields to be removed) are bodies unframed and framed again.
 
@@ -235,7 +235,7 @@ class ResumableRelay(ForwardedRelay):
     # --- when it is not
 
     def may_continue(self, *, now_or_later: bool = False) -> bool:
-        # Silent streams are asked every second, and a verdict takes a parse of the transcript and a new request for each kind.
+        # Silent streams are checked every second, and a verdict takes a parse of the transcript and a new request for each kind.
         self._absorb()
         kinds = self._request.kinds_elsewhere(now_or_later=now_or_later)
         circumstances = (self.chunks, self._resume_state.breaks, frozenset(kinds))

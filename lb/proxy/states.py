@@ -15,7 +15,7 @@ class State(Enum):
 
     __hash__ = (
         object.__hash__
-    )  # Enum's own is written in Python, and this one is asked for at each step of each request
+    )  # Enum's own is written in Python, and this one is requested at each step of each request
 
     CHOOSING = "choosing"  # a target is being chosen; never seen from outside
     QUEUED = "queued"  # no target has room

@@ -13,7 +13,7 @@ on where the first stopped if it is given the same context: the prompt and those
 What engines understand (vLLM 0.33, SGLang 0.5, llama.cpp and TGI as documented):
 
     engine       sends ids                     goes on from ids    goes on from the text of a chat by
-    vLLM         if asked (return_token_ids)   yes                 continue_final_message, no generation prompt
+    vLLM         if requested (return_token_ids)   yes                 continue_final_message, no generation prompt
     our engine   as vLLM                       yes                 as vLLM
     SGLang       completions only              completions only    as vLLM
     llama.cpp    no                            no                  as vLLM, and before it could itself: a trailing
@@ -21,7 +21,7 @@ What engines understand (vLLM 0.33, SGLang 0.5, llama.cpp and TGI as documented)
     others       no                            no                  not at all: unknown flags are refused (TRT-LLM)
                                                                    or ignored, and then the model begins a new turn
 The text of a completion is continued by every engine. Text does not show how many tokens it was: where it is the
-only way, vLLM, SGLang and our engine are asked to count along (continuous_usage_stats). With others an event counts
+only way, vLLM, SGLang and our engine are told to count along (continuous_usage_stats). With others an event counts
 as one token, so the response may get longer than its limit by what came together in one event.
 
 TOKENS is not taken, though ids are known, where the text of a response is more than its tokens: for a chat with tools

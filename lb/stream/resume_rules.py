@@ -51,11 +51,11 @@ class NotResumable(Exception):
 
 
 # A stream without any data is started again, and one whose response is complete is closed, whatever else its
-# request asks for, unless it is one of these.
+# request requests, unless it is one of these.
 NEVER = frozenset({Reason.NOT_A_STREAM, Reason.SEVERAL_CHOICES, Reason.SEVERAL_PROMPTS, Reason.KV_TRANSFER})
 
 
-# Fields of a request that rule a continuation out if they ask for anything.
+# Fields of a request that rule a continuation out if they request anything.
 _RULES_OUT: tuple[tuple[Reason, tuple[str, ...]], ...] = (
     (Reason.SEVERAL_CHOICES, ("use_beam_search",)),
     (Reason.ECHO, ("echo",)),

@@ -1,6 +1,6 @@
 """One stream for the client, made of the responses of several targets. Pure.
 
-    stripper   takes out of what an engine says what it was asked for by us and not by the client
+    stripper   takes out of what an engine says what we requested and the client did not
     StreamMerger   turns the response to a `lb.stream.resume_request.ResumeRequest` into the rest of the stream that broke
     closing    ends a stream whose response was complete when its target was lost
 

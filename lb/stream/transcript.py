@@ -6,7 +6,7 @@ the bytes outgrow half of their limit the oldest are parsed, a few at a time as 
 left of an event then is its text and its token ids.
 
 The transcript is given what the engine said, of which the client has seen every whole event (see `lb.http.sse.EventBuffer`), with
-or without the token ids it did not ask for. The beginning of an event at the end is not part of what was said.
+or without the token ids it did not request. The beginning of an event at the end is not part of what was said.
 """
 
 from __future__ import annotations

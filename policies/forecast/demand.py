@@ -1,6 +1,6 @@
 """Forecast of a service's demand, as quantiles: NumPy only, pure, and cheap enough for every minute.
 
-A scaler asks two questions: how much demand comes in the busiest minute once a replica launched now is ready, and what
+A scaler needs two numbers: how much demand comes in the busiest minute once a replica launched now is ready, and what
 is the most that comes before a replica terminated now could be replaced. `Horizon` names such a question; `fit` learns
 the result from a series of equal steps, and `Model.quantiles` gives it for the last step of a series.
 

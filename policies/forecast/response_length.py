@@ -1,6 +1,6 @@
 """How many tokens a response will have, guessed before it begins.
 
-A port with two small forecasters. PreServe (section 4.2) asks a fine-tuned DistilBERT, which reads the prompt
+A port with two small forecasters. PreServe (section 4.2) uses a fine-tuned DistilBERT, which reads the prompt
 and costs 36 ms a request; that may stand behind the same port. Ours knows only whose requests they are:
 
 - `RunningMedian`: the median of the last lengths of the same scope (model and tenant), else of the last of

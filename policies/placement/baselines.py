@@ -1,10 +1,10 @@
 """What SpotHedge is compared with: the placements of SkyServe's evaluation (sections 2 and 5) and of the clouds.
 
 They differ in where a missing spot replica goes. None falls back to on-demand replicas, and none waits after a
-refusal before it asks again, because that is what they are: what the goal says about fallback is not for them.
-Where a zone cannot be asked at all (quota, permission) they do not ask.
+refusal before it tries again, because that is what they are: what the goal says about fallback is not for them.
+Where a zone cannot be tried at all (quota, permission) they do not try.
 
-A replica of the other capacity type, left by another placer, is ended when what replaces it is ready.
+A replica of the other capacity type, left by another placer, is terminated when what replaces it is ready.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _SpotPool(ABC):
     def _choose(
         self, count: int, spot: fleet.Share, view: View, memory: Json
     ) -> tuple[Sequence[PlannedLaunch], Json]:
-        """At most `count` places, and the memory once they are asked for. Something is usable."""
+        """At most `count` places, and the memory once they are requested. Something is usable."""
 
 
 class EvenSpread(_SpotPool):
@@ -154,7 +154,7 @@ class SingleRegion(_SpotPool):
     """A pool over the zones of one region, as balanced as possible.
 
     Each missing replica goes to the zone with the fewest among those that did not fail at the last attempt; when all have,
-    they all are asked again.
+    they all are tried again.
 
     Memory, beside the blocks: {"home": cloud/region, "failed": [zones]}.
     """

@@ -1,4 +1,4 @@
-"""Where not to ask for a while: the memory of refusals that every placer shares.
+"""Where not to launch for a while: the memory of refusals that every placer shares.
 
 A capacity error or a preemption (its notice, where there is one) blocks the zone, for that capacity type and that
 kind of machine (accelerator and count), for 10 s, doubling with every further one up to 5 min, until a replica launched
@@ -173,13 +173,13 @@ def open_offers(offers: Sequence[Offer], blocks: Json, now: float) -> list[Offer
 
 
 def next_opening(offers: Sequence[Offer], blocks: Json, now: float) -> float | None:
-    """Return when the first blocked offer may be asked for again; None if none is blocked."""
+    """Return when the first blocked offer may be requested again; None if none is blocked."""
     waits = [max(until) for offer in offers if (until := [u for u in _until(offer, blocks) if u > now])]
     return min(waits, default=None)
 
 
 def all_refused(offers: Sequence[Offer], blocks: Json) -> bool:
-    """Return whether every one of them refused when last asked, be it open again by now."""
+    """Return whether every one of them refused at the last try, be it open again by now."""
     return all(_until(offer, blocks) for offer in offers)
 
 

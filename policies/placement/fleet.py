@@ -79,8 +79,8 @@ def ends(
 class Share(NamedTuple):
     """The part of the fleet that is of one capacity type: what should be there, what exists, and what can be launched.
 
-    Nothing is on offer to a share that is complete: `offers`, and the `usable` of them that may be asked now, are
-    only looked up for one that is not. `opens_at` is when the first may be asked where none may be now.
+    Nothing is on offer to a share that is complete: `offers`, and the `usable` of them that may be tried now, are
+    only looked up for one that is not. `opens_at` is when the first may be tried where none may be now.
     """
 
     kind: CapacityType

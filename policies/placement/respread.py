@@ -3,7 +3,7 @@
 Spot replicas gather in a zone because it was the only one with room when they were launched, or because others were lost.
 The next preemption there takes most of the service. So when one zone has held more than half of the wanted replicas
 for `spread_again_after_s`, and all of them are ready, one more is launched in the zone with the fewest, within the limits
-of price and continent. Once it is ready, the ordinary rule ends one in the zone that holds most. There are never fewer
+of price and continent. Once it is ready, the ordinary rule terminates one in the zone that holds most. There are never fewer
 ready than wanted.
 
 There is one attempt per `spread_again_after_s`, whether or not the zone takes it, and none during a rolling update. It
@@ -47,7 +47,7 @@ def due_at(view: View, target: int, memory: Json) -> float | None:
 
 
 def surge(view: View, target: int, closed: Json) -> PlannedLaunch | None:
-    """Return the place of one more replica outside the crowded zone; None if no other zone may be asked.
+    """Return the place of one more replica outside the crowded zone; None if no other zone may be tried.
 
     `closed` are the blocks, `view` is within the limits of `thrift`.
     """

@@ -12,11 +12,11 @@ the fleet costs, per hour,
 2.  On demand: the o of the least cost beside the spot replicas that were accepted, at the rates of this moment. Spot
     replicas that are starting count, since a new on-demand one would not be ready sooner; one that will is kept.
 3.  On spot: the cheapest fleet among the near ones, at the rates of the next two hours (`risk_search`). A zone that
-    may have no room must save the more, the likelier it refuses; one that had none when last asked gets one replica
+    may have no room must save the more, the likelier it refuses; one that had none at the last try gets one replica
     on trial.
-4.  A zone without room is asked again when that has lasted as long again, after 10 min to 4 h, or after 40 min to
+4.  A zone without room is tried again when that has lasted as long again, after 10 min to 4 h, or after 40 min to
     16 h where we hold replicas: the longer an outage has lasted, the longer it will. After an outage of all zones the
-    first to take a replica has the others asked at once, and gets no more for a minute.
+    first to take a replica has the others tried at once, and gets no more for a minute.
 5.  mu, what an hour below N_tar is worth, is steered: mu = 0.1 * price_od * N_tar / (1 - target) * e^b, where b is by
     how much the error budget is overdrawn, in units of what the target allows in 72 hours, within +-2.5;
     and at least twice what N_tar replicas cost on demand.
@@ -26,7 +26,7 @@ SpotHedge is the better choice where most of the replicas are nearly as good as 
 which all are ready, and without a hedge that is longest with all in the oldest zone), where the number of replicas must
 be known beforehand (a quota) or the extra ones are wanted for their throughput, for fleets that live for a few hours,
 about which nothing is learned in time, and where a cloud takes minutes to refuse: RiskHedge gets the results of the
-zones it asked before it asks others.
+zones it tried before it tries others.
 
 Memory: that of `risk_market`, "blocks" (see `blocks`; here none for lack of capacity), and the error budget
 {"budget": {"spent": b, "at": instant of b, "rate": its growth per second, "met": wanted replicas that were reached}}.
@@ -199,10 +199,10 @@ class _MarketView:
         )
 
     def _retry_at(self) -> list[float | None]:
-        """Return when each zone may be asked again.
+        """Return when each zone may be tried again.
 
         After an outage in which all zones were shut, the first that takes a replica shows that the market is open. The
-        others are asked at once, and it is left alone until `reopening.PATIENCE_S` later: else it would take the whole
+        others are tried at once, and it is left alone until `reopening.PATIENCE_S` later: else it would take the whole
         fleet, and its next preemption would be an outage again.
         """
         retry_at = [self.market.retry_at(zone) for zone in self.zones]
@@ -215,7 +215,7 @@ class _MarketView:
         others = [zone for zone in self.zones if zone not in held and zone not in hosts]
         empty = {zone: span for zone in others if (span := self.market.empty(zone)) is not None}
         asked_at = min(replica.created_at for replica in live if replica.zone in held)
-        # Zones that were asked together with this one, as at the first launch of a service, show no outage.
+        # Zones that were tried together with this one, as at the first launch of a service, show no outage.
         if not others or len(empty) < len(others) or any(since >= asked_at for since, _ in empty.values()):
             return retry_at
         again = reopening.ask_again_at({zone: at for zone, (_, at) in empty.items()}, began)
@@ -229,9 +229,9 @@ class _MarketView:
     # --- on demand
 
     def hedge(self, spot: Sequence[Replica], asked: Sequence[PlannedLaunch]) -> Hedge:
-        """The on-demand replicas to have beside these spot ones, and those that are about to be asked for.
+        """The on-demand replicas to have beside these spot ones, and those that are about to be requested.
 
-        What was asked for counts as had, unless the service is short already: while enough serve there is time to
+        What was requested counts as had, unless the service is short already: while enough serve there is time to
         get the result. An on-demand replica that is ready before the spot replicas which are to take its place is
         kept until they are.
         """
@@ -269,7 +269,7 @@ class _MarketView:
     # --- on spot
 
     def additions(self) -> list[PlannedLaunch]:
-        """Return what to ask for. Nothing while responses are out: they may change what is best."""
+        """Return what to request. Nothing while responses are out: they may change what is best."""
         if self._answers_at() is not None:
             return []
         plan = self._better(self.have)
@@ -326,7 +326,7 @@ class _MarketView:
     # --- beside the decision
 
     def wake_at(self) -> float | None:
-        """Zones are asked again only where there is something to win."""
+        """Zones are tried again only where there is something to win."""
         prices = [site.usd_hour for site in self.sites]
         wins = self.odds_later.hedge(self.have).usd_hour > MOVE_MARGIN * min(prices, default=math.inf)
         return fleet.earliest(

@@ -5,7 +5,7 @@ for the first. Every change must be worth a margin, so that a change is not undo
 
 Where a cloud may refuse, a change must also be worth the refusals to be expected, each at a fixed cost: boxes of
 uncertain content that cost something to open are best opened in the order of gain - cost / chance (Weitzman,
-Econometrica 1979). So zones that we are in come before zones that may be empty, and an empty one is asked the sooner,
+Econometrica 1979). So zones that we are in come before zones that may be empty, and an empty one is tried the sooner,
 the more it would save. A zone accepts or refuses once, however many are to go there.
 """
 

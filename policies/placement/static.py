@@ -5,7 +5,7 @@ over the zones that cost at most twice the cheapest (`thrift`). Each new replica
 replicas of the service, then to the region with the fewest, then to the better offer (the order in which offers come:
 by price, or by the user's preference). SkyPilot's placer sends everything beyond one per zone to the cheapest zone (10
 replicas over 4 zones become 7/1/1/1), so that one zone's bad minute takes most of the service. Zones that had no room
-are left alone for a while (`blocks`); when all are, one replica asks the first of them that opens (`reopening`).
+are left alone for a while (`blocks`); when all are, one replica tries the first of them that opens (`reopening`).
 A fleet that has gathered in one zone is spread again later (`respread`).
 """
 

@@ -104,7 +104,7 @@ class RoutingPolicy(Protocol):
         ...
 
     def ready(self, target: TargetView, now: float) -> bool:
-        """Return whether the target could take work now. Asked of a policy that waits only; changes nothing."""
+        """Return whether the target could take work now. Called for a policy that waits only; changes nothing."""
         ...
 
     def held(self, request: RequestView, choice: Choice, now: float) -> None:

@@ -1,6 +1,6 @@
 """An approximate radix tree over prompts: which target has probably cached how much of a prompt.
 
-The idea is the SGLang router's: a load balancer cannot afford to ask engines what they have cached, but it knows
+The idea is the SGLang router's: a load balancer cannot afford to poll engines for what they have cached, but it knows
 what it sent them. One merged tree serves all targets. An edge is a run of bytes, a node knows who holds the
 prefix that ends with its edge, and a prompt is inserted when it is sent. Nothing is tokenized.
 

@@ -5,7 +5,7 @@ trouble and lost responses, with full jitter (M. Brooker, "Exponential Backoff A
 and a bound. What leaves is one of the classes of `errors`.
 
 The SDK's own retries are off: botocore repeats InsufficientInstanceCapacity, which EC2 sends with HTTP 500, and so hides
-for seconds that another zone should be asked. Repeating is safe here because every request that changes something is
+for seconds that another zone should be tried. Repeating is safe here because every request that changes something is
 idempotent: by its client token (RunInstances), by the name of what it makes (groups, keys), or by nature (terminate).
 """
 
@@ -92,7 +92,7 @@ def _group(action: str) -> tuple[str, Rate]:
 class RegionMemo:
     """What was found or made in each region, so that a launch costs one call and not five.
 
-    Thread-safe: an unknown value is looked for once, however many ask. A failure is not remembered.
+    Thread-safe: an unknown value is looked for once, however many threads need it. A failure is not remembered.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class AwsApi:
 
     @property
     def home_region(self) -> str:
-        """Where questions about the account itself are asked."""
+        """Where questions about the account itself go."""
         try:
             return str(self._opened().region_name or "us-east-1")
         except BotoCoreError as error:
@@ -218,7 +218,7 @@ class AwsApi:
 
         EC2 says the same of a region that the account has not enabled.
         """
-        with self._sts_lock:  # many regions may ask at once
+        with self._sts_lock:  # many regions may call at once
             if self._sts_at is None or self.now() - self._sts_at > _STS_S:
                 try:
                     self._client("sts", self.home_region).get_caller_identity()
@@ -321,7 +321,7 @@ class EveryRegion:
             responses = list(zip(regions, pool.map(response, regions), strict=True))
         errors = [(region, one) for region, one in responses if isinstance(one, ProvisionError)]
         if errors and len(errors) == len(responses):
-            for region in regions:  # it is our network, or the whole cloud: ask all of them again
+            for region in regions:  # it is our network, or the whole cloud: call all of them again
                 self._silent.responded(region)
             raise errors[0][1]
         for region, error in errors:

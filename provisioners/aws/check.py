@@ -87,7 +87,7 @@ def findings(
 ) -> list[Finding]:
     """Credentials, then permissions, then launches as dry runs and quotas in each region.
 
-    `regions`: those of the configuration; None is the home region alone. `lists_regions`: whether the account is asked which
+    `regions`: those of the configuration; None is the home region alone. `lists_regions`: whether the account is queried for which
     there are. `labels`: the user's, of all that is made. `request`: the parameters with which a trial
     would be launched; it raises ProvisionError where the region lacks what they refer to. `instance_types`: those whose
     quotas matter.

@@ -33,7 +33,7 @@ class AwsResponse(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What was asked, as far as an error's sentence needs it. `action` is IAM's name of it (ec2:RunInstances)."""
+    """The request, as far as an error's sentence needs it. `action` is IAM's name of it (ec2:RunInstances)."""
 
     action: str
     region: str
@@ -64,7 +64,7 @@ def meaning_of(
 ) -> ErrorCode:
     """Return the table, then what the form of a code says of one that is not in it.
 
-    `instance_type`: a machine was asked for.
+    `instance_type`: a machine was requested.
     """
     code, status, message, _ = response
     if code in THROTTLES:

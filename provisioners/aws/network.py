@@ -1,7 +1,7 @@
 """What a machine on EC2 needs around it, made as needed and shared: subnet, security group, key pair.
 
 Everything made here has a name that follows from what it is for, so two controllers, or one that was killed half-way,
-come to the same thing. A group's name has a digest of the ports that it is for: a service that asks for other ports gets
+come to the same thing. A group's name has a digest of the ports that it is for: a service that requests other ports gets
 another group. Its tags have the ports, so `admit` knows from a listing alone which rules it should have (`firewall`). The
 machines of a replica of several nodes reach one another on every port.
 

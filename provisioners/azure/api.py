@@ -1,6 +1,6 @@
 """Azure Resource Manager through its own SDK, with our patience instead of the SDK's.
 
-The SDK's retries sleep on real time, up to ten times, and hold a thread meanwhile; they are off. `Arm.call` asks again a
+The SDK's retries sleep on real time, up to ten times, and hold a thread meanwhile; they are off. `Arm.call` repeats a
 few times with full jitter, as long as Azure wants us to wait for seconds and not for minutes, and lets nothing out but
 the classes of `errors`. Azure counts reads, writes and deletes of a subscription by token buckets ("Understand how Azure
 Resource Manager throttles requests": 250 reads and 25 a second, 200 of the others and 10 a second); every request waits

@@ -19,7 +19,7 @@ from provisioners.port.errors import ProvisionError, error_for
 CLOUD = "azure"
 
 QUOTA_RETRY_S = 30 * 60.0  # machines of others may end
-NO_QUOTA_RETRY_S = 60 * 60.0  # a limit of 0 stays 0 until a person asks for more
+NO_QUOTA_RETRY_S = 60 * 60.0  # a limit of 0 stays 0 until a person requests more
 
 
 @dataclass(frozen=True, slots=True)

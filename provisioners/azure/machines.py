@@ -1,7 +1,7 @@
 """Machines of Azure.
 
 One PUT makes a machine with its card, address and disk, named by the order's token (`azure_shapes`); deleting the
-machine deletes them. A PUT of the same name is the same machine, so a response that was lost is asked for again.
+machine deletes them. A PUT of the same name is the same machine, so a response that was lost is requested again.
 
 Azure accepts orders that it cannot fill: a machine whose allocation fails seconds later stays behind as "Failed", with a
 card and an address, and a spot machine may be taken back before it ever ran, which shows as a 404 out of nowhere. So
@@ -13,7 +13,7 @@ cores count towards no quota). It is known as PREEMPTED by its record: see `azur
 machine in the portal is therefore taken for Azure.
 
 Subscription-wide lists lag behind by seconds. A machine that was just created may be missing from `machines`, unless it
-has its record already: what a record speaks of is asked for by name before it counts as dead.
+has its record already: what a record speaks of is requested by name before it counts as dead.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class AzureMachines:
         return error_of(AzureFailure(code, None, message), self._now(), order.zone, order.capacity_type)
 
     def _undo(self, group: str, order: MachineOrder) -> None:
-        """Delete what has failed. If that cannot be asked for either, it shows as FAILED and is destroyed later."""
+        """Delete what has failed. If that cannot be requested either, it shows as FAILED and is destroyed later."""
         with contextlib.suppress(ProvisionError):
             self._arm.delete_vm(group, order.token)
 
@@ -259,7 +259,7 @@ class AzureMachines:
 
     def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
         # The lists are the subscription's, and an error of theirs is one of all regions. A region is silent alone only for
-        # the machines that are asked for by name.
+        # the machines that are requested by name.
         found: dict[str, Machine] = {}
         for machine in self._listed(owner):
             found[machine.id.lower()] = machine

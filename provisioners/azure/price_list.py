@@ -76,6 +76,6 @@ def _meters(name: str, sources: Sources) -> Iterable[Mapping[str, Any]]:
         following = page.get("NextPageLink")
         if not following:
             return
-        # The link names the API's public address, which need not be the one that was asked.
+        # The link names the API's public address, which need not be the one that was called.
         url = f"{base}?{str(following).partition('?')[2]}"
     raise TransientError(f"{base} has no end of pages about {name}", cloud=_CLOUD)

@@ -2,7 +2,7 @@
 
 An instance's name follows from the order's token, and names are unique in a zone: however often an order is sent, by
 however many controllers, there is one instance. What became of an order whose response was lost is read from the zone's
-operations, which Google keeps for two weeks, before anything is asked for again; the insertion carries an idempotency
+operations, which Google keeps for two weeks, before anything is requested again; the insertion carries an idempotency
 key besides. A stock-out is seldom refused at once: the insertion is accepted and fails seconds later, so it is waited
 for, a bounded time.
 

@@ -4,7 +4,7 @@ Its zones are made up, with prices, capacity, cold starts and a spot market.
 
 For the first try, for tests, and for policies on a laptop. There is no cloud daemon: the folder
 $SKYSERVE_HOME/local is the cloud (`local_store`), and each node has a host process that outlives us
-(`local_host`). Accelerators are labels here: a replica asked for on an L4 runs on this machine's own hardware.
+(`local_host`). Accelerators are labels here: a replica requested on an L4 runs on this machine's own hardware.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def load_cloud(store: LocalStore) -> CloudConfig:
 
 @lru_cache(maxsize=8)
 def _load_cloud(path: Path, _signature: tuple[int, int, int]) -> CloudConfig:
-    """Parsed once per edit: every tick asks for offers."""
+    """Parsed once per edit: every tick requests offers."""
     return _parse(CloudConfig, _read_yaml(path), str(path))
 
 

@@ -35,7 +35,7 @@ def become_subreaper() -> None:
 def die_with_parent(parent_pid: int) -> None:
     """To be called in a forked child: the kernel kills it when `parent_pid`, its parent, exits."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before we asked
+    if os.getppid() != parent_pid:  # it died before we looked
         os._exit(1)
 
 

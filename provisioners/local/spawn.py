@@ -25,7 +25,7 @@ Spawn = Callable[[InstanceFolder, HostOrder], None]
 #: The umask of the user in octal, if the process that starts instances has a stricter one for its own files.
 _UMASK_VARIABLE = "SKYSERVE_USER_UMASK"
 
-# Host processes outlive us, but while we live they are our children, and zombies once dead until we ask.
+# Host processes outlive us, but while we live they are our children, and zombies once dead until we wait for them.
 _hosts: list[subprocess.Popen[bytes]] = []
 _hosts_lock = Lock()
 

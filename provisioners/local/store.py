@@ -160,7 +160,7 @@ class InstanceFolder:
         return lines[-1] if lines else ""
 
     def is_host_alive(self) -> bool:
-        """Return whether the host process holds its lock. A shared lock asks, so that askers do not see each other."""
+        """Return whether the host process holds its lock. It tests with a shared lock, so that tests do not see each other."""
         try:
             fd = os.open(self.alive_path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

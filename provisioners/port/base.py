@@ -51,7 +51,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a service asks of a cloud.
+    """What a service requires of a cloud.
 
     `ordered`: earlier candidates are preferred at any cost. A replica is `num_nodes` machines, and offers are
     priced for all of them. With `work` (what a replica serves, by accelerator) it is the price for the work that is
@@ -126,7 +126,7 @@ class InstanceState(str, Enum):
     SETUP_FAILED = "setup_failed"
     RUN_EXITED = "run_exited"
     BROKEN = "broken"  # a part of it is gone, and the rest is of no use until it is terminated
-    STOPPING = "stopping"  # we asked for its end
+    STOPPING = "stopping"  # we requested its end
     PREEMPTED = "preempted"  # the cloud took it
     TERMINATED = "terminated"  # it is gone on request, or for an unknown reason
 

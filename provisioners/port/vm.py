@@ -2,7 +2,7 @@
 
 `provisioners.vm_provisioner` makes a `Provisioner` of it: offers, replicas of several machines, bootstrap over SSH, logs,
 preemption notices and orphans are the same everywhere and are written once, there. A cloud's own module says how to
-ask its SDK for a machine, how to read what the SDK lists, and what its error codes mean.
+request a machine from its SDK, how to read what the SDK lists, and what its error codes mean.
 
 *Names before calls.* Everything that a cloud creates for us has our tags from its creation on, and a name or an idempotency
 token that follows from the order alone. So a call whose response was lost can be repeated, and what no database row names can
@@ -112,7 +112,7 @@ class Machine:
 
     `address` is where it can be reached from here, `private_address` from its own region. `launched_at` and `preempt_at`
     are UNIX seconds; the latter stands while the cloud's API (not the machine's metadata service) says that it will be
-    taken. `message` is one sentence about how it came to its end, and `refusal` what that means where the cloud ended it
+    taken. `message` is one sentence about how it came to its end, and `refusal` what that means where the cloud terminated it
     because it could not, or would not, start it.
     """
 
@@ -180,7 +180,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A machine that `serve check` asks a cloud about without launching it."""
+    """A machine that `serve check` validates with a cloud without launching it."""
 
     zone: Zone
     instance_type: str

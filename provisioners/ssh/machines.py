@@ -10,7 +10,7 @@ config.yaml.
 
 *A host that cannot be used* is a zone without room: it does not respond, has another key than the one in known_hosts
 (then nothing is sent to it), refuses the login, or its disk is full. Another one may be usable, now; and this one is
-asked again after a while, so that the only thing to do is to fix it. It is listed like one that is silent.
+tried again after a while, so that the only thing to do is to fix it. It is listed like one that is silent.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SshMachines:
         self._dial = dial
         self._shells: dict[str, Commands] = {}
         self._dialling: dict[str, Lock] = {}
-        self._unanswered: set[str] = set()  # tokens of claims that were asked for
+        self._unanswered: set[str] = set()  # tokens of claims that were requested
         self._seen = seen or SeenClaims()
         self.closed = ClosedRegions(unix_now)  # never any: the hosts are the user's own
         self._lock = Lock()
@@ -194,7 +194,7 @@ class SshMachines:
     def _claim(self, host: PoolHost, order: MachineOrder) -> dict[str, Any]:
         """Raise CapacityError only if the host has not received the order, from this controller.
 
-        A claim whose response was lost is asked for until it is known.
+        A claim whose response was lost is requested until it is known.
         """
         is_new = order.token not in self._unanswered
         try:

@@ -22,7 +22,7 @@ from skyserve_cli.sim.summary import Estimate, estimate
 from skyserve_cli.spec import ServiceSpec
 from skyserve_cli.text_tables import put_table, table
 
-TARGET_SHARE = 0.8  # of its capacity, a target that was not measured asks a replica to carry
+TARGET_SHARE = 0.8  # of its capacity, a target that was not measured loads a replica with
 DEFAULT_CAPACITY_QPS = 2.0
 MOST_REPLICAS = 1000
 LONGEST_S = 60 * 86400.0

@@ -123,11 +123,11 @@ def refresh(
     ] = False,
     output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Ask the clouds' price APIs for the prices of now, and keep them.
+    """Read the current prices from the clouds' price APIs, and keep them.
 
-    AWS is asked with your credentials, Google Cloud with the API key in SKYSERVE_GCP_API_KEY, Azure with none. A price
+    AWS is called with your credentials, Google Cloud with the API key in SKYSERVE_GCP_API_KEY, Azure with none. A price
     far from the known one, or spot above on-demand, is refused and the known one kept. Exit code 1 if a cloud could not
-    be asked.
+    be called.
     """
     if cloud is not None and cloud.lower() not in PRICE_APIS:
         raise _no_such("cloud", cloud, PRICE_APIS)
@@ -163,7 +163,7 @@ def refresh(
 def _fitting(
     known: Catalog, accelerator: str | None, cloud: str | None, region: str | None, kind: CapacityType | None
 ) -> Iterator[Row]:
-    """Yield the rows that are asked for. Raises WrongUsage for names that the catalog has not."""
+    """Yield the rows that are requested. Raises WrongUsage for names that the catalog has not."""
     name, count = _accelerator(known, accelerator)
     if cloud is not None and cloud.lower() not in known.clouds:
         raise _no_such("cloud", cloud, known.clouds)
@@ -202,7 +202,7 @@ def _no_such(what: str, word: str, known: Iterable[str]) -> WrongUsage:
 
 
 def _price(row: Row, kind: CapacityType | None) -> Price:
-    """Return the price that a row is listed by: of the market that was asked for, else the lower."""
+    """Return the price that a row is listed by: of the market that was requested, else the lower."""
     chosen = row.price(kind) if kind is not None else None
     known = [price for price in map(row.price, CapacityType) if price is not None]
     return chosen or min(known, key=lambda price: price.usd_hour, default=row.on_demand)

@@ -1,4 +1,4 @@
-"""`serve down`: ends services, or one replica, and waits until they have really gone."""
+"""`serve down`: terminates services, or one replica, and waits until they have really gone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, place, plural, say
 
 SHORTEST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 5.0  # to ask every region of a cloud costs many calls
+LONGEST_PAUSE_S = 5.0  # to list every region of a cloud costs many calls
 PATIENCE_S = 1800.0  # longer than any drain and any clean-up: leftovers then will not go by themselves
 
 

@@ -100,7 +100,7 @@ def _run(
 
 
 def _worst(run: Callable[[int], int], ids: list[int], stop: threading.Event) -> int:
-    """Return the highest exit code; Ctrl-C ends all commands, and is waited for."""
+    """Return the highest exit code; Ctrl-C terminates all commands, and is waited for."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         futures: list[Future[int]] = [pool.submit(run, replica_id) for replica_id in ids]
         try:

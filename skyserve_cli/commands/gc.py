@@ -1,6 +1,6 @@
 """`serve gc`: finds orphaned resources in the clouds, and removes them.
 
-It asks the controller where one runs. Where none does it does the work itself, and holds the home's lock while it is at
+It calls the controller where one runs. Where none does it does the work itself, and holds the home's lock while it is at
 it, so that none starts in the middle.
 """
 

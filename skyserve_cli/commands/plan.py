@@ -66,7 +66,7 @@ def plan(
 ) -> None:
     """Show where a service would run and what it would cost, without launching it.
 
-    Lists the zones it could run in, best first, at the prices of the catalog. No cloud is asked, so this works without
+    Lists the zones it could run in, best first, at the prices of the catalog. No cloud is called, so this works without
     credentials, also for a cloud that the file names and that is not enabled here; `serve up` shows the same with the
     spot prices of the moment.
 

@@ -112,7 +112,7 @@ def candidates_table(candidates: Sequence[View]) -> Fitted:
 
 
 def insist_on_offers(plan: View, loaded: Loaded) -> None:
-    """A service that can run nowhere is refused before it is asked for, with the keys that leave nothing.
+    """A service that can run nowhere is refused before it is requested, with the keys that leave nothing.
 
     An alternative without offers beside others that have some is reported. Raises SpecError, or CommandFailed if the reason
     is unknown.

@@ -24,7 +24,7 @@ BAR_AFTER_S = 2.0
 def run_all(
     settings: Sequence[Setting], jobs: Sequence[Job], processes: int | None, *, drawn: bool
 ) -> tuple[list[Run], bool]:
-    """The finished runs, in the order in which they were asked for, and whether Ctrl-C came before the last.
+    """The finished runs, in the order in which they were requested, and whether Ctrl-C came before the last.
 
     Step by step a run is long. Only where it will be `drawn` its steps are kept: those of the first window and seed.
     """

@@ -11,7 +11,7 @@ from skyserve_cli.controller.clouds.garbage_collector import Key
 from skyserve_cli.output import say, span, usd
 from skyserve_cli.text_tables import Fitted, table
 
-GONE_PATIENCE_S = 300.0  # an instance that is asked to end takes a minute or two
+GONE_PATIENCE_S = 300.0  # an instance that is terminated takes a minute or two
 POLL_S = 3.0
 TRIES = 20  # of what may be removed another time: a card that holds an address goes first
 

@@ -179,7 +179,7 @@ def simulate(
     """Show what a service would have cost on a spot market, and how often it would have been short.
 
     The controller's own code runs on a record of what zones had room for.
-    Launches that fail, preemptions and cold starts are in it; no cloud is asked.
+    Launches that fail, preemptions and cold starts are in it; no cloud is called.
 
     \b
     serve simulate

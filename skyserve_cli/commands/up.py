@@ -50,7 +50,7 @@ def up(
     changes: Set = None,
     output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Bring a service up: show the plan and its price, ask, and wait until it is ready.
+    """Bring a service up: show the plan and its price, confirm, and wait until it is ready.
 
     The last line of stdout is the endpoint, and the only one.
     """
@@ -134,7 +134,7 @@ def _wait(client: ControllerClient, loaded: Loaded, seen: int, timeout_s: float 
 
 
 def _show(client: ControllerClient, name: str, output: OutputFormat) -> None:
-    """What was asked for: the endpoint, and nothing else."""
+    """What was requested: the endpoint, and nothing else."""
     (view,) = [view for view in client.services() if view["name"] == name]
     if output is OutputFormat.JSON:
         put_json(view)

@@ -175,7 +175,7 @@ def _tell_rules(store: Store, cloud: str, sentence: str, now: float) -> None:
 
 
 class _ResolvedOffers:
-    """The offer book, asked only for enabled clouds; a need that only disabled ones could meet meets no offer."""
+    """The offers of enabled clouds only; a need that only disabled ones could meet meets no offer."""
 
     def __init__(self, clouds: Clouds, book: OfferCache) -> None:
         self._clouds = clouds

@@ -20,7 +20,7 @@ from policies.backoff import delay_s
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.home import Home, make_private
 
-#: Exit codes after which a restart would not help: stopped as asked, wrong configuration, another controller is running,
+#: Exit codes after which a restart would not help: stopped on request, wrong configuration, another controller is running,
 #: a database that this program cannot use.
 FINAL = (0, 2, 3, 4)
 SHORTEST_PAUSE_S = 0.1

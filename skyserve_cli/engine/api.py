@@ -37,7 +37,7 @@ _PROMPT_FIELD = {Kind.CHAT: "messages", Kind.COMPLETION: "prompt", Kind.RESPONSE
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What one call asks for. Choices are numbered prompt by prompt: `choice // n` is its prompt."""
+    """What one call requests. Choices are numbered prompt by prompt: `choice // n` is its prompt."""
 
     kind: Kind
     model: str
@@ -89,7 +89,7 @@ def parse_json(raw: bytes) -> Mapping[str, Any]:
 def parse_generation(
     body: Mapping[str, Any], kind: Kind, served_model: str, max_model_len: int
 ) -> Generation:
-    """Return the call `body` asks for. Raises BadRequest or ModelNotFound."""
+    """Return the call `body` requests. Raises BadRequest or ModelNotFound."""
     fields = _BodyFields(body)
     check_model(body, served_model)
     _refuse_what_cannot_be_seen(body)
@@ -255,7 +255,7 @@ def _token_ids(ids: Any, where: str) -> tuple[int, ...]:
 
 def _refuse_what_cannot_be_seen(body: Mapping[str, Any]) -> None:
     for name in ("logprobs", "prompt_logprobs"):
-        # `logprobs: 0` of a completion asks for those of the chosen tokens: only null and false ask for none.
+        # `logprobs: 0` of a completion requests those of the chosen tokens: only null and false request none.
         if body.get(name) is not None and body[name] is not False:
             raise BadRequest("this engine has no weights, hence no log-probabilities", param=name)
     response_format = body.get("response_format")

@@ -37,7 +37,7 @@ class FinishReason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks of the engine. `max_tokens` counts the end token, as engines do."""
+    """The request of a client. `max_tokens` counts the end token, as engines do."""
 
     id: str
     prompt: tuple[int, ...]

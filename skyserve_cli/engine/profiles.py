@@ -60,7 +60,7 @@ class Profile:
 
     name: str
     title: str
-    model: str  # the name clients ask for unless the operator chooses another
+    model: str  # the name clients request unless the operator chooses another
     base_ttft: Parameter  # base, ms
     prefill: Parameter  # a, ms per prompt token
     weights: Parameter  # t0, ms per iteration

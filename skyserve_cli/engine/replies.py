@@ -156,7 +156,7 @@ class Reply:
         return event(self._chunk(index, choice, transcript))
 
     def last_chunks(self) -> bytes:
-        """Return the usage, if asked for, and the end of the stream."""
+        """Return the usage, if requested, and the end of the stream."""
         usage = b""
         if self.generation.include_usage:
             usage = event(self._envelope(self._chunk_object, []) | {"usage": self.usage()})

@@ -75,7 +75,7 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT. Port 0 takes a free one; the address is said on stderr.
 
-    `model` is the name clients ask for (default: the profile's); `cold_start_s` passes, divided by `speed`, before
+    `model` is the name clients request (default: the profile's); `cold_start_s` passes, divided by `speed`, before
     the port opens; pages of `cors_origins` may call. Raises UnknownProfile, WrongOrigin, ValueError for a speed that is
     not positive, OSError if the port is taken.
     """

@@ -95,7 +95,7 @@ class Arrivals:
 
 
 def arrivals_of(text: str, *, seed: int, length_s: float) -> Arrivals:
-    """Return what a user asks for: "2.5" requests per second, "poisson:2.5" drawn from `seed` for `length_s`, or a file.
+    """Return what a user requests: "2.5" requests per second, "poisson:2.5" drawn from `seed` for `length_s`, or a file.
 
     Raises TraceError.
     """

@@ -3,7 +3,7 @@
 Time goes in ticks, and within a tick in this order (the trace replay of SkyServe §5.2):
 
 1. the production tick decides on what could be seen at the end of the tick before;
-2. instances are ended that it wants ended; the zone's capacity becomes that of this tick, and instances beyond it are
+2. instances are terminated that it wants terminated; the zone's capacity becomes that of this tick, and instances beyond it are
    preempted, victims drawn at random; then launches are tried, and one succeeds if its zone has room;
 3. the tick is accounted: every running instance is paid for, from its launch on, and is ready when it has lived
    for the cold start.

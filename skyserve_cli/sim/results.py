@@ -63,7 +63,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The runs of one command line, in the order in which they were asked for.
+    """The runs of one command line, in the order in which they were requested.
 
     `days` is the length of the trace, of which each window is a part. `zones` are (zone, region), in its order.
     `priced` says whether the trace knows prices; where it does not, spot costs 1 and only ratios mean anything.

@@ -151,7 +151,7 @@ def run(trial: ScalingTrial, autoscaler: str, goal: ScalingGoal) -> Judged:
 
 
 def judge(trial: ScalingTrial, autoscaler: str, goal: ScalingGoal) -> Judged:
-    """Run the scaler that `goal` asks for through the trial; `autoscaler` is only its name."""
+    """Run the scaler that `goal` requests through the trial; `autoscaler` is only its name."""
     began = time.process_time()
     scaler: Scaler = scaler_for(goal)
     minutes = len(trial.counts) // STEPS

@@ -44,7 +44,7 @@ def run(
 
     None now and then where there is none, so that the caller can show that time goes on.
 
-    Closing the generator ends the workers at once. Raises WorkerDied.
+    Closing the generator terminates the workers at once. Raises WorkerDied.
     """
     context = get_context("fork")
     workers: dict[Connection, BaseProcess] = {}

@@ -15,7 +15,7 @@ from skyserve_cli.spec.schema import ReplicaPolicySection, ServiceFile, ServiceS
 
 _POLICY = "service.replica_policy"
 _BALANCER = "service.load_balancer"
-#: The placers whose on-demand replicas the file may ask for.
+#: The placers whose on-demand replicas the file may request.
 _FALL_BACK = ("auto", "dynamic_fallback", "risk_hedge", "spothedge_literal")
 _TARGETS = f"{_POLICY}.target_qps_per_replica"
 _ONGOING = f"{_POLICY}.target_ongoing_requests_per_replica"
@@ -225,7 +225,7 @@ def warnings(spec: ServiceSpec) -> Iterator[SpecWarning]:
 def _mismatches(
     targets: Sequence[AcceleratorQps], choices: Sequence[ResourceChoice]
 ) -> Iterator[SpecWarning]:
-    """Yield a target for an accelerator that is not asked for, or none for one that is. SkyPilot allows both."""
+    """Yield a target for an accelerator that is not requested, or none for one that is. SkyPilot allows both."""
     offered = {(choice.accelerator, choice.accelerator_count) for choice in choices}
     served = set()
     for target in targets:

@@ -83,7 +83,7 @@ class ReplicaPolicySection(Section):
     min_replicas: Count = 1
     """The service never has fewer. 0 lets it sleep when there are no requests."""
     max_replicas: Count | None = None
-    """The autoscaler never asks for more. Default: min_replicas, a fixed size."""
+    """The autoscaler never requests more. Default: min_replicas, a fixed size."""
     target_qps_per_replica: TargetQps | None = None
     """Requests per second one replica should carry; one number, or one for each accelerator."""
     target_ongoing_requests_per_replica: AboveZero | None = None

@@ -4,7 +4,7 @@ Who writes what: the API writes goals (`put_service`, `set_down`, `kill_replica`
 else through `commit`. No transaction is open during a call to a cloud or a load balancer.
 
 SQLite runs in WAL mode with full synchronisation: an intent that was committed is on the disk before the cloud
-is asked for the machine, so not even a power cut can separate the two.
+is requested the machine, so not even a power cut can separate the two.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Store:
             self._leases.release(c, epoch)
 
     def reconnect_lease(self) -> None:
-        """Ask about the lease over a new connection from now on."""
+        """Read the lease over a new connection from now on."""
         self._renewer.dispose()
 
     def fingerprints(self) -> dict[str, str]:
@@ -386,7 +386,7 @@ class Store:
             if rows:
                 self._upsert(c, t.replicas, rows)
             for name, gone, unasked in ended:
-                # As of this count no user has asked for the end of a replica by id, so there is no wish to strike out.
+                # As of this count no user has requested the end of a replica by id, so there is no wish to strike out.
                 if unasked is None or count != unasked + 1:
                     c.execute(q.END_KILLS, {"service_": name, "gone": gone})
             if lines:
@@ -572,7 +572,7 @@ class Store:
         return [replica_from_row(row) for row in c.execute(sa.select(t.replicas).where(alive))]
 
     def _unasked(self, name: str) -> int | None:
-        """Return the count of changes for which it is known that no replica of the service is to be ended by id."""
+        """Return the count of changes for which it is known that no replica of the service is to be terminated by id."""
         with self._lock:
             kept = self._read_cache
             row = None if kept is None else kept.rows.get(name)

@@ -115,7 +115,7 @@ replicas = sa.Table(
     sa.Index("ix_replicas_state", "state"),
 )
 
-#: Replicas the user asked to end by id: a goal, written by the API, acted on by the reconciler.
+#: Replicas the user terminated by id: a goal, written by the API, acted on by the reconciler.
 kills = sa.Table(
     "kills",
     metadata,

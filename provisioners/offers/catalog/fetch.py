@@ -23,7 +23,7 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where prices are asked for. AWS finds its endpoints and credentials by boto3's own settings.
+    """Where prices are requested. AWS finds its endpoints and credentials by boto3's own settings.
 
     `timeout_s` is of a connection and of every read; a larger response than `max_bytes` is an error.
     """

@@ -138,7 +138,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Catalog:
-    """Immutable. Not slotted: what follows from the listings is worked out when it is first asked for."""
+    """Immutable. Not slotted: what follows from the listings is worked out when it is first requested."""
 
     listings: tuple[Listing, ...] = ()
 

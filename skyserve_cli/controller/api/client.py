@@ -47,7 +47,7 @@ class RefusedError(Exception):
 
 
 class ControllerClient:
-    """Calls of one home's controller. Plain http.client: a command that asks one question need not load a framework."""
+    """Calls of one home's controller. Plain http.client: a command that makes one call need not load a framework."""
 
     def __init__(self, home: Home) -> None:
         self._home = home

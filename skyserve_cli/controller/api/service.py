@@ -300,7 +300,7 @@ class ControllerService:
         return view
 
     def _port(self, name: str, spec: ServiceSpec) -> int:
-        """Return the endpoint's port: the one asked for, the one the name had, or the first that is free."""
+        """Return the endpoint's port: the one requested, the one the name had, or the first that is free."""
         rows = {row.name: row for row in self._store.services(down=True)}
         taken = {row.lb_port for row in rows.values() if row.name != name and not row.down}
         had = rows[name].lb_port if name in rows else None

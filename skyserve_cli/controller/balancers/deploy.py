@@ -150,7 +150,7 @@ def tidy(shell: HostConnection, folder: str, kept: str) -> None:
 def end_frozen(shell: HostConnection, agent: Serving) -> None:
     """Terminate an agent that does not respond; the supervisor restarts it.
 
-    It is asked on its own machine, because it may as well be the way there that is slow, and this command that is late.
+    It is checked on its own machine, because it may as well be the way there that is slow, and this command that is late.
     Raises CommandError.
     """
     ask = _ASK.format(port=agent.admin_port)

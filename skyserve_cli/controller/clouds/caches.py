@@ -1,4 +1,4 @@
-"""Two look-ups the tick may ask without waiting: the specs of stored versions, and the offers of the clouds."""
+"""Two look-ups the tick may use without waiting: the specs of stored versions, and the offers of the clouds."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class OfferCache:
 def all_offers(clouds: Sequence[Provisioner], need: Requirements) -> tuple[Offer, ...]:
     """Return the offers of all clouds, best first: by price, or in the order of the candidates if that is wanted.
 
-    A cloud that cannot be asked offers nothing now; the others still do.
+    A cloud that cannot be listed offers nothing now; the others still do.
     """
 
     def ask(part: Requirements) -> list[Offer]:

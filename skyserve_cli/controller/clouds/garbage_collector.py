@@ -220,7 +220,7 @@ class GarbageCollector:
     ) -> Collected:
         """Remove leftovers seen for the second time, and in the end what machines share.
 
-        What machines share goes once no instance is left and no service needs anything. Instances are ended by the tick, and waited for here: those of these services (None: of all). So are regions that
+        What machines share goes once no instance is left and no service needs anything. Instances are terminated by the tick, and waited for here: those of these services (None: of all). So are regions that
         do not respond: those that have any of these places (names of regions and zones) in them (None: all).
         """
         notes = self._notes_of(cloud)

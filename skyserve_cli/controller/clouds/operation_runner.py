@@ -91,7 +91,7 @@ class ThreadOperationRunner:
     """The daemon's runner.
 
     `threads` is how many calls to one cloud may be under way, `farewell` sees every instance that is about to be terminated
-    by a call, and `allows` is asked right before anything is launched or terminated.
+    by a call, and `allows` is called right before anything is launched or terminated.
     """
 
     def __init__(

@@ -69,7 +69,7 @@ class Leadership:
         self.query()()
 
     def query(self) -> Callable[[], None]:
-        """Return what `step` asks the database.
+        """Return what `step` reads from the database.
 
         Nothing is so before the function that is returned has been called: a response that comes too late is dropped.
         """

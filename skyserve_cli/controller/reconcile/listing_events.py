@@ -40,7 +40,7 @@ def events_of(
 ) -> Iterator[Event]:
     """Yield the events that `instances` (by instance id, of one cloud) imply for that cloud's replicas.
 
-    A replica is only missing if it had been launched before the cloud was asked. One that is REQUESTED or
+    A replica is only missing if it had been launched before the cloud was listed. One that is REQUESTED or
     TERMINATING has a call outstanding, whose response has more than a listing.
     """
     for replica in replicas:
@@ -134,7 +134,7 @@ def orphans(
 ) -> tuple[list[Instance], frozenset[str]]:
     """Return the instances of ours that no live replica owns, and the suspects for the next listing.
 
-    Rows are committed before machines are asked for, so an instance without a row is an orphan. It must be
+    Rows are committed before machines are requested, so an instance without a row is an orphan. It must be
     seen twice, so that a listing taken before a terminate returned reports no orphan.
     """
     unowned = [i for i in listing.instances if not i.state.is_gone and i.token not in live_tokens]

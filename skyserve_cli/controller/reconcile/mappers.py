@@ -95,7 +95,7 @@ def placement_of(spec: ServiceSpec) -> PlacementGoal:
 
 
 def requirements_of(spec: ServiceSpec) -> Requirements:
-    """Return what to ask the clouds for: what the file names, and the same on demand where the placer may want that."""
+    """Return what to request from the clouds: what the file names, and the same on demand where the placer may want that."""
     goal = placement_of(spec)
     alternatives: dict[ResourceChoice, int] = {}  # each with the index of the one under `resources`
     for index, choice in enumerate(spec.resources):
@@ -179,7 +179,7 @@ def order_of(
 
 
 def agent_requirements_of(regional: RegionalAgents) -> Requirements:
-    """Return what to ask the clouds for, for the agents on machines of their own."""
+    """Return what to request from the clouds for the agents on machines of their own."""
     candidates = (
         Candidate(cloud=place.cloud, region=place.region, instance_type=regional.instance_type(place.cloud))
         for place in regional.places

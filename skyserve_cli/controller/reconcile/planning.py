@@ -39,7 +39,7 @@ def update_plan(
 ) -> dict[str, Any]:
     """As `first_plan`, of a new version of a running service.
 
-    `launches` are those of the whole update, and `ends` the replicas that it ends. `usd_per_hour` is the price when it is
+    `launches` are those of the whole update, and `ends` the replicas that it terminates. `usd_per_hour` is the price when it is
     complete. `update` is what it needs meanwhile: in each of `steps` it waits until replicas are ready, `usual_start_s` is
     how long the running ones took (null if none is ready).
     """

@@ -133,7 +133,7 @@ class Prober(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentOrder:
-    """The load balancer a service should have. Its load is asked for over the last `window_s`."""
+    """The load balancer a service should have. Its load is requested over the last `window_s`."""
 
     service: str
     host: str

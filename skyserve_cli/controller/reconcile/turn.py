@@ -62,7 +62,7 @@ class Decided:
 
 
 class TickOffers:
-    """The offers of one tick: each need is asked for once. Equal offers are the same object from tick to tick."""
+    """The offers of one tick: each need is requested once. Equal offers are the same object from tick to tick."""
 
     def __init__(self, offers: Offers) -> None:
         self._offers = offers
@@ -138,7 +138,7 @@ class ServiceTurn:
         memory = learn(observation, change.before, row.memory, policies)
         learned = balancers.learn(memory.balancers, agents.events, agents.before, now)
         memory = replace(memory, balancers=learned)
-        # What was just learned may have changed which version is wanted, and so what to ask the clouds for.
+        # What was just learned may have changed which version is wanted, and so what to request from the clouds.
         wanted = self._specs.get(row.name, wanted_version(goal, memory.rollout))
         needs = () if goal.down else self._needed(requirements_of(wanted))
         if not goal.down and spec.regional.places:
