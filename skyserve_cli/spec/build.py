@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from lb.config.options import ApiKey
 from skyserve_cli.spec.balancer import load_balancer
-from skyserve_cli.spec.candidates import Candidates
+from skyserve_cli.spec.candidates import ParsedAlternatives
 from skyserve_cli.spec.model import (
     FileMount,
     GitSource,
@@ -23,7 +23,7 @@ def build(
     file: ServiceFile,
     service: ServiceSection,
     name: str,
-    found: Candidates,
+    found: ParsedAlternatives,
     variables: Variables,
     keys: Sequence[ApiKey],
 ) -> ServiceSpec:

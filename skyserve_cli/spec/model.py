@@ -33,7 +33,7 @@ class Probe:
     post_data: str | None = None
     headers: Pairs = ()
     initial_delay_s: float = 1200.0
-    """How long a replica may take to answer for the first time."""
+    """How long a replica may take to respond for the first time."""
     timeout_s: float = 15.0
     interval_s: float = 10.0
     failure_threshold_s: float = 180.0
@@ -99,9 +99,9 @@ class LoadBalancerSpec:
     """
 
     stream_timeout_s: float = 120.0
-    """An answer that sends nothing for this long is given up."""
+    """A response that sends nothing for this long is given up."""
     time_to_first_byte_s: float = Limits().time_to_first_byte_s
-    """A request that no target has started to answer after this long is given up."""
+    """A request that no target has started to respond after this long is given up."""
     host: str | None = None
     port: int | None = None
     stall_timeout_s: float = Limits().stall_timeout_s

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from policies import balancers
-from policies.balancers import FAREWELL_S, Decision
+from policies.balancers import FAREWELL_S, AgentDecision
 from policies.brake import Evidence, TerminationLog, judge
 from policies.deadlines import due
 from policies.goals import Goal
@@ -37,9 +37,9 @@ from skyserve_cli.controller.reconcile.ports import (
     Regional,
     Specs,
 )
-from skyserve_cli.controller.reconcile.transitions import Change
+from skyserve_cli.controller.reconcile.transitions import TickTransitions
 from skyserve_cli.spec.model import ServiceSpec
-from skyserve_cli.state.values import Commit, ServiceRow, Story
+from skyserve_cli.state.values import Commit, EventRecord, ServiceRow
 
 AGENT_START_S = 1200.0
 AGENT_SILENCE_S = 600.0
@@ -53,8 +53,8 @@ class Decided:
     spec: ServiceSpec
     goal: Goal
     load: Load
-    change: Change
-    agents: Change
+    change: TickTransitions
+    agents: TickTransitions
     plan: Plan
     needs: tuple[Requirements, ...]
     offers: tuple[tuple[Offer, ...] | None, ...]
@@ -62,7 +62,7 @@ class Decided:
 
 
 class TickOffers:
-    """The offers of one tick: each need is asked for once. Equal offers are the same object from tick to tick."""
+    """The offers of one tick: each need is requested once. Equal offers are the same object from tick to tick."""
 
     def __init__(self, offers: Offers) -> None:
         self._offers = offers
@@ -117,8 +117,8 @@ class ServiceTurn:
     def decide(
         self,
         row: ServiceRow,
-        answers: Sequence[Event],
-        sightings: Sequence[InstanceListing],
+        results: Sequence[Event],
+        listings: Sequence[InstanceListing],
         now: float,
         room_usd_hour: float = math.inf,
     ) -> Decided:
@@ -126,19 +126,19 @@ class ServiceTurn:
         spec = self._specs.get(row.name, row.version)
         goal = goal_of(row, spec)
         load = self.load(row, spec)
-        change = Change(row.replicas, goal, now)
-        change.observe(answers, sightings)
+        change = TickTransitions(row.replicas, goal, now)
+        change.observe(results, listings)
         doubts = [self._give_up(row.name, row.name, change, goal, load)]
-        agents = Change(row.balancers, agent_goal(goal), now, Role.LOAD_BALANCER)
-        agents.observe(answers, sightings)
+        agents = TickTransitions(row.balancers, agent_goal(goal), now, Role.LOAD_BALANCER)
+        agents.observe(results, listings)
         doubts.append(self._give_up(row.name, f"{row.name}/agents", agents, agent_goal(goal), Load()))
 
         policies = policies_for(goal)
-        read_cache = Observation(now, goal, change.live(), (), load, tuple(change.events))
-        memory = learn(read_cache, change.before, row.memory, policies)
+        observation = Observation(now, goal, change.live(), (), load, tuple(change.events))
+        memory = learn(observation, change.before, row.memory, policies)
         learned = balancers.learn(memory.balancers, agents.events, agents.before, now)
         memory = replace(memory, balancers=learned)
-        # What was just learned may have changed which version is wanted, and so what to ask the clouds for.
+        # What was just learned may have changed which version is wanted, and so what to request from the clouds.
         wanted = self._specs.get(row.name, wanted_version(goal, memory.rollout))
         needs = () if goal.down else self._needed(requirements_of(wanted))
         if not goal.down and spec.regional.places:
@@ -147,23 +147,23 @@ class ServiceTurn:
         own = offers[0] if offers else ()
         decided = Plan((), memory, (row.notes,) if row.notes else (), row.target, row.wanted)
         is_awaited = self._adoption is not None and self._adoption.is_awaited(row.name, now)
-        if goal.down or (own is not None and self._knows_all(read_cache.replicas) and not is_awaited):
+        if goal.down or (own is not None and self._knows_all(observation.replicas) and not is_awaited):
             decided = plan(
-                replace(read_cache, offers=own or (), room_usd_hour=room_usd_hour), memory, policies
+                replace(observation, offers=own or (), room_usd_hour=room_usd_hour), memory, policies
             )
             decided = self._with_agents(
                 row, goal, change, agents, decided, offers[1] if offers[1:] else (), now
             )
         if is_awaited:
             decided = replace(decided, wake_at=now)  # the wait ends with time, or with an adoption
-        doubts += self._blindness(read_cache.replicas, decided.notes)
+        doubts += self._blindness(observation.replicas, decided.notes)
         new = dict.fromkeys(
             doubt for doubt in doubts if doubt and not any(doubt in note for note in decided.notes)
         )
         decided = replace(decided, notes=(*decided.notes, *new))
         change.scale(row.wanted, decided.wanted)
-        change.act(one for one in decided.actions if change.concerns(one))
-        agents.act(one for one in decided.actions if not change.concerns(one))
+        change.act(one for one in decided.actions if change.is_about(one))
+        agents.act(one for one in decided.actions if not change.is_about(one))
         commit = _commit_of(row, change, agents, decided)
         return Decided(row, spec, goal, load, change, agents, decided, needs, offers, commit)
 
@@ -175,7 +175,7 @@ class ServiceTurn:
     def _needed(self, need: Requirements) -> tuple[Requirements, ...]:
         return (self._offers.kept(need),)
 
-    def _give_up(self, service: str, log_of: str, change: Change, goal: Goal, load: Load) -> str:
+    def _give_up(self, service: str, log_of: str, change: TickTransitions, goal: Goal, load: Load) -> str:
         """Apply the deadlines that have passed, as far as this controller can trust its own probes. Returns why not all."""
         replicas = tuple(change.replicas.values())
         overdue = tuple(due(replicas, goal, load, change.now))
@@ -196,15 +196,15 @@ class ServiceTurn:
         self,
         row: ServiceRow,
         goal: Goal,
-        change: Change,
-        agents: Change,
+        change: TickTransitions,
+        agents: TickTransitions,
         decided: Plan,
         offers: Sequence[Offer] | None,
         now: float,
     ) -> Plan:
         """Return the plan, and the orders for agents on machines of their own."""
         memory = decided.memory
-        found = Decision()
+        found = AgentDecision()
         if goal.down or (offers is not None and self._knows_all(agents.live())):
             fleet = agent_fleet_of(row, agents.live(), partial(self._specs.get, row.name))
             names = name_orders_of(row, agents.live(), partial(self._specs.get, row.name))
@@ -240,16 +240,18 @@ class ServiceTurn:
                 yield note
 
 
-def _commit_of(row: ServiceRow, change: Change, agents: Change, decided: Plan) -> Commit | None:
-    """Intents, memory and story; None where nothing changed."""
+def _commit_of(
+    row: ServiceRow, change: TickTransitions, agents: TickTransitions, decided: Plan
+) -> Commit | None:
+    """Return the intents, memory and events of the tick; None where nothing changed."""
     notes = "; ".join(decided.notes)
     memory = None if decided.memory == row.memory else decided.memory
-    story = [*change.story, *agents.story]
+    records = [*change.records, *agents.records]
     if notes and notes != row.notes:
-        story.append(Story("note", notes))
+        records.append(EventRecord("note", notes))
     changed = [*change.changed(), *agents.changed()]
     same = (decided.wanted, decided.target, notes) == (row.wanted, row.target, row.notes)
-    if not changed and not story and memory is None and same:
+    if not changed and not records and memory is None and same:
         return None
     return Commit(
         row.name,
@@ -259,12 +261,12 @@ def _commit_of(row: ServiceRow, change: Change, agents: Change, decided: Plan) -
         wanted=decided.wanted,
         target=decided.target,
         notes=notes,
-        story=story,
+        records=records,
     )
 
 
 def agent_goal(goal: Goal) -> Goal:
-    """Patience with agents: one that cannot be reached from here may serve all the same."""
+    """Patience with agents: one that cannot be reached from here may serve anyway."""
     return replace(
         goal,
         initial_delay_s=AGENT_START_S,
