@@ -40,12 +40,6 @@ class Change:
         self.now = now
         self._goal = goal
 
-    def concerns(self, action: Action) -> bool:
-        """Return whether it is about one of these, or brings one into being."""
-        if isinstance(action, Launch):
-            return action.role is self._role
-        return action.replica_id in self.replicas
-
     def observe(self, answers: Iterable[Event], sightings: Iterable[InstanceListing]) -> None:
         """What the hands have answered, and what the clouds show."""
         self.take(answers)
