@@ -31,6 +31,7 @@ from policies.model import Event, Launch, Plan, ReplicaState
 from policies.registry import reads_load
 from skyserve_cli.controller.reconcile.adoption import Adoption
 from skyserve_cli.controller.reconcile.clock import Clock
+from skyserve_cli.controller.reconcile.fleets import agent_goal
 from skyserve_cli.controller.reconcile.listing_events import orphans
 from skyserve_cli.controller.reconcile.mappers import agent_addresses, known_tokens
 from skyserve_cli.controller.reconcile.ports import (
@@ -68,7 +69,7 @@ from skyserve_cli.controller.reconcile.tick_cache import (
     note_listings,
     why_again,
 )
-from skyserve_cli.controller.reconcile.turn import Decided, ServiceTurn, TickOffers, agent_goal
+from skyserve_cli.controller.reconcile.turn import Decided, ServiceTurn, TickOffers
 from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import ServiceRow

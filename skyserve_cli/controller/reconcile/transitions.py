@@ -40,12 +40,6 @@ class TickTransitions:
         self.now = now
         self._goal = goal
 
-    def is_about(self, action: Action) -> bool:
-        """Return whether it is about one of these, or brings one into being."""
-        if isinstance(action, Launch):
-            return action.role is self._role
-        return action.replica_id in self.replicas
-
     def observe(self, results: Iterable[Event], listings: Iterable[InstanceListing]) -> None:
         """Apply the results of cloud calls, then what the clouds list."""
         self.take(results)

@@ -5,29 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
-from policies import balancers
-from policies.balancers import FAREWELL_S, AgentDecision
 from policies.brake import Evidence, TerminationLog, judge
 from policies.deadlines import due
 from policies.goals import Goal
 from policies.history import Load
-from policies.model import EndReason, Event, GaveUp, Launch, Observation, Offer, Plan, Replica, Role
-from policies.plan import learn, plan
-from policies.registry import policies_for
-from policies.rollout import wanted_version
+from policies.model import EndReason, Event, GaveUp, Memory, Offer, Plan, Replica
 from provisioners.port.base import Requirements
 from skyserve_cli.controller.reconcile.adoption import Adoption
 from skyserve_cli.controller.reconcile.demand import merged
-from skyserve_cli.controller.reconcile.mappers import (
-    agent_fleet_of,
-    agent_requirements_of,
-    goal_of,
-    name_orders_of,
-    requirements_of,
-    stands_beside,
-)
+from skyserve_cli.controller.reconcile.fleets import AgentFleet, Fleet, ReplicaFleet, Service
+from skyserve_cli.controller.reconcile.mappers import goal_of, stands_beside
 from skyserve_cli.controller.reconcile.ports import (
     BalancerFleet,
     InstanceListing,
@@ -40,9 +28,6 @@ from skyserve_cli.controller.reconcile.ports import (
 from skyserve_cli.controller.reconcile.transitions import TickTransitions
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import Commit, EventRecord, ServiceRow
-
-AGENT_START_S = 1200.0
-AGENT_SILENCE_S = 600.0
 
 
 @dataclass(slots=True)
@@ -59,6 +44,18 @@ class Decided:
     needs: tuple[Requirements, ...]
     offers: tuple[tuple[Offer, ...] | None, ...]
     commit: Commit | None  # None: nothing changed
+
+
+@dataclass(frozen=True, slots=True)
+class _FleetTurn:
+    """What was decided about one fleet. `plan` is None if it was too early to decide, `doubt` why not all deadlines count."""
+
+    change: TickTransitions
+    memory: Memory
+    plan: Plan | None
+    doubt: str
+    need: Requirements | None
+    offers: tuple[Offer, ...] | None
 
 
 class TickOffers:
@@ -126,102 +123,86 @@ class ServiceTurn:
         spec = self._specs.get(row.name, row.version)
         goal = goal_of(row, spec)
         load = self.load(row, spec)
-        change = TickTransitions(row.replicas, goal, now)
-        change.observe(results, listings)
-        doubts = [self._give_up(row.name, row.name, change, goal, load)]
-        agents = TickTransitions(row.balancers, agent_goal(goal), now, Role.LOAD_BALANCER)
-        agents.observe(results, listings)
-        doubts.append(self._give_up(row.name, f"{row.name}/agents", agents, agent_goal(goal), Load()))
-
-        policies = policies_for(goal)
-        observation = Observation(now, goal, change.live(), (), load, tuple(change.events))
-        memory = learn(observation, change.before, row.memory, policies)
-        learned = balancers.learn(memory.balancers, agents.events, agents.before, now)
-        memory = replace(memory, balancers=learned)
-        # What was just learned may have changed which version is wanted, and so what to request from the clouds.
-        wanted = self._specs.get(row.name, wanted_version(goal, memory.rollout))
-        needs = () if goal.down else self._needed(requirements_of(wanted))
-        if not goal.down and spec.regional.places:
-            needs += self._needed(agent_requirements_of(spec.regional))
-        offers = tuple(self._offers.of(need) for need in needs)
-        own = offers[0] if offers else ()
-        decided = Plan((), memory, (row.notes,) if row.notes else (), row.target, row.wanted)
+        service = Service(row, spec, goal, load, now, room_usd_hour)
         is_awaited = self._adoption is not None and self._adoption.is_awaited(row.name, now)
-        if goal.down or (own is not None and self._knows_all(observation.replicas) and not is_awaited):
-            decided = plan(
-                replace(observation, offers=own or (), room_usd_hour=room_usd_hour), memory, policies
-            )
-            decided = self._with_agents(
-                row, goal, change, agents, decided, offers[1] if offers[1:] else (), now
-            )
+        happened = (results, listings)
+        replicas = ReplicaFleet(service, self._specs)
+        own = self._turn_fleet(replicas, service, happened, row.memory, is_early=is_awaited)
+        balancers = AgentFleet(service, self._specs, self._names, own.change)
+        agents = self._turn_fleet(balancers, service, happened, own.memory, is_early=own.plan is None)
+        decided = self._noted(_together(row, own, agents), own, agents)
         if is_awaited:
             decided = replace(decided, wake_at=now)  # the wait ends with time, or with an adoption
-        doubts += self._blindness(observation.replicas, decided.notes)
-        new = dict.fromkeys(
-            doubt for doubt in doubts if doubt and not any(doubt in note for note in decided.notes)
+        own.change.scale(row.wanted, decided.wanted)
+        for turn in (own, agents):
+            turn.change.act(() if turn.plan is None else turn.plan.actions)
+        asked = [turn for turn in (own, agents) if turn.need is not None]
+        return Decided(
+            row=row,
+            spec=spec,
+            goal=goal,
+            load=load,
+            change=own.change,
+            agents=agents.change,
+            plan=decided,
+            needs=tuple(turn.need for turn in asked if turn.need is not None),
+            offers=tuple(turn.offers for turn in asked),
+            commit=_commit_of(row, own.change, agents.change, decided),
         )
-        decided = replace(decided, notes=(*decided.notes, *new))
-        change.scale(row.wanted, decided.wanted)
-        change.act(one for one in decided.actions if change.is_about(one))
-        agents.act(one for one in decided.actions if not change.is_about(one))
-        commit = _commit_of(row, change, agents, decided)
-        return Decided(row, spec, goal, load, change, agents, decided, needs, offers, commit)
+
+    def _turn_fleet(
+        self,
+        fleet: Fleet,
+        service: Service,
+        happened: tuple[Sequence[Event], Sequence[InstanceListing]],
+        memory: Memory,
+        *,
+        is_early: bool,
+    ) -> _FleetTurn:
+        """Apply what happened to one fleet, and plan.
+
+        Unless it `is_early`, its offers are not known yet, or one of its clouds has not been listed yet.
+        """
+        change = TickTransitions(fleet.rows, fleet.goal, service.now, fleet.role)
+        change.observe(*happened)
+        doubt = self._give_up(service.row.name, fleet, change)
+        memory = fleet.learn(change, memory)
+        need = fleet.need(memory)
+        need = None if need is None else self._offers.kept(need)
+        offers = () if need is None else self._offers.of(need)
+        made = None
+        is_known = not is_early and offers is not None and self._knows_all(change.live())
+        if fleet.goal.down or is_known:
+            made = fleet.plan(change, offers or (), memory)
+        return _FleetTurn(change, memory if made is None else made.memory, made, doubt, need, offers)
 
     def load(self, row: ServiceRow, spec: ServiceSpec) -> Load:
         """Return the demand that all agents of the service have seen."""
         beside = [self._fleet.load(row.name)] if stands_beside(row, spec) else []
         return merged([*beside, *self._regional.loads(row.name)])
 
-    def _needed(self, need: Requirements) -> tuple[Requirements, ...]:
-        return (self._offers.kept(need),)
-
-    def _give_up(self, service: str, log_of: str, change: TickTransitions, goal: Goal, load: Load) -> str:
+    def _give_up(self, service: str, fleet: Fleet, change: TickTransitions) -> str:
         """Apply the deadlines that have passed, as far as this controller can trust its own probes. Returns why not all."""
         replicas = tuple(change.replicas.values())
-        overdue = tuple(due(replicas, goal, load, change.now))
+        overdue = tuple(due(replicas, fleet.goal, fleet.load, change.now))
         if not overdue:
             return ""
-        evidence = self._evidence(service)
-        if log_of != service:
-            evidence = replace(evidence, failed=None)  # agents have keepers, and no probes
-        terminated = self._given_up.setdefault(log_of, TerminationLog())
-        verdict = judge(overdue, replicas, goal, evidence, terminated, change.now)
+        evidence = fleet.believed(self._evidence(service))
+        terminated = self._given_up.setdefault(fleet.name, TerminationLog())
+        verdict = judge(overdue, replicas, fleet.goal, evidence, terminated, change.now)
         change.take(verdict.events)
         for event in verdict.events:
             if isinstance(event, GaveUp) and event.reason is EndReason.PROBE_FAILED:
                 terminated.add(change.now)
         return verdict.note
 
-    def _with_agents(
-        self,
-        row: ServiceRow,
-        goal: Goal,
-        change: TickTransitions,
-        agents: TickTransitions,
-        decided: Plan,
-        offers: Sequence[Offer] | None,
-        now: float,
-    ) -> Plan:
-        """Return the plan, and the orders for agents on machines of their own."""
-        memory = decided.memory
-        found = AgentDecision()
-        if goal.down or (offers is not None and self._knows_all(agents.live())):
-            fleet = agent_fleet_of(row, agents.live(), partial(self._specs.get, row.name))
-            names = name_orders_of(row, agents.live(), partial(self._specs.get, row.name))
-            is_named = not all(map(self._names.is_settled, names))
-            fleet = replace(fleet, is_needed=bool(change.live()) or (is_named and bool(agents.live())))
-            found = balancers.decide(fleet, offers or (), goal, memory.balancers, memory.next_replica_id, now)
-        launches = sum(isinstance(action, Launch) for action in found.actions)
-        next_id = memory.next_replica_id + launches
-        return replace(
-            decided,
-            actions=(*decided.actions, *found.actions),
-            memory=replace(memory, next_replica_id=next_id),
-            notes=(*decided.notes, *found.notes),
-            wake_at=now
-            if found.notes
-            else decided.wake_at,  # while an agent is missing, each tick looks for one
+    def _noted(self, decided: Plan, own: _FleetTurn, agents: _FleetTurn) -> Plan:
+        """Return the plan with what is doubtful about it, each sentence once."""
+        doubts = [own.doubt, agents.doubt, *self._blindness(own.change.live(), decided.notes)]
+        new = dict.fromkeys(
+            doubt for doubt in doubts if doubt and not any(doubt in note for note in decided.notes)
         )
+        return replace(decided, notes=(*decided.notes, *new))
 
     def _knows_all(self, replicas: Iterable[Replica]) -> bool:
         return all(replica.zone.cloud in self._seen for replica in replicas)
@@ -238,6 +219,21 @@ class ServiceTurn:
             note = f"{place} cannot be listed: {sentence}"
             if place in places and not any(note in one for one in reported):
                 yield note
+
+
+def _together(row: ServiceRow, own: _FleetTurn, agents: _FleetTurn) -> Plan:
+    """Return one plan for both fleets. Without one for the replicas, what is shown of the service stays as it is."""
+    if own.plan is None:
+        return Plan((), agents.memory, (row.notes,) if row.notes else (), row.target, row.wanted)
+    if agents.plan is None:
+        return replace(own.plan, memory=agents.memory)
+    return replace(
+        own.plan,
+        actions=(*own.plan.actions, *agents.plan.actions),
+        memory=agents.memory,
+        notes=(*own.plan.notes, *agents.plan.notes),
+        wake_at=own.plan.wake_at if agents.plan.wake_at is None else agents.plan.wake_at,
+    )
 
 
 def _commit_of(
@@ -262,14 +258,4 @@ def _commit_of(
         target=decided.target,
         notes=notes,
         records=records,
-    )
-
-
-def agent_goal(goal: Goal) -> Goal:
-    """Patience with agents: one that cannot be reached from here may serve anyway."""
-    return replace(
-        goal,
-        initial_delay_s=AGENT_START_S,
-        probe_failure_threshold_s=AGENT_SILENCE_S,
-        drain_timeout_s=FAREWELL_S,
     )
