@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lb.config.demand import Demand
 from lb.config.schema import Readiness
 from policies.goals import UpdateMode
 from policies.history import Load
@@ -59,6 +60,7 @@ class World:
     events: list[tuple[str, Event]] = field(default_factory=list)
     sightings: list[InstanceListing] = field(default_factory=list)
     loads: dict[str, Load] = field(default_factory=dict)
+    minutes: dict[str, Demand] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)  # services whose spec cannot be had
     unprobeable: set[str] = field(default_factory=set)
     die_at: str = ""
@@ -208,6 +210,9 @@ class _Fleet(_Hand):
 
     def load(self, service: str) -> Load:
         return self.world.loads.get(service, Load())
+
+    def demand(self, service: str) -> Demand | None:
+        return self.world.minutes.get(service)
 
 
 class _Offers(_Hand):

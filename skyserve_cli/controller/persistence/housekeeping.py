@@ -100,6 +100,7 @@ class Housekeeper(threading.Thread):
         at = self._clock.now()
         self._store.fold(before=at - KEEP_ENDED_S, pause=self._pause)
         self._store.drop_story(before=at - KEEP_STORY_S, pause=self._pause)
+        self._store.fold_demand(int(at // 60), pause=self._pause)
 
     def _pause(self) -> None:
         if self._stopping.wait(PAUSE_S):

@@ -20,6 +20,7 @@ from policies.rollout import wanted_version
 from provisioners.port.base import Requirements
 from skyserve_cli.controller.reconcile.adoption import Adoption
 from skyserve_cli.controller.reconcile.demand import merged
+from skyserve_cli.controller.reconcile.demand_book import DemandBook
 from skyserve_cli.controller.reconcile.mappers import (
     agent_fleet_of,
     agent_requirements_of,
@@ -102,6 +103,7 @@ class ServiceTurn:
         evidence: Callable[[str], Evidence],
         adoption: Adoption | None,
         seen: Mapping[str, int],
+        demand: DemandBook,
     ) -> None:
         self._specs = specs
         self._offers = offers
@@ -112,6 +114,7 @@ class ServiceTurn:
         self._evidence = evidence
         self._adoption = adoption
         self._seen = seen
+        self._demand = demand
         self._given_up: dict[str, TerminationLog] = {}  # for failed probes, by service
 
     def decide(
@@ -124,7 +127,7 @@ class ServiceTurn:
     ) -> Decided:
         """`room_usd_hour` is the rest of the budget of all services together."""
         spec = self._specs.get(row.name, row.version)
-        goal = goal_of(row, spec)
+        goal = goal_of(row, spec, now)
         load = self.load(row, spec)
         change = Change(row.replicas, goal, now)
         change.observe(answers, sightings)
@@ -134,7 +137,8 @@ class ServiceTurn:
         doubts.append(self._give_up(row.name, f"{row.name}/agents", agents, agent_goal(goal), Load()))
 
         policies = policies_for(goal)
-        read_cache = Observation(now, goal, change.live(), (), load, tuple(change.events))
+        history = None if goal.scaling.slo is None else self._demand.history(row.name, now)
+        read_cache = Observation(now, goal, change.live(), (), load, tuple(change.events), history=history)
         memory = learn(read_cache, change.before, row.memory, policies)
         learned = balancers.learn(memory.balancers, agents.events, agents.before, now)
         memory = replace(memory, balancers=learned)
@@ -161,7 +165,7 @@ class ServiceTurn:
             doubt for doubt in doubts if doubt and not any(doubt in note for note in decided.notes)
         )
         decided = replace(decided, notes=(*decided.notes, *new))
-        change.scale(row.wanted, decided.wanted)
+        change.scale(row.wanted, decided.wanted, decided.why)
         change.act(one for one in decided.actions if change.concerns(one))
         agents.act(one for one in decided.actions if not change.concerns(one))
         commit = _commit_of(row, change, agents, decided)
@@ -171,6 +175,11 @@ class ServiceTurn:
         """Return the demand that all agents of the service have seen."""
         beside = [self._fleet.load(row.name)] if stands_beside(row, spec) else []
         return merged([*beside, *self._regional.loads(row.name)])
+
+    def take_demand(self, row: ServiceRow, spec: ServiceSpec, now: float) -> bool:
+        """Store the minutes that its agents have reported. Returns whether there were any."""
+        beside = [self._fleet.demand(row.name)] if stands_beside(row, spec) else []
+        return self._demand.take(row.name, [*beside, *self._regional.demands(row.name)], now)
 
     def _needed(self, need: Requirements) -> tuple[Requirements, ...]:
         return (self._offers.kept(need),)
