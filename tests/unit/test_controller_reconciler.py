@@ -61,6 +61,7 @@ class World:
     sightings: list[InstanceListing] = field(default_factory=list)
     loads: dict[str, Load] = field(default_factory=dict)
     minutes: dict[str, Demand] = field(default_factory=dict)
+    specs: dict[tuple[str, int], ServiceSpec] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)  # services whose spec cannot be had
     unprobeable: set[str] = field(default_factory=set)
     die_at: str = ""
@@ -226,7 +227,10 @@ class _Specs(_Hand):
         if service in self.world.broken:
             raise ValueError(f"{service} cannot be read")
 
-        return spec_from_json(dict(self.world.store.version(service, version).spec))
+        if (service, version) not in self.world.specs:
+            spec = spec_from_json(dict(self.world.store.version(service, version).spec))
+            self.world.specs[service, version] = spec
+        return self.world.specs[service, version]
 
     def probe(self, service: str, version: int) -> Probe:
         if service in self.world.unprobeable:

@@ -92,8 +92,14 @@ ADDED: dict[str, list[tuple[str, dict[str, Any]]]] = {
         (
             "demand",
             {
-                "service": "chat", "span": 1, "minute": 29_000_000, "requests": 90.0, "prompt_tokens": 4000.0,
-                "response_tokens": 900.0, "late": 1.0, "ready": 2.0,
+                "service": "chat",
+                "span": 1,
+                "minute": 29_000_000,
+                "requests": 90.0,
+                "prompt_tokens": 4000.0,
+                "response_tokens": 900.0,
+                "late": 1.0,
+                "ready": 2.0,
             },
         )
     ],
