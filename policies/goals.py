@@ -22,14 +22,17 @@ class AcceleratorQps:
 class SloGoal:
     """The share of requests that are to be served within the SLO, and what one replica carries within it.
 
-    `cold_start_s` is how long a replica takes from its launch until it is ready. With `forecast` False only present demand
-    counts.
+    `cold_start_s` is how long a replica takes from its launch until it is ready; with `learns_cold_start` only until the
+    service's own replicas have shown it. `capacity_qps` None: it is learned (`forecast.capacity`). With `forecast` False only
+    present demand counts; with `looks` False nothing is forecast at all, else what a forecast would want is noted.
     """
 
     attainment: float
-    capacity_qps: float
+    capacity_qps: float | None
     cold_start_s: float
     forecast: bool = True
+    looks: bool = True
+    learns_cold_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)

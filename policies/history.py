@@ -9,25 +9,34 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """Requests and requests within the SLO of consecutive minutes; NaN where nothing was reported.
+    """Requests, requests within the SLO and ready replicas of consecutive minutes; NaN where nothing was reported.
 
-    `first` is the number of the first minute since 1970. Both are read-only buffers of doubles, which NumPy reads without a
-    copy; this module needs no NumPy.
+    `first` is the number of the first minute since 1970. The series are read-only buffers of doubles, which NumPy reads without
+    a copy; this module needs no NumPy. Requests that turned out to be late are subtracted in the minute in which they ended, so
+    of a quiet minute after a busy one fewer than none may be within the SLO. `ready` None: not known.
     """
 
     first: int
     requests: memoryview
     within_slo: memoryview
+    ready: memoryview | None = None
 
     @classmethod
-    def of(cls, first: int, requests: Iterable[float], within_slo: Iterable[float]) -> History:
-        """Return a history of two series of the same length. Raises ValueError if they differ in length."""
-        both = [memoryview(array("d", series)).toreadonly() for series in (requests, within_slo)]
-        if len(both[0]) != len(both[1]):
+    def of(
+        cls,
+        first: int,
+        requests: Iterable[float],
+        within_slo: Iterable[float],
+        ready: Iterable[float] | None = None,
+    ) -> History:
+        """Return a history of series of the same length. Raises ValueError if they differ in length."""
+        told = [memoryview(array("d", series)).toreadonly() for series in (requests, within_slo, ready or ())]
+        lengths = [len(series) for series in told]
+        if lengths[0] != lengths[1] or (ready is not None and lengths[0] != lengths[2]):
             raise ValueError(
-                f"{len(both[0])} minutes of requests, and {len(both[1])} of requests within the SLO"
+                f"{lengths[0]} minutes of requests, {lengths[1]} of requests within the SLO and {lengths[2]} of ready replicas"
             )
-        return cls(first, *both)
+        return cls(first, told[0], told[1], None if ready is None else told[2])
 
     @property
     def end(self) -> int:
@@ -37,7 +46,8 @@ class History:
     def until(self, end: int) -> History:
         """Return what was known when minute `end` began. No copy."""
         length = min(max(0, end - self.first), len(self.requests))
-        return History(self.first, self.requests[:length], self.within_slo[:length])
+        ready = None if self.ready is None else self.ready[:length]
+        return History(self.first, self.requests[:length], self.within_slo[:length], ready)
 
 
 @dataclass(frozen=True, slots=True)

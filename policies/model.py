@@ -372,7 +372,8 @@ class Observation:
 class Plan:
     """What to do, what to remember, and sentences for the event log (`notes`).
 
-    `wanted` is how many replicas the load needs, `target` how many should serve so that they are there. `wake_at` is the earliest instant at which the plan may differ
+    `wanted` is how many replicas the load needs (`why`: a sentence, or empty), `target` how many should serve so that they are
+    there. `wake_at` is the earliest instant at which the plan may differ
     although nothing has happened (a wait ends); None: never.
     """
 
@@ -382,3 +383,4 @@ class Plan:
     target: int = 0
     wanted: int = 0
     wake_at: float | None = None
+    why: str = ""

@@ -16,6 +16,7 @@ from policies.model import (
     Action,
     Drain,
     EndReason,
+    Json,
     Launch,
     Memory,
     Observation,
@@ -27,6 +28,7 @@ from policies.model import (
 from policies.placement import blocks
 from policies.placement.base import View
 from policies.registry import Policies
+from policies.scaling import cold_start
 
 _RETIRED = "its machine was announced to go"
 
@@ -42,7 +44,18 @@ def learn(
         memory,
         placement=policies.placer.learn(memory.placement, events, before, now),
         rollout=rollout.learn(memory.rollout, events, before, goal, now),
+        scaling=_starts(memory.scaling, observation, before),
     )
+
+
+def _starts(scaling: Json, observation: Observation, before: Mapping[int, Replica]) -> Json:
+    """Return the scaler's memory with how long replicas took to start, where it plans with that."""
+    slo = observation.goal.scaling.slo
+    if slo is None or not slo.learns_cold_start:
+        return scaling
+    was = scaling.get("starts", {})
+    starts = cold_start.learn(was, observation.events, before, observation.now)
+    return scaling if starts is was else {**scaling, "starts": starts}
 
 
 def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
@@ -62,7 +75,7 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     actions: list[Action] = [_end(r, EndReason.USER, "asked for by id", observation) for r in killed]
     staying = [replica for replica in observation.replicas if replica not in killed]
 
-    wanted, scaling, rescale_at = policies.scaler.target(observation, memory.scaling)
+    wanted, scaling, rescale_at, why_size = policies.scaler.target(observation, memory.scaling)
     size = wanted + goal.placement.num_overprovision if wanted > 0 else 0
     memory, refused = _without_hope(observation, memory)
     new, old = rollout.split(staying, goal, memory.rollout)
@@ -136,7 +149,9 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     look_at = now + budget.LOOK_AGAIN_S if len(places) < len(decided.launches) else None
     last_calls = (retiring.drains_at(replica, goal) for replica in announced if replica not in gone)
     wakes = [at for at in (decided.wake_at, rescale_at, retry_at, look_at, *last_calls) if at is not None]
-    return Plan((*actions, *launches), memory, notes, decided.target, wanted, min(wakes, default=None))
+    return Plan(
+        (*actions, *launches), memory, notes, decided.target, wanted, min(wakes, default=None), why_size
+    )
 
 
 def _without_hope(observation: Observation, memory: Memory) -> tuple[Memory, str]:

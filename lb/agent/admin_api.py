@@ -34,6 +34,7 @@ from lb.agent.admin_requests import Refused, read_json, read_number
 from lb.agent.data_port import CannotListenError
 from lb.agent.worker_api import WorkerApi
 from lb.config import edits as config_edits
+from lb.config.demand import Demand
 from lb.config.edits import KnownWorkerError, UnknownWorkerError
 from lb.config.schema import EarlierEpochError, RetiredError, Stats, Table, WireError
 from lb.core.api_keys import Usage
@@ -76,6 +77,8 @@ class Administered(Protocol):
 
     def stats(self, window_s: float) -> Stats: ...
 
+    def demand(self, since: int) -> Demand: ...
+
     def exposition(self) -> bytes: ...
 
     def usage(self) -> Iterable[Usage]:
@@ -104,6 +107,7 @@ def admin_app(agent: Administered, token: str) -> web.Application:
             web.post("/-/drain", control.drain),
             web.post("/-/undrain", control.undrain),
             web.get("/-/stats", control.stats),
+            web.get("/-/demand", control.demand),
             web.get("/-/metrics", control.metrics),
             web.get("/-/keys", control.keys),
             web.get("/-/explain", control.latest),
@@ -212,6 +216,10 @@ class _AgentControl:
     async def stats(self, request: web.Request) -> web.Response:
         window_s = read_number(request, "window_s", 60.0, 1.0, MAX_WINDOW_S)
         return web.json_response(self.agent.stats(window_s).to_json())
+
+    async def demand(self, request: web.Request) -> web.Response:
+        since = read_number(request, "since", 0.0, 0.0, 1e9)
+        return web.json_response(self.agent.demand(int(since)).to_json())
 
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self.agent.exposition(), headers={"Content-Type": CONTENT_TYPE})

@@ -13,6 +13,7 @@ from typing import Any
 
 from lb.agent.traffic_file import note_traffic
 from lb.config import file as config_file
+from lb.config.demand import Demand
 from lb.config.options import Listen
 from lb.config.schema import EarlierEpochError, RetiredError, Stats, Table
 from lb.core.api_keys import Usage
@@ -59,7 +60,9 @@ class Agent:
         limits: LimitStore | None = None,
         max_clients: int | None = None,
         traffic_file: Path | None = None,
+        unix_time_s: Callable[[], float] | None = None,
     ) -> None:
+        """Count minutes by `unix_time_s` as it is now; None: by `clock`."""
         self._traffic_file = traffic_file
         self._region = region
         self._table_file = table_file
@@ -95,6 +98,7 @@ class Agent:
             begin_span=tracing.begin if tracing is not None else None,
             fast_path=self._fast_path,
             max_clients=max_clients,
+            unix_offset_s=0.0 if unix_time_s is None else unix_time_s() - clock(),
         )
         if limits is not None:
             self.proxy.api_keys.share(limits, self._started_at)
@@ -261,6 +265,10 @@ class Agent:
             ongoing=self.proxy.ongoing.mean(now, window_s),
             targets=self.targets.stats(now, window_s),
         )
+
+    def demand(self, since: int) -> Demand:
+        """Return what came in each minute from minute `since` on, as far as it is known."""
+        return self.proxy.demand.report(self._clock(), since)
 
     def usage(self) -> Iterable[Usage]:
         """Return what the owners of API keys have used."""

@@ -108,6 +108,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         max_clients=max_clients(raise_limit()),
         limits=_limits(options),
         traffic_file=options.traffic_file,
+        unix_time_s=time.time,
     )
     loop.add_signal_handler(signal.SIGHUP, _reload, agent, options, tls)
     data = DataPort(

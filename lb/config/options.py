@@ -200,6 +200,14 @@ class MetricsOptions(_Options):
 
 
 @dataclass(frozen=True, slots=True)
+class Slo(_Options):
+    """Which requests count as late: a first byte after `ttft_s`, or more than `tpot_s` per token after it; 0: no bound."""
+
+    ttft_s: float = _number(0.0, 0.0, 86_400.0)
+    tpot_s: float = _number(0.0, 0.0, 86_400.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Session(_Options):
     """What keeps a client with a target, for policies that go by sessions."""
 

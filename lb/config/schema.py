@@ -23,6 +23,7 @@ from lb.config.options import (
     Pushing,
     Retries,
     Session,
+    Slo,
 )
 
 __all__ = [
@@ -142,6 +143,7 @@ class Table:
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     epoch: int = 0
     targets_ca: str = ""
+    slo: Slo = field(default_factory=Slo)
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -151,7 +153,10 @@ class Table:
             seen.add(target.id)
 
     def to_json(self) -> dict[str, Any]:
-        extra = {"targets_ca": self.targets_ca} if self.targets_ca else {}
+        # An agent that is older than these keys takes the tables in which nothing is said by them.
+        extra: dict[str, Any] = {"targets_ca": self.targets_ca} if self.targets_ca else {}
+        if self.slo != Slo():
+            extra["slo"] = self.slo.to_json()
         return extra | {
             "service": self.service,
             "revision": self.revision,
@@ -193,6 +198,7 @@ class Table:
             metrics=MetricsOptions.from_json(fields.take("metrics", {}), fields.at("metrics")),
             epoch=fields.count("epoch", 0),
             targets_ca=fields.certificate("targets_ca"),
+            slo=Slo.from_json(fields.take("slo", {}), fields.at("slo")),
         )
         fields.done()
         return table

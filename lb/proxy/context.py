@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from lb.config.options import Limits
+from lb.config.schema import Readiness, Table
 from lb.core.api_keys import Admission, ApiKeyStore
 from lb.core.byte_budget import SMALL_BYTES, SMALL_FACTOR, ByteBudget, parsed_bytes
+from lb.core.demand_minutes import DemandMinutes
 from lb.core.queue import RequestQueue
 from lb.core.retry import (
     RetryBudget,
@@ -75,6 +77,7 @@ class Proxy:
         begin_span: Callable[[str], str] | None = None,
         fast_path: FastPath | None = None,
         max_clients: int | None = None,
+        unix_offset_s: float = 0.0,
         buffers_bytes: int = DEFAULT_BUFFERS_BYTES,
     ) -> None:
         self.loop = asyncio.get_running_loop()
@@ -105,6 +108,7 @@ class Proxy:
         self.arrivals = WindowCounter()
         self.rejections = WindowCounter()
         self.ongoing = WindowMean(clock())  # in flight or queued
+        self.demand = DemandMinutes(clock(), unix_offset_s, lambda: _ready_targets(table.table))
         # Set by the agent; the first moves requests off lost targets.
         self.on_changed: Callable[[], None] = lambda: None
         self.on_wrong_model: Callable[[Key], None] = lambda _: None
@@ -120,7 +124,14 @@ class Proxy:
             table, self.api_keys, metrics, self.explanations, id_prefix, begin_span, self.ready
         )
         self.endings = Endings(
-            metrics, self.api_keys, self.explanations, self.counts_of, lambda: table.table.policy, finished
+            metrics,
+            self.api_keys,
+            self.explanations,
+            self.counts_of,
+            lambda: table.table.policy,
+            finished,
+            self.demand,
+            lambda: table.table.slo,
         )
 
     @property
@@ -189,6 +200,7 @@ class Proxy:
         request = ProxiedRequest(self, client, body, arrival, tries)
         request.buffered = size
         self.ongoing.step(now, 1)
+        self.demand.arrived(now)
         return request
 
     def abandoned(self, admission: Admission) -> None:
@@ -357,3 +369,7 @@ class Proxy:
     def _running(self) -> Iterator[Explanation]:
         queued = (ticket.item for ticket in self.queue.walk())
         return (request.arrival.explanation for request in chain(self.relays, self.waiting, queued))
+
+
+def _ready_targets(table: Table) -> int:
+    return sum(target.state is Readiness.READY for target in table.targets)

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from lb.config.options import Slo
 from lb.core.api_keys import Admission, ApiKeyStore
+from lb.core.demand_minutes import DemandMinutes, is_late
 from lb.core.targets import Booking
 from lb.http.messages import RequestHead
 from lb.observe.access_log import RequestRecord
@@ -17,6 +19,8 @@ from lb.proxy.ports import Relay
 from lb.stream.resume_state import ResumeState
 from lb.stream.token_usage import Tokens, estimated_prompt, usage_of
 from policies.routing.base import RequestView
+
+_SERVER_ERRORS = 500
 
 
 class Outcome(Enum):
@@ -97,6 +101,8 @@ class Endings:
         counts_of: Callable[[Booking], TargetCounts],
         policy: Callable[[], str],
         record: Callable[[RequestRecord], None] | None,
+        demand: DemandMinutes,
+        slo: Callable[[], Slo],
     ) -> None:
         self._metrics = metrics
         self._api_keys = api_keys
@@ -104,6 +110,8 @@ class Endings:
         self._counts_of = counts_of
         self._policy = policy
         self._record = record
+        self._demand = demand
+        self._slo = slo
 
     def spent(self, request: Ended, body: bytes | None) -> TokensSpent:
         """Return the tokens of a request, before its target is released. `body` is that of a response sent whole.
@@ -141,6 +149,7 @@ class Endings:
         counts.bytes_out += ending.bytes_out
         counts.tokens_in += spent.prompt
         counts.tokens_out += spent.out
+        self._demand.ended(now, spent.prompt, spent.out, self._is_late(request, outcome, spent, now))
         if arrival.admission.tenant:
             key = self._metrics.of_key(arrival.admission.tenant)
             key.requests += 1
@@ -151,6 +160,14 @@ class Endings:
         self._explanations.ended(arrival.explanation)
         if self._record is not None:
             self._record(self._record_of(request, spent, now))
+
+    def _is_late(self, request: Ended, outcome: Outcome, spent: TokensSpent, now: float) -> bool:
+        """Return whether the service failed the SLO by this request. What the client did wrong is no failure."""
+        if outcome in (Outcome.CUT, Outcome.ERROR_EVENT) or request.status >= _SERVER_ERRORS:
+            return True
+        if outcome in (Outcome.REFUSED, Outcome.TUNNEL_CLOSED):
+            return False
+        return is_late(self._slo(), request.arrival.at, request.ending.first_at, now, spent.out)
 
     def settled(self, request: Ended, now: float) -> None:
         """Settle the account of a request that could not be ended as others, unless that has been done."""

@@ -10,12 +10,14 @@ from policies.model import Json, Observation
 class Size(NamedTuple):
     """How many replicas the load needs, and what to remember.
 
-    The third value is the earliest instant at which the result may differ although the load does not (None: never).
+    The third value is the earliest instant at which the result may differ although the load does not (None: never). `why` is a
+    sentence for the event log where the size changes.
     """
 
     wanted: int
     memory: Json
     wake_at: float | None = None
+    why: str = ""
 
 
 class Scaler(Protocol):

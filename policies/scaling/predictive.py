@@ -19,7 +19,13 @@ more headroom than one that is calm, and no user has to guess a target.
 The forecast is fitted to the 14 days before the last multiple of 6 hours (of one hour in the first two days), so it is a
 function of the history: after a restart it is the same. Fits are cached by the series they were made from.
 
-Memory: {"target": n, "minute": the first that is not counted yet, "spent": b}.
+*Capacity and cold start* are those of the goal, or learned (`forecast.capacity`, `scaling.cold_start`).
+
+*Zero.* A service without requests in the last 15 minutes sleeps, if it may and the forecast sees rather none than one; and wakes
+one cold start before the forecast sees one.
+
+Memory: {"target": n, "minute": the first that is not counted yet, "spent": b, "capacity": as in `forecast.capacity`, "starts": as
+in `scaling.cold_start`, "seen": what the last minute was judged by}.
 
 The idea (forecast one cold start ahead, top up by measured load) is that of PreServe's scaler; the quantile of the busiest minute,
 the headroom and its budget are not in the paper.
@@ -29,13 +35,17 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
+from policies.forecast.capacity import UNKNOWN_QPS, capacity, kind_of, prior, ready_kinds, taught
 from policies.forecast.demand import DAY_MIN, Floats, Horizon, Model, fit
 from policies.goals import SloGoal
 from policies.history import History
-from policies.model import Json, Observation
+from policies.model import CapacityType, Json, Observation
+from policies.rollout import COUNTED
+from policies.scaling import cold_start
 from policies.scaling.base import Size
 
 QUANTILE = 0.55
@@ -51,10 +61,13 @@ LEAST_SPENT, MOST_SPENT = -2.5, 6.0
 
 FIT_EVERY_MIN = 360
 FIRST_FITS_EVERY_MIN = 60
-FIT_MIN = 14 * DAY_MIN
+FIT_MIN = 14 * DAY_MIN - FIT_EVERY_MIN  # the oldest minutes of two weeks go one by one, a fit stays
 READ_MIN = 7 * DAY_MIN + 180  # what a forecast looks at: a week, and some
 DRAINED_IN_S = 300.0  # a backlog gets replicas that drain it in this time
+LEAST_TO_WAKE = 0.5  # requests of the busiest minute
+MOST_COLD_START_S = 3600.0
 _ROUNDING = 1e-9
+_LITTLE = 1e-6  # of a replica
 
 
 class Predictive:
@@ -67,23 +80,131 @@ class Predictive:
         current = min(max(memory.get("target", goal.min_replicas), goal.min_replicas), goal.max_replicas)
         busy = 1 if load.in_flight + load.queued > 0 else 0
         floor = min(max(current, busy), goal.max_replicas)
-        if history is None or history.end <= memory.get("minute", 0) or not len(history.requests):
+        counted = memory.get("minute", 0)
+        if history is None or not len(history.requests) or history.end == counted:
             return Size(floor, {**memory, "target": floor})
+        if history.end < counted:  # the clock was set back
+            memory = {**memory, "minute": history.end - 1}
         requests = np.frombuffer(history.requests, dtype=np.float64)
         spent = _spent(history, requests, memory, slo)
-        after = {"minute": history.end, "spent": spent}
+        after = {**memory, "minute": history.end, "spent": round(spent, 6)}
         last = float(requests[-1])
         if math.isnan(last):
             return Size(floor, {**after, "target": floor})
-        headroom = headroom_of(spent)
-        add, keep = _ahead(history, requests, slo) if slo.forecast else _behind(requests)
-        carried = 60.0 * slo.capacity_qps / headroom
-        backlog = load.queued / (slo.capacity_qps * DRAINED_IN_S)
-        needed = max(add, last) / carried + backlog
-        kept = max(needed, keep / carried)
-        size = max(current, _whole(needed)) if _whole(needed) > current else min(current, _whole(kept))
-        size = min(max(size, busy, goal.min_replicas), goal.max_replicas)
-        return Size(size, {**after, "target": size})
+        if slo.capacity_qps is None:
+            after["capacity"] = _taught(history, memory, observation)
+        ahead = _Ahead(
+            capacity_qps=slo.capacity_qps or learned_qps(observation, after),
+            cold_start_s=cold_start_s(observation, memory),
+            headroom=headroom_of(spent),
+            last=last,
+        )
+        add, keep = _behind(requests)
+        if slo.looks:
+            add, keep = _ahead(history, requests, ahead.cold_start_s)
+        wanted = _size(ahead, add, keep, requests, current, observation)
+        why, seen = ahead.sentence(add, load.queued), ahead.seen(add, keep)
+        if not slo.forecast:
+            if slo.looks:
+                seen["would_want"] = wanted
+            wanted = _size(ahead, *_behind(requests), requests, current, observation)
+            why = ahead.sentence(last, load.queued)
+        return Size(wanted, {**after, "target": wanted, "seen": seen}, why=why)
+
+
+class _Ahead(NamedTuple):
+    """What a minute is judged by: capacity of a replica, cold start, headroom, and the requests of the last minute."""
+
+    capacity_qps: float
+    cold_start_s: float
+    headroom: float
+    last: float
+
+    @property
+    def carried(self) -> float:
+        """Requests per minute that a replica is given."""
+        return 60.0 * self.capacity_qps / self.headroom
+
+    def seen(self, add: float, keep: float) -> dict[str, float]:
+        """Return what `serve status` and metrics show: requests per minute, seconds, and requests per second."""
+        values = {
+            "last": self.last,
+            "add": add,
+            "keep": keep,
+            "headroom": self.headroom,
+            "capacity_qps": self.capacity_qps,
+            "cold_start_s": self.cold_start_s,
+        }
+        return {name: float(f"{value:.4g}") for name, value in values.items()}
+
+    def sentence(self, add: float, queued: int) -> str:
+        """Return why, for the event log."""
+        in_time = math.ceil(self.cold_start_s / 60.0)
+        ahead = f", {add:.0f} in {in_time} min when a replica would be ready" if add > self.last else ""
+        waiting = f", {queued} waiting" if queued else ""
+        return (
+            f"{self.last:.0f} requests in the last minute{ahead}{waiting}; a replica carries "
+            f"{60 * self.capacity_qps:.3g} a minute, headroom {self.headroom:.2f}"
+        )
+
+
+def _size(
+    ahead: _Ahead, add: float, keep: float, requests: Floats, current: int, observation: Observation
+) -> int:
+    goal, load = observation.goal.scaling, observation.load
+    backlog = load.queued / (ahead.capacity_qps * DRAINED_IN_S)
+    needed = _awake(max(add, ahead.last)) / ahead.carried + backlog
+    kept = max(needed, _awake(keep) / ahead.carried)
+    if np.nanmax(requests[-UNFORECAST_KEEP_MIN:]) > 0.0:
+        kept = max(kept, _LITTLE)  # what was just used does not sleep
+    size = max(current, _whole(needed)) if _whole(needed) > current else min(current, _whole(kept))
+    busy = 1 if load.in_flight + load.queued > 0 else 0
+    return min(max(size, busy, goal.min_replicas), goal.max_replicas)
+
+
+def _awake(requests: float) -> float:
+    """Return the requests of a minute; none if there will rather be none than one."""
+    return 0.0 if requests < LEAST_TO_WAKE else requests
+
+
+def cold_start_s(observation: Observation, memory: Json) -> float:
+    """Return how long a replica takes to start: as the service's own did, as far as they have."""
+    slo = observation.goal.scaling.slo
+    assert slo is not None  # noqa: S101 - the registry chose this scaler by it
+    if not slo.learns_cold_start:
+        return slo.cold_start_s
+    offered = sorted({offer.capacity_type.value for offer in observation.offers})
+    kinds = offered or [kind.value for kind in CapacityType]
+    found = cold_start.p90(memory.get("starts", {}), kinds)
+    return slo.cold_start_s if found is None else min(MOST_COLD_START_S, max(1.0, found))
+
+
+def learned_qps(observation: Observation, memory: Json) -> float:
+    """Return what one replica of the fleet carries, on the mean; of the best offer, if there is no fleet."""
+    goal, known = observation.goal, memory.get("capacity", {})
+    slo = goal.scaling.slo
+    assert slo is not None  # noqa: S101 - the registry chose this scaler by it
+    fleet = [(one.offer, one.version) for one in observation.replicas if one.state in COUNTED]
+    fleet = fleet or [(offer, goal.version) for offer in observation.offers[:1]]
+    found = [
+        capacity(known, kind_of(offer, version, goal), prior(offer), slo.attainment).qps
+        for offer, version in fleet
+    ]
+    return sum(found) / len(found) if found else UNKNOWN_QPS
+
+
+def _taught(history: History, memory: Json, observation: Observation) -> Json:
+    """Return what is known of capacities after the last minute, if the fleet that served it is known."""
+    known: Json = memory.get("capacity", {})
+    slo = observation.goal.scaling.slo
+    fleet = ready_kinds(observation.replicas, observation.goal)
+    if slo is None or history.ready is None or len(fleet) != history.ready[-1]:
+        return known  # a replica came or went meanwhile
+    asked, met = history.requests[-1], history.within_slo[-1]
+    if not asked or math.isnan(met):
+        return known
+    late_share = min(1.0, max(0.0, 1.0 - met / asked))
+    return taught(known, fleet, asked / 60.0, late_share, slo.attainment)
 
 
 def headroom_of(spent: float) -> float:
@@ -112,13 +233,13 @@ def _spent(history: History, requests: Floats, memory: Json, slo: SloGoal) -> fl
     return spent
 
 
-def _ahead(history: History, requests: Floats, slo: SloGoal) -> tuple[float, float]:
+def _ahead(history: History, requests: Floats, cold_start_s: float) -> tuple[float, float]:
     """Return the forecast of what replicas have to be added for, and of what has to be kept for; requests per minute."""
-    cold_start = max(1, math.ceil(slo.cold_start_s / 60.0))
+    lead = max(1, math.ceil(cold_start_s / 60.0))
     every = FIT_EVERY_MIN if len(requests) >= 2 * DAY_MIN else FIRST_FITS_EVERY_MIN
     fitted_at = history.end // every * every - history.first
     taught = requests[max(0, fitted_at - FIT_MIN) : max(0, fitted_at)].tobytes()
-    horizons = (Horizon(cold_start, ADD_MIN), Horizon(1, cold_start + KEEP_MIN))
+    horizons = (Horizon(lead, ADD_MIN), Horizon(1, lead + KEEP_MIN))
     recent = requests[-READ_MIN:]
     add, keep = (float(_fitted(taught, each).quantiles(recent, (QUANTILE,))[0]) for each in horizons)
     return add, keep

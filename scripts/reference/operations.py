@@ -113,6 +113,11 @@ ADMIN = (
     ),
     Operation("POST", "/-/undrain", "Undo a drain.", "{}", (_TARGET,)),
     Operation("GET", "/-/stats", "Return demand and load.", "the numbers", (("window_s", "seconds; default 60"),)),
+    Operation(
+        "GET", "/-/demand", "Return requests, tokens and late requests of each minute that is over.",
+        "columns with a number for each minute from `first` on",
+        (("since", "the first minute, counted since 1970; default: all that are known, a day at most"),),
+    ),
     Operation("GET", "/-/metrics", "Expose Prometheus metrics.", "text exposition format", text=True),
     Operation("GET", "/-/keys", "Return usage and what is left of each API key.", "{keys: [...]}"),
     Operation(

@@ -15,6 +15,7 @@ from skyserve_cli.commands.sentences import (
     stand_ins,
     version_given_up,
 )
+from skyserve_cli.commands.slo_line import slo_line
 from skyserve_cli.output import accelerators, date_time, place, printable, span, usd
 from skyserve_cli.text_tables import Fitted, table
 
@@ -121,6 +122,8 @@ def _saved(paid: float, on_demand: float) -> str:
 def _notes(view: View) -> Iterator[str]:
     """Yield what the controller has to say, and what stands in for spot."""
     version = view["version"]
+    if view.get("slo"):  # a controller of an earlier release sends none
+        yield slo_line(view["slo"])
     if view["notes"]:
         yield view["notes"]
     elif view["ready"] and version in view["failed_versions"]:

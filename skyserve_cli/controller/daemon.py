@@ -261,7 +261,7 @@ async def run(home: Home) -> None:
     )
     names = ThreadDns(clouds.names, clouds.name_region, owner, steady, woken.set, leadership.may_terminate)
     # Agents are known by their folder, whichever links lead to it.
-    fleet = LocalFleet(home.load_balancers.resolve(), loop, woken.set, attention, served)
+    fleet = LocalFleet(home.load_balancers.resolve(), loop, woken.set, attention, served, clock.now)
     authority = Authority(home.machine_secret(), owner).certificate
     prober = HttpProber(loop, woken.set, attention, served, authority=authority)
     instance_poller = ThreadInstancePoller(

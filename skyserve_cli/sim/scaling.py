@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -81,7 +82,7 @@ class Judged:
 
 
 @dataclass(slots=True)
-class _SimulatedFleet:
+class SimulatedFleet:
     """Replicas by the second they were launched at, oldest first."""
 
     trial: ScalingTrial
@@ -150,17 +151,37 @@ def run(trial: ScalingTrial, autoscaler: str, goal: ScalingGoal) -> Judged:
     return oracle(trial, goal) if autoscaler == "oracle" else judge(trial, autoscaler, goal)
 
 
+class Minute(NamedTuple):
+    """What a scaler saw when it decided in minute `number`, what it wanted, and how many requests were in time then."""
+
+    number: int
+    queued: int
+    wanted: int
+    requests: int
+    met: int
+
+
 def judge(trial: ScalingTrial, autoscaler: str, goal: ScalingGoal) -> Judged:
     """Run the scaler that `goal` requests through the trial; `autoscaler` is only its name."""
     began = time.process_time()
+    fleet, memory = first_fleet(trial, goal)
+    for _ in decisions(trial, goal, fleet, memory):
+        pass
+    minutes = len(trial.counts) // STEPS - trial.known_min
+    return fleet.judged(autoscaler, minutes, began, trial.cold_start_s / MINUTE_S)
+
+
+def decisions(
+    trial: ScalingTrial, goal: ScalingGoal, fleet: SimulatedFleet, memory: Json
+) -> Iterator[Minute]:
+    """Yield what the scaler does minute by minute, as the fleet goes through it."""
     scaler: Scaler = scaler_for(goal)
     minutes = len(trial.counts) // STEPS
     asked = array(
         "d", np.reshape(trial.counts[: minutes * STEPS], (minutes, STEPS)).sum(axis=1).astype(float)
     )
-    met = array("d", [math.nan] * minutes)
+    met = array("d", asked)  # what is known beforehand was in time
     seen = memoryview(asked).toreadonly()
-    fleet, memory = _first(trial, goal)
     served = memoryview(met)
     for number in range(trial.known_min, minutes):
         history = History(0, seen[:number], served[:number])
@@ -175,8 +196,9 @@ def judge(trial: ScalingTrial, autoscaler: str, goal: ScalingGoal) -> Judged:
         observation = Observation(number * MINUTE_S, Goal(1, goal), (), (), load, history=history)
         size = scaler.target(observation, memory)
         memory = size.memory
-        _, met[number] = fleet.minute(number, size.wanted)
-    return fleet.judged(autoscaler, minutes - trial.known_min, began, trial.cold_start_s / MINUTE_S)
+        count, in_time = fleet.minute(number, size.wanted)
+        met[number] = count - round(count - in_time)  # a load balancer counts whole requests
+        yield Minute(number, queued, size.wanted, count, round(met[number]))
 
 
 def oracle(trial: ScalingTrial, goal: ScalingGoal) -> Judged:
@@ -207,19 +229,19 @@ def _with(trial: ScalingTrial, goal: ScalingGoal, headroom: float, began: float)
     # Wanted is the need until a launch of now would be ready.
     padded = np.append(needed, np.full(cold_start, needed[-1]))
     wanted = np.lib.stride_tricks.sliding_window_view(padded, cold_start + 1).max(axis=1).astype(int)
-    fleet, _ = _first(trial, goal)
+    fleet, _ = first_fleet(trial, goal)
     fleet.launched_s = [-math.inf] * int(wanted[trial.known_min])
     for number in range(trial.known_min, minutes):
         fleet.minute(number, int(wanted[number]))
     return fleet.judged("oracle", minutes - trial.known_min, began, trial.cold_start_s / MINUTE_S)
 
 
-def _first(trial: ScalingTrial, goal: ScalingGoal) -> tuple[_SimulatedFleet, Json]:
+def first_fleet(trial: ScalingTrial, goal: ScalingGoal) -> tuple[SimulatedFleet, Json]:
     """Return all begin with the same fleet: ready, and as large as the last known minute needs."""
     start = trial.known_min * STEPS
     before: Sequence[int] = trial.counts[max(0, start - STEPS) : start]
     rate = sum(before) / MINUTE_S
     size = math.ceil(rate / (FIRST_SIZE_SHARE * trial.capacity_qps))
     size = min(max(size, goal.min_replicas), goal.max_replicas)
-    fleet = _SimulatedFleet(trial, [-math.inf] * size, SloQueue(trial.capacity_qps))
+    fleet = SimulatedFleet(trial, [-math.inf] * size, SloQueue(trial.capacity_qps))
     return fleet, {"target": size}

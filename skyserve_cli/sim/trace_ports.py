@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from lb.config.demand import Demand
 from lb.config.schema import Readiness
 from policies.history import Load
 from policies.model import Event, Offer, ProbePassed
@@ -129,6 +130,9 @@ class ReplayFleet:
             for target in table.targets
             if target.state is Readiness.DRAINING
         )
+
+    def demand(self, service: str) -> Demand | None:
+        return None
 
     def load(self, service: str) -> Load:
         if self._arrivals is None:

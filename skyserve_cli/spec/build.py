@@ -10,12 +10,14 @@ from skyserve_cli.spec.model import (
     GitSource,
     Probe,
     ReplicaPolicy,
+    ScheduledSize,
     ServiceSpec,
+    SloSpec,
     Tls,
     UpdateSpec,
 )
 from skyserve_cli.spec.regional import regional_agents
-from skyserve_cli.spec.schema import ProbeSection, ServiceFile, ServiceSection, StorageSection
+from skyserve_cli.spec.schema import ProbeSection, ServiceFile, ServiceSection, SloSection, StorageSection
 from skyserve_cli.spec.variables import Variables
 
 
@@ -99,7 +101,19 @@ def _replica_policy(service: ServiceSection) -> ReplicaPolicy:
         max_usd_hour=section.max_usd_hour,
         upscale_delay_s=section.upscale_delay_seconds,
         downscale_delay_s=section.downscale_delay_seconds,
+        slo=_slo(section.slo),
+        autoscaler=section.autoscaler or ("predictive" if section.slo else None),
+        schedule=tuple(
+            ScheduledSize(one.cron, one.timezone, one.duration, one.min_replicas, one.max_replicas)
+            for one in section.schedule
+        ),
     )
+
+
+def _slo(section: SloSection | None) -> SloSpec | None:
+    if section is None:
+        return None
+    return SloSpec(section.ttft_ms, section.tpot_ms, section.attainment, section.capacity_qps)
 
 
 def _file_mount(path: str, mount: StorageSection) -> FileMount:

@@ -7,7 +7,9 @@ returns one shape, so that the sections of the schema have no unions and an erro
 import json
 import re
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from typing import Annotated, Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -22,6 +24,7 @@ _SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([kmgtp][bi]|[gmt])?([+x]?)
 _GB = {"k": 2.0**-20, "m": 2.0**-10, "g": 1.0, "t": 2.0**10, "p": 2.0**20}
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _MAX_PORTS = 1000
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 _UNSAID = object()
@@ -98,16 +101,76 @@ _PLACERS = (
 )
 _DISK_TIERS = ("low", "medium", "high", "ultra", "best")
 _NETWORK_TIERS = ("standard", "best")
+_AUTOSCALERS = ("predictive", "reactive", "forecast_only")
 _UPDATE_MODES = ("rolling", "blue_green")
 _MOUNT_MODES = ("copy", "mount", "mount_cached")
 LbPolicy = Annotated[str, PlainValidator(one_of(*_LB_POLICIES)), _word(*_LB_POLICIES)]
 SpotPlacer = Annotated[str, PlainValidator(one_of(*_PLACERS)), _word(*_PLACERS)]
 DiskTier = Annotated[str, PlainValidator(one_of(*_DISK_TIERS)), _word(*_DISK_TIERS)]
 NetworkTier = Annotated[str, PlainValidator(one_of(*_NETWORK_TIERS)), _word(*_NETWORK_TIERS)]
+Autoscaler = Annotated[str, PlainValidator(one_of(*_AUTOSCALERS)), _word(*_AUTOSCALERS)]
 UpdateMode = Annotated[str, PlainValidator(one_of(*_UPDATE_MODES)), _word(*_UPDATE_MODES)]
 MountMode = Annotated[str, PlainValidator(one_of(*_MOUNT_MODES)), WithJsonSchema(
     {"type": "string", "enum": [*_MOUNT_MODES, *(mode.upper() for mode in _MOUNT_MODES)]}
 )]  # fmt: skip
+
+
+# --- shares and times ----------------------------------------------------------------------------------------
+
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*([smhd]?)", re.IGNORECASE)
+_UNIT_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_ENTRY_S = 7 * 86400.0
+
+
+def parse_attainment(value: object) -> float:
+    """``99.5%``, ``99.5`` or ``0.995`` -> the share."""
+    text = str(value).strip() if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        raise refuse("must be a share like 99.5%", value) from None
+    share = number / 100.0 if text.endswith("%") or number > 1.0 else number
+    if not 0.5 <= share <= 0.9999:
+        raise refuse("must be a share from 50% to 99.99%", value)
+    return round(share, 9)
+
+
+def parse_duration(value: object) -> float:
+    """``90``, ``90s``, ``30m``, ``10h`` or ``2d`` -> seconds."""
+    match = _DURATION.fullmatch(str(value).strip()) if not isinstance(value, bool) else None
+    seconds = None if match is None else float(match[1]) * _UNIT_S[match[2].lower()]
+    if seconds is None or not 60.0 <= seconds <= _LONGEST_ENTRY_S:
+        raise refuse("must be a duration from 1m to 7d, such as 10h", value)
+    return seconds
+
+
+def parse_cron(value: object) -> str:
+    """Return five fields, as `cronsim` understands them."""
+    from cronsim import CronSim, CronSimError
+
+    if not isinstance(value, str) or len(value.split()) != 5:
+        raise refuse('must be five fields like "0 8 * * 1-5"', value)
+    try:
+        next(CronSim(value, _EPOCH))
+    except CronSimError as error:
+        raise refuse(f"is no cron expression: {error}", value) from None
+    except StopIteration:
+        raise refuse("names no instant: that day never comes", value) from None
+    return " ".join(value.split())
+
+
+def parse_timezone(value: object) -> str:
+    try:
+        return ZoneInfo(str(value)).key
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise refuse("is no time zone, such as Europe/Berlin", value) from None
+
+
+_SHARE = WithJsonSchema({"type": ["number", "string"]})
+Attainment = Annotated[float, PlainValidator(parse_attainment), _SHARE]
+Duration = Annotated[float, PlainValidator(parse_duration), _SHARE]
+CronText = Annotated[str, PlainValidator(parse_cron), WithJsonSchema({"type": "string"})]
+TimeZone = Annotated[str, PlainValidator(parse_timezone), WithJsonSchema({"type": "string"})]
 
 
 # --- ports ---------------------------------------------------------------------------------------------------

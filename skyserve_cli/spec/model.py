@@ -61,6 +61,30 @@ def json_inner(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class SloSpec:
+    """The share `attainment` of the requests is to have its first byte and its tokens in time.
+
+    `capacity_qps` is what one replica carries so, per second; None: it is learned.
+    """
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    attainment: float = 0.99
+    capacity_qps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSize:
+    """Other limits of the size for `duration_s` from each instant of `cron` in `timezone`; None: as at other times."""
+
+    cron: str
+    timezone: str
+    duration_s: float
+    min_replicas: int | None = None
+    max_replicas: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaPolicy:
     """How many replicas, and on which capacity.
 
@@ -85,10 +109,13 @@ class ReplicaPolicy:
     max_usd_hour: float | None = None
     upscale_delay_s: float = 300.0
     downscale_delay_s: float = 1200.0
+    slo: SloSpec | None = None
+    autoscaler: str | None = None
+    schedule: tuple[ScheduledSize, ...] = ()
 
     @property
     def autoscaling(self) -> bool:
-        return self.max_replicas > self.min_replicas
+        return self.max_replicas > self.min_replicas or bool(self.schedule)
 
 
 @dataclass(frozen=True, slots=True)

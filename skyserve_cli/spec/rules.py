@@ -84,6 +84,7 @@ def _size(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
     if rated and ongoing is not None:
         message = f"cannot stand next to target_qps_per_replica: choose one of the two (got {ongoing:g})"
         yield Problem(_ONGOING, message, ongoing)
+    yield from _slo(policy, sound)
     if not (sound(*at, "min_replicas") and sound(*at, "max_replicas")):
         return
     low, high = policy.min_replicas, policy.max_replicas
@@ -91,15 +92,48 @@ def _size(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
     if top < low:
         yield Problem(f"{_POLICY}.max_replicas", f"must be >= min_replicas (got {top} < {low})", top)
     unsaid = sound(*_TARGETS.split(".")) and sound(*_ONGOING.split("."))
-    if top > low and not rated and ongoing is None and unsaid:
+    if top > low and not rated and ongoing is None and policy.slo is None and unsaid and sound(*at, "slo"):
         message = f"is needed to choose between {low} and {top} replicas"
-        hint = "or target_ongoing_requests_per_replica, to scale by concurrency"
+        hint = "or slo, or target_ongoing_requests_per_replica, to scale by concurrency"
         yield Problem(_TARGETS, message, hint=hint)
     base = policy.base_ondemand_fallback_replicas
     if base > max(top, low) and sound(*at, "base_ondemand_fallback_replicas"):
         key = "max_replicas" if high is not None else "min_replicas, the fixed size,"
         message = f"must be <= {key} (got {base} > {top})"
         yield Problem(f"{_POLICY}.base_ondemand_fallback_replicas", message, base)
+
+
+def _slo(policy: ReplicaPolicySection, sound: Sound) -> Iterator[Problem]:
+    """An SLO says what a target would only guess."""
+    at = ("service", "replica_policy")
+    if not sound(*at, "slo"):
+        return
+    if policy.slo is None:
+        if policy.autoscaler is not None:
+            message = f"needs slo, which says what to scale for (got {policy.autoscaler})"
+            yield Problem(f"{_POLICY}.autoscaler", message, policy.autoscaler)
+    else:
+        if policy.slo.ttft_ms is None and policy.slo.tpot_ms is None:
+            yield Problem(f"{_POLICY}.slo", "needs ttft_ms or tpot_ms: when is a request late?")
+        for path, given in (
+            (_TARGETS, policy.target_qps_per_replica),
+            (_ONGOING, policy.target_ongoing_requests_per_replica),
+        ):
+            if given is not None:
+                hint = "leave the target out: what a replica carries is learned, or set slo.capacity_qps"
+                key = path.rpartition(".")[2]
+                yield Problem(path, f"cannot stand next to slo: choose {key} or slo", given, hint)
+        if policy.availability_target is not None:
+            message = "cannot stand next to slo: both would steer by a budget; choose availability_target or slo.attainment"
+            yield Problem(f"{_POLICY}.availability_target", message, policy.availability_target)
+    for index, entry in enumerate(policy.schedule):
+        path = f"{_POLICY}.schedule[{index}]"
+        if entry.min_replicas is None and entry.max_replicas is None:
+            yield Problem(path, "needs min_replicas or max_replicas: it changes nothing")
+        least = policy.min_replicas if entry.min_replicas is None else entry.min_replicas
+        if entry.max_replicas is not None and entry.max_replicas < least:
+            message = f"must be >= min_replicas (got {entry.max_replicas} < {least})"
+            yield Problem(f"{path}.max_replicas", message, entry.max_replicas)
 
 
 def _placement(policy: ReplicaPolicySection | None, sound: Sound) -> Iterator[Problem]:

@@ -17,11 +17,15 @@ from skyserve_cli.spec.balancer import LoadBalancerSection
 from skyserve_cli.spec.fields import (
     AboveZero,
     AnyText,
+    Attainment,
+    Autoscaler,
     Availability,
     Count,
     Cpus,
+    CronText,
     DiskSize,
     DiskTier,
+    Duration,
     Fraction,
     Headers,
     ImageValue,
@@ -40,6 +44,7 @@ from skyserve_cli.spec.fields import (
     Sources,
     SpotPlacer,
     Text,
+    TimeZone,
     UpdateMode,
     WindowSeconds,
 )
@@ -62,6 +67,30 @@ class ProbeSection(Section):
     """JSON to POST; without it the probe is a GET."""
     headers: Headers | None = None
     """Headers to send. A secret is referred to as $NAME."""
+
+
+class SloSection(Section):
+    ttft_ms: AboveZero | None = None
+    """A request is late if its first byte comes later than this."""
+    tpot_ms: AboveZero | None = None
+    """A request is late if each token after the first takes longer than this, on the mean."""
+    attainment: Attainment = 0.99
+    """The share of requests that should be in time, such as 99.5%."""
+    capacity_qps: AboveZero | None = None
+    """Requests per second that one replica carries so. Default: learned from the service's own traffic."""
+
+
+class ScheduleSection(Section):
+    cron: CronText
+    """When the entry begins: minute, hour, day of the month, month, day of the week."""
+    timezone: TimeZone = "UTC"
+    """Time zone of cron, such as Europe/Berlin."""
+    duration: Duration
+    """How long the entry lasts, such as 10h; up to a week."""
+    min_replicas: Count | None = None
+    """In place of min_replicas meanwhile."""
+    max_replicas: Count | None = None
+    """In place of max_replicas meanwhile."""
 
 
 class ReplicaPolicySection(Section):
@@ -112,6 +141,13 @@ class ReplicaPolicySection(Section):
     """More load must last this long before replicas are added."""
     downscale_delay_seconds: Seconds = 1200.0
     """Less load must last this long before replicas are removed."""
+    slo: SloSection | None = None
+    """Which requests are in time, and which share should be: the size follows from it. Instead of target_*."""
+    autoscaler: Autoscaler | None = None
+    """With slo. predictive: size for the demand expected when a replica would be ready; reactive: for the present one;
+    forecast_only: for the present one, and say what the forecast would want. Default: predictive."""
+    schedule: tuple[ScheduleSection, ...] = ()
+    """Other limits at certain times, such as more replicas on weekday mornings."""
 
 
 class UpdateSection(Section):

@@ -28,7 +28,7 @@ from sqlalchemy.engine import URL, Connection, make_url
 
 from policies.goals import UpdateMode
 from policies.model import Memory, Replica, ReplicaState, Role
-from skyserve_cli.state import prune
+from skyserve_cli.state import demand, prune
 from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.codec import (
@@ -45,6 +45,7 @@ from skyserve_cli.state.opening import check_file, check_revision, sqlite_file
 from skyserve_cli.state.read_cache import ReadCache
 from skyserve_cli.state.values import (
     Commit,
+    DemandRow,
     EventRecord,
     NoSuchServiceError,
     ServiceExistsError,
@@ -488,6 +489,37 @@ class Store:
         with self._writing():
             pass  # or it would only be noticed when there is something to remove
         return prune.prune_events(self._reader, self._writing, before, keep, pause)
+
+    # --- what services were asked for ---------------------------------------------------------------------
+
+    def put_demand(self, name: str, rows: Sequence[DemandRow], *, drop_from: int | None = None) -> None:
+        """Store minutes of a service, after removing those from `drop_from` on. What `services` shows does not change."""
+        with self._writing() as c:
+            if drop_from is not None:
+                demand.drop(c, name, drop_from)
+            demand.write(c, name, rows)
+
+    def demand(self, name: str, *, since: int = 0, folded: bool = False) -> list[DemandRow]:
+        """Return the stored minutes of a service from minute `since` on; `folded`: means of ten minutes, of longer ago."""
+        with self._reader.connect() as c:
+            return demand.read(c, name, since, demand.FOLDED if folded else demand.MINUTE)
+
+    def fold_demand(self, now_minute: int, *, pause: Callable[[], None] = lambda: None) -> int:
+        """Replace minutes of more than two weeks ago by means of ten, and forget those of more than eight weeks ago.
+
+        Returns how many rows were removed. `pause`: as for `fold`.
+        """
+        with self._reader.connect() as c:
+            known = demand.names(c)
+        dropped = 0
+        for name in known:
+            step = 1
+            while step:
+                with self._writing() as c:
+                    step = demand.fold(c, name, now_minute)
+                dropped += step
+                pause()
+        return dropped
 
     # --- reading ------------------------------------------------------------------------------------------
 

@@ -123,6 +123,23 @@ kills = sa.Table(
     sa.Column("replica_id", sa.Integer, primary_key=True),
 )
 
+#: What services were asked for. A row is about `span` minutes from `minute` on (minutes since 1970): 1, or 10 where it is the
+#: mean of ten minutes that are longer ago (see `state.demand`).
+demand = sa.Table(
+    "demand",
+    metadata,
+    sa.Column("service", sa.String(63), primary_key=True),
+    sa.Column("span", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("minute", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("requests", sa.Float, nullable=False),
+    sa.Column("prompt_tokens", sa.Float, nullable=False),
+    sa.Column("response_tokens", sa.Float, nullable=False),
+    sa.Column("late", sa.Float, nullable=False),
+    # Ready replicas, as the load balancers knew them.
+    sa.Column("ready", sa.Float, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 #: The event log: append-only, what happened and what was decided, in order. `state` is the state from then on: the
 #: state of the replica, or (kind "scale") how many replicas are wanted.
 events = sa.Table(

@@ -112,6 +112,20 @@ class ServiceHistory:
     changes: tuple[StateChange, ...]
 
 
+class DemandRow(NamedTuple):
+    """What a service was asked for in `minute` (counted since 1970), and what became of it; of ten minutes: their means.
+
+    Tokens and `late` are of requests that ended in the minute. `ready` are the replicas that were.
+    """
+
+    minute: int
+    requests: float
+    prompt_tokens: float
+    response_tokens: float
+    late: float
+    ready: float
+
+
 @dataclass(frozen=True, slots=True)
 class Spent:
     """US dollars since the service's first `up`; the second figure is the same fleet all on demand."""

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lb.config.demand import Demand
 from lb.config.schema import Readiness, Table
 from policies.history import Load
 from policies.model import Event, Offer, ProbeFailed, ProbePassed
@@ -164,6 +165,7 @@ class SimAgents:
     regional: dict[tuple[str, int], Table] = field(default_factory=dict)  # of agents on machines of their own
     busy_until: dict[tuple[str, str], float] = field(default_factory=dict)
     requests_per_s: dict[str, float] = field(default_factory=dict)
+    minutes: dict[str, Demand] = field(default_factory=dict)
 
     def accept(self, table: Table, replica_id: int | None = None) -> None:
         """A drained target has requests that end some time later. `replica_id` is of the agent's own machine. A table of an
@@ -183,6 +185,31 @@ class SimAgents:
             self.tables[table.service] = table
         else:
             self.regional[table.service, replica_id] = table
+
+    def demand(self, service: str) -> Demand:
+        """The minutes of an agent since it was first polled. A replica answers two requests per second in time."""
+        end = int(self.clock.now() // 60)
+        known = self.minutes.get(service) or Demand(0.0, end)
+        ready = sum(target.state is Readiness.READY for target in self.tables[service].targets)
+        asked = round(60.0 * self.requests_per_s.get(service, 0.0))
+        late = max(0, asked - 120 * ready)
+        missing = end - known.end
+        known = Demand(
+            self.clock.now(),
+            known.first,
+            *(
+                column + (value,) * missing
+                for column, value in (
+                    (known.requests, asked),
+                    (known.prompt_tokens, 0),
+                    (known.response_tokens, 0),
+                    (known.late, late),
+                    (known.ready, ready),
+                )
+            ),
+        )
+        self.minutes[service] = known
+        return known
 
     def load(self, table: Table, share: int = 1) -> Load:
         """What an agent with that table tells; requests go to `share` agents alike."""
@@ -210,6 +237,9 @@ class SimFleet:
         for service in [service for service in self._agents.tables if service not in orders]:
             del self._agents.tables[service]
             self._pushed.pop(service, None)
+
+    def demand(self, service: str) -> Demand | None:
+        return self._agents.demand(service) if service in self._agents.tables else None
 
     def load(self, service: str) -> Load:
         table = self._agents.tables.get(service)
@@ -251,6 +281,9 @@ class SimRegional:
             elif order.passing and not passes:
                 events.append((order.service, ProbeFailed(order.replica_id, "simulated")))
         return events
+
+    def demands(self, service: str) -> list[Demand | None]:
+        return [None for name, _ in self._agents.regional if name == service]
 
     def loads(self, service: str) -> list[Load]:
         tables = [table for (name, _), table in self._agents.regional.items() if name == service]

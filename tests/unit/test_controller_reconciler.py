@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lb.config.demand import Demand
 from lb.config.schema import Readiness
 from policies.goals import UpdateMode
 from policies.history import Load
@@ -65,6 +66,8 @@ class World:
     events: list[tuple[str, Event]] = field(default_factory=list)
     listings: list[InstanceListing] = field(default_factory=list)
     loads: dict[str, Load] = field(default_factory=dict)
+    minutes: dict[str, Demand] = field(default_factory=dict)
+    specs: dict[tuple[str, int], ServiceSpec] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)  # services whose spec cannot be had
     unprobeable: set[str] = field(default_factory=set)
     die_at: str = ""
@@ -215,6 +218,9 @@ class _Fleet(_Hand):
     def load(self, service: str) -> Load:
         return self.world.loads.get(service, Load())
 
+    def demand(self, service: str) -> Demand | None:
+        return self.world.minutes.get(service)
+
 
 class _Offers(_Hand):
     def get(self, need: Requirements) -> tuple[Offer, ...] | None:
@@ -227,7 +233,10 @@ class _Specs(_Hand):
         if service in self.world.broken:
             raise ValueError(f"{service} cannot be read")
 
-        return spec_from_json(dict(self.world.store.version(service, version).spec))
+        if (service, version) not in self.world.specs:
+            spec = spec_from_json(dict(self.world.store.version(service, version).spec))
+            self.world.specs[service, version] = spec
+        return self.world.specs[service, version]
 
     def probe(self, service: str, version: int) -> Probe:
         if service in self.world.unprobeable:

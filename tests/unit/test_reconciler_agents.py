@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lb.config.demand import Demand
 from policies.history import Load
 from policies.model import Event, Launched, ProbePassed, Replica, ReplicaState, Role, Terminated
 from provisioners.port.base import InstanceState
@@ -55,6 +56,9 @@ class _Regional:
 
     def loads(self, service: str) -> Sequence[Load]:
         return self.world.reported
+
+    def demands(self, service: str) -> Sequence[Demand | None]:
+        return [None for _ in self.world.reported]
 
 
 @dataclass

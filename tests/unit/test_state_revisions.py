@@ -88,6 +88,21 @@ ADDED: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "0004": [("replicas", {"role": "replica"})],
     "0005": [("replicas", {"choice": 1})],
     "0006": [("lease", {"epoch": 9}), ("fingerprints", {"key": "sealing.key", "value": "ab"})],
+    "0008": [
+        (
+            "demand",
+            {
+                "service": "chat",
+                "span": 1,
+                "minute": 29_000_000,
+                "requests": 90.0,
+                "prompt_tokens": 4000.0,
+                "response_tokens": 900.0,
+                "late": 1.0,
+                "ready": 2.0,
+            },
+        )
+    ],
 }
 
 
@@ -111,7 +126,7 @@ def fill(url: str, revision: str) -> None:
             extra = {key: value for table, values in added if table == name for key, value in values.items()}
             connection.execute(tables.tables[name].insert(), [{**row, **extra} for row in rows])
         for table, values in added:
-            if table == "fingerprints":
+            if table in ("fingerprints", "demand"):
                 connection.execute(tables.tables[table].insert(), [values])
             elif table not in ROWS:
                 connection.execute(tables.tables[table].update().values(values))

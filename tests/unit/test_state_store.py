@@ -19,10 +19,12 @@ from sqlalchemy.exc import DBAPIError
 from policies.goals import UpdateMode
 from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Role, Zone
 from skyserve_cli.state.codec import replica_from_row, replica_to_row
+from skyserve_cli.state.demand import KEEP_FOLDED_MINUTES, KEEP_MINUTES
 from skyserve_cli.state.statements import RECENT_REPLICAS
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.tables import metadata
 from skyserve_cli.state.values import (
+    DemandRow,
     EventRecord,
     NoSuchServiceError,
     ServiceExistsError,
@@ -569,3 +571,41 @@ def test_of_a_service_that_failed_often_only_the_newest_replicas_are_looked_thro
     commit(store, *ended)
     found = store.recently_ended(["chat"], since=0.0)["chat"]
     assert [replica.id for replica in found] == [*range(51, RECENT_REPLICAS + 51)]
+
+
+# --- what services were asked for
+
+
+def minute(number: int, requests: float = 10.0) -> DemandRow:
+    return DemandRow(number, requests, 100.0, 20.0, 1.0, 2.0)
+
+
+def test_minutes_are_kept_as_written_and_twice_is_once(store: Store) -> None:
+    put(store)
+    before = store.count()
+    store.put_demand("chat", [minute(7), minute(8)])
+    store.put_demand("chat", [minute(8), minute(9)])
+    store.put_demand("other", [minute(1)])
+    assert store.demand("chat") == [minute(7), minute(8), minute(9)]
+    assert store.demand("chat", since=9) == [minute(9)]
+    store.put_demand("chat", [minute(8, 5.0)], drop_from=8)
+    assert store.demand("chat") == [minute(7), minute(8, 5.0)]
+    assert store.count() == before
+
+
+def test_minutes_become_means_of_ten_after_two_weeks_and_go_after_eight(store: Store) -> None:
+    now = 100_000
+    edge = (now - KEEP_MINUTES) // 10 * 10
+    known = [edge - 25, *range(edge - 20, edge + 5)]
+    store.put_demand("chat", [minute(number, float(number - edge)) for number in known])
+    store.put_demand("chat", [minute(now - KEEP_FOLDED_MINUTES - 2000)])
+    assert store.fold_demand(now) == 22 + 1
+    assert [row.minute for row in store.demand("chat")] == list(range(edge, edge + 5))
+    folded = store.demand("chat", folded=True)
+    assert [(row.minute, row.requests) for row in folded] == [
+        (edge - 30, -25.0),
+        (edge - 20, -15.5),
+        (edge - 10, -5.5),
+    ]
+    assert store.fold_demand(now) == 0
+    assert store.demand("chat", folded=True) == folded

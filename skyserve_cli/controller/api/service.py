@@ -38,7 +38,7 @@ from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import spec_from_json, spec_to_json
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import NoSuchServiceError, ServiceRow, Spent
+from skyserve_cli.state.values import DemandRow, NoSuchServiceError, ServiceRow, Spent
 
 #: Why a launch ends that the cloud has refused: it has left nothing.
 _REFUSED = (EndReason.CAPACITY, EndReason.QUOTA, EndReason.AUTH, EndReason.REFUSED, EndReason.CONFIG)
@@ -279,7 +279,7 @@ class ControllerService:
         view = service_view(
             row,
             spec,
-            goal_of(row, spec),
+            goal_of(row, spec, now),
             beside=self._fleet.view(row.name) if is_beside else None,
             agents={agent.id: self._regional.view(row.name, agent.id) for agent in row.balancers},
             load=merged([*loads, *self._regional.loads(row.name)]),
@@ -292,12 +292,17 @@ class ControllerService:
             },
             now=now,
             failure=last_failure(row, recently),
+            day=self._day(row.name, now) if spec.replica_policy.slo is not None else (),
             leases={cloud: self._leases(cloud) for cloud in {r.zone.cloud for r in row.attempts}},
             logs={replica_id: str(found[0]) for replica_id, found in kept.items() if found is not None},
         )
         troubles = [self._fleet.view(row.name).trouble if is_beside else "", self._names.trouble(row.name)]
         view["notes"] = "; ".join(filter(None, [row.notes, *troubles]))
         return view
+
+    def _day(self, name: str, now: float) -> Sequence[DemandRow]:
+        """Return the minutes of the last 24 hours."""
+        return self._store.demand(name, since=int(now // 60) - 1440)
 
     def _port(self, name: str, spec: ServiceSpec) -> int:
         """Return the endpoint's port: the one requested, the one the name had, or the first that is free."""

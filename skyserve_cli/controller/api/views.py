@@ -12,13 +12,14 @@ from policies.history import Load
 from policies.model import CapacityType, EndReason, Replica, ReplicaState
 from policies.service_state import service_state
 from provisioners.port.lease import Lease
+from skyserve_cli.controller.api.slo_view import slo_view
 from skyserve_cli.controller.balancers.front_address import reach_of
 from skyserve_cli.controller.balancers.local_fleet import AgentView
 from skyserve_cli.controller.balancers.regional_fleet import RegionalView
 from skyserve_cli.controller.reconcile.leases import lease_view
 from skyserve_cli.controller.reconcile.mappers import on_demand_price
 from skyserve_cli.spec.model import ServiceSpec
-from skyserve_cli.state.values import ServiceHistory, ServiceRow, Spent
+from skyserve_cli.state.values import DemandRow, ServiceHistory, ServiceRow, Spent
 
 _NOTHING: Mapping[int, str] = MappingProxyType({})
 _NO_LEASES: Mapping[str, Mapping[str, Lease]] = MappingProxyType({})
@@ -56,6 +57,7 @@ def service_view(
     now: float,
     failure: Replica | None = None,
     logs: Mapping[int, str] = _NOTHING,
+    day: Sequence[DemandRow] = (),
     leases: Mapping[str, Mapping[str, Lease]] = _NO_LEASES,
 ) -> dict[str, Any]:
     """Return one service.
@@ -65,7 +67,7 @@ def service_view(
     those of machines by cloud and instance. `num_nodes` are the nodes of a replica by its version. `beside` is the load
     balancer agent beside the controller, if there is to be one, `agents` are those on machines of their own by id. Of the
     hourly costs, `_on_demand` is that of the same replicas on demand, and `_wanted_on_demand` that of as many as are
-    wanted.
+    wanted. `day` are the minutes of demand of the last 24 hours, of a service with an SLO.
     """
     endpoints = endpoints_of(row, spec, host, is_beside=beside is not None)
     status = service_state(
@@ -124,6 +126,7 @@ def service_view(
             }
             for r in (*row.replicas, *ended)
         ],
+        "slo": slo_view(spec.replica_policy, row.memory.scaling, day),
         "last_failure": None if failure is None else failure_view(failure),
     }
 

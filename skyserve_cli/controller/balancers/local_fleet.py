@@ -19,6 +19,7 @@ from pathlib import Path
 import aiohttp
 import orjson
 
+from lb.config.demand import Demand
 from lb.config.options import Listen
 from lb.config.schema import Readiness, Stats, Table, WireError
 from policies.backoff import delay_s
@@ -30,6 +31,7 @@ from skyserve_cli.controller.balancers.agent_process import (
     shape_of,
     table_for,
 )
+from skyserve_cli.controller.balancers.demand_follower import DemandFollower
 from skyserve_cli.controller.reconcile.attention import Attention
 from skyserve_cli.controller.reconcile.demand import load_of, slowdown
 from skyserve_cli.controller.reconcile.ports import AgentOrder
@@ -72,8 +74,11 @@ class LocalFleet:
         wake: Callable[[], None],
         attention: Attention | None = None,
         served: ServedReplicas | None = None,
+        now: Callable[[], float] | None = None,
     ) -> None:
+        """`now` is the controller's clock, by which minutes of demand are numbered; None: they are not read."""
         self._folder = folder
+        self._now = now
         self._attention = attention
         self._served = ServedReplicas() if served is None else served
         self._loop = loop
@@ -102,6 +107,10 @@ class LocalFleet:
         supervisor = self._supervisors.get(service)
         return Load() if supervisor is None else supervisor.load
 
+    def demand(self, service: str) -> Demand | None:
+        supervisor = self._supervisors.get(service)
+        return None if supervisor is None or supervisor.minutes is None else supervisor.minutes.demand
+
     def view(self, service: str) -> AgentView:
         supervisor = self._supervisors.get(service)
         return AgentView(False, False, 0, 0) if supervisor is None else supervisor.view()
@@ -116,7 +125,12 @@ class LocalFleet:
             if supervisor is None:
                 assert self._session is not None  # noqa: S101 - start() comes first
                 supervisor = self._supervisors[service] = _LocalAgentSupervisor(
-                    self._folder / service, self._session, self._wake, self._attention, self._served
+                    self._folder / service,
+                    self._session,
+                    self._wake,
+                    self._attention,
+                    self._served,
+                    self._now,
                 )
             supervisor.want(orders.get(service))
             task = self._tasks.get(service)
@@ -138,7 +152,9 @@ class _LocalAgentSupervisor:
         wake: Callable[[], None],
         attention: Attention | None,
         served: ServedReplicas,
+        now: Callable[[], float] | None,
     ) -> None:
+        self.minutes = None if now is None else DemandFollower(now)
         self._name = folder.name
         self._attention = attention
         self._served = served
@@ -219,6 +235,8 @@ class _LocalAgentSupervisor:
         ):
             await self._push(agent, order)
         await self._ask(agent, order.window_s)
+        if order.counts_demand:
+            await self._count(agent)
         self._failures = self._silences = 0
 
     def _is_lost(self, agent: LocalAgent, shape: Shape) -> bool:
@@ -285,6 +303,12 @@ class _LocalAgentSupervisor:
         if stirring:
             self._wake()
 
+    async def _count(self, agent: LocalAgent) -> None:
+        if self.minutes is not None and await self.minutes.follow(
+            self._session, agent.admin_url, agent.authorization
+        ):
+            self._wake()
+
     async def _adopt(self, shape: Shape | None) -> LocalAgent | None:
         """The agent an earlier controller left, if it has the wanted shape (None: any)."""
         found = self._folder.left()
@@ -329,6 +353,8 @@ class _LocalAgentSupervisor:
         self._trouble = ""
         self._silences = 0
         self.load = Load()
+        if self.minutes is not None:
+            self.minutes.forget()
         self._served.silent(self._name, BESIDE)
 
     async def _stop(self, agent: LocalAgent) -> None:

@@ -23,6 +23,7 @@ from typing import TypeVar
 import aiohttp
 import orjson
 
+from lb.config.demand import Demand
 from lb.config.schema import Readiness, Stats, Table, WireError
 from policies.backoff import delay_s
 from policies.history import Load
@@ -32,6 +33,7 @@ from provisioners.port.commands import HostConnection, ShellError
 from provisioners.port.errors import ProvisionError
 from provisioners.remote.ssh_tunnel import PortForward
 from skyserve_cli.controller.balancers.bundle import Bundle, agent_bundle
+from skyserve_cli.controller.balancers.demand_follower import DemandFollower
 from skyserve_cli.controller.balancers.deploy import (
     Release,
     Serving,
@@ -136,6 +138,14 @@ class RegionalFleet:
             supervisor.load for (name, _), supervisor in list(self._supervisors.items()) if name == service
         ]
 
+    def demands(self, service: str) -> list[Demand | None]:
+        """See `Regional`."""
+        return [
+            supervisor.minutes.demand
+            for (name, _), supervisor in list(self._supervisors.items())
+            if name == service
+        ]
+
     def reached_at(self) -> float | None:
         """Return when any agent last responded; None without agents."""
         supervisors = list(self._supervisors.values())
@@ -215,6 +225,7 @@ class _RegionalAgentSupervisor:
         self._trouble = ""
         self._stirred = asyncio.Event()
         self.load = Load()
+        self.minutes = DemandFollower(fleet.now)
 
     def want(self, order: RegionalOrder) -> None:
         if order.table.revision != self._order.table.revision:
@@ -328,6 +339,10 @@ class _RegionalAgentSupervisor:
         if self._acked is None or self._acked.revision != order.table.revision:
             await self._push(order.table)
         await self._ask(order.window_s)
+        if order.counts_demand:
+            url = f"http://127.0.0.1:{self._forward.port}"
+            if await self.minutes.follow(self._session, url, self._authorization()):
+                self._fleet.wake()
         self._heard_at = self._fleet.now()
         self._failures = self._silences = 0
         is_refused = serving_now.refused == release.name

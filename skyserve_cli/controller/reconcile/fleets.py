@@ -14,7 +14,7 @@ from policies import balancers
 from policies.balancers import FAREWELL_S
 from policies.brake import Evidence
 from policies.goals import Goal
-from policies.history import Load
+from policies.history import History, Load
 from policies.model import Launch, Memory, Observation, Offer, Plan, Replica, Role
 from policies.plan import learn, plan
 from policies.registry import policies_for
@@ -45,6 +45,7 @@ class Service:
     load: Load
     now: float
     room_usd_hour: float
+    history: History | None  # None: the service has no SLO
 
 
 class Fleet(Protocol):
@@ -109,8 +110,15 @@ class ReplicaFleet:
         return plan(observed, memory, self._policies)
 
     def _observed(self, change: TickTransitions) -> Observation:
+        service = self._service
         return Observation(
-            self._service.now, self.goal, change.live(), (), self._service.load, tuple(change.events)
+            service.now,
+            self.goal,
+            change.live(),
+            (),
+            service.load,
+            tuple(change.events),
+            history=service.history,
         )
 
 

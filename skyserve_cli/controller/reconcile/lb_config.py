@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
+from lb.config.options import Slo
 from lb.config.schema import Limits, Readiness, Table, Target
 from policies import rollout
 from policies.goals import Goal
@@ -67,6 +68,7 @@ def table_of(
         balancer.trusted_proxies,
         balancer.session,
         metrics=balancer.metrics,
+        slo=_slo(spec),
     )
     if any(target.tls_name for target in table.targets):
         table = replace(table, targets_ca=targets_ca)
@@ -77,6 +79,13 @@ def table_of(
         epoch=epoch,
         targets=tuple(_counting_down(target, now) for target in table.targets),
     )
+
+
+def _slo(spec: ServiceSpec) -> Slo:
+    given = spec.replica_policy.slo
+    if given is None:
+        return Slo()
+    return Slo(ttft_s=(given.ttft_ms or 0.0) / 1000.0, tpot_s=(given.tpot_ms or 0.0) / 1000.0)
 
 
 def without_loopback(table: Table) -> Table:

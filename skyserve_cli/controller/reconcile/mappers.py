@@ -8,7 +8,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from policies.balancers import AgentFleet, AgentRegion
-from policies.goals import Goal, PlacementGoal, ScalingGoal
+from policies.goals import Goal, PlacementGoal, ScalingGoal, SloGoal
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Role
 from policies.registry import ALIASES, AUTO, MIXERS
 from provisioners.port.base import Candidate, LaunchOrder, Requirements
@@ -17,17 +17,19 @@ from skyserve_cli.controller.agent_files import TOKEN_VARIABLE, supervisor_file
 from skyserve_cli.controller.reconcile.ports import NameOrder
 from skyserve_cli.controller.reconcile.resource_match import candidates_of, copies_of, image_of
 from skyserve_cli.spec.model import RegionalAgents, ResourceChoice, ServiceSpec
+from skyserve_cli.spec.schedule import limits_at
 from skyserve_cli.state.values import ServiceRow
 
 _AGENT_DISK_GB = 30
+_FIRST_COLD_START_S = 300.0  # before a replica of the service has shown how long it takes
 _FIRST_FREE_PORT = 1024  # below it ports are root's, unless the kernel is configured otherwise
 
 
-def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
-    """Return what policies need to know of the service."""
+def goal_of(row: ServiceRow, spec: ServiceSpec, now: float | None = None) -> Goal:
+    """Return what policies need to know of the service, with the limits of its schedule at `now` (None: at no special time)."""
     return Goal(
         version=row.version,
-        scaling=scaling_of(spec),
+        scaling=scaling_of(spec, now),
         placement=placement_of(spec),
         same_replicas=row.same_replicas,
         update_mode=row.update_mode,
@@ -42,17 +44,35 @@ def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
     )
 
 
-def scaling_of(spec: ServiceSpec) -> ScalingGoal:
+def scaling_of(spec: ServiceSpec, now: float | None = None) -> ScalingGoal:
     """Return the limits, targets and delays of the autoscaler."""
     policy = spec.replica_policy
+    least, most = policy.min_replicas, policy.max_replicas
+    if policy.schedule and now is not None:
+        least, most, _ = limits_at(policy, now)
     return ScalingGoal(
-        min_replicas=policy.min_replicas,
-        max_replicas=policy.max_replicas,
+        min_replicas=least,
+        max_replicas=most,
         target_qps_per_replica=policy.target_qps_per_replica,
         upscale_delay_s=policy.upscale_delay_s,
         downscale_delay_s=policy.downscale_delay_s,
         target_qps_by_accelerator=policy.target_qps_by_accelerator,
         target_ongoing_per_replica=policy.target_ongoing_requests_per_replica,
+        slo=_slo_of(spec),
+    )
+
+
+def _slo_of(spec: ServiceSpec) -> SloGoal | None:
+    policy = spec.replica_policy
+    if policy.slo is None:
+        return None
+    return SloGoal(
+        attainment=policy.slo.attainment,
+        capacity_qps=policy.slo.capacity_qps,
+        cold_start_s=min(_FIRST_COLD_START_S, max(1.0, spec.probe.initial_delay_s)),
+        forecast=policy.autoscaler == "predictive",
+        looks=policy.autoscaler != "reactive",
+        learns_cold_start=True,
     )
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
+from lb.config.demand import Demand
 from lb.config.schema import Table
 from policies.history import Load
 from policies.model import Event, Offer, Replica
@@ -133,7 +134,10 @@ class Prober(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentOrder:
-    """The load balancer a service should have. Its load is requested over the last `window_s`."""
+    """The load balancer a service should have. Its load is requested over the last `window_s`.
+
+    With `counts_demand` the controller reads its minutes, too.
+    """
 
     service: str
     host: str
@@ -141,6 +145,7 @@ class AgentOrder:
     table: Table
     tls: tuple[str, str] | None = None  # certificate file, key file
     window_s: float = 60.0
+    counts_demand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +164,7 @@ class RegionalOrder:
     tls: tuple[str, str] | None = None
     window_s: float = 60.0
     passing: bool | None = None
+    counts_demand: bool = False
 
     @property
     def key(self) -> tuple[str, int]:
@@ -180,6 +186,10 @@ class Regional(Protocol):
         """Return the demand that each of its agents last reported."""
         ...
 
+    def demands(self, service: str) -> Sequence[Demand | None]:
+        """Return the minutes that each of its agents has reported; None: one has not."""
+        ...
+
 
 class NoRegions:
     """A `Regional` without any agent."""
@@ -191,6 +201,9 @@ class NoRegions:
         return ()
 
     def loads(self, service: str) -> Sequence[Load]:
+        return ()
+
+    def demands(self, service: str) -> Sequence[Demand | None]:
         return ()
 
 
@@ -257,6 +270,10 @@ class BalancerFleet(Protocol):
 
     def load(self, service: str) -> Load:
         """Return the demand last reported."""
+        ...
+
+    def demand(self, service: str) -> Demand | None:
+        """Return the minutes that its agent has reported; None: it has not."""
         ...
 
 

@@ -31,6 +31,7 @@ from policies.model import Event, Launch, Plan, ReplicaState
 from policies.registry import reads_load
 from skyserve_cli.controller.reconcile.adoption import Adoption
 from skyserve_cli.controller.reconcile.clock import Clock
+from skyserve_cli.controller.reconcile.demand_book import DemandBook
 from skyserve_cli.controller.reconcile.fleets import agent_goal
 from skyserve_cli.controller.reconcile.listing_events import orphans
 from skyserve_cli.controller.reconcile.mappers import agent_addresses, known_tokens
@@ -61,6 +62,7 @@ from skyserve_cli.controller.reconcile.tick_cache import (
     CHECKED_EVERY_S,
     CHECKED_PER_TICK,
     Around,
+    Demand,
     Kept,
     Listings,
     Orders,
@@ -70,6 +72,7 @@ from skyserve_cli.controller.reconcile.tick_cache import (
     why_again,
 )
 from skyserve_cli.controller.reconcile.turn import Decided, ServiceTurn, TickOffers
+from skyserve_cli.spec.schedule import limits_at
 from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import ServiceRow
@@ -151,6 +154,7 @@ class Reconciler:
         self._epoch = epoch
         self._seen: Counter[str] = Counter()  # listings of each cloud since this process started
         self._order_maker = OrderMaker(specs, owner, lb_host, epoch, targets_ca)
+        self._demand = DemandBook(store)
         self._service_turn = ServiceTurn(
             specs=specs,
             offers=self._offers,
@@ -161,6 +165,7 @@ class Reconciler:
             evidence=_no_doubt if evidence is None else evidence,
             adoption=adoption,
             seen=self._seen,
+            demand=self._demand,
         )
         self._suspects: dict[str, frozenset[str]] = {}
         self._keeps = keeps
@@ -203,6 +208,7 @@ class Reconciler:
             kept = self._kept.get(row.name)
             mine = results.get(row.name, ())
             try:
+                self._take_demand(row, now)
                 if kept is not None and not self._why_again(kept, row, mine, listings, changed, around, now):
                     is_check = checks > 0 and now - kept.decided_at >= CHECKED_EVERY_S
                     if not is_check:
@@ -288,12 +294,26 @@ class Reconciler:
             row,
             has_events=bool(results) or bool(listings and is_news(kept, listings, changed)),
             around=around,
-            demand=demand_of(self._service_turn.load(row, self._specs.get(row.name, row.version)))
-            if reads
-            else None,
+            demand=self._demand_of(row, now) if reads else None,
             offers=[self._offers.of(need) for need in kept.needs],
             now=now,
         )
+
+    def _take_demand(self, row: ServiceRow, now: float) -> None:
+        """Store the minutes that were reported, before anything is decided by them."""
+        if row.down:
+            return
+        spec = self._specs.get(row.name, row.version)
+        if spec.replica_policy.slo is not None:
+            self._service_turn.take_demand(row, spec, now)
+
+    def _demand_of(self, row: ServiceRow, now: float) -> Demand:
+        spec = self._specs.get(row.name, row.version)
+        load = self._service_turn.load(row, spec)
+        if spec.replica_policy.slo is None:
+            return demand_of(load)
+        history = self._demand.history(row.name, now)
+        return demand_of(load, 0 if history is None else history.end)
 
     def _stand(self, kept: Kept, row: ServiceRow, listings: Sequence[InstanceListing], now: float) -> Orders:
         """Return the orders of a service that does not have to be decided about again."""
@@ -323,12 +343,13 @@ class Reconciler:
             decided.plan.wake_at,
             next_due(decided.change.live(), goal),
             next_due(decided.agents.live(), agent_goal(goal)),
+            limits_at(decided.spec.replica_policy, now).until,
         )
         was = self._kept.get(row.name)
         kept = Kept(
             row=row,
             around=around,
-            demand=demand_of(decided.load) if reads_load(goal.scaling) else None,
+            demand=self._demand_of(row, now) if reads_load(goal.scaling) else None,
             needs=decided.needs,
             offers=decided.offers,
             until=min((at for at in waits if at is not None), default=math.inf),

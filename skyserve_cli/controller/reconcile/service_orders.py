@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -64,11 +65,12 @@ class OrderMaker:
         rollout = decided.plan.memory.rollout
         table = table_of(row.name, spec, live, goal, rollout, now, self._epoch(), self._targets_ca, tls_name)
         window_s = spec.replica_policy.load_window_s
+        counts_demand = goal.scaling.slo is not None
         tls = None if spec.tls is None else (spec.tls.certfile, spec.tls.keyfile)
         beside: dict[str, AgentOrder | None] = {}
         if (live or not goal.down) and stands_beside(row, spec):
             host = spec.load_balancer.host or self._lb_host
-            beside[row.name] = AgentOrder(row.name, host, row.lb_port, table, tls, window_s)
+            beside[row.name] = AgentOrder(row.name, host, row.lb_port, table, tls, window_s, counts_demand)
         calls, probes = self._calls_and_probes(row, (*live, *agents), listings)
         remote = without_loopback(table)
         return Orders(
@@ -76,7 +78,7 @@ class OrderMaker:
             probes=tuple(probes),
             agents=beside,
             regional=tuple(
-                self._regional_order(row, agent, remote, tls, window_s)
+                replace(self._regional_order(row, agent, remote, tls, window_s), counts_demand=counts_demand)
                 for agent in agents
                 if agent.state in _CONNECTED and agent.endpoint is not None
             ),

@@ -28,7 +28,7 @@ from skyserve_cli.state.values import ServiceRow
 CHECKED_EVERY_S = 60.0  # a service is decided about at least this often, in case a trigger was missed
 CHECKED_PER_TICK = 2  # and at most this number per tick for that reason alone
 
-Demand = tuple[float, int, bool, float, bool]
+Demand = tuple[float, float, bool, float, bool]
 
 
 class Orders(NamedTuple):
@@ -105,9 +105,11 @@ def why_again(
     return ""
 
 
-def demand_of(load: Load) -> Demand:
-    """As much of the load as a scaler reads."""
+def demand_of(load: Load, history_end: int | None = None) -> Demand:
+    """As much of the load as a scaler reads; one that reads a history decides when its `history_end` moves."""
     is_busy = load.in_flight + load.queued > 0
+    if history_end is not None:
+        return 0.0, history_end, is_busy, 0.0, True
     return load.window_s, load.requests, is_busy, load.ongoing, load.known
 
 

@@ -65,9 +65,10 @@ class TickTransitions:
             self.events.append(event)
             self._record(type(event).__name__, replica, after, event)
 
-    def scale(self, before: int, wanted: int) -> None:
+    def scale(self, before: int, wanted: int, why: str = "") -> None:
         if before != wanted:
             sentence = f"{wanted} replicas wanted" + (f", {before} before" if before else "")
+            sentence += f": {why}" if why else ""
             self.records.append(EventRecord("scale", sentence, state=str(wanted)))
 
     def act(self, actions: Iterable[Action]) -> None:

@@ -14,6 +14,7 @@ from policies.model import EndReason, Event, GaveUp, Memory, Offer, Plan, Replic
 from provisioners.port.base import Requirements
 from skyserve_cli.controller.reconcile.adoption import Adoption
 from skyserve_cli.controller.reconcile.demand import merged
+from skyserve_cli.controller.reconcile.demand_book import DemandBook
 from skyserve_cli.controller.reconcile.fleets import AgentFleet, Fleet, ReplicaFleet, Service
 from skyserve_cli.controller.reconcile.mappers import goal_of, stands_beside
 from skyserve_cli.controller.reconcile.ports import (
@@ -99,6 +100,7 @@ class ServiceTurn:
         evidence: Callable[[str], Evidence],
         adoption: Adoption | None,
         seen: Mapping[str, int],
+        demand: DemandBook,
     ) -> None:
         self._specs = specs
         self._offers = offers
@@ -109,6 +111,7 @@ class ServiceTurn:
         self._evidence = evidence
         self._adoption = adoption
         self._seen = seen
+        self._demand = demand
         self._given_up: dict[str, TerminationLog] = {}  # for failed probes, by service
 
     def decide(
@@ -121,9 +124,10 @@ class ServiceTurn:
     ) -> Decided:
         """`room_usd_hour` is the rest of the budget of all services together."""
         spec = self._specs.get(row.name, row.version)
-        goal = goal_of(row, spec)
+        goal = goal_of(row, spec, now)
         load = self.load(row, spec)
-        service = Service(row, spec, goal, load, now, room_usd_hour)
+        history = None if goal.scaling.slo is None else self._demand.history(row.name, now)
+        service = Service(row, spec, goal, load, now, room_usd_hour, history)
         is_awaited = self._adoption is not None and self._adoption.is_awaited(row.name, now)
         happened = (results, listings)
         replicas = ReplicaFleet(service, self._specs)
@@ -133,7 +137,7 @@ class ServiceTurn:
         decided = self._noted(_together(row, own, agents), own, agents)
         if is_awaited:
             decided = replace(decided, wake_at=now)  # the wait ends with time, or with an adoption
-        own.change.scale(row.wanted, decided.wanted)
+        own.change.scale(row.wanted, decided.wanted, decided.why)
         for turn in (own, agents):
             turn.change.act(() if turn.plan is None else turn.plan.actions)
         asked = [turn for turn in (own, agents) if turn.need is not None]
@@ -180,6 +184,11 @@ class ServiceTurn:
         """Return the demand that all agents of the service have seen."""
         beside = [self._fleet.load(row.name)] if stands_beside(row, spec) else []
         return merged([*beside, *self._regional.loads(row.name)])
+
+    def take_demand(self, row: ServiceRow, spec: ServiceSpec, now: float) -> bool:
+        """Store the minutes that its agents have reported. Returns whether there were any."""
+        beside = [self._fleet.demand(row.name)] if stands_beside(row, spec) else []
+        return self._demand.take(row.name, [*beside, *self._regional.demands(row.name)], now)
 
     def _give_up(self, service: str, fleet: Fleet, change: TickTransitions) -> str:
         """Apply the deadlines that have passed, as far as this controller can trust its own probes. Returns why not all."""
