@@ -110,7 +110,7 @@ def _insist_on_new(client: Client, name: str) -> None:
 
 def _wait(client: Client, loaded: Loaded, seen: int, timeout_s: float | None) -> None:
     """Until the service answers. Ctrl-C stops the waiting, not the service."""
-    name, wanted = loaded.spec.name, loaded.spec.replica_policy.min_replicas
+    name, wanted = loaded.spec.name, loaded.spec.scaling.min_replicas
 
     def answers(views: dict[str, View]) -> bool:
         view = views[name]

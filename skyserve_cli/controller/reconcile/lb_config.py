@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from lb.config.schema import Limits, Readiness, Table, Target
+from lb.config.schema import Readiness, Table, Target
 from policies import rollout
 from policies.goals import Goal
 from policies.model import Json, Replica, ReplicaState
@@ -40,7 +40,7 @@ def table_of(
     Equal contents have equal revisions within one `epoch` (the term of the controller). The time that is left of a drain goes by without a new one: an agent counts
     it from the push. An instant that moves, as a preemption notice moves it, makes a new revision.
     """
-    balancer = spec.load_balancer
+    balancer, limits = spec.load_balancer, spec.load_balancer.limits
     policy = spec.load_balancing_policy
     table = Table(
         service,
@@ -50,13 +50,11 @@ def table_of(
             for replica in rollout.serving(replicas, goal, rollout_memory)
         ),
         policy if policy in POLICIES else DEFAULT_POLICY,
-        Limits(
-            time_to_first_byte_s=_within_a_day(balancer.time_to_first_byte_s),
-            idle_timeout_s=_within_a_day(balancer.stream_timeout_s),
-            stall_timeout_s=balancer.stall_timeout_s,
-            max_body_bytes=balancer.max_body_bytes,
-            hold_s=_hold_s(goal, balancer.queue_timeout_s),
-            max_held=balancer.queue_size,
+        replace(
+            limits,
+            time_to_first_byte_s=_within_a_day(limits.time_to_first_byte_s),
+            idle_timeout_s=_within_a_day(limits.idle_timeout_s),
+            hold_s=_hold_s(goal, limits.hold_s),
         ),
         balancer.retries,
         balancer.breaker,

@@ -8,9 +8,9 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from policies.balancers import Fleet, Place
-from policies.goals import Goal, PlacementGoal, ScalingGoal
+from policies.goals import Goal
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Role
-from policies.registry import ALIASES, AUTO, MIXERS
+from policies.registry import MIXERS
 from provisioners.port.base import Candidate, LaunchOrder, Requirements
 from provisioners.port.vm import MAX_TOKEN
 from skyserve_cli.controller.agent_files import TOKEN_VARIABLE, supervisor_file
@@ -25,10 +25,15 @@ _FIRST_FREE_PORT = 1024  # below it ports are root's, unless the kernel is confi
 
 def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
     """Return what policies need to know of the service."""
+    placement = replace(
+        spec.placement,
+        work=spec.scaling.target_qps_by_accelerator,
+        one_continent=not any(region for choice in spec.resources for _, region in choice.places()),
+    )
     return Goal(
         version=row.version,
-        scaling=scaling_of(spec),
-        placement=placement_of(spec),
+        scaling=spec.scaling,
+        placement=placement,
         same_replicas=row.same_replicas,
         update_mode=row.update_mode,
         max_surge=spec.update.max_surge,
@@ -38,65 +43,13 @@ def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
         drain_timeout_s=0.0 if row.purge else spec.drain_timeout_s,
         down=row.down,
         killed=row.killed,
-        max_usd_hour=spec.replica_policy.max_usd_hour,
-    )
-
-
-def scaling_of(spec: ServiceSpec) -> ScalingGoal:
-    """Return the limits, targets and delays of the autoscaler."""
-    policy = spec.replica_policy
-    return ScalingGoal(
-        min_replicas=policy.min_replicas,
-        max_replicas=policy.max_replicas,
-        target_qps_per_replica=policy.target_qps_per_replica,
-        upscale_delay_s=policy.upscale_delay_s,
-        downscale_delay_s=policy.downscale_delay_s,
-        target_qps_by_accelerator=policy.target_qps_by_accelerator,
-        target_ongoing_per_replica=policy.target_ongoing_requests_per_replica,
-    )
-
-
-def placement_of(spec: ServiceSpec) -> PlacementGoal:
-    """Return who places the replicas of this spec, and with which knobs.
-
-    Without a placer by name, a file that gives a knob gets the placer which that knob belongs to, and one that
-    gives none is spread plainly. A service without spot replicas leaves nothing to hedge.
-    """
-    policy = spec.replica_policy
-    one_continent = not any(region for choice in spec.resources for _, region in choice.places())
-    if not any(choice.use_spot for choice in spec.resources):
-        return PlacementGoal(
-            num_overprovision=policy.num_overprovision,
-            work=policy.target_qps_by_accelerator,
-            price_band=policy.price_band,
-            one_continent=one_continent,
-        )
-    aims, stands_in = policy.availability_target is not None, policy.dynamic_ondemand_fallback
-    placer = policy.spot_placer
-    chooses = aims or placer in ("auto", "risk_hedge")  # leaves the capacity to the placer
-    if placer is None and (stands_in or policy.base_ondemand_fallback_replicas) and not aims:
-        placer = "dynamic_fallback"
-    if placer is None:
-        placer = "auto" if aims else "spread"
-    if placer == "auto":
-        placer = "dynamic_fallback" if policy.num_overprovision else AUTO
-    return PlacementGoal(
-        placer=ALIASES.get(placer, placer),
-        num_overprovision=policy.num_overprovision,
-        dynamic_ondemand_fallback=chooses if stands_in is None else stands_in,
-        base_ondemand_fallback_replicas=policy.base_ondemand_fallback_replicas,
-        availability_target=policy.availability_target,
-        work=policy.target_qps_by_accelerator,
-        price_band=policy.price_band,
-        spot_price_cap=policy.spot_price_cap,
-        spread_again_after_s=policy.spread_again_after_s,
-        one_continent=one_continent,
+        max_usd_hour=spec.max_usd_hour,
     )
 
 
 def requirements_of(spec: ServiceSpec) -> Requirements:
     """Return what to ask the clouds for: what the file names, and the same on demand where the placer may want that."""
-    goal = placement_of(spec)
+    goal = spec.placement
     alternatives: dict[ResourceChoice, int] = {}  # each with the index of the one under `resources`
     for index, choice in enumerate(spec.resources):
         alternatives.setdefault(choice, index)
@@ -112,7 +65,7 @@ def requirements_of(spec: ServiceSpec) -> Requirements:
         ),
         ordered=spec.resources_ordered,
         num_nodes=spec.num_nodes,
-        work=spec.replica_policy.target_qps_by_accelerator,
+        work=spec.scaling.target_qps_by_accelerator,
     )
 
 
