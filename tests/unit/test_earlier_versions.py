@@ -1,7 +1,7 @@
-"""What version 0.2.0 stored is what it was: its specs, its database, and the service files that it took.
+"""What version 0.2.0 stored means the same now: its specs, its database and the service files that it read.
 
-`data/` was written by the code of 0.2.0: service files with the documents it stored for them and the goals that its policies
-got, and a dump of its database with two services.
+The code of 0.2.0 wrote `data/`: service files, the documents that it stored for them (without sections that only hold
+defaults), the goals that its policies got, and a dump of its database with two services.
 """
 
 from __future__ import annotations
